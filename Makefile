@@ -10,7 +10,7 @@ KITS := inventory lb consumer_lists ops bench spark
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
-.PHONY: demo test up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial docs dist lock install help
+.PHONY: demo test check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial docs dist lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -20,6 +20,10 @@ test: lint types ## everything that CI runs
 	@ops/local/install.sh --also mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
 	@$(PYTHON) -m bench demo --small
 	@$(PYTHON) -m tests.run
+
+check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory
+	@$(PYTEST) -q -n auto --dist loadfile --ignore=tests/unit/spark tests/unit
+	@$(PYTEST) -q -k memory tests/contract
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up

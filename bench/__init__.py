@@ -1,1 +1,1 @@
-"""Load, latency and audits: what goes in, what comes out, and whether the two agree."""
+"""Load, latency and audits of the bus: what is published, what is delivered, and whether the two agree."""

@@ -1,4 +1,4 @@
-"""``python -m bench``: what there is."""
+"""The entry point of ``python -m bench``."""
 
 from __future__ import annotations
 

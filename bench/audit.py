@@ -1,8 +1,8 @@
 """The audit of a run: messages lost, altered, doubled and why, and the gaps of the publishers.
 
-Pure set logic on recorded rows, independent of Spark, so that the two check each other. What is a fault,
-why a repeat is explained and what a silence is: docs/MEASURING.md, "What fails a verdict"; the names of
-faults and their words: `messagebus.events.FAULTS`.
+Pure set logic on recorded rows, independent of Spark, so that the two check each other. docs/MEASURING.md,
+"What fails a verdict", defines faults, explained repeats and gaps. `messagebus.events.FAULTS` has the
+faults' names and texts.
 
 An expected pair is a subscription of a topic (from the manifest) and a message with a confirmed publish.
 A gap counts from the intended time, not from the sending: a publisher that is held back counts too.
@@ -37,22 +37,22 @@ __all__ = [
 ]
 
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
-# Of runs in which brokers are killed on purpose: how long publishers wait for them is measured by itself.
+# Used where brokers are killed on purpose: the publishers' wait for them is measured separately.
 ALLOWED = ("unconfirmed",)
-# A consumer answers into the socket of a dead broker until it hears of the death.
+# A consumer answers into the socket of a dead broker until it notices the death.
 KILL_NOTICED_NS = 1_000_000_000
-# What a broker may not have applied yet of the acks that it had: no more than it has read within that time.
+# Acks that a broker may have received but not applied: no more than it reads within this time.
 ACK_UNPROVEN_NS = 60_000_000_000
-# Clocks of processes and hosts differ by less.
+# The largest difference between clocks of processes and hosts.
 EARLY_NS = 1_000_000_000
 NEVER_NS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A silence of length_ns that began at start_ns (coordinator's monotonic clock).
+    """A gap of length_ns without a confirm that began at start_ns (coordinator's monotonic clock).
 
-    ended: with a confirm; else it lasted to the end of what was looked at.
+    ended: whether a confirm ended it; otherwise it lasted to the end of the examined time.
     """
 
     length_ns: int = 0
@@ -62,12 +62,12 @@ class Gap:
 
 @dataclass(slots=True)
 class SubscriptionAudit:
-    """One subscription of one topic.
+    """The counts of one subscription of one topic.
 
-    expected, delivered, lost, pending: messages that were confirmed. deliveries: all of them, repeats
-    included. unconfirmed: messages delivered although no publish of them was confirmed (their outcome
-    was unknown, or a refused one had been sent). orphans: deliveries. unexpected: messages of another
-    topic. late: first deliveries. doubled: class -> deliveries.
+    expected, delivered, lost, pending: confirmed messages. deliveries: all deliveries, including repeats.
+    unconfirmed: messages delivered although no publish of them was confirmed (the outcome was unknown, or
+    a refused message had been sent). orphans: deliveries. unexpected: messages of another topic. late:
+    first deliveries. doubled: class -> deliveries.
     """
 
     topic: str
@@ -87,7 +87,10 @@ class SubscriptionAudit:
 
 @dataclass(slots=True)
 class BrokerAudit:
-    """confirmed: publishes it confirmed. lost: pairs expected from messages that it confirmed."""
+    """The counts of one broker.
+
+    confirmed: publishes that it confirmed. lost: lost pairs of the messages that it confirmed.
+    """
 
     confirmed: int = 0
     deliveries: int = 0
@@ -105,10 +108,10 @@ class PublisherAudit:
 
 @dataclass(slots=True)
 class Audit:
-    """The whole answer. outcomes: outcome -> publishes. bad_lines: reason -> lines not understood.
+    """The result of an audit. outcomes: outcome -> publishes. bad_lines: reason -> lines not understood.
 
-    found: name of `FAULTS` -> how many, of what is not counted by subscription. allowed: names of those
-    that do not count.
+    found: name of `FAULTS` -> count, for faults that are not counted by subscription. allowed: names of
+    faults that do not fail the audit.
     """
 
     run_id: str
@@ -128,7 +131,7 @@ class Audit:
         return self.outcomes["confirmed"]
 
     def total(self, name: str) -> int:
-        """The sum of one count over all subscriptions."""
+        """Return the sum of one count over all subscriptions."""
         return sum(getattr(entry, name) for entry in self.subscriptions)
 
     def doubled(self, kind: str) -> int:
@@ -136,7 +139,7 @@ class Audit:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Name of `FAULTS` -> how many, of those that were found."""
+        """The faults that were found: name of `FAULTS` -> count."""
         every = self.found | {
             "lost": self.total("lost"),
             "late": self.total("late"),
@@ -150,12 +153,12 @@ class Audit:
 
     @property
     def faults(self) -> list[str]:
-        """Say why it does not hold; empty when it does."""
+        """The reasons why the audit does not hold; empty when it holds."""
         return [_told(name, n) for name, n in self.counts.items() if name not in self.allowed]
 
     @property
     def put_up_with(self) -> list[str]:
-        """Faults that were found and are allowed."""
+        """The faults that were found and are allowed."""
         return [_told(name, n) for name, n in self.counts.items() if name in self.allowed]
 
     @property
@@ -174,7 +177,7 @@ def _told(name: str, count: int) -> str:
 class _Sent:
     """The publish of one message: the first confirmed one, else the first.
 
-    copies: that brokers may have stored. sent_ns, intended_ns: the first.
+    copies: copies that brokers may have stored. sent_ns, intended_ns: times of the first publish.
     """
 
     row: Row
@@ -212,7 +215,7 @@ class _Sent:
 
     @property
     def since_ns(self) -> int:
-        """Before that it cannot have been delivered: of several sendings one knows the last one's time."""
+        """The earliest time of a delivery. Of several sendings only the last one's time is known."""
         return self.sent_ns if self.sendings == 1 else self.intended_ns
 
 
@@ -220,7 +223,7 @@ def _rank(row: Row) -> tuple[int, int]:
     return OUTCOME_ORDER.index(row["outcome"]), row.get("confirmed_ns") or 0
 
 
-# What was confirmed says most of a message, then what may have been stored.
+# A confirmed publish says most about a message, then one that may have been stored.
 OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
 
 
@@ -229,7 +232,7 @@ LOST_IDS_MAX = 20
 
 
 def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audit:
-    """Judge a run. allow: names of `FAULTS` that it may have. Linear in the rows, but for some sorting."""
+    """Judge a run. allow: names of `FAULTS` that it may have. Linear in the rows, except for some sorting."""
     result = Audit(
         manifest.run_id, manifest.complete, bad_lines=dict(events.bad), allowed=tuple(allow)
     )
@@ -261,9 +264,9 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
 
 
 def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int = 0) -> Gap:
-    """The longest time without a confirm while one was waited for, within these times.
+    """Return the longest time without a confirm, within these times, while a confirm was awaited.
 
-    See the module's text. What waited before from_ns counts from then on.
+    See the module's text. A message that waited before from_ns counts from from_ns on.
     """
     rows = list(publisher_rows)
     confirmed = np.array([row["outcome"] == "confirmed" for row in rows], dtype=bool)
@@ -279,10 +282,10 @@ def longest_silence(
     until_ns: int,
     from_ns: int = 0,
 ) -> Gap:
-    """The same of a publish in each place. settled: counts where it was confirmed."""
+    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes."""
     confirms = np.sort(settled[confirmed])
     ends = settled.copy()
-    # What has no confirm waits for the next one of its publisher, or to the end.
+    # An unconfirmed publish waits for the next confirm of its publisher, or to the end.
     ends[~confirmed] = np.append(confirms, until_ns)[
         np.searchsorted(confirms, intended[~confirmed])
     ]
@@ -301,9 +304,9 @@ def longest_silence(
 
 
 def why_again(deliveries: Sequence[Row], copies: int, kills: Mapping[str, list[int]]) -> list[str]:
-    """Of each delivery of a pair after its first, why it came. deliveries: in the order of arrival.
+    """Return the reason of each delivery of a pair after its first. deliveries: in the order of arrival.
 
-    copies: of the message, that brokers may have stored: each beyond the first explains one.
+    copies: copies of the message that brokers may have stored; each one beyond the first explains a repeat.
     """
     found, spare = [], copies - 1
     last_of = {deliveries[0]["broker"]: deliveries[0]} if deliveries else {}
@@ -318,7 +321,10 @@ def why_again(deliveries: Sequence[Row], copies: int, kills: Mapping[str, list[i
 
 
 def _by_broker(last: Row | None, repeat: Row, kills_ns: Iterable[int]) -> str:
-    """ "" where what that broker had of this consumer explains nothing. last: its delivery before."""
+    """Return why a broker repeated a delivery to a consumer; "" if unexplained.
+
+    last: the broker's previous delivery of the message to this consumer.
+    """
     if last is None:
         return ""
     if last["ack"] != "acked":
@@ -333,7 +339,7 @@ def _by_broker(last: Row | None, repeat: Row, kills_ns: Iterable[int]) -> str:
 
 
 def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
-    """message id -> what was sent; counts outcomes, publishers and brokers on the way."""
+    """Return message id -> publish; count outcomes, publishers and brokers on the way."""
     sent: dict[str, _Sent] = {}
     for row in rows:
         result.published += 1
@@ -350,7 +356,7 @@ def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
 
 
 def _deliveries_by_pair(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """(topic, subscription) -> message id -> deliveries in the order of arrival."""
+    """Group rows as (topic, subscription) -> message id -> deliveries in the order of arrival."""
     found: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         found[row["topic"], row["subscription"]][row["message_id"]].append(row)
@@ -380,7 +386,7 @@ def _judge_deliveries(
     got: Mapping[str, list[Row]],
     kills: Mapping[str, list[int]],
 ) -> set[str]:
-    """Returns the ids of what was altered."""
+    """Count the deliveries of one subscription; return the ids of altered messages."""
     altered = set()
     for message_id, deliveries in got.items():
         entry.deliveries += len(deliveries)
@@ -428,7 +434,7 @@ def _judge_expected(
 
 
 def _renumbered(rows: Iterable[Row]) -> set[str]:
-    """The publishers that gave one number to several messages, as one does that began anew."""
+    """Return the publishers that gave one number to several messages, as a restarted publisher does."""
     seen: dict[tuple[str, int], str] = {}
     return {
         row["publisher"]
@@ -441,10 +447,11 @@ def _renumbered(rows: Iterable[Row]) -> set[str]:
 def _late(
     sent: Mapping[str, _Sent], got: Mapping[str, list[Row]], renumbered: Collection[str]
 ) -> int:
-    """First deliveries after a later message of their publisher and key, to one consumer from one broker.
+    """Count first deliveries that came after a later message of their publisher and key.
 
-    Of messages that were sent once: one that was sent again promises no order. Publishers in `renumbered`
-    are judged by their intended times, which go on.
+    Only messages from one broker to one consumer are compared.
+    Counts only messages that were sent once: a message that was sent again promises no order. Publishers
+    in `renumbered` are judged by their intended times, which keep increasing.
     """
     arrivals = []
     for message_id, (first, *_) in got.items():
@@ -466,7 +473,7 @@ def _late(
 def _judge_messages(
     result: Audit, manifest: Manifest, sent: Mapping[str, _Sent], delivered: Iterable[Row]
 ) -> None:
-    """Judge each message, wherever it was delivered."""
+    """Judge each message, independent of its subscription."""
     first_ns: dict[str, int] = {}
     unexpected = set()
     for row in delivered:
@@ -491,7 +498,7 @@ def _judge_messages(
 
 
 def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
-    """Faults about what is not in the rows at all."""
+    """Add the faults that no row shows."""
     left_out = manifest.recorders.values()
     result.found |= {
         "unread": len(events.unread),
@@ -504,14 +511,14 @@ def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
 
 
 def _last_owed_ns(manifest: Manifest) -> int | None:
-    """Until when a confirmed message must have been delivered; None: whenever it was confirmed."""
+    """Return until when a message must be confirmed to be owed; None: every confirmed message is owed."""
     if manifest.end_ns is None or not manifest.grace_ns:
         return None
     return manifest.end_ns - manifest.grace_ns
 
 
 def _end_ns(manifest: Manifest, events: Events) -> int:
-    """Of the run; of one that did not end in order, or went on after it, the last time in its rows."""
+    """Return the run's end, or the last time in its rows if that is later or the run did not end in order."""
     names = ("intended_ns", "sent_ns", "confirmed_ns", "received_ns", "acknowledged_ns")
     rows = itertools.chain(events.published, events.delivered)
     times = (row.get(name) or 0 for row in rows for name in names)

@@ -1,4 +1,4 @@
-"""An audit as tables for a person."""
+"""Tables of an audit for the terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 
-# Told only where there are any.
+# Shown only when there are any.
 RARE = {
     "unexpected": "of another topic",
     "late": "after a later one",
     "pending": "pending at the end",
     "unconfirmed": "unconfirmed, came",
 }
-# A gap that began within that time after an incident is shown with it.
+# A gap that began within this time after an incident is shown with it.
 ECHO_NS = 3_000_000_000
 
 
@@ -30,12 +30,12 @@ def print_audit(result: Audit, manifest: Manifest, console: Console | None = Non
 
 
 def audit_tables(result: Audit, manifest: Manifest) -> RenderableType:
-    """Subscriptions, brokers, publishers."""
+    """Return the tables of subscriptions, brokers and publishers."""
     return Group(_subscriptions(result), _brokers(result), _publishers(result, manifest))
 
 
 def verdict(result: Audit) -> Text:
-    """One line: holds, or what is wrong; and what was found and is allowed."""
+    """Return one line: holds, or what is wrong, and the faults that were found and are allowed."""
     allowed = [f"allowed: {', '.join(result.put_up_with)}"] if result.put_up_with else []
     if not result.holds:
         return Text(
@@ -56,7 +56,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _subscriptions(result: Audit) -> Table:
-    """Counts down, subscriptions across: there are few of them, and 80 columns must do."""
+    """Return a table with counts down and subscriptions across; it must fit into 80 columns."""
     names = [f"{entry.topic}/{entry.subscription}" for entry in result.subscriptions]
     table = _table("Every confirmed message against every subscription", "messages", *names)
 
@@ -110,7 +110,7 @@ def _publishers(result: Audit, manifest: Manifest) -> Table:
 
 
 def _when(gap: Gap, manifest: Manifest) -> str:
-    """Seconds since the start, and the incident that the gap belongs to."""
+    """Return the gap's start in seconds since the run's start, and the incident that it belongs to."""
     if not gap.length_ns:
         return ""
     during = [

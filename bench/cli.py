@@ -28,7 +28,7 @@ __all__ = ["main"]
 
 @click.group("bench", cls=Program, codes=CODES)
 def bench() -> None:
-    """Load, latency, audits, and the demonstration of the whole way."""
+    """Measure load and latency, audit runs, and play the demonstration of the whole way."""
 
 
 for command in (load, demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):

@@ -1,6 +1,6 @@
 """The commands ``run``, ``report``, ``compare``, ``knee`` and ``overhead``, and the named workloads.
 
-A workload is more than one run: its steps, its summary, its figures.
+A workload is a set of several runs with steps, a summary and figures.
 """
 
 from __future__ import annotations
@@ -61,14 +61,16 @@ __all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
 Load = Callable[[str], Profile]
-"""A profile of ours, by its name."""
+"""Returns one of our profiles by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """steps: of profiles, repetitions, and the part of everything that is done (10: a tenth).
+    """A named set of runs.
 
-    told: of results and repetitions; figures: of these and the command that repeats them.
+    steps: makes steps from profiles, repetitions, and the part of the work that is done (10: a tenth).
+    told: makes the summary of results and repetitions. figures: makes figures of these and of the command
+    that repeats them.
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
@@ -114,7 +116,7 @@ OVERHEAD_MESSAGES = 200_000
 
 
 def profile_of(named: str) -> Profile:
-    """Of a file, or of one of ours by its name. Raises InputInvalid."""
+    """Load a profile from a file, or from bench/profiles by its name. Raises InputInvalid."""
     path = Path(named)
     if not path.suffix and (PROFILES / f"{named}.toml").exists():
         path = PROFILES / f"{named}.toml"
@@ -157,7 +159,7 @@ def run(
     seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
     where they were interrupted.
 
-    Exit code 7: the numbers are not to be trusted, and why is on the first lines of the report.
+    Exit code 7: the numbers are not to be trusted; the first lines of the report give the reasons.
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
@@ -180,7 +182,7 @@ def run(
 def work_through(
     name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
 ) -> list[dict[str, Any]]:
-    """A workload of several runs, with what it says in all."""
+    """Run a workload of several runs and summarize it."""
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
@@ -189,7 +191,7 @@ def work_through(
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
         command += f" --part {part}" if part > 1 else ""
-        # Of the runs, which may be older than this call.
+        # Taken from the runs, which may be older than this call.
         first, *_, last = (each["environment"] for each in results.values())
         after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
         figures = list(workload.figures(results, repeat, command))
@@ -205,7 +207,7 @@ def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> No
 
 
 def with_system(profile: Profile, name: str | None) -> Profile:
-    """The same load on another system, on as many of its brokers as that one has. Raises InputInvalid."""
+    """Return the same load on another system, with at most its brokers_max. Raises InputInvalid."""
     if name is None:
         return profile
     brokers = min(profile.system.brokers, SYSTEMS[name].brokers_max)
@@ -222,7 +224,7 @@ def with_system(profile: Profile, name: str | None) -> Profile:
 )
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
-    """Make the report of a run again from its files; of one that was cut short, of what is there."""
+    """Make the report of a run again from its files; after an interrupted run, from those it left."""
     if (found := read_outside(folder)) is not None:
         click.echo(write_outside(found, folder))
         faults = found["faults"]
@@ -299,7 +301,7 @@ def compare(
 
 
 def one_by_one(steps: Sequence[Step], place: Path, network: str) -> Results:
-    """Each on a start of its own; one that fails is in the results with its fault, and the next follows."""
+    """Run each step on its own start of the system. A failed step leaves its fault in the results."""
     had(steps, place)
     found: Results = {}
     for step in steps:
@@ -308,7 +310,7 @@ def one_by_one(steps: Sequence[Step], place: Path, network: str) -> Results:
 
 
 def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
-    """One run, or why there is none."""
+    """Do one run; return its result, or the fault that prevented one."""
     try:
         return of_any_load(profile, folder, running)
     except InputInvalid:
@@ -351,8 +353,8 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
 
     Confirms, and deliveries where there are consumers. A rate also fails when the load was held back, or
-    when the client was the bottleneck: then it is the client's knee, and told as such. Each try has a
-    system of its own, so that none meets what another one left; a rate fails when it failed twice, and the
+    when the client was the bottleneck; the answer is then the client's knee and says so. Each try has a
+    system of its own, so that tries do not affect each other. A rate fails when it failed twice, and the
     answer has held twice.
     """
     wanted = profile_of(profile)
@@ -417,12 +419,12 @@ def overhead(messages: int, repeat: int, name: str | None) -> None:
 
 
 def measured(profile: Profile, folder: Path, running: Running) -> Result:
-    """One run on a system that is there, with its report; of one that fails, of what is there."""
+    """Do one run on a running system and write its report; after a failure, report the files that exist."""
     running.declare(profile)
     try:
         conduct(profile, folder, running, click.echo)
     except InputInvalid:
-        # The folder may be that of another run.
+        # The folder may belong to another run.
         raise
     except (BenchError, KeyboardInterrupt):
         saved(folder)
@@ -439,7 +441,7 @@ def saved(folder: Path) -> Result:
 
 
 def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
-    """One run, ours or of a load that is not: what its ``result.json`` has."""
+    """Do one run, with our load or with the system's own; return the content of ``result.json``."""
     if not SYSTEMS[profile.system.name].own_load:
         return measured(profile, folder, running).as_json()
     running.declare(profile)
@@ -449,7 +451,7 @@ def of_any_load(profile: Profile, folder: Path, running: Running) -> dict[str, A
 
 
 def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]:
-    """One run, with its report printed."""
+    """Do one run and print its report."""
     if SYSTEMS[profile.system.name].own_load:
         found = of_any_load(profile, folder, running)
         click.echo((folder / "report.txt").read_text())
@@ -460,7 +462,7 @@ def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
 
 
 def show(result: Result) -> None:
-    """Its report, as wide as the terminal, and where its page is."""
+    """Print the report as wide as the terminal, and the path of its page."""
     click.echo(reports.render_text(result, columns_here()))
     click.echo(f"\n{result.folder / 'report.html'}")
 

@@ -1,4 +1,4 @@
-"""On what figures were measured: versions, machine, and how busy it was with other things."""
+"""The environment of a measurement: versions, the machine, and its load by other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark"
 
 
 def describe() -> dict[str, Any]:
-    """Everything that does not change while figures are measured."""
+    """Return everything that does not change during a measurement."""
     return {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
@@ -40,12 +40,12 @@ def describe() -> dict[str, Any]:
 
 
 def load_average() -> list[float]:
-    """Runnable processes, over 1, 5 and 15 minutes."""
+    """Return the number of runnable processes, averaged over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def commit() -> str:
-    """Of the checkout; ``+`` behind it when files differ from it; "" outside of git."""
+    """Return the checkout's commit, followed by ``+`` when files differ from it; "" outside of git."""
     name = _output(["git", "-C", str(CHECKOUT), "rev-parse", "--short=12", "HEAD"]).strip()
     changed = _output(["git", "-C", str(CHECKOUT), "status", "--porcelain", "-uno"]).strip()
     return name + ("+" if changed else "")

@@ -12,15 +12,15 @@ class BenchError(Exception):
 
 
 class InputInvalid(BenchError):
-    """Raised when what a command was given cannot be used; correct it and call again."""
+    """Raised when the input of a command cannot be used; correct it and call again."""
 
 
 class DoesNotHold(BenchError):
-    """Raised when the work is done and what was found is not as it should be; the text says what."""
+    """Raised when the work is done and its result is not as it should be; the text gives the reasons."""
 
 
 class Interrupted(BenchError):
-    """Raised when a person or a supervisor asked to end (Ctrl-C, SIGTERM)."""
+    """Raised when a person or a supervisor stops the command (Ctrl-C, SIGTERM)."""
 
 
 CODES: Codes = {

@@ -24,16 +24,16 @@ from ops.local.files import MEMORY_SHARE
 __all__ = ["FAULTS", "Fault", "alarm", "close_connections", "drained", "fault_of", "push_list"]
 
 CALL_WITHIN_S = 10.0
-# The management API lists a connection at its next statistics interval.
+# The management API lists a new connection at its next statistics interval.
 LISTED_WITHIN_S = 5.0
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """name: in FAULTS. target: a broker, "" where it is about none.
+    """A fault that can be caused. name: in FAULTS. target: a broker, "" when it concerns none.
 
-    cuts: links to the broker may end with acks under way that it never applied.
+    cuts: whether links to the broker may end with acks under way that it never applied.
     """
 
     name: str
@@ -52,7 +52,7 @@ def _nothing() -> None:
 
 
 def fault_of(name: str, cluster: LocalCluster, target: str) -> Fault:
-    """The fault of that name at that broker."""
+    """Return the fault of that name at that broker."""
     return FAULTS[name](cluster, target)
 
 
@@ -139,7 +139,7 @@ def alarm(cluster: LocalCluster, name: str, *, on: bool) -> None:
 
 
 def close_connections(cluster: LocalCluster, name: str) -> None:
-    """Have the broker close all connections of clients, once it lists any."""
+    """Make the broker close all client connections, as soon as it lists any."""
     until_s = time.monotonic() + LISTED_WITHIN_S
     with cluster.management(name) as management:
         while not (found := _clients(management)) and time.monotonic() < until_s:
@@ -155,7 +155,7 @@ def _clients(management: httpx.Client) -> list[str]:
 
 
 def drained(listed: BrokerList, broker: str, *, draining: bool) -> BrokerList:
-    """The next generation, in which that broker drains or does not."""
+    """Return the next generation of the list, in which the broker is draining or not."""
     entries = tuple(
         dataclasses.replace(entry, draining=draining) if entry.broker.name == broker else entry
         for entry in listed
@@ -164,7 +164,7 @@ def drained(listed: BrokerList, broker: str, *, draining: bool) -> BrokerList:
 
 
 def push_list(cluster: LocalCluster, wanted: BrokerList) -> None:
-    """As the operators' tool does it: every node's copy, then the operators' own."""
+    """Write the list as the operators' tool does: every node's copy first, then the operators' own."""
     files: list[Path] = [cluster.node(name).list_file for name in cluster.names]
     for file in [*files, cluster.layout.list_file]:
         write_atomically(file, wanted.render())

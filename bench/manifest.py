@@ -1,7 +1,7 @@
 """The manifest of a run, its plan and its incidents: one JSON file beside the events.
 
-Expected deliveries are known from here: a subscription that received nothing leaves no row by which
-to miss it. Written atomically, with ``complete: false`` until the run has ended in order.
+It defines the expected deliveries: a subscription that received nothing leaves no row in the events.
+Written atomically, with ``complete: false`` until the run has ended in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INCIDENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something that was done to the bus. broker: ``host:port``, "" for the balancer.
+    """A disturbance of the bus. broker: ``host:port``, "" for the balancer.
 
     A kill and a cut (links to a living broker ended: frozen too long, or closed by it) may both
     leave acks under way that the broker never applied.
@@ -50,9 +50,11 @@ class ConsumerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """topics: topic -> its subscriptions. grace_ns: what was confirmed later than that before the end
-    may be undelivered and is called pending, not lost. brokers: ``host:port`` of all that took part.
-    loop, clocks, recorders: as `messagebus.telemetry.rundescription` writes them, and kept as they are.
+    """The content of the manifest. topics: topic -> its subscriptions.
+
+    grace_ns: a message confirmed later than this before the end may be undelivered and counts as pending,
+    not lost. brokers: ``host:port`` of all that took part. loop, clocks, recorders: kept as
+    `messagebus.telemetry.rundescription` writes them.
     """
 
     run_id: str
@@ -72,13 +74,13 @@ class Manifest:
     recorders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Replace the file of this run; a reader sees the old one or the new one, whole."""
+        """Replace the file of this run; a reader sees the whole old file or the whole new one."""
         as_json = {**dataclasses.asdict(self), "anchor": self.anchor.as_json()}
         write_atomically(folder / FILE_NAME, json.dumps(as_json, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Raises InputInvalid when the folder holds no run, or one that makes no sense."""
+        """Read the manifest of a folder. Raises InputInvalid when it holds no run, or an invalid one."""
         path = folder / FILE_NAME
         try:
             return _from_json(json.loads(path.read_text()))
@@ -102,7 +104,7 @@ def _from_json(values: dict[str, Any]) -> Manifest:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the file, then rename over it."""
+    """Write a new file beside the old one, then rename it over the old one."""
     candidate = path.with_name(f".{path.name}.{os.getpid()}")
     candidate.write_text(text)
     candidate.replace(path)

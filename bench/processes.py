@@ -1,6 +1,6 @@
-"""Processes that a coordinator starts, watches and stops: by their own pid, nobody else's.
+"""Child processes that a coordinator starts, watches and stops, always by their own pid.
 
-Each runs in a session of its own, so that Ctrl-C in a terminal reaches the coordinator alone, which
+Each runs in a session of its own, so that Ctrl-C in a terminal reaches only the coordinator, which
 then ends them in order.
 """
 
@@ -19,7 +19,7 @@ from bench.errors import BenchError
 
 __all__ = ["Child", "Children"]
 
-# A load process may have to wait for open publishes; after that it is killed.
+# A load process may have to wait for open publishes; after this time it is killed.
 STOP_WITHIN_S = 20.0
 KILL_WITHIN_S = 5.0
 POLL_S = 0.05
@@ -39,7 +39,7 @@ class Child:
         return self.process.poll()
 
     def last_line(self) -> str:
-        """Return the last line that it said, "" if none."""
+        """Return the last line of its log, "" if there is none."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
             said = file.read().decode(errors="replace").strip().splitlines()
@@ -55,7 +55,7 @@ class Children:
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> Child:
-        """Start a process under a name of its own. Raises BenchError when it cannot be started."""
+        """Start a process under a unique name. Raises BenchError when it cannot be started."""
         log = self._logs / f"{name}.log"
         try:
             with log.open("wb") as output:
@@ -81,7 +81,7 @@ class Children:
         return self._all[name].process.pid
 
     def check(self, names: Iterable[str], *, may_end: bool = False) -> None:
-        """Raises BenchError when one of them died, or ended although it may not."""
+        """Check these processes. Raises BenchError when one failed, or ended although it may not."""
         for name in names:
             child = self._all[name]
             code = child.exit_code
@@ -90,19 +90,19 @@ class Children:
             raise BenchError(f"{name} ended by itself ({_how(code)}): {_said(child)}")
 
     def running(self, names: Iterable[str] | None = None) -> list[str]:
-        """Name those of them, or of all, that still run."""
+        """Return the names of those that still run, among these or among all."""
         chosen = self._all if names is None else names
         return [name for name in chosen if self._all[name].exit_code is None]
 
     def terminate(self, names: Iterable[str]) -> None:
-        """Ask them to end; does not wait."""
+        """Send SIGTERM to these processes; does not wait."""
         for name in self.running(names):
             self._all[name].process.send_signal(signal.SIGTERM)
 
     def stop_all(self) -> list[str]:
-        """End whatever still runs, politely first. Returns who had to be killed.
+        """End all running processes, first by SIGTERM. Returns the names of those that had to be killed.
 
-        Killing takes the whole session: a child's own children have no other master.
+        SIGKILL goes to the whole session, because nothing else would end a child's own children.
         """
         self.terminate(self.names)
         self._wait(STOP_WITHIN_S)

@@ -1,7 +1,8 @@
-"""``python -m bench profile``: where the CPU time of one message goes.
+"""The command ``python -m bench profile``: the CPU time of one message, function by function.
 
-Two turns: one as it is, whose CPU time is the truth, and one under cProfile, which makes every call
-dearer. The second gives only the parts; they are scaled so that together they are the first's.
+It measures two turns. The first runs without a profiler and gives the true CPU time. The second runs
+under cProfile, which makes every call more expensive, and gives only the parts. The parts are scaled so
+that their sum is the CPU time of the first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One function. calls, own_us, with_callees_us: per message; raw_us: own, under the profiler."""
+    """One function of a profile.
+
+    calls, own_us, with_callees_us: per message. raw_us: own time under the profiler.
+    """
 
     name: str
     calls: float
@@ -131,7 +135,7 @@ def _turn(scene: Scene, task: Task) -> Turn:
 
 
 def parts_of(stats: pstats.Stats, turn: Turn) -> list[Part]:
-    """Dearest first. Waiting in the selector is not CPU time and is left out."""
+    """Return the parts, most expensive first. Waiting in the selector is not CPU time and is left out."""
     found = {
         name: values
         for name, values in stats.stats.items()  # type: ignore[attr-defined]
@@ -157,7 +161,7 @@ def _waits(name: tuple[str, int, str]) -> bool:
 
 
 def _named(file: str, line: int, function: str) -> str:
-    """``messagebus/_io/amqp/link.py:120 on_data``; what is written in C has no file."""
+    """Name a function, as ``messagebus/_io/amqp/link.py:120 on_data``; a function in C has no file."""
     if file == "~":
         return function.strip("<>")
     path = Path(file)

@@ -1,4 +1,4 @@
-"""Reads the event files of a run in plain Python: independent of Spark, so that the two check each other.
+"""Reading a run's event files in plain Python, independent of Spark, so that the two check each other.
 
 Every line is an anchor, a good row, or a bad line that is counted with its reason. Times become
 those of the coordinator's monotonic clock.
@@ -25,7 +25,7 @@ BROKEN = "not JSON, or not an object"
 MISSING = "required field missing"
 TYPE = "value of the wrong type"
 FOREIGN = "run, topic or subscription not in the manifest"
-# What begins or ends like an event file; what of it is read here, or is of no audit.
+# Names that look like event files, and those of them that are read here or belong to no audit.
 LIKE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)
 READ = re.compile(r"(published|delivered)-.*\.ndjson$|sampled-.*\.(ndjson|parquet)$")
 HEX = frozenset("0123456789abcdef")
@@ -35,8 +35,10 @@ _WORDS = {"outcome": frozenset(OUTCOMES), "ack": frozenset(ACKS)}
 
 @dataclass(slots=True)
 class Events:
-    """All rows of a run. bad: reason -> lines. files: how many were read. unread: like event files, and
-    not read."""
+    """All rows of a run. bad: reason -> lines. files: how many were read.
+
+    unread: files that look like event files and were not read.
+    """
 
     published: list[Row] = field(default_factory=list)
     delivered: list[Row] = field(default_factory=list)
@@ -78,9 +80,9 @@ def _is_newer(line: bytes) -> bool:
 
 
 class Tail:
-    """Follows files that grow: each call gives the whole lines since the last one, parsed.
+    """A reader that follows growing files: each call returns the new whole lines, parsed.
 
-    For counting while a run goes on; lines that make no sense are left to `read_events`.
+    It serves to count while a run goes on; invalid lines are left to `read_events`.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -125,7 +127,10 @@ def _rows(
 
 
 def _offset(anchor: Row, manifest: Manifest) -> int:
-    """Return what to add to the file's times. One boot has one clock, however its wall clock was adjusted."""
+    """Return the offset to add to the file's times. Files of one boot share one clock.
+
+    This holds even if the wall clock was adjusted meanwhile.
+    """
     clocks = (manifest.anchor.as_json(), *manifest.clocks, anchor)
     for clock in clocks:
         if _is_one_clock(clock, anchor):
@@ -135,7 +140,7 @@ def _offset(anchor: Row, manifest: Manifest) -> int:
 
 
 def _is_one_clock(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether they share a clock. Where one does not say of which boot it is, hosts decide."""
+    """Return whether two anchors share a clock. If one does not name its boot, their hosts are compared."""
     if one.get("boot") and other.get("boot"):
         return bool(one["boot"] == other["boot"])
     return bool(one["host"] == other["host"])
@@ -148,7 +153,7 @@ def _shift(row: Row, offset: int) -> None:
 
 
 def _checker(columns: Sequence[Column], manifest: Manifest) -> Callable[[Row], str]:
-    """A function that says what is wrong with a row, "" for a good one."""
+    """Return a function that names the fault of a row, "" for a good row."""
     fields = [(column.name, _TYPES[column.kind], column.required) for column in columns]
     ids = [column.name for column in columns if column.kind == "id16"]
     words = [(name, _WORDS[name]) for name, _, _ in fields if name in _WORDS]

@@ -32,11 +32,12 @@ from inventory.machines import (
     read_provision,
     read_user,
 )
-from inventory.tables import Address, Table, nearest
+from inventory.tables import Address, Table
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.proof import TokenProof
 from messagebus.secret import Secret
+from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
 __all__ = [
@@ -140,7 +141,7 @@ class Inventory:
             if balancer.name == name:
                 return balancer
         known = [balancer.name for balancer in self.balancers]
-        raise ConfigError(f"no balancer {name!r} in the inventory{nearest(name, known)}")
+        raise ConfigError(f"no balancer {name!r} in the inventory{did_you_mean(name, known)}")
 
     @property
     def scheme(self) -> str:
@@ -171,7 +172,7 @@ class Inventory:
             if name in (node.name, str(node.address)):
                 return node
         known = [node.name for node in self.brokers]
-        raise ConfigError(f"no broker {name!r} in the inventory{nearest(name, known)}")
+        raise ConfigError(f"no broker {name!r} in the inventory{did_you_mean(name, known)}")
 
     def ssh_of(self, node: Node) -> str:
         """Return how the host that a broker runs on is reached."""
@@ -183,7 +184,7 @@ class Inventory:
             if host.name == name:
                 return host
         known = [host.name for host in self.hosts]
-        raise ConfigError(f"no host {name!r} in the inventory{nearest(name, known)}")
+        raise ConfigError(f"no host {name!r} in the inventory{did_you_mean(name, known)}")
 
     def mirror(self, name: str) -> Mirror:
         """Return that of the broker of this name. Raises ConfigError."""
@@ -191,7 +192,7 @@ class Inventory:
             if mirror.name == name:
                 return mirror
         known = [mirror.name for mirror in self.mirrors]
-        raise ConfigError(f"no mirror of {name!r} in the inventory{nearest(name, known)}")
+        raise ConfigError(f"no mirror of {name!r} in the inventory{did_you_mean(name, known)}")
 
 
 def load(path: str | Path) -> Inventory:
@@ -323,7 +324,7 @@ def _of_mirrors(inventory: Inventory) -> Iterator[str]:
     for mirror in mirrors:
         where = f"mirror {mirror.name}"
         if mirror.name not in brokers:
-            yield f"{where}: no broker of that name{nearest(mirror.name, brokers)}"
+            yield f"{where}: no broker of that name{did_you_mean(mirror.name, brokers)}"
         for name in mirror.hosts:
             yield from _unknown(where, name, inventory)
             if name in hosts:
@@ -369,7 +370,7 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
 def _unknown(where: str, host: str, inventory: Inventory) -> Iterator[str]:
     known = [each.name for each in inventory.hosts]
     if host not in known:
-        yield f"{where}: no host {host!r}{nearest(host, known)}"
+        yield f"{where}: no host {host!r}{did_you_mean(host, known)}"
 
 
 def _twice(kind: str, names: Iterable[str]) -> Iterator[str]:

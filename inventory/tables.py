@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from messagebus.broker import Broker
+from messagebus.terminal import did_you_mean
 
-__all__ = ["NAME", "Address", "Table", "nearest"]
+__all__ = ["NAME", "Address", "Table"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """Of brokers, hosts and balancers."""
@@ -129,7 +129,7 @@ class Table:
     def nothing_else(self) -> None:
         for key in self._values:
             if key not in self._known:
-                self._fault(key, f"unknown key{nearest(key, sorted(self._known))}")
+                self._fault(key, f"unknown key{did_you_mean(key, self._known)}")
 
     def _sub(self, values: Mapping[str, Any], key: str) -> Table:
         return Table(values, f"{self._where}{key}.", self._base, self._faults)
@@ -145,8 +145,3 @@ class Table:
 
     def _fault(self, key: str, what: str) -> None:
         self._faults.append(f"{self._where}{key}: {what}")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -11,7 +11,6 @@ capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREF
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from messagebus.broker import Broker
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
+from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
 __all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"]
@@ -457,8 +457,7 @@ def _expect(kind: type[T], value: Any) -> T:
 
 
 def _unknown(key: str, fields: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, fields, n=1)
-    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"unknown setting {key!r}{did_you_mean(key, fields)}"
 
 
 def _ranges(config: object, **allowed: tuple[int, int]) -> list[str]:

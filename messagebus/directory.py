@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import socket
 import time
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from messagebus.errors import (
     NotReady,
 )
 from messagebus.secret import Secret
+from messagebus.terminal import closest
 from messagebus.topology import Wanted, parse_wanted
 
 __all__ = [
@@ -118,8 +118,7 @@ def nearest(bus: BusConfig, name: str) -> str:
     except MessageBusError:
         return ""
     names = {str(each.topic) if isinstance(each, Subscription) else str(each) for each in known}
-    near = difflib.get_close_matches(name, names - {name}, n=1)
-    return near[0] if near else ""
+    return closest(name, names - {name})
 
 
 def delete_subscriptions(

@@ -9,7 +9,6 @@ the name ``undelivered``. All this needs no more than the rights of an applicati
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
+from messagebus.terminal import did_you_mean
 from messagebus.topology import parse_wanted
 
 __all__ = [
@@ -310,8 +310,7 @@ class _Work:
         if self._names:
             for name in map(str, self._names):
                 if name not in known:
-                    near = difflib.get_close_matches(name, known, n=1)
-                    hint = f"; did you mean {near[0]}?" if near else ""
+                    hint = did_you_mean(name, known)
                     self.faults[name] = f"there is no such subscription or queue{hint}"
             return [known[str(each)] for each in self._names if str(each) in known]
         return [each for _, each in sorted(known.items()) if not _expires(each)]

@@ -7,7 +7,9 @@ such text as plain text.
 
 from __future__ import annotations
 
-__all__ = ["escaped", "plural", "printable", "say"]
+from collections.abc import Iterable
+
+__all__ = ["closest", "did_you_mean", "escaped", "plural", "printable", "say"]
 
 
 def printable(text: object) -> str:
@@ -31,6 +33,18 @@ def plural(count: int, what: str) -> str:
     if what.endswith(("sh", "ss")):
         return f"{count:,} {what}es"
     return f"{count:,} {what[:-1]}ies" if what.endswith("ry") else f"{count:,} {what}s"
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that may have been meant, or "" where none is like it."""
+    import difflib  # only for who mistyped something
+
+    return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a complaint about an unknown word, "; did you mean 'x'?", or ""."""
+    return f"; did you mean {meant!r}?" if (meant := closest(word, known)) else ""
 
 
 def say(text: object, *, err: bool = False) -> None:

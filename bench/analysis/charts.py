@@ -1,6 +1,6 @@
-"""The charts of a run's page: latencies by percentile and over time, rates, messages that wait in the queues.
+"""Charts of a run's page: latencies by percentile and over time, rates, messages waiting in the queues.
 
-They are line charts as inline SVG, drawn by hand: small, and the page's style gives them their colours.
+They are line charts as inline SVG, drawn by hand. They are small, and the page's style sets their colours.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 70, 225, 14, 48
 HEIGHT = 274
-# Above that: the title, and names of what was done, on so many lines at most.
+# Above the chart: the title, and names of disturbances on at most MARK_LINES lines.
 TITLE, MARK_LINE, MARK_LINES = 22, 14, 3
-# Of a letter, at 12 and 11 pixels; in the legend no more than fit.
+# Widths of a letter at 12 and 11 pixels, and what fits into the legend.
 LETTER, LEGEND_LETTERS, LEGEND_MAX = 6.2, 27, 8
 # Distinguishable in print and with common colour blindness.
 COLOURS = ("#3973ac", "#d9912b", "#4b9b7d", "#a4628f", "#7f8ea3", "#b9b04b", "#c4644f", "#5f6caf")
-# Whose lines they are is told without colour, too: by a mark now and then.
+# Markers tell the lines apart without colour.
 MARKERS = "\N{BLACK CIRCLE}\N{BLACK SQUARE}\N{BLACK UP-POINTING TRIANGLE}\N{BLACK DIAMOND}" + (
     "\N{BLACK DOWN-POINTING TRIANGLE}\N{WHITE CIRCLE}\N{WHITE SQUARE}\N{WHITE UP-POINTING TRIANGLE}"
 )
@@ -46,7 +46,7 @@ NINES = {1: "0", 2: "50", 10: "90", 100: "99", 1e3: "99.9", 1e4: "99.99", 1e5: "
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """y: NaN where nothing is known; the line has a gap there."""
+    """One line of a chart. y: NaN where nothing is known; the line has a gap there."""
 
     label: str
     x: Sequence[float]
@@ -64,15 +64,18 @@ def over_time(
     marks: Sequence[tuple[float, str]] = (),
     by_powers: bool = False,
 ) -> str:
-    """x: seconds since the start of the load. shaded: the part that is measured. marks: seconds in
-    which something was done, with its name. by_powers: y by powers of ten."""
+    """Draw a chart over time as SVG.
+
+    x: seconds since the start of the load. shaded: the measured part. marks: second and name of each
+    disturbance. by_powers: whether y is on a logarithmic scale.
+    """
     right = max([x for line in lines for x in line.x] + [shaded[1], 1.0])
     if by_powers:
         lines, frame, ticks = _by_powers(lines, 0, right)
     else:
         high = _nice(max([*_known(lines), 1.0]))
         frame = _Frame(0, right, 0, high)
-        # Of whole numbers, so that no two of them read the same.
+        # Ticks at whole numbers, so that no two of them read the same.
         parts = next((parts for parts in (4, 5, 2) if high % parts == 0), 1)
         ticks = [(high * part / parts, high * part / parts) for part in range(parts + 1)]
     begin, end = frame.x(shaded[0]), frame.x(min(shaded[1], right))
@@ -89,7 +92,10 @@ def over_time(
 
 
 def by_percentile(lines: Sequence[Line], *, label: str, unit: Callable[[float], str]) -> str:
-    """x: percent below 100, y: above 0, on a scale of powers of ten; each further nine as wide."""
+    """Draw a chart of percentiles as SVG.
+
+    x: percent below 100. y: above 0, on a logarithmic scale. Each further nine of x has the same width.
+    """
     kept = [
         dataclasses.replace(
             line,
@@ -115,11 +121,11 @@ def _known(lines: Sequence[Line]) -> list[float]:
 def _by_powers(
     lines: Sequence[Line], left: float, right: float
 ) -> tuple[list[Line], _Frame, list[tuple[float, float]]]:
-    """Lines with the logarithms of their values, their frame, and its ticks with their values."""
+    """Return the lines with logarithmic values, their frame, and its ticks with their values."""
     values = [max(y, 1e-6) for y in _known(lines)] or [1.0]
     bottom = math.floor(math.log10(min(values)))
     top = max(bottom + 1, math.ceil(math.log10(max(values)) + 1e-9))
-    # What is far below the rest is drawn along the bottom.
+    # A value far below the rest is drawn along the bottom.
     bottom = max(bottom, top - DECADES_MAX)
     scaled = [
         dataclasses.replace(line, y=[max(math.log10(max(y, 1e-6)), bottom) for y in line.y])
@@ -154,7 +160,7 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
         runs = _unbroken([(frame.x(x), frame.y(y)) for x, y in zip(line.x, line.y, strict=True)])
         points = [point for run in runs for point in run]
         every = max(1, len(points) // MARKERS_A_LINE)
-        # Those of lines that lie on each other stand beside each other.
+        # Markers of lines that lie on each other stand beside each other.
         marked = points[number * every // 4 % max(1, len(points)) :: every]
         at = TOP + 12 + number * 18
         body += [
@@ -175,7 +181,7 @@ def _drawn(lines: Sequence[Line], frame: _Frame) -> list[str]:
 
 
 def _empty(lines: Sequence[Line]) -> list[str]:
-    """Says so where there is nothing to see."""
+    """Return a text "no samples" when no value is known."""
     if _known(lines):
         return []
     x, y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
@@ -183,7 +189,7 @@ def _empty(lines: Sequence[Line]) -> list[str]:
 
 
 def _unbroken(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The runs of points between those that have no height."""
+    """Split the points into runs without NaN."""
     by_known = itertools.groupby(points, key=lambda point: not math.isnan(point[1]))
     return [list(run) for is_known, run in by_known if is_known]
 
@@ -200,8 +206,10 @@ def _short(label: str) -> str:
 
 
 def _marks(marks: Sequence[tuple[float, str]]) -> tuple[list[str], float]:
-    """Upright lines, and the room for their names above: one that would cover another goes higher, or is
-    left out."""
+    """Draw vertical lines; return them with the height of their names above the chart.
+
+    A name that would cover another one goes one line higher, or is left out.
+    """
     ends = [0.0] * MARK_LINES
     body = []
     for x, text in marks:
@@ -242,17 +250,17 @@ def _svg(label: str, axis: str, body: Sequence[str], above: float = 0) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 4, 5, 8 times a power of ten that is not below."""
+    """Round up to the next of 1, 2, 4, 5, 8 times a power of ten."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= value * 0.999)
 
 
-# A client of a native cluster cannot tell which node took it.
+# A client of a native cluster cannot tell which node took a message.
 ANY = "any node"
 
 
 def percentile_chart(result: Result) -> str:
-    """Latency by percentile, from the intended time and, dashed, from the sending."""
+    """Draw latency by percentile, from the intended time and, dashed, from the sending."""
     return by_percentile(_curves(result), label="Latency", unit=milliseconds)
 
 
@@ -290,7 +298,7 @@ def rates_chart(result: Result) -> str:
 
 
 def _marks_of(result: Result) -> list[tuple[float, str]]:
-    """Name what was done to brokers, and undone."""
+    """Return the second and name of each disturbance's beginning and end."""
     found = []
     for each in result.about.get("disturbances", []):
         found.append((each["began_s"], each["what"]))
@@ -300,7 +308,7 @@ def _marks_of(result: Result) -> list[tuple[float, str]]:
 
 
 def waiting_chart(result: Result) -> str:
-    """Messages in the queues of each broker; nothing where never any waited."""
+    """Draw the messages in the queues of each broker; "" when none ever waited."""
     lines = []
     for number, broker in enumerate(sorted({each.broker for each in result.samples})):
         points = [
@@ -324,7 +332,7 @@ def waiting_chart(result: Result) -> str:
 
 
 def latency_chart(result: Result) -> str:
-    """A second without enough samples is a gap in its line."""
+    """Draw p50 and p99 of confirms and deliveries over time. A second without enough samples is a gap."""
     lines = []
     for number, measure in enumerate(("confirm", "delivery")):
         latencies = result.latencies[measure]

@@ -1,10 +1,11 @@
 """The comparison of two arms, pair by pair, as ratios with confidence intervals.
 
-An arm is made of runs by turns, or of a folder of results. Each pair ran one after the other, so what
-disturbs the machine meets both. Arms with other loads, other promises or on other machines are refused.
-Ratios are taken within a pair; the printed one is their geometric mean with its 95 % interval. A pair is
-left out only for what the load itself did, or when its first run has nothing to compare with;
-`why_left_out` decides that. A fault that the second has more often than the first is a regression.
+An arm comes from runs by turns, or from a folder of results. The runs of a pair follow each other, so a
+disturbance of the machine affects both. Arms with different loads, different meanings of a confirm or on
+different machines are refused. Ratios are taken within a pair; the printed one is their geometric mean
+with its 95 % interval. A pair is left out only if the load was the limit, or if its first run has nothing
+to compare with; `why_left_out` decides that. A fault that the second has more often than the first is a
+regression.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 
-# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom; beyond, from the normal distribution's by
-# two terms of its expansion in 1 / freedom (Abramowitz and Stegun 26.7.5), right to 0.001.
+# Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom. Beyond, two terms of its expansion in
+# 1 / freedom around the normal distribution's (Abramowitz and Stegun 26.7.5), right to 0.001.
 # fmt: off
 T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -62,7 +63,7 @@ T95_FAR = 1.960
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of b over a: the geometric mean over the pairs, and its 95 % confidence interval."""
+    """The ratio of b to a: the geometric mean over the pairs, and its 95 % confidence interval."""
 
     value: float
     low: float
@@ -76,9 +77,9 @@ class Ratio:
 
 
 def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio | None:
-    """Of pairs that met the same conditions, one after the other. None without positive pairs.
+    """Return the ratio of pairs that ran under the same conditions. None without positive pairs.
 
-    By Student's t on the logarithms: what disturbs a pair multiplies both its members.
+    The interval is Student's t on the logarithms: a disturbance of a pair multiplies both its members.
     """
     logs = [math.log(y / x) for x, y in zip(a, b, strict=True) if x > 0 and y > 0]
     if not logs:
@@ -100,7 +101,7 @@ def _t95(freedom: int) -> float:
 
 
 def is_worse(ratio: Ratio, *, more_is_better: bool, bound: float) -> bool:
-    """Tell whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
+    """Return whether b is worse than a by more than the bound (0.1: a tenth), and not by chance alone.
 
     The whole interval must lie beyond 1, and the mean beyond the bound.
     """
@@ -115,7 +116,7 @@ DURABILITY = "system.durability"
 
 
 def paired_steps(a: Profile, b: Profile, repeat: int) -> list[Step]:
-    """Pairs of steps; each arm is the first of a pair as often as the other."""
+    """Return pairs of steps; each arm is the first of a pair as often as the other."""
     arms = [("a", a), ("b", b)]
     return [
         Step(f"{arm}/{number + 1:02}", profile)
@@ -125,7 +126,7 @@ def paired_steps(a: Profile, b: Profile, repeat: int) -> list[Step]:
 
 
 def read_arm(folder: Path) -> list[dict[str, Any]]:
-    """The results of a folder: its own, or one of each folder in it, by name. Raises InputInvalid."""
+    """Read the results of a folder: its own, or one of each folder in it, by name. Raises InputInvalid."""
     paths = [folder / RESULT] if (folder / RESULT).exists() else sorted(folder.glob(f"*/{RESULT}"))
     if not paths:
         raise InputInvalid(f"{folder}: no results in it; `python -m bench run` makes some")
@@ -139,7 +140,7 @@ def read_arm(folder: Path) -> list[dict[str, Any]]:
 
 
 def profile_of_arm(name: str, runs: Sequence[Run]) -> Profile:
-    """The one that all of them have. Raises InputInvalid: repetitions are of one profile."""
+    """Return the common profile of these runs. Raises InputInvalid if they have several."""
     first, *others = [Profile.from_values(each["profile"], name) for each in runs]
     for other in others:
         if differences := unlike(first, other, free=()):
@@ -148,7 +149,7 @@ def profile_of_arm(name: str, runs: Sequence[Run]) -> Profile:
 
 
 def refuse_unlike(a: Profile, b: Profile, *, any_durability: bool) -> None:
-    """Raises InputInvalid for loads that differ, and for confirms that promise something else."""
+    """Check two profiles. Raises InputInvalid for different loads, or different meanings of a confirm."""
     if differences := unlike(a, b, free=(*COMPARED, DURABILITY)):
         raise InputInvalid(f"these are not alike: {'; '.join(differences)}")
     if not any_durability and (differences := unlike(a, b)):
@@ -159,7 +160,7 @@ def refuse_unlike(a: Profile, b: Profile, *, any_durability: bool) -> None:
 
 
 def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises InputInvalid."""
+    """Check that all runs come from one kind of machine. Raises InputInvalid."""
     machines = {
         f"{each['environment'].get('cpu', 'unknown')}, {each['environment'].get('cores')} cores": None
         for each in (*a, *b)
@@ -169,14 +170,14 @@ def refuse_unlike_machines(a: Sequence[Run], b: Sequence[Run]) -> None:
 
 
 def are_by_turns(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    """Tell whether they ran in pairs of both arms, one pair after the other."""
+    """Return whether the runs came in pairs of both arms, one pair after the other."""
     every = [(each["environment"].get("at", ""), arm) for arm in (0, 1) for each in (a, b)[arm]]
     order = [arm for _, arm in sorted(every)]
     return all({*order[at : at + 2]} == {0, 1} for at in range(0, len(order), 2))
 
 
 def about_arm(name: str, runs: Sequence[Run]) -> str:
-    """One line of an arm: which code measured it, and what its confirms mean."""
+    """Describe an arm in one line: the commit that measured it, and the meaning of its confirms."""
     commits = dict.fromkeys(str(each["environment"].get("commit")) for each in runs)
     means = dict.fromkeys(str(each.get("durability")) for each in runs)
     return f"{name}: commit {', '.join(commits)}; a confirm means: {'; '.join(means)}"
@@ -188,9 +189,9 @@ PAIRS_MIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One number of both arms, of each pair in order; None where a run does not have it.
+    """One number of both arms, for each pair in order; None where a run does not have it.
 
-    is_due: whether b has it as soon as messages come.
+    is_due: whether b must have it if a has it.
     """
 
     number: Number
@@ -205,7 +206,7 @@ class Compared:
 
     @property
     def vanished(self) -> bool:
-        """Tell whether a pair has it in a alone: b delivers nothing, where a did."""
+        """True if a has it in some pair and b does not, for example deliveries."""
         nothing = (None, 0.0) if self.number.more_is_better else (None,)
         return self.is_due and any(bool(x) and y in nothing for x, y in self._pairs)
 
@@ -234,7 +235,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault. a, b: in how many pairs each side has it; messages_a, messages_b: of these."""
+    """One kind of fault.
+
+    a, b: the number of pairs in which each side has it. messages_a, messages_b: affected messages.
+    """
 
     words: str
     a: int
@@ -251,7 +255,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """pairs: that count. left_out: of the others, their number and why."""
+    """The result of a comparison. pairs: the number of pairs compared.
+
+    left_out: the number of each pair that was left out, and the reason.
+    """
 
     numbers: list[Compared]
     faults: list[Fault]
@@ -266,7 +273,7 @@ class Comparison:
 
 
 def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Pair by pair. Raises InputInvalid for different counts, or with too few pairs that say something."""
+    """Compare two arms pair by pair. Raises InputInvalid for unequal counts, or too few usable pairs."""
     if len(a) != len(b):
         raise InputInvalid(f"{len(a)} and {len(b)} repetitions cannot be paired")
     pairs, left_out = [], []
@@ -280,7 +287,7 @@ def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
             f"{len(pairs)} of {len(a)} pairs can be compared, {PAIRS_MIN} are wanted; "
             + "; ".join(left_out)
         )
-    # A second that did not come to its end has a fault, and no numbers.
+    # A second run that did not come to its end has a fault, and no numbers.
     whole = [(x, y) for x, y in pairs if y.get("complete")]
     is_own = not any(y.get("outside") for _, y in whole)
     ones, others = ([numbers_of(pair[side]) for pair in whole] for side in (0, 1))
@@ -302,9 +309,9 @@ def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def why_left_out(x: Run, y: Run) -> str:
-    """In words, why nothing follows from a pair; "" when something does.
+    """Return why a pair allows no conclusion; "" when it allows one.
 
-    What the second alone does badly is a finding, not a fault of the measurement.
+    A failure of the second run alone is a finding, not a fault of the measurement.
     """
     if not x.get("complete"):
         return f"the first: {_ending(x)}"
@@ -317,7 +324,7 @@ def why_left_out(x: Run, y: Run) -> str:
 
 
 def _told(run: Run) -> list[str]:
-    """Faults that count. A closed loop that keeps its client busy is what is compared."""
+    """Return the faults that count. In a closed loop a busy client is no fault: that is what is compared."""
     closed = run["profile"]["load"]["schedule"]["kind"] == "closed"
     faults = [*run["faults"], *(run.get("fates") or {}).get("faults", [])]
     return [each for each in dict.fromkeys(faults) if not (closed and is_of_load(each))]
@@ -328,7 +335,7 @@ def _ending(run: Run) -> str:
 
 
 def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
-    """Each kind that either side has. Faults that differ in their numbers alone are of one kind."""
+    """Count each kind of fault on either side. Faults that differ only in their numbers are of one kind."""
     had: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     messages: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for pair in pairs:
@@ -347,14 +354,14 @@ def _faults(pairs: Iterable[tuple[Run, Run]]) -> list[Fault]:
 
 
 def _counted(fault: str) -> tuple[int, str]:
-    """Split a fault into its count of messages, 0 without one in front, and its words without any number."""
+    """Split a fault into its leading count of messages, 0 if there is none, and its words without numbers."""
     count = re.match(r"[\d,]+ ", fault)
     words = re.sub(r"\d[\d,.]*", "N", fault.removeprefix(count[0] if count else ""))
     return int(count[0].replace(",", "")) if count else 0, words
 
 
 def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str]:
-    """As a table of text."""
+    """Format a comparison as a table of text."""
     rows = []
     for each in compared.numbers:
         mark = "REGRESSION" if each.is_regression(bound) else ""

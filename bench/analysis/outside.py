@@ -1,4 +1,4 @@
-"""A run of a load that is not ours: it says what came out, and what it does not measure stands beside it.
+"""A run of a load that is not ours, with a note on what such a load does not measure.
 
 The folder has the same ``run.json``, ``profile.json``, ``result.json`` and ``brokers.parquet`` as any run,
 so `compare` reads it too; it has no parts, no fates and no histograms.
@@ -30,7 +30,7 @@ __all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 def conduct_outside(
     profile: Profile, folder: Path, running: Running, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Do one run into a new folder; returns what `result.json` has. Raises BenchError."""
+    """Do one run into a new folder; return the content of `result.json`. Raises BenchError."""
     made_empty(folder)
     write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
@@ -61,9 +61,9 @@ def conduct_outside(
 
 
 def read_outside(folder: Path) -> dict[str, Any] | None:
-    """Read `result.json`; None for a folder that is not of such a run.
+    """Read `result.json`; None for a folder of another kind of run.
 
-    Raises InputInvalid for one that was cut short: nobody but the load itself knew its numbers.
+    Raises InputInvalid if the run was cut short: only the load itself knew its numbers.
     """
     try:
         about = json.loads((folder / RUN).read_text())
@@ -79,7 +79,7 @@ def read_outside(folder: Path) -> dict[str, Any] | None:
 
 
 def write_outside(result: dict[str, Any], folder: Path) -> str:
-    """report.txt into the run's folder; returns the text."""
+    """Write report.txt into the run's folder and return its text."""
     text = render_outside(result)
     (folder / "report.txt").write_text(text + "\n")
     return text
@@ -108,7 +108,7 @@ def _end_s(profile: Profile) -> float:
 
 
 def _numbers(profile: Profile, found: Outside) -> dict[str, Any]:
-    """As `Result.as_json` has them."""
+    """Return the numbers in the form of `Result.as_json`."""
     cpu_s, measured_s = found.client_cpu_s, profile.time.measured_s
     clients = [] if cpu_s is None else [{"name": "outside", "cpu_share": cpu_s / measured_s}]
     return {**asdict(found), "measured_s": measured_s, "clients": clients, "fates": None}

@@ -1,4 +1,4 @@
-"""A run for people: text for the terminal, and one page that needs nothing beside it."""
+"""The report of a run: text for the terminal, and one self-contained page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATENCY_HEAD = ("latency", "samples", "never", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
 NONE = "\N{EN DASH}"
 NOT_JUDGED = "not judged: the run did not come to its end"
-# One style for the pages of both kits, and what is bench's own behind it.
+# The common style of both kits' pages, followed by bench's own rules.
 STYLES = (
     CHECKOUT / "spark/page/templates/style.css",
     Path(__file__).parent / "templates/style.css",
@@ -59,7 +59,7 @@ WORDS = {
 
 
 def write(result: Result) -> None:
-    """report.txt and report.html into the run's folder."""
+    """Write report.txt and report.html into the run's folder."""
     (result.folder / "report.txt").write_text(render_text(result) + "\n")
     (result.folder / "report.html").write_text(render_html(result))
 
@@ -159,7 +159,7 @@ def _sentence(text: str) -> str:
 
 
 def _tiles(result: Result) -> str:
-    """Show the numbers that are looked for first."""
+    """Return the tiles with the most important numbers."""
     found, fates = percentiles(result.bins("confirm")), result.fates
     tiles = [
         (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
@@ -251,7 +251,7 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def _examples(result: Result) -> list[str]:
-    """Name messages and their subscriptions; a publisher's number and the message's there."""
+    """Return examples of each fault: subscriptions and messages, by publisher number and message number."""
     return [
         f"{fault}, for example: {', '.join(names[:EXAMPLES_SHOWN])}"
         for fault, names in (result.fates.examples if result.fates else {}).items()
@@ -279,7 +279,7 @@ def _all_brokers(result: Result) -> tuple[str, ...]:
     every = list(result.brokers.values())
     confirmed = result.came("confirm")
     costs = [each["messages_cpu_s"] for each in every if each["messages_cpu_s"] is not None]
-    # Without one that was killed, nobody knows what the messages cost.
+    # Without a broker that was killed, the cost of the messages is not known.
     is_whole = confirmed and len(costs) == result.profile.system.brokers
     return (
         "all",
@@ -310,7 +310,7 @@ def _each_broker(result: Result) -> list[tuple[str, ...]]:
 
 
 def _unseen(result: Result) -> list[str]:
-    """In words, which brokers were not looked at while they were measured; empty: all were."""
+    """Name the brokers without samples in the measured part, in one note; empty if there are none."""
     names = [name for name, each in result.brokers.items() if each["memory_mib"] is None]
     if not names:
         return []
@@ -324,19 +324,19 @@ DISTURBANCE_HEAD = (
     *("disturbance", "from", "to", "p99 before"),
     *("longest from then on", "never", "silence"),
 )
-# What it held up may have been intended a little before, and is caught up a little after.
+# A message that was held up may have been intended a little before, and may arrive a little after.
 AROUND_S = 5
 
 
 def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
-    """Of confirms: what was usual before, the worst that it made, and what never came."""
+    """Return a row per disturbance: p99 of confirms before, the longest one after, and missing confirms."""
     confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
     end = result.measured.stop
     rows: list[tuple[str, ...]] = []
     done = result.about.get("disturbances", [])
     for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
-        # One that was never undone lasts to the end.
+        # A disturbance that was never undone lasts to the end.
         until = min(int(ended) + AROUND_S, end) if ended is not None else end
         until = min(until, int(following["began_s"])) if following else until
         before = percentiles(confirm.whole(range(warm_s, int(began))))
@@ -364,7 +364,7 @@ def _disturbances_html(result: Result) -> list[str]:
 CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
 
 
-# Of one kind; more are told together.
+# Rows of one kind; beyond that they are summed up.
 CLIENTS_MAX = 12
 
 
@@ -410,7 +410,7 @@ def _profile_rows(result: Result) -> list[tuple[str, ...]]:
 
 
 def _plain(value: object) -> str:
-    """A setting without the marks of a programming language."""
+    """Format a setting without the punctuation of a programming language."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
     if isinstance(value, list | tuple):

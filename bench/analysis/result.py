@@ -1,8 +1,8 @@
 """The result of a run: rates, percentiles, fates, costs, and whether it measured the system or itself.
 
-Made from the files of a run's folder alone, so it can be made again at any time. ``result.json`` has
-every number; the histograms are there as HdrHistogram's own logs, which its usual tools read. Comparisons
-and summaries go by `NUMBERS`; a number that is not known is left out, never 0.
+It is made from the files of a run's folder alone, so it can be made again at any time. ``result.json``
+has every number. The histograms are HdrHistogram's own logs, which its usual tools read. Comparisons and
+summaries go by `NUMBERS`; an unknown number is left out, never 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """judged: whether its getting worse is a regression. of_messages: a run that lacks it had none."""
+    """A number of a result that is compared.
+
+    judged: whether a worse value is a regression. of_messages: whether a run lacks it only without messages.
+    """
 
     name: str
     more_is_better: bool
@@ -74,7 +77,7 @@ NUMBERS = (
 
 
 def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Name -> value, of what ``result.json`` has."""
+    """Return name -> value of the `NUMBERS` in the content of ``result.json``."""
     profile = result["profile"]
     found = {"confirmed a second": float(result["confirmed_per_s"])}
     delivered = result.get("delivered_per_s")
@@ -101,7 +104,10 @@ def numbers_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
-    """Of a closed loop each part has seconds of its own: consumers take longer than publishers."""
+    """Return the clients' CPU time. In a closed loop each part has its own duration.
+
+    There, consumers take longer than publishers.
+    """
     clients = result["clients"]
     closed = result["profile"]["load"]["schedule"]["kind"] == "closed"
     if not clients or (closed and any("seconds" not in each for each in clients)):
@@ -112,10 +118,10 @@ def _client_s(result: Mapping[str, Any], measured_s: float) -> float | None:
 
 
 def _broker_s(result: Mapping[str, Any], measured_s: float) -> float | None:
-    """None where one was not seen to the end, or not long enough: what the others used is not what the
-    messages cost.
+    """Return the brokers' CPU time for the messages, over the whole measured part.
 
-    Of the whole measured part, also where a little of it was not seen.
+    None if a broker was not sampled to the end, or the time is too short: the other brokers' CPU time is
+    not what the messages cost. A short time without samples is extrapolated.
     """
     brokers = result["brokers"]
     if len(brokers) < result["profile"]["system"]["brokers"] or measured_s < CPU_LEAST_S:
@@ -140,17 +146,19 @@ MEASURES = {
 CURVE = (0, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999, 100)
 # fmt: on
 NS_PER_MS = 1e6
-# What `run.json` has from the start of a run.
+# Entries of `run.json` from the start of a run on.
 ABOUT = {"environment", "durability", "complete", "faults"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """latencies: measure -> of the measured seconds and the others, by when a message was intended.
-    counts: "confirm" and "delivery", by when they came, repeats of deliveries too; "repeat": these.
-    "never": publishes without a confirm, by when they were intended. published: of each publisher.
-    fates: None of a run that was cut short. faults: why the run's numbers are not to be trusted, or what
-    it lost.
+    """The result of one run.
+
+    latencies: measure -> latencies of the measured seconds and the others, by a message's intended time.
+    counts: "confirm" and "delivery", by time of arrival, repeats included; "repeat": repeated deliveries;
+    "never": publishes without a confirm, by their intended time. published: the publishes of each publisher.
+    fates: None for a run that was cut short. faults: why the run's numbers are not to be trusted, or what it
+    lost.
     """
 
     folder: Path
@@ -167,7 +175,7 @@ class Result:
 
     @property
     def measured(self) -> range:
-        """The seconds that count, by when a message was intended."""
+        """The measured seconds, by a message's intended time."""
         if self.profile.load.is_closed:
             return range(math.ceil(self.measured_s))
         begin = int(self.profile.time.warm_up_s)
@@ -175,7 +183,7 @@ class Result:
 
     @property
     def measured_s(self) -> float:
-        """Of a closed loop from its first message to its last confirm."""
+        """The length of the measured part; in a closed loop, from the first message to the last confirm."""
         if self.profile.load.is_closed:
             return self._busy_s(PUBLISHER)
         return float(len(self.measured))
@@ -187,25 +195,25 @@ class Result:
         return self.latencies[measure].whole(self.measured, broker)
 
     def rates(self, measure: str) -> dict[str, list[int]]:
-        """broker -> confirms, or deliveries, in each second of the whole load."""
+        """Return broker -> confirms, or deliveries, in each second of the whole load."""
         return self.counts[measure].by_broker()
 
     def came(self, measure: str) -> int:
-        """Confirms, or first deliveries, in the measured part; of a closed loop all of them."""
+        """Return the confirms, or first deliveries, in the measured part; in a closed loop all of them."""
         within = None if self.profile.load.is_closed else self.measured
         repeats = self.counts["repeat"].total(within) if measure == "delivery" else 0
         return self.counts[measure].total(within) - repeats
 
     def never(self, within: range | None = None) -> int:
-        """Publishes that were not confirmed, intended in these seconds; None: in the measured ones."""
+        """Return the unconfirmed publishes intended in these seconds; None: in the measured ones."""
         if within is None and self.profile.load.is_closed:
             return self.counts["never"].total()
         return self.counts["never"].total(within if within is not None else self.measured)
 
     def silence_s(self, within: range | None = None) -> float | None:
-        """The longest time in which a publisher waited for a confirm and had none, in these seconds.
+        """Return the longest time in these seconds during which a publisher waited for a confirm.
 
-        None: in the measured ones; the answer is None where nobody wrote it down.
+        within: None means the measured seconds. The answer is None if no publisher recorded it.
         """
         seconds = within if within is not None else self.measured
         window = (seconds.start * SECOND_NS, seconds.stop * SECOND_NS)
@@ -215,18 +223,18 @@ class Result:
 
     @property
     def per_s(self) -> float:
-        """Confirmed messages of the measured part, a second."""
+        """Confirmed messages a second in the measured part."""
         return _rate(self.came("confirm"), self.measured_s)
 
     @property
     def delivered_per_s(self) -> float:
-        """The same of deliveries; of a closed loop until the last one."""
+        """Deliveries a second in the measured part; in a closed loop, until the last one."""
         closed = self.profile.load.is_closed
         return _rate(self.came("delivery"), self._busy_s(CONSUMER) if closed else self.measured_s)
 
     @property
     def earlier(self) -> int:
-        """Deliveries of messages that a run before this one had left."""
+        """Deliveries of messages that an earlier run had left."""
         return sum(part.earlier for part in self.parts)
 
     @property
@@ -240,7 +248,7 @@ class Result:
 
     @property
     def _lacking(self) -> list[str]:
-        """Name what a whole run has and this one lacks; a steady state only of a run without disturbances."""
+        """The faults of an incomplete run. A steady state is required only without disturbances."""
         if not self.came("confirm"):
             return ["nothing was confirmed in the measured part"]
         if self.fates is None:
@@ -266,16 +274,16 @@ class Result:
 
     @property
     def _is_even(self) -> bool:
-        """Tell whether the schedule itself has a steady rate."""
+        """True if the schedule itself has a steady rate."""
         return isinstance(self.profile.load.schedule, Constant | Poisson)
 
     @property
     def brokers(self) -> dict[str, dict[str, Any]]:
-        """broker -> what it cost in the measured part; of a closed loop from the first look to the last.
+        """The cost by broker in the measured part; in a closed loop from the first sample to the last.
 
-        What brokers do after the last confirm, deliveries above all, is of the messages too. messages_cpu_s:
-        what the messages cost; None, and cpu_us too, where the measured part is too short to tell, or nobody
-        looked at the broker in it.
+        Work after the last confirm, deliveries above all, belongs to the messages too. messages_cpu_s: CPU
+        time of the messages. It and cpu_us are None if the measured part is too short, or has no sample of
+        the broker.
         """
         begin_s = float(self.measured.start)
         window = (begin_s, begin_s + self.measured_s)
@@ -287,7 +295,7 @@ class Result:
         for broker, each in found.items():
             count = sum(confirmed.get(broker, [])[self.measured.start : self.measured.stop])
             each["confirmed"] = count
-            # Of the same time, also where a little of it was not seen.
+            # Scaled to the whole window, in case a little of it has no samples.
             cpu_s = each["cpu_s"] / each["seconds"] * (window[1] - window[0])
             is_seen = each["memory_mib"] is not None
             is_told = is_seen and self.measured_s >= sampling.CPU_LEAST_S
@@ -297,7 +305,7 @@ class Result:
 
     @property
     def machine(self) -> Usage | None:
-        """Of the measured part; None where nobody looked."""
+        """The use of the machine in the measured part; None without samples."""
         brokers = self.brokers.values()
         return usage(
             self.busy,
@@ -346,7 +354,7 @@ class Result:
         }
 
     def save(self) -> None:
-        """result.json, and a log of histograms per second for each measure."""
+        """Write result.json, and a log of histograms per second for each measure."""
         write_atomically(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
         for name, latencies in self.latencies.items():
             _write_log(self.folder / f"{name}.hlog", latencies)
@@ -355,7 +363,7 @@ class Result:
 def gather(folder: Path) -> Result:
     """Read a run's folder. Raises InputInvalid when it is none.
 
-    Of a run that was cut short what is there: parts of processes that came to their end.
+    For a run that was cut short, read the parts of the processes that came to their end.
     """
     try:
         about = json.loads((folder / RUN).read_text())
@@ -394,7 +402,7 @@ def gather(folder: Path) -> Result:
         parts=parts,
         latencies=latencies,
         counts=counts,
-        # Of a part of the messages nobody can say that the others are lost.
+        # Parts of a run do not tell whether the other messages are lost.
         fates=fates if about["complete"] else None,
         samples=_sampled(folder / SAMPLES, Sample, about),
         busy=_sampled(folder / MACHINE, Busy, about),
@@ -404,7 +412,7 @@ def gather(folder: Path) -> Result:
 
 
 def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:
-    """A file that is spoilt is a fault of the run, and nothing of it counts."""
+    """Read a file of samples. A spoilt file is a fault of the run, and no row of it counts."""
     try:
         return sampling.load(path, kind)
     except InputInvalid as fault:
@@ -413,7 +421,7 @@ def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:
 
 
 def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
-    """p50 -> ms, as far as the count supports it: one sample lies beyond, or it is the maximum."""
+    """Return p50 -> ms, for percentiles that the count supports: one sample lies beyond, or the maximum."""
     total = sum(bins.values())
     if not total:
         return {}
@@ -450,7 +458,7 @@ def _bins(row: Mapping[str, Any]) -> Bins:
 
 
 def _write_log(path: Path, latencies: Latencies) -> None:
-    """In HdrHistogram's own format, a line per second; values in ns."""
+    """Write a log in HdrHistogram's own format, a line per second; values in ns."""
     seconds = sorted({second for second, _ in latencies.bins})
     with path.open("w") as file:
         log = HistogramLogWriter(file)

@@ -1,8 +1,8 @@
-"""Many runs, one after the other, and in whole rounds: an interrupted series goes on where it ended.
+"""A series of runs, in whole rounds; an interrupted series continues where it ended.
 
-What is there already is not done again. Runs that follow each other on the same system share one start of
-it. What is there counts only when its profile is the one that is wanted; what is of another one is refused,
-and never removed. In rounds, what disturbs the machine meets all lines of a workload.
+A finished run is not repeated. Consecutive runs on the same system share one start of it. An existing
+folder counts only if its profile is the wanted one; a folder of another profile is refused, never removed.
+In rounds, a disturbance of the machine affects all lines of a workload.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 
 Run = Callable[[Profile, Path, Running], dict[str, Any]]
 Results = dict[str, dict[str, Any]]
-"""Name of a step -> what its ``result.json`` has."""
+"""Name of a step -> the content of its ``result.json``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run. name: of its folder."""
+    """One run of a series. name: the name of its folder."""
 
     name: str
     profile: Profile
@@ -53,7 +53,7 @@ class Step:
 def carry_out(
     steps: Sequence[Step], place: Path, network: str, run: Run, say: Callable[[str], None]
 ) -> Results:
-    """Do each step in its own folder below `place`. Raises what `run` raises; what is done stays.
+    """Do each step in its own folder below `place`. Raises what `run` raises; finished runs stay.
 
     Raises InputInvalid, before anything is done, when a folder is of another profile.
     """
@@ -75,13 +75,13 @@ def carry_out(
 
 
 def had(steps: Sequence[Step], place: Path) -> Results:
-    """Of the steps that came to their end before. Raises InputInvalid for a folder of something else."""
+    """Return the results of finished steps. Raises InputInvalid for a folder with other content."""
     found = {step.name: _had(place / step.name, step.profile) for step in steps}
     return {name: result for name, result in found.items() if result is not None}
 
 
 def _had(folder: Path, wanted: Profile) -> dict[str, Any] | None:
-    """None when there is no run, or it was cut short."""
+    """Return the result of a step; None when there is no run, or it was cut short."""
     if not folder.exists() or not any(folder.iterdir()):
         return None
     try:
@@ -100,7 +100,7 @@ def _had(folder: Path, wanted: Profile) -> dict[str, Any] | None:
 
 
 def _of_other_commits(found: Results, now: str) -> list[str]:
-    """In words, what of it another version of the code has measured."""
+    """Name the finished runs that another commit has measured."""
     names: dict[str, list[str]] = {}
     for name, result in found.items():
         names.setdefault(str(result["environment"]["commit"]), []).append(name)
@@ -115,22 +115,22 @@ Turn = Mapping[str, Any]
 
 
 def in_rounds(steps: Sequence[Step], repeat: int) -> list[Step]:
-    """All of them, and all of them again; of the second round on with its number behind the name."""
+    """Return the steps in rounds; from the second round on, the names end in the round's number."""
     return [
         Step(_named(step.name, number), step.profile) for number in range(repeat) for step in steps
     ]
 
 
 def turns_of(results: Mapping[str, Turn], name: str) -> list[Turn]:
-    """The runs of one line, in their order; none when it was not run."""
+    """Return the runs of one line, in their order; none when it was not run."""
     names = (_named(name, number) for number in itertools.count())
     return [results[each] for each in itertools.takewhile(results.__contains__, names)]
 
 
 def trusted(turns: Iterable[Turn]) -> list[Turn]:
-    """Those that the load was not too slow for; none where the system failed in one of them.
+    """Return the turns in which the load was not the limit; none if the system failed in one of them.
 
-    A figure of the turns that went well alone would be of luck.
+    A figure of the successful turns alone would be luck.
     """
     own = [turn for turn in turns if not any(map(is_of_load, turn["faults"]))]
     return [] if any(turn["faults"] for turn in own) else own
@@ -141,11 +141,11 @@ def _named(name: str, number: int) -> str:
 
 
 def samples(values: Iterable[float | None]) -> tuple[float, ...]:
-    """Take the values of the turns that know theirs."""
+    """Return the known values of the turns."""
     return tuple(float(value) for value in values if value is not None)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of what is known; None of nothing."""
+    """Return the median of the known values; None if there are none."""
     known = samples(values)
     return statistics.median(known) if known else None

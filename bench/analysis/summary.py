@@ -21,7 +21,7 @@ __all__ = ["Bar", "Told", "faults_of", "page"]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """look: one for each kind of thing that is compared."""
+    """One bar of a chart. look: a number for each kind of thing that is compared."""
 
     name: str
     value: float
@@ -31,9 +31,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """left: how many columns are words. bars: the number that is looked at first, of each line.
+    """The content of a summary.
 
-    meant: name -> what it means. faults: which run, and what.
+    left: the number of columns with words. bars: the most important number of each line. meant: name ->
+    meaning of its confirms. faults: the run and its fault.
     """
 
     head: Sequence[str]
@@ -47,7 +48,7 @@ class Told:
     faults: Sequence[str] = ()
 
     def lines(self, columns: int = COLUMNS) -> list[str]:
-        """As text."""
+        """Return the summary as lines of text."""
         told = [*textwrap.wrap(self.title, columns)] if self.title else []
         told += text_table(self.head, self.rows, left=self.left, columns=columns)
         told += [line for note in self.notes for line in textwrap.wrap(note, columns)]
@@ -57,12 +58,12 @@ class Told:
 
 
 def faults_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of every run, with its name."""
+    """Return the faults of all runs, each with the run's name."""
     return [f"{name}: {fault}" for name, run in results.items() for fault in run["faults"]]
 
 
 def page(title: str, told: Told, place: Path, runs: Sequence[str]) -> str:
-    """runs: their folders' names in `place`, whose own reports are linked."""
+    """Return the summary as an HTML page. runs: names of folders in `place`, whose own reports are linked."""
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -120,7 +121,7 @@ def _meant(told: Told) -> str:
 
 
 def _section(place: Path, name: str) -> str:
-    # A load of its own has no page.
+    # A system's own load has no page.
     text, html = ((place / name / f"report.{kind}").exists() for kind in ("txt", "html"))
     report = "report.txt" if text and not html else "report.html"
     link = f'<h3><a href="{escape(name)}/{report}">{escape(name)}</a></h3>'

@@ -8,14 +8,14 @@ from html import escape
 
 __all__ = ["COLUMNS", "NONE", "columns_here", "html_table", "text_table", "told"]
 
-# Where nobody looks on: in a file.
+# The width outside of a terminal, as in a file.
 COLUMNS = 120
 BETWEEN = "  "
 NONE = "\N{EN DASH}"
 
 
 def columns_here() -> int:
-    """Of the terminal, if there is one."""
+    """Return the width of the terminal, or the default width without one."""
     return shutil.get_terminal_size((COLUMNS, 24)).columns
 
 
@@ -27,10 +27,10 @@ def text_table(
     indent: str = "",
     columns: int = COLUMNS,
 ) -> list[str]:
-    """Words to the left, numbers to the right; nothing where there are no rows.
+    """Format a table: words aligned left, numbers right. Empty without rows.
 
-    left: how many columns are words. columns: how wide it may be; what does not fit goes below, beside
-    its words again.
+    left: the number of columns with words. columns: the maximum width. Columns that do not fit go below,
+    with the words repeated.
     """
     if not rows:
         return []
@@ -50,7 +50,7 @@ def text_table(
 
 
 def _blocks(widths: Sequence[int], left: int, room: int) -> list[list[int]]:
-    """The columns of each block: those of words in each, of the others as many as fit."""
+    """Distribute the columns over blocks. Each block has all columns of words and the others that fit."""
     words = list(range(left))
     blocks = [words[:]]
     for number in range(left, len(widths)):
@@ -79,7 +79,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int 
 
 
 def told(value: float | None) -> str:
-    """Three digits that say something; a dash for what is not known."""
+    """Format a number with three significant digits; a dash for None."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

@@ -1,7 +1,7 @@
 """Verdicts on whether a run measured the system or its own load: pacing, CPU of clients, a steady state.
 
-Pure rules over what the load processes recorded; each bound is named. A run that fails one is told
-so on the first lines of its report.
+Pure rules over the records of the load processes; each bound is named. The first lines of a run's report
+name the rules that it failed.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dataclasses import dataclass
 
 __all__ = ["Client", "behind", "bottlenecks", "is_of_load", "unsteady"]
 
-# Of one core, in the measured part: above that a Python process is late by itself.
+# The share of one core in the measured part above which a Python process delays itself.
 CPU_SHARE_MAX = 0.9
-# How late the pacer itself may look at a message that is due: an event loop's timer has steps of 1 ms,
-# and a shared machine some more. What waited for room in the window is not the pacer's lateness.
+# How late the pacer itself may handle a due message: an event loop's timer has steps of 1 ms, and a
+# shared machine adds some more. Waiting for room in the window is not the pacer's lateness.
 PACING_P99_MAX_MS = 5.0
-# Messages that were intended and never tried, because the run was over: of all.
+# The fraction of intended messages that may remain unsent because the run was over.
 UNSENT_PART_MAX = 0.01
-# More load processes with the same fault are told in one line.
+# More load processes with the same fault are reported in one line.
 EACH_MAX = 3
-# The mean of so many seconds lies that near to the median of all when the load is steady, and within that
-# many standard deviations of a count.
+# Under a steady load the mean of this many seconds stays this near to the median of all, plus this many
+# standard deviations of a count.
 STEADY_WINDOW_S = 5
 STEADY_WITHIN = 0.1
 STEADY_DEVIATIONS = 3.0
-# Of what was intended in the measured part, as much, or what is under way at its end, may come later.
+# This fraction of the intended messages, or the messages under way at the end, may come later.
 LATER_PART, LATER_S = 0.01, 0.5
-# Of its time: a publisher that waited for room longer was held back by the system.
+# A publisher that waited longer for room, as a fraction of its time, was held back by the system.
 WAITED_PART = 0.05
-# In the words of a fault: the load was too slow to measure by, whatever the system did.
+# Words in a fault which mean that the load was too slow to measure by, independent of the system.
 BOTTLENECK, TOO_SLOW = "was the bottleneck", "intended messages: too slow"
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One load process in the measured part. pacing_p99_ms: how late it looked at what was due.
+    """One load process in the measured part. pacing_p99_ms: how late it handled due messages.
 
-    cpu_share: of one core, of each of the per_process in it. unsent: messages that were intended and
-    that it never came to send, of its whole load; waited: the part of its time in which it waited for
-    room in its window.
+    cpu_share: share of one core, for each of the per_process clients in it. unsent: messages of its whole
+    load that were intended and never sent. waited: the fraction of its time spent waiting for room in its
+    window.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Client:
 
 
 def bottlenecks(clients: Sequence[Client]) -> list[str]:
-    """In words, what of the load was too slow to measure by; empty when nothing was."""
+    """Name the parts of the load that were too slow to measure by; empty if none was."""
     return [
         *_told({each: _busy(each) for each in clients}, lambda each: each.cpu_share),
         *_told({each: _late(each) for each in clients}, lambda each: each.pacing_p99_ms),
@@ -63,7 +63,7 @@ def bottlenecks(clients: Sequence[Client]) -> list[str]:
 
 
 def _told(said: Mapping[Client, str], severity: Callable[[Client], float]) -> list[str]:
-    """Each of a few; of more the worst, and how many others there are."""
+    """Return up to EACH_MAX faults; of more, the worst one and the number of the others."""
     found = sorted((each for each in said if said[each]), key=severity, reverse=True)
     if len(found) <= EACH_MAX:
         return [said[each] for each in found]
@@ -96,12 +96,12 @@ def _unsent(each: Client) -> str:
 
 
 def is_of_load(fault: str) -> bool:
-    """Tell whether a run's fault says that the load was the limit, and so nothing of the system."""
+    """Return whether a fault means that the load was the limit; it then says nothing about the system."""
     return BOTTLENECK in fault or TOO_SLOW in fault
 
 
 def unsteady(rates: Sequence[float]) -> list[str]:
-    """Of the measured seconds, in words, where the rate was not what it mostly was; too few: nothing."""
+    """Report measured seconds whose rate is far from the median; empty if there are too few seconds."""
     if len(rates) < STEADY_WINDOW_S:
         return []
     middle = statistics.median(rates)
@@ -119,9 +119,9 @@ def unsteady(rates: Sequence[float]) -> list[str]:
 def behind(
     intended: int, confirmed: int, expected: int, delivered: int, measured_s: float
 ) -> list[str]:
-    """In words, what did not keep up in the measured part: the system, or its consumers.
+    """Name what did not keep up in the measured part: the system, or its consumers.
 
-    expected: deliveries, were each confirmed message delivered to each of its subscriptions.
+    expected: deliveries if each confirmed message were delivered to each of its subscriptions.
     """
     least = 1 - max(LATER_PART, LATER_S / measured_s)
     found = []

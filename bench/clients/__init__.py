@@ -1,1 +1,1 @@
-"""Clients: each system that can be measured, its brokers started and its client under load."""
+"""Clients: each system that can be measured, with its brokers and its client under load."""

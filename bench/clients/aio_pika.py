@@ -1,4 +1,4 @@
-"""aio-pika under load: robust connections, as many publishes at once as the window is wide."""
+"""aio-pika under load: robust connections, and as many concurrent publishes as the window allows."""
 
 from __future__ import annotations
 

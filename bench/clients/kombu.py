@@ -27,14 +27,14 @@ def durability(profile: Profile) -> str:
 
 
 class Sender(ThreadedSender):
-    """Of one broker."""
+    """A publisher on one broker."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(lambda: _Publishing(where), profile.load.window)
 
 
 class Receiver(ThreadedReceiver):
-    """Of one broker."""
+    """A consumer of one broker."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(lambda: _Consuming(profile, where))
@@ -104,7 +104,7 @@ class _Consuming:
 
 
 def _connected(where: Where) -> tuple[Any, str]:
-    """A connection, and the broker's name."""
+    """Connect; return the connection and the broker's name."""
     bus = BusConfig.from_env(where.env)
     connection: Any = Connection(  # type: ignore[no-untyped-call]
         hostname=bus.address.host,

@@ -1,4 +1,4 @@
-"""messagebus under load: its asyncio clients, every message with its own outcome and its own ack."""
+"""messagebus under load: its asyncio clients, with an outcome and an ack of its own for every message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_MS = 60_000
 BATCH_BYTES_MAX = 1 << 20
 RECEIVE_MAX = 500
 CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}
-# Of durability none, where every publish ends unknown, as soon as it is written.
+# With durability none, every publish ends unknown as soon as it is written.
 CODES_OF_NONE = {Outcome.UNKNOWN: CONFIRMED}
 
 
@@ -51,7 +51,7 @@ def durability(profile: Profile) -> str:
 
 
 def _topic(profile: Profile, where: Where) -> Topic | str:
-    """By its name alone where that says all: the client's shorter way."""
+    """Return the topic's name alone for durability fsync, to use the client's shorter form."""
     level = Durability(profile.system.durability)
     return where.topic if level is Durability.FSYNC else Topic(where.topic, level)
 
@@ -65,7 +65,7 @@ def _recorder(profile: Profile, where: Where) -> Recorder | None:
         return None
     folder = Path(where.folder)
     at = json.loads((folder / RUN).read_text())["environment"]["at"]
-    # Runs of one profile are told apart by when they began.
+    # The start time distinguishes runs of one profile.
     run_id = f"{profile.name}-{re.sub('[-:]', '', at)}"
     return Recorder(folder / EVENTS, run_id=run_id, name=where.name)
 
@@ -77,7 +77,7 @@ class Sender:
         self._recorder = _recorder(profile, where)
         self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
         load = profile.load
-        # Of a closed loop alone: what else is open waits in the client's own backlog.
+        # Used in a closed loop alone. Otherwise open publishes wait in the client's own backlog.
         self._is_closed, self._window = isinstance(load.schedule, Closed), load.window * load.batch
         self._in_flight: deque[asyncio.Future[Published]] = deque()
         config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
@@ -112,7 +112,7 @@ class Sender:
 
     def ends(self) -> list[End]:
         found, waiting = [], self._open
-        # In the order of sending: what a later one waits for is mostly done before it.
+        # In the order of sending: when a later publish is done, the earlier ones mostly are as well.
         while waiting and waiting[0][1].done():
             sequence, future = waiting.popleft()
             end = future.result()

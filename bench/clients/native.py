@@ -1,10 +1,9 @@
 """A native RabbitMQ cluster: the same nodes, joined, with queues that have a member on every node.
 
-Each client connects to one node, publisher and consumer n to node n modulo their count, without a
-balancer between; messages cross from node to node wherever the leader of a queue is another one. The
-client is messagebus' own in both cases, so what is compared are the brokers. ``fsync`` means quorum
-queues, ``page-cache`` classic queues mirrored to all nodes (policy ha-mode all), where the version has
-them.
+Publisher and consumer n connect to node n modulo their count, without a balancer. Messages cross from
+node to node if the leader of a queue is another one. The client is messagebus' own in both cases, so the
+comparison is between the brokers. ``fsync`` means quorum queues, ``page-cache`` classic queues mirrored to
+all nodes (policy ha-mode all), where the version has them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["Native", "Receiver", "Sender", "durability", "started"]
 NODES = "BENCH_NODES"
 NAME = "native-cluster"
 CALL_WITHIN_S = 60.0
-# The management API tells of them at its next statistics interval.
+# The management API shows the members at its next statistics interval.
 MEMBERS_WITHIN_S = 15.0
 POLL_S = 0.2
 MIRRORED = {"pattern": "^mb", "apply-to": "queues", "definition": {"ha-mode": "all"}}
@@ -56,7 +55,7 @@ class Native:
         self._nodes = [cluster.node(name).broker for name in cluster.names]
 
     def env(self) -> Mapping[str, str]:
-        """Clients declare and check by themselves, which needs the rights of the admin."""
+        """Return the clients' environment. They declare and check queues, which needs the admin's rights."""
         return {
             NODES: " ".join(self._nodes),
             "MESSAGEBUS_USER": "admin",
@@ -72,7 +71,7 @@ class Native:
         self._check_members(profile)
 
     def _check_members(self, profile: Profile) -> None:
-        """Raises BenchError unless every queue of the run soon has all its members."""
+        """Wait until every queue of the run has all its members. Raises BenchError after a timeout."""
         of, others = ("members", 0) if profile.system.durability == "fsync" else ("slave_nodes", 1)
         names = {Subscription(Topic(t), s).amqp_queue for t, s in places(profile)}
         until_s, lacking = time.monotonic() + MEMBERS_WITHIN_S, names
@@ -100,7 +99,7 @@ class Native:
 
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Native]:
-    """Standalone nodes are started as always, then lose balancer and agents, and join the first."""
+    """Start standalone nodes, stop balancer and agents, and join the other nodes to the first."""
     with rabbitmq.started(profile, network, say) as running:
         cluster = running.cluster
         cluster.stop("haproxy")
@@ -109,7 +108,7 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
         for name in cluster.names[1:]:
             _join(cluster, name)
         with cluster.management(cluster.names[0]) as management:
-            # Of all nodes: a client cannot tell by the name which one it is at.
+            # A name for all nodes: a client cannot tell from it which node it is connected to.
             management.put("/api/cluster-name", json={"name": NAME}).raise_for_status()
             if profile.system.durability == "page-cache":
                 management.put("/api/policies/%2F/mirrored", json=MIRRORED).raise_for_status()
@@ -117,7 +116,7 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
 
 
 def _join(cluster: LocalCluster, name: str) -> None:
-    """As ``rabbitmqctl stop_app; reset; join_cluster; start_app`` do, without their start-up."""
+    """Do what ``rabbitmqctl stop_app; reset; join_cluster; start_app`` do, without their start-up."""
     first = cluster.node(cluster.names[0]).node_name
     for call in (
         "rabbit stop []",
@@ -138,7 +137,7 @@ def _join(cluster: LocalCluster, name: str) -> None:
 
 
 def _at(env: Mapping[str, str], number: int) -> dict[str, str]:
-    """The environment of client `number`: its own node."""
+    """Return the environment of client `number`, with its own node."""
     nodes = env[NODES].split()
     return {**env, "MESSAGEBUS_BROKER": nodes[number % len(nodes)]}
 
@@ -148,14 +147,14 @@ def _where(where: Where) -> Where:
 
 
 class Sender(messagebus.Sender):
-    """Of one node."""
+    """A publisher on one node."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(profile, _where(where))
 
 
 class Receiver(messagebus.Receiver):
-    """Of one node."""
+    """A consumer of one node."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(profile, _where(where))

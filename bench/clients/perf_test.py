@@ -1,7 +1,7 @@
 """RabbitMQ's own PerfTest, in Java, on one node: an outside reference with a load of its own.
 
-It sends at a rate, or as fast as its window lets it, and times from the sending; what a stall holds up
-is therefore not in its latencies. It knows nothing of fates.
+It sends at a rate, or as fast as its window allows. Its latencies count from the sending, so they do not
+show messages held up by a stall. It does not track the fates of messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Second", "durability", "latencies", "measure", "options", "parse", "
 
 started = started_direct
 OUTPUT = "perf-test.txt"
-# From its start to its end, beside the time that it was given: it connects, and closes.
+# Additional time for its start, its connections and its end.
 MORE_S = 60.0
 LACKS = (
     "fates: lost, doubled, altered or late messages",
@@ -45,7 +45,7 @@ _MEASURE = {"confirm": "service", "consumer": "sent to received"}
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One of its lines. cpu_s: of its process, so far."""
+    """One line of its output. cpu_s: CPU time of its process until then."""
 
     at_s: float
     confirmed_per_s: float
@@ -58,7 +58,7 @@ def durability(profile: Profile) -> str:
 
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Raises BenchError when it cannot be had, fails, or does not end."""
+    """Run PerfTest and return its numbers. Raises BenchError when it is missing, fails, or does not end."""
     PERF_TEST.fetch()
     argv = ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest", *options(profile)]
     bus = BusConfig.from_env(running.env())
@@ -83,7 +83,7 @@ def measure(profile: Profile, running: Running, folder: Path) -> Outside:
 
 
 def options(profile: Profile) -> list[str]:
-    """Of its command line, for what is declared already."""
+    """Return the options of its command line, for an existing exchange and queue."""
     load, messages = profile.load, profile.messages
     assert isinstance(load.schedule, Constant)
     ((topic, subscription),) = places(profile)[:1]
@@ -109,7 +109,7 @@ def options(profile: Profile) -> list[str]:
 
 
 def parse(line: str) -> Second | None:
-    """A line of rates; None for any other."""
+    """Parse a line of rates; None for any other line."""
     at = _AT.search(line)
     rates = {found["what"]: float(found["rate"]) for found in _RATE.finditer(line)}
     if not at or not rates:
@@ -118,7 +118,7 @@ def parse(line: str) -> Second | None:
 
 
 def latencies(text: str) -> dict[str, dict[str, float]]:
-    """Of its last words: measure -> percentile -> ms."""
+    """Parse the latencies at the end of its output: measure -> percentile -> ms."""
     found = {}
     for each in _LATENCY.finditer(text):
         unit = 1e-3 if each["unit"] == "µs" else 1.0
@@ -135,7 +135,7 @@ def _time_s(profile: Profile) -> float:
 def _run(
     argv: Sequence[str], env: Mapping[str, str], output: Path, within_s: float
 ) -> tuple[list[Second], str]:
-    """Its lines, each with the CPU time that it had used by then, and all that it said."""
+    """Run PerfTest; return its lines of rates, each with the CPU time until then, and its whole output."""
     until_s, seconds, said = time.monotonic() + within_s, [], []
     with subprocess.Popen(
         argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,4 +1,4 @@
-"""pika's asynchronous adapter by hand under load: one connection to publish, one to consume."""
+"""pika's asynchronous adapter under load: one connection to publish, one to consume."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Sender:
             await self._room.wait()
 
     def _on_return(self, _channel: Any, _method: Any, properties: Any, _body: bytes) -> None:
-        """Comes before the confirm of the same message."""
+        """Remember a returned message. The return arrives before the confirm of the same message."""
         self._returned.add(properties.message_id)
 
     def _on_confirm(self, frame: Any) -> None:
@@ -127,14 +127,14 @@ class Receiver:
         self._some.set()
 
     def _ack_from(self, least: int) -> None:
-        """Answer what is open, when it is that many."""
+        """Ack the open deliveries if there are at least `least`."""
         if self._needs_ack and (open_ := self._last - self._acked) >= least:
             self._channel.basic_ack(self._last, multiple=open_ > 1)
             self._acked = self._last
 
 
 async def _opened(where: Where) -> tuple[Any, Any, str]:
-    """A connection, a channel of it, the broker's name. Raises BenchError."""
+    """Connect; return the connection, its channel and the broker's name. Raises BenchError."""
     bus = BusConfig.from_env(where.env)
     ready = asyncio.get_running_loop().create_future()
     parameters = pika.ConnectionParameters(

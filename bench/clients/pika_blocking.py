@@ -25,14 +25,14 @@ def durability(profile: Profile) -> str:
 
 
 class Sender(ThreadedSender):
-    """Of one broker."""
+    """A publisher on one broker."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(lambda: _Publishing(where), profile.load.window)
 
 
 class Receiver(ThreadedReceiver):
-    """Of one broker."""
+    """A consumer of one broker."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         super().__init__(lambda: _Consuming(profile, where))
@@ -87,7 +87,7 @@ class _Consuming:
 
 
 def _opened(where: Where) -> tuple[Any, Any, str]:
-    """A connection, a channel of it, the broker's name."""
+    """Connect; return the connection, its channel and the broker's name."""
     bus = BusConfig.from_env(where.env)
     credentials = pika.PlainCredentials(bus.current_user(), bus.current_password().reveal())
     parameters = pika.ConnectionParameters(

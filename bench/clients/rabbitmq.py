@@ -1,6 +1,6 @@
-"""Standalone RabbitMQ nodes behind HAProxy, with their agents: what messagebus runs on.
+"""Standalone RabbitMQ nodes behind HAProxy, with their agents: the system that messagebus runs on.
 
-The clients of one broker alone are measured on one such node, without HAProxy between.
+Clients that know only one broker are measured on one such node, without HAProxy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ops.local.cluster import LocalCluster
 
 __all__ = ["COLUMNS", "DURABILITY", "Standalone", "started", "started_direct"]
 
-# Of the clients of one node.
+# The durability of clients that know one node.
 DURABILITY = "fsynced by one broker before the confirm (quorum queue of one member)"
-# With its name, a queue that has no statistics yet is an object too.
+# With its name, a queue without statistics is an object too.
 COLUMNS = "name,messages_ready,messages_unacknowledged"
 
 
 class Standalone:
-    """direct: clients connect to the first node and not to the balancer."""
+    """The running nodes of a run. direct: clients connect to the first node instead of the balancer."""
 
     def __init__(self, cluster: LocalCluster, *, direct: bool = False) -> None:
         self.cluster = cluster
@@ -42,7 +42,7 @@ class Standalone:
         return env
 
     def declare(self, profile: Profile) -> None:
-        """Topics and subscriptions of the run, on every broker, with its durability."""
+        """Declare the run's topics and subscriptions on every broker, with the profile's durability."""
         level = profile.system.durability
         options = {} if level == "fsync" else {"durability": level}
         names = [f"{topic}/{subscription}" for topic, subscription in places(profile)]
@@ -73,7 +73,7 @@ class Standalone:
 def started(
     profile: Profile, network: str, say: Callable[[str], None], *, direct: bool = False
 ) -> Iterator[Standalone]:
-    """A cluster of the profile's brokers, gone afterwards."""
+    """Run a cluster with the profile's brokers; remove it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
     cluster = LocalCluster(folder / "cluster", profile.system.brokers, network=network, say=say)
     try:
@@ -88,7 +88,7 @@ def started(
 def started_direct(
     profile: Profile, network: str, say: Callable[[str], None]
 ) -> Iterator[Standalone]:
-    """The same for a client that knows one broker."""
+    """Run a cluster for a client that knows only one broker."""
     with started(profile, network, say, direct=True) as running:
         yield running
 
@@ -101,7 +101,7 @@ def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]
         rows = [row for row in queues.json() if row["name"] != GATE]
         own = cluster.node(name).node_name
         (node,) = [each for each in nodes if each["name"] == own]
-        # The broker's own count, of quorum queues' log too: 4,949 where strace saw 4,954. It is some
+        # The broker's own count, including quorum queues' logs: 4,949 where strace saw 4,954. It is some
         # seconds old.
         syncs = {"syncs": int(node["io_sync_count"])} if "io_sync_count" in node else {}
         return syncs | {

@@ -1,7 +1,7 @@
-"""A client that blocks, under the same load: it works in a thread of its own, one message at a time.
+"""A blocking client under the same load: it works in a thread of its own, one message at a time.
 
-What the load hands over while a publish waits for its confirm stands in front of it, at most the
-window of the profile; its latency counts from the intended time, so that this waiting shows.
+While a publish waits for its confirm, further messages queue in front of it, at most the profile's window.
+Their latency counts from the intended time, so it includes this wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BlockingSender(Protocol):
     broker: str
 
     def publish(self, body: bytes, sequence: int, key: str) -> int:
-        """Returns its outcome, of `outcomes`."""
+        """Publish a message and return its outcome, one of `outcomes`."""
 
     def close(self) -> None: ...
 
@@ -46,7 +46,7 @@ class BlockingReceiver(Protocol):
 
 
 class ThreadedSender:
-    """connect: makes the client, in its thread."""
+    """A sender over a blocking client. connect: makes the client, in its thread."""
 
     def __init__(self, connect: Callable[[], BlockingSender], window: int) -> None:
         self._connect = connect
@@ -99,7 +99,7 @@ class ThreadedSender:
 
 
 class ThreadedReceiver:
-    """connect: makes the client, in its thread."""
+    """A receiver over a blocking client. connect: makes the client, in its thread."""
 
     def __init__(self, connect: Callable[[], BlockingReceiver]) -> None:
         self._connect = connect
@@ -132,9 +132,9 @@ class ThreadedReceiver:
 async def _working(
     connect: Callable[[], C], work: Callable[[C], None]
 ) -> tuple[threading.Thread, C]:
-    """Start a thread that connects and then works with its client; both, when it is connected.
+    """Start a thread that connects and then works with its client; return both once it is connected.
 
-    Raises BenchError when it cannot, and TimeoutError.
+    Raises BenchError when it cannot connect, and TimeoutError.
     """
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[C] = loop.create_future()
@@ -142,7 +142,7 @@ async def _working(
     def run() -> None:
         try:
             client = connect()
-        except Exception as fault:  # whatever that library raises: the run says it in one line
+        except Exception as fault:  # any error of that library: the run reports it in one line
             error = BenchError(f"cannot connect: {fault!r}")
             loop.call_soon_threadsafe(ready.set_exception, error)
             return

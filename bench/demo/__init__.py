@@ -1,1 +1,1 @@
-"""The whole way on real parts, played on this machine: messages flow while brokers come and go."""
+"""The demonstration on this machine with real processes: messages flow while brokers come and go."""

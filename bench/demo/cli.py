@@ -1,6 +1,6 @@
-"""``python -m bench demo``: from its options to its exit code; whatever happens, nothing is left running.
+"""The command ``python -m bench demo``, from its options to its exit code. It leaves no process running.
 
-Its two audits of one run, ours and Spark's, are made by different code from the same files: they must agree.
+Different code makes two audits, ours and Spark's, from the same files of one run: they must agree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["demo", "disagreements", "read_report"]
 
-# What both count, and how Spark calls it.
+# Numbers that both count, and their names in Spark's audit.
 PAIR_COUNTS = {
     **{name: name for name in ("expected", "delivered", "deliveries", "lost", "altered")},
     "orphans": "orphan_deliveries",
@@ -44,7 +44,7 @@ PUBLISHER_COUNTS = ("published", "confirmed", "retried")
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """The report's own audit. Raises BenchError when there is none."""
+    """Read Spark's audit from the report's folder. Raises BenchError when there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / "audit.json").read_text())
     except (OSError, ValueError) as fault:
@@ -53,7 +53,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def disagreements(ours: Audit, theirs: Mapping[str, Any]) -> list[str]:
-    """Every number that differs, in words; empty when the audits agree."""
+    """Describe every number that differs; empty when the audits agree."""
     return [
         f"{what}: {own} here, {other} there"
         for what, own, other in _numbers(ours, theirs)
@@ -62,7 +62,7 @@ def disagreements(ours: Audit, theirs: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(ours: Audit, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(what, our number, theirs); None where one of them does not know the thing at all."""
+    """Yield (name, our number, theirs); None for a number that one of them does not have."""
     yield "published", ours.published, theirs.get("published")
     yield "confirmed", ours.confirmed, theirs.get("confirmed")
     yield "bad lines", sum(ours.bad_lines.values()), theirs.get("lines", {}).get("bad")
@@ -159,7 +159,7 @@ def _new_folder(folder: Path) -> Path:
 def _dealt(
     source: str | None, *, by_line: bool, small: bool, folder: Path
 ) -> Iterator[tuple[dict[str, Path], int]]:
-    """Read the whole input before anything starts; one file per publisher. Gives them and the total."""
+    """Read the whole input before anything starts; yield one file per publisher, and the total of records."""
     inputs = {name: folder / "input" / name for name in scenario.PUBLISHERS}
     found = records(source, by_line=by_line)
     if small:
@@ -181,7 +181,7 @@ def _dealt(
 
 
 def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, list[str]]:
-    """The whole run. Returns our audit, and where Spark's differs."""
+    """Do the whole run. Returns our audit, and its differences from Spark's."""
     titles = ["a cluster of 3 brokers and HAProxy starts", "publishers and consumers start"]
     ends = ["the rest is published, all is delivered", "audit and Spark report"]
     stage.announce([*titles, *(step.title for step in stage.plan), *ends])
@@ -214,14 +214,14 @@ def _start_report(stage: Stage) -> Child:
 
 
 def _spark_audit(spark: Child, report: Path) -> dict[str, Any]:
-    """Exit code 7 with an audit is an audit that does not hold: ours says so as well, and why."""
+    """Read Spark's audit. Exit code 7 with an audit means that it does not hold; ours then fails as well."""
     if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (report / "audit.json").exists():
         raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
     return read_report(report)
 
 
 def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
-    """Print the audit and where to look further. Raises DoesNotHold unless it does."""
+    """Print the audit and the paths of report and events. Raises DoesNotHold if the audit does not hold."""
     console = Console(highlight=False)
     print_audit(result, Manifest.load(stage.folder), console)
     for what, path in (("report", "report/report.html"), ("events", "")):
@@ -233,12 +233,12 @@ def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
 
 
 def _shown(path: Path) -> Path:
-    """As short as a person would type it."""
+    """Return the path relative to the working directory if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _stop(stage: Stage, *, wipe: bool) -> None:
-    """End everything that was started, whatever happened; a second Ctrl-C does not cut this short."""
+    """End everything that was started, after any outcome; a second Ctrl-C does not interrupt this."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     stage.children.stop_all()
@@ -247,7 +247,7 @@ def _stop(stage: Stage, *, wipe: bool) -> None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal raise Interrupted in here."""
+    """Raise Interrupted inside the context for Ctrl-C, SIGTERM and a closed terminal."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(f"interrupted by {signal.Signals(number).name}")

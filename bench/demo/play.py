@@ -1,4 +1,4 @@
-"""The script of the demo: what is done, in order, and what must be seen before it goes on."""
+"""The script of the demo: its actions in order, and the observations that each one waits for."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from ops.errors import LocalFault
 __all__ = ["judge", "play", "start_load", "stop_consumers", "wait_delivered", "wait_published"]
 
 START_WITHIN_S = 120.0
-# Once the input has ended: for what is still open at the publishers, and in the brokers' queues.
+# After the end of the input: for open publishes, and for messages in the brokers' queues.
 PUBLISHED_WITHIN_S = 120.0
 DELIVERED_WITHIN_S = 90.0
-# Nothing new for that long, and all are there: repeats that a broker still had have come as well.
+# After all deliveries: a time without a new one, after which brokers have no repeats left.
 QUIET_S = 1.0
 STOP_WITHIN_S = 30.0
 HEALTH_TIMEOUT_S = 1.0
-# Short, so that publishers are seen to spread over a new broker; the library's default is 600 s.
+# Short, so that publishers soon spread over a new broker; the library's default is 600 s.
 CONNECTION_LIFETIME_S = 8
 SERVES = "serves"
 
 
 def start_load(stage: Stage, run_id: str, inputs: dict[str, Path]) -> None:
-    """Declare the topology, start all load processes, see that they run. Nothing is published yet."""
+    """Declare the topology, start all load processes and check that they run. Nothing is published yet."""
     wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in dict.fromkeys(CONSUMERS.values()))]
     stage.run("declare", ["messagebus", "declare", *wanted], within_s=START_WITHIN_S, client=True)
     set_rate(stage.folder, 0)
@@ -67,7 +67,7 @@ def start_load(stage: Stage, run_id: str, inputs: dict[str, Path]) -> None:
 
 
 def play(stage: Stage) -> None:
-    """Let messages flow and do every step of the plan while they do."""
+    """Let messages flow and do every step of the plan meanwhile."""
     stage.view.states = dict.fromkeys(stage.cluster.names, SERVES)
     actions: dict[str, Callable[[Stage, Step], None]] = {
         "flow": _flow,
@@ -85,7 +85,7 @@ def play(stage: Stage) -> None:
 
 
 def _flow(stage: Stage, step: Step) -> None:
-    """Every broker takes publishes, every subscription gets them, from every broker."""
+    """Let messages flow, then wait until every broker takes publishes and serves every subscription."""
     stage.look(step.looks_s)
     for name in stage.cluster.names:
         _wait_used(stage, name, step)
@@ -136,13 +136,13 @@ def _back(stage: Stage, step: Step) -> None:
 
 
 def _again(stage: Stage, step: Step) -> None:
-    """The one that came back is used again as well."""
+    """Wait until the killed broker is used again after its return."""
     _wait_used(stage, KILLED, step)
     stage.look(step.looks_s)
 
 
 def wait_published(stage: Stage) -> None:
-    """Until every publisher has sent all and knows how each publish ended."""
+    """Wait until every publisher has sent everything and knows the outcome of each publish."""
     stage.wait(
         lambda: not stage.children.running(PUBLISHERS),
         within_s=PUBLISHED_WITHIN_S,
@@ -152,9 +152,9 @@ def wait_published(stage: Stage) -> None:
 
 
 def wait_delivered(stage: Stage) -> None:
-    """Until every confirmed id was delivered to every subscription, and nothing more comes.
+    """Wait until every confirmed id was delivered to every subscription, and no more deliveries come.
 
-    Gives up when nothing new has come for DELIVERED_WITHIN_S: the audit tells what is missing.
+    Gives up when nothing new has come for DELIVERED_WITHIN_S: the audit reports what is missing.
     """
     published, delivered = Tail(stage.folder, "published"), Tail(stage.folder, "delivered")
     missing: dict[str, set[str]] = {name: set() for name in CONSUMERS.values()}
@@ -178,7 +178,7 @@ def wait_delivered(stage: Stage) -> None:
 
 
 def stop_consumers(stage: Stage) -> None:
-    """They answer what they hold and leave."""
+    """Ask the consumers to answer their open deliveries and to end; wait for their end."""
     stage.watch(consumers=False)
     stage.children.terminate(CONSUMERS)
     stage.wait(
@@ -190,7 +190,7 @@ def stop_consumers(stage: Stage) -> None:
 
 
 def judge(stage: Stage, manifest: Manifest) -> Audit:
-    """Our audit, kept beside the events."""
+    """Audit the run, and write the audit beside the events."""
     result = audit(manifest, read_events(stage.folder, manifest))
     write_atomically(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
     return result
@@ -201,7 +201,7 @@ def _playbook(stage: Stage, step: Step, verb: str, name: str) -> None:
 
 
 def _wait_used(stage: Stage, name: str, step: Step) -> None:
-    """Until this broker has confirmed and delivered to every subscription more than it had by now."""
+    """Wait until this broker confirms another publish, and delivers another message to every subscription."""
     subscriptions = list(dict.fromkeys(CONSUMERS.values()))
     confirmed = stage.confirmed_by(name)
     delivered = {each: stage.delivered_by(name, each) for each in subscriptions}

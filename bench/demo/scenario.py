@@ -1,4 +1,4 @@
-"""The scenario of the demo: its steps in their order, how long each may take, and how fast messages flow.
+"""The scenario of the demo: its steps in order, their time limits, and the rate of messages.
 
 Pure: no clock, no process. The records are spread over the time that the remaining steps need, so
 that messages flow during every one of them and the input ends soon after the last.
@@ -34,16 +34,16 @@ PUBLISHERS = ("p1", "p2", "p3", "p4")
 CONSUMERS = {"billing1": "billing", "billing2": "billing", "billing3": "billing", "audit1": "audit"}
 ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
 PREFETCH = 200
-# The killed broker stays down for that long.
+# Seconds that the killed broker stays down.
 DOWN_S = 10.0
 
-# With fewer there are steps that no message sees.
+# With fewer records, no message would flow during some of the steps.
 RECORDS_MIN = 500
 SMALL_RECORDS = 2_000
 
-# The input never runs dry before the last step ends: that much time is always thought to be left.
+# The input must not end before the last step: this time is always assumed to be left.
 RESERVE_S = 4.0
-# What is left when the last step has ended goes out in about that time, and ends: never slower than that.
+# The records left after the last step are sent in about this time, and never slower than this rate.
 TAIL_S = 2.0
 TAIL_MIN_PER_S = 400.0
 RATE_MAX_PER_S = 4_000.0
@@ -53,10 +53,10 @@ SLOW_MAX = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happens while messages flow.
+    """One step that is done while messages flow.
 
-    needs_s: how long it is thought to take, for the pace. within_s: its bound; later is a failure.
-    looks_s: part of it in which nothing happens, so that a person sees the state it made.
+    needs_s: the expected duration, for the pace. within_s: its bound; a longer step is a failure.
+    looks_s: the part of it that only shows the resulting state to a person.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Step:
 
 
 def steps(*, small: bool) -> tuple[Step, ...]:
-    """The plan. small: no time is spent on looking; every event happens all the same."""
+    """Return the plan. small: without time for looking, but with every event."""
     looks_s = 1.0 if small else 4.0
     flows_s = looks_s + 1.5
     return (
@@ -83,7 +83,7 @@ def steps(*, small: bool) -> tuple[Step, ...]:
 
 
 def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float) -> float:
-    """Return how many times longer than thought the steps take on this machine; 1 to SLOW_MAX.
+    """Return the ratio of actual to expected durations of steps on this machine; 1 to SLOW_MAX.
 
     done: finished steps with the seconds they took.
     """
@@ -93,10 +93,10 @@ def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float
 
 
 def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float, slow: float = 1.0) -> float:
-    """Messages per second, of all publishers together, from now on.
+    """Return the messages per second of all publishers together, from now on.
 
     left: records not yet sent. ahead: the running step, then those after it; empty when all are done.
-    in_step_s: how long the running one lasts already. slow: how many times longer steps take.
+    in_step_s: seconds since the running step began. slow: the factor by which steps take longer.
     """
     if not ahead:
         return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)

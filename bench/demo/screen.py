@@ -17,19 +17,22 @@ from rich.text import Text
 
 __all__ = ["LiveScreen", "PlainScreen", "Rates", "Screen", "StepView", "View", "open_screen"]
 
-# Counters are told in plain text that often, while nothing else is to be told.
+# Seconds between two lines of counters, while there is nothing else to print.
 PLAIN_EVERY_S = 5.0
-# Rates are taken over that much of the past: shorter than a step, longer than the progress files' age.
+# The time over which rates are taken: shorter than a step, longer than the age of progress files.
 RATE_WINDOW_S = 3.0
 REFRESH_PER_S = 4
-# Lines of a picture beside steps, counters and brokers: blank ones, a heading, the note, the cursor's.
+# Lines besides steps, counters and brokers: blank ones, a heading, the note, the cursor's.
 OTHER_LINES = 5
 STEPS_MIN = 3
 
 
 @dataclass(slots=True)
 class StepView:
-    """state: waiting, running, done, failed, interrupted. took_s: so far or in all. began_s: monotonic."""
+    """One step on the screen.
+
+    state: waiting, running, done, failed, interrupted. took_s: so far or in all. began_s: monotonic.
+    """
 
     title: str
     state: str = "waiting"
@@ -43,7 +46,7 @@ class View:
 
     confirmed, delivered: broker name -> messages; subscriptions: subscription -> deliveries.
     rates: broker name -> (confirmed per second, delivered per second). addresses: broker name ->
-    ``host:port``. note: what the running step is at; count: a number of it that changes all the time.
+    ``host:port``. note: the running step's current action; count: its changing counter as text.
     """
 
     elapsed_s: float = 0.0
@@ -73,7 +76,7 @@ class Rates:
     def add(
         self, now_s: float, confirmed: Mapping[str, int], delivered: Mapping[str, int]
     ) -> dict[str, tuple[float, float]]:
-        """Take the counts of now; returns broker -> (confirmed, delivered) per second."""
+        """Add the current counts; return broker -> (confirmed, delivered) per second."""
         names = {*confirmed, *delivered}
         counts = {name: (confirmed.get(name, 0), delivered.get(name, 0)) for name in names}
         self._past.append((now_s, counts))
@@ -93,7 +96,7 @@ class Rates:
 
 
 class Screen(Protocol):
-    """Shows views; `say` is a line that stays."""
+    """A display of views; `say` prints a line that stays."""
 
     def show(self, view: View) -> None: ...
 
@@ -110,13 +113,13 @@ class Screen(Protocol):
 
 
 def open_screen() -> Screen:
-    """The screen that fits where standard output goes."""
+    """Return the screen for standard output: live on a terminal, plain elsewhere."""
     console = Console(highlight=False)
     return LiveScreen(console) if sys.stdout.isatty() else PlainScreen(console)
 
 
 class PlainScreen:
-    """Lines: each step when it begins and ends, counters every few seconds."""
+    """A screen of plain lines: each step when it begins and ends, counters every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -160,7 +163,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A picture that is redrawn in place."""
+    """A screen that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -183,7 +186,7 @@ class LiveScreen:
 
 
 def counters(view: View) -> str:
-    """All counters in one line; of each broker what it confirmed and what it delivered, per second."""
+    """Format all counters in one line; for each broker, confirmed and delivered messages per second."""
     came = " ".join(f"{name} {count:,}" for name, count in view.subscriptions.items())
     rates = " ".join(
         f"{name} {confirmed:.0f}/{delivered:.0f}"
@@ -196,7 +199,7 @@ def counters(view: View) -> str:
 
 
 def picture(view: View, lines_max: int = 50) -> RenderableType:
-    """Steps on top, counters and brokers below, in so many lines."""
+    """Draw the steps on top, counters and brokers below, in at most lines_max lines."""
     progress, brokers = _progress(view), _brokers(view)
     room = lines_max - progress.row_count - brokers.row_count - OTHER_LINES
     note = Text(view.count or view.note, style="dim", no_wrap=True, overflow="ellipsis")
@@ -205,7 +208,7 @@ def picture(view: View, lines_max: int = 50) -> RenderableType:
 
 
 def _fitting(steps: list[StepView], rows: int) -> list[StepView]:
-    """The steps that fit: old ones go first, then those far ahead."""
+    """Return the steps that fit: old ones are dropped first, then those far ahead."""
     if len(steps) <= rows:
         return steps
     running = next((n for n, step in enumerate(steps) if step.state != "done"), len(steps))

@@ -1,7 +1,7 @@
-"""The stage of a play: the cluster, the load processes, the clock, the pace, the screen, the manifest.
+"""The state of a running demo: cluster, load processes, clock, pace, screen and manifest.
 
-One thread. Whatever takes long is another process that is polled; while it lasts `tick` keeps the
-pace of the publishers, looks after the load processes and redraws the screen.
+It has one thread. Anything that takes long is another process that is polled. Meanwhile `tick` keeps the
+pace of the publishers, checks the load processes and redraws the screen.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 RATE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.4
-# A playbook prints its plan before its first step: commands, and what each step waits for.
+# A playbook prints its plan before its first step: commands, and the condition after each step.
 PLAN_LINES = ("$ ", "until ")
 
 
 class Stage:
     """One run in one folder. total: records that will be published.
 
-    env: of all processes that are started; settings of the bus are added for clients.
+    env: the environment of all processes that are started; clients also get settings of the bus.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Stage:
     # -- time
 
     def tick(self) -> None:
-        """Everything that must go on while something is waited for. Raises BenchError."""
+        """Do the regular work during a wait: checks, pace and screen. Raises BenchError."""
         if self._publishers_watched:
             self.children.check(PUBLISHERS, may_end=True)
         if self._consumers_watched:
@@ -92,7 +92,7 @@ class Stage:
             self._pace(now_s)
 
     def wait(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
-        """Tick until the condition holds. Raises BenchError when it does not in time."""
+        """Tick until the condition holds. Raises BenchError if it does not hold within within_s."""
         until_s = time.monotonic() + within_s
         while True:
             self.tick()
@@ -103,14 +103,14 @@ class Stage:
             time.sleep(POLL_S)
 
     def look(self, seconds: float) -> None:
-        """Let messages flow for that long."""
+        """Let messages flow for this many seconds."""
         until_s = time.monotonic() + seconds
         self.wait(lambda: time.monotonic() >= until_s, within_s=seconds + 10, what="time passing")
 
     # -- steps, as a person sees them
 
     def announce(self, titles: Sequence[str]) -> None:
-        """All steps that there will be, in order."""
+        """Set the titles of all steps, in order."""
         self.view.steps = [StepView(title) for title in titles]
 
     @contextmanager
@@ -137,7 +137,7 @@ class Stage:
 
     @contextmanager
     def planned(self, step: Step) -> Iterator[None]:
-        """A step of the plan: the pace counts on it."""
+        """Do a step of the plan; the pace takes its duration into account."""
         self._step_began_s = time.monotonic()
         with self.step(step.title) as view:
             yield
@@ -145,7 +145,7 @@ class Stage:
         self._done.append((step, view.took_s))
 
     def note(self, line: str) -> None:
-        """Show what the running step is at."""
+        """Show the current action of the running step."""
         self.view.note = line
         self._redraw(time.monotonic())
 
@@ -176,7 +176,10 @@ class Stage:
         return child.exit_code is not None
 
     def watch(self, *, publishers: bool | None = None, consumers: bool | None = None) -> None:
-        """From now on these may not end by themselves (publishers may, when all is confirmed)."""
+        """Set which processes may not end by themselves from now on.
+
+        Publishers may end when everything is confirmed.
+        """
         if publishers is not None:
             self._publishers_watched = publishers
         if consumers is not None:
@@ -185,7 +188,7 @@ class Stage:
     # -- what happened
 
     def begin(self, run_id: str) -> None:
-        """The run starts now: publishers get their pace from here on."""
+        """Start the run: publishers get their pace from now on."""
         self._manifest = Manifest(
             run_id=run_id,
             topics={TOPIC: tuple(dict.fromkeys(CONSUMERS.values()))},
@@ -203,7 +206,7 @@ class Stage:
         self.save()
 
     def save(self, *, complete: bool = False) -> Manifest:
-        """Write what is known of the run by now; complete: it has ended in order, now."""
+        """Write the run's manifest as known so far; complete: the run has ended in order, now."""
         assert self._manifest is not None, "begin comes first"
         self._learn_names()
         self._manifest = dataclasses.replace(
@@ -218,7 +221,7 @@ class Stage:
 
     @contextmanager
     def incident(self, kind: str, name: str = "") -> Iterator[None]:
-        """Note when something was done to a broker (mb2), or to the balancer (no name)."""
+        """Record a disturbance of a broker (mb2), or of the balancer (no name), with its times."""
         self._learn_names()
         began = Incident(
             kind=kind, broker=self.address(name) if name else "", at_ns=time.monotonic_ns()
@@ -238,7 +241,7 @@ class Stage:
             self.save()
 
     def address(self, name: str) -> str:
-        """``host:port`` of a broker; its name for one that is not there yet."""
+        """Return ``host:port`` of a broker; its name if it does not exist yet."""
         return next((at for at, known in self._names.items() if known == name), name)
 
     def state(self, name: str, state: str) -> None:
@@ -248,11 +251,11 @@ class Stage:
     # -- counts
 
     def confirmed_by(self, name: str) -> int:
-        """Messages that this broker has confirmed."""
+        """Return the number of messages that this broker has confirmed."""
         return self._counts(PUBLISHERS)[self.address(name)]
 
     def delivered_by(self, name: str, subscription: str) -> int:
-        """Deliveries of this broker to a subscription."""
+        """Return the number of deliveries of this broker to a subscription."""
         of = [consumer for consumer, theirs in CONSUMERS.items() if theirs == subscription]
         return self._counts(of)[self.address(name)]
 
@@ -262,7 +265,7 @@ class Stage:
         return sum(each.done + each.bad + each.held for each in found)
 
     def states_of(self, names: Sequence[str]) -> Counter[str]:
-        """state -> how many of these load processes."""
+        """Count these load processes by state: state -> processes."""
         return Counter(self.progress[name].state for name in names if name in self.progress)
 
     def _counts(self, names: Sequence[str]) -> Counter[str]:
@@ -308,7 +311,7 @@ class Stage:
         return {self._names.get(at, at or "unknown"): count for at, count in counts.items()}
 
     def _learn_names(self) -> None:
-        """A removed broker leaves the inventory and keeps its name here."""
+        """Read the brokers' names. A removed broker leaves the inventory, but keeps its name here."""
         with suppress(LocalFault):
             for node in self.cluster.layout.nodes:
                 self._names[node.broker] = node.name

@@ -1,1 +1,1 @@
-"""The figures that the project states about itself, each measured by a command that anyone can repeat."""
+"""The figures that the project states about itself, each with a command that repeats its measurement."""

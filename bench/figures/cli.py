@@ -1,4 +1,4 @@
-"""``python -m bench figures`` and ``python -m bench readme``, and all groups of figures."""
+"""The commands ``python -m bench figures`` and ``python -m bench readme``, and all groups of figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["GROUPS", "chosen", "figures", "readme"]
 
 BEHIND_HAPROXY = "HAProxy before three brokers"
 
-# Publishing first: on empty brokers. What kills brokers comes last.
+# Publishing comes first, on empty brokers. Groups that kill brokers come last.
 GROUPS = (
     publish.GROUP,
     consume.GROUP,
@@ -72,9 +72,9 @@ GROUPS = (
 
 
 def chosen(names: Iterable[str]) -> list[Group]:
-    """Those of that name, or whose names begin with it and a dot; all without any.
+    """Return the groups with these names, or whose names begin with one and a dot; all without names.
 
-    Raises InputInvalid for a name that means none.
+    Raises InputInvalid for a name that matches no group.
     """
     wanted = list(names)
     for name in wanted:
@@ -89,9 +89,9 @@ def _means(name: str, group: Group) -> bool:
 
 
 RESULTS = CHECKOUT / "bench" / "results"
-# Besides README.md.
+# Pages besides README.md.
 PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
-# Of the table: names, ranges and goals stand in one line each.
+# The table's width: names, ranges and goals fit into one line each.
 WIDTH = 140
 
 
@@ -124,11 +124,11 @@ def figures(
 ) -> None:
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
-    GROUPS are names, such as client.publish, or what several begin with, such as way.
+    GROUPS are names, such as client.publish, or common beginnings of names, such as way.
 
-    Prints a table and keeps it as bench/results/NAME.json, after each group. A machine that does
-    other things meanwhile measures those too: the load before and after is in the file. Exit code 7:
-    a goal was not met.
+    Prints a table and keeps it as bench/results/NAME.json, after each group. Other load
+    of the machine affects the figures: the file has its load before and after. Exit code 7: a goal was
+    not met.
     """
     console = Console(highlight=False, soft_wrap=True)
     wanted = chosen(groups)
@@ -144,7 +144,7 @@ def figures(
             try:
                 measured, environment = _measure(group, stage, scene)
             except BenchError as fault:
-                # An hour of other groups must not be lost for one of them.
+                # A failed group must not lose the results of an hour of other groups.
                 console.print(f"{group.name} failed: {fault}")
                 failed.append(group.name)
                 continue
@@ -160,7 +160,7 @@ def figures(
 
 
 def _measure(group: Group, stage: Stage, scene: Scene) -> tuple[list[Figure], dict[str, object]]:
-    """The figures of one group, and on what they were measured."""
+    """Measure the figures of one group; return them with the environment of the measurement."""
     environment: dict[str, object] = {
         **describe(),
         "loop": best_loop(),
@@ -172,9 +172,9 @@ def _measure(group: Group, stage: Stage, scene: Scene) -> tuple[list[Figure], di
 
 
 def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, object]) -> Path:
-    """Put the figures of a group into a file of results, in place of those that it has by that id.
+    """Write the figures of a group into a file of results, replacing its figures with the same ids.
 
-    The file's environment is that of its newest group, and under ``groups`` that of each.
+    The file's environment is that of its newest group; ``groups`` has the environment of each.
     """
     known = Results.load(path) if path.exists() else None
     replaced = {figure.id for figure in figures}

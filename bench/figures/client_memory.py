@@ -22,7 +22,7 @@ TOPIC, SUBSCRIPTION = "memory", "sink"
 CLIENTS = 10
 LASTS_S = 60
 SETTLED_AFTER_S = 10
-# Of all publishers together: busy, and not more than two cores can do for 20 processes and 3 brokers.
+# The rate of all publishers together: busy, but within two cores for 20 processes and 3 brokers.
 RATE_PER_S = 500.0
 BODY_BYTES = 1024
 GOAL_GROWTH_MB = 5.0
@@ -63,13 +63,13 @@ def memory_figures(
 
 
 def growth_mb(rss_bytes: Sequence[int], settled_after: int) -> float:
-    """Largest distance of a sample from the one when it was settled; one sample a second."""
+    """Return the largest distance of a sample from the settled one; one sample a second."""
     settled = rss_bytes[settled_after]
     return max(abs(value - settled) for value in rss_bytes[settled_after:]) / MB
 
 
 def rss_bytes_of(pid: int) -> int:
-    """Resident memory of another process."""
+    """Return the resident memory of another process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -77,7 +77,7 @@ def rss_bytes_of(pid: int) -> int:
 def _sample(
     cluster: LocalCluster, folder: Path, say: Callable[[str], None]
 ) -> dict[str, list[int]]:
-    """Process name -> its memory at every second while all of them work."""
+    """Return process name -> its memory at every second while all processes work."""
     clients = Crew(
         cluster,
         folder,

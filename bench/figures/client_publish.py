@@ -1,8 +1,8 @@
 """The rate of safe publishes of one process, against pika's BlockingConnection with confirms.
 
-Both publish messages of 1 KB through HAProxy into the same topic with one subscription (a quorum
-queue), persistent and mandatory, and both are counted at their confirms. They take turns in one
-process, so that whatever else the machine does meets both. The queue is emptied before each turn.
+Both publish persistent, mandatory messages of 1 KB through HAProxy into the same topic with one
+subscription (a quorum queue). Both are counted at their confirms. They take turns in one process, so that
+other load of the machine affects both. The queue is emptied before each turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Turn", "measure", "publish_figures"]
 
 BODY_BYTES = 1024
 TOPIC, SUBSCRIPTION = "figures", "sink"
-# A turn of each lasts some 2 s: long against the window, short against what else the machine does.
+# A turn of each lasts some 2 s: long against the window, short against changes of the machine's load.
 OURS_PER_TURN = 20_000
 PEERS_PER_TURN = 1_500
 WARM_UP = 500
@@ -35,7 +35,7 @@ REPEAT = "python -m bench figures way.publish"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """rate_per_s: confirmed messages; cpu_us: CPU time of this process per message."""
+    """One turn. rate_per_s: confirmed messages; cpu_us: CPU time of this process per message."""
 
     rate_per_s: float
     cpu_us: float
@@ -72,7 +72,7 @@ def publish_figures(cluster: LocalCluster, say: Callable[[str], None]) -> Iterat
 
 
 def figures_of(ours: list[Turn], peers: list[Turn]) -> Iterator[Figure]:
-    """Medians over the turns, and the ratio of the medians."""
+    """Make the figures: medians over the turns, and the ratio of the medians."""
     our_rate = statistics.median(turn.rate_per_s for turn in ours)
     peer_rate = statistics.median(turn.rate_per_s for turn in peers)
     ratio = our_rate / peer_rate
@@ -133,7 +133,7 @@ def _peer_turn(peer: PikaBlocking, body: bytes) -> Turn:
 
 
 def _purge(cluster: LocalCluster, subscription: Subscription) -> None:
-    """Empty the queue, so that none grows from turn to turn."""
+    """Empty the queue, so that it does not grow from turn to turn."""
     queue = subscription.amqp_queue.replace("/", "%2F")
     for name in cluster.names:
         with cluster.management(name) as management:

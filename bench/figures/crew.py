@@ -1,4 +1,4 @@
-"""Load processes for a measurement: publishers of made-up records, consumers, all stopped at the end."""
+"""The load processes of a measurement: publishers of generated records, and consumers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_S = 0.05
 
 
 def wait_until(condition: Callable[[], object], *, within_s: float, what: str) -> None:
-    """Raises BenchError when the condition does not hold in time."""
+    """Wait for a condition. Raises BenchError when it does not hold in time."""
     until_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > until_s:
@@ -32,9 +32,10 @@ def wait_until(condition: Callable[[], object], *, within_s: float, what: str) -
 
 
 class Crew:
-    """consumers: name -> subscription. publishers send records of `size` bytes at one common rate.
+    """A set of load processes.
 
-    env: settings of the clients that differ from the cluster's.
+    consumers: name -> subscription. publishers send records of `size` bytes at one common rate. env: settings
+    of the clients that differ from the cluster's.
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class Crew:
         return [each.state for each in progress.values()] == ["running"] * len(self.names)
 
     def check(self) -> None:
-        """Raises BenchError when a process has ended."""
+        """Check all processes. Raises BenchError when one has ended."""
         self._children.check(self.names)
 
     def pid(self, name: str) -> int:
         return self._children.pid(name)
 
     def set_rate(self, rate_per_s: float) -> None:
-        """Of all publishers together."""
+        """Set the rate of all publishers together."""
         set_rate(self.folder, rate_per_s)
 
     def finish(self) -> None:
-        """Publishers first, then, when nothing more comes, the consumers. Raises BenchError."""
+        """End the publishers, then, when no more messages come, the consumers. Raises BenchError."""
         self._end(list(self.publishers))
         before = -1
         while (now := sum(each.done for each in read_progress(self.folder).values())) != before:
@@ -110,13 +111,13 @@ class Crew:
         self._children.check(names, may_end=True)
 
     def stop(self) -> None:
-        """Whatever still runs."""
+        """End all processes that still run."""
         self._children.stop_all()
 
 
 @contextmanager
 def crew(crew: Crew) -> Iterator[Crew]:
-    """Ends the processes on the way out."""
+    """Wait until the processes run; end them on exit."""
     try:
         crew.wait_running()
         yield crew

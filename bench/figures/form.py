@@ -42,10 +42,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """id: ``way.publish.ratio``. what: in words. goal: "" and met: None where nothing is promised.
+    """One figure. id: for example ``way.publish.ratio``. what: its description.
 
-    samples: of each repetition, in order, where the value is their median or their worst. A goal is met
-    when each of them meets it. busy: in words, that the machine had other work; of `newest`, not kept.
+    goal, met: "" and None without a goal. samples: one per repetition, in order, if the value is their
+    median or their worst. A goal is met only if each sample meets it. busy: a note that the machine had
+    other work; set by `newest`, not stored.
     """
 
     id: str
@@ -64,29 +65,29 @@ class Figure:
 
     @property
     def is_unsure(self) -> bool:
-        """Tell whether the value meets the goal and some repetition does not."""
+        """True if the value meets the goal but some repetition does not."""
         return self.met is False and _meets(self.goal, self.value)
 
     @property
     def remarks(self) -> str:
-        """Add to its words the part of its workload that it is of, and how busy the machine was."""
+        """Additions to its description: the part of the workload that ran, and the machine's load."""
         found = re.search(r"--part (\d+)", self.repeat)
         part = f"1/{found[1]} of the run (--part {found[1]})" if found else ""
         return "".join(f", {each}" for each in (part, self.busy) if each)
 
     def as_json(self) -> dict[str, Any]:
-        """Without samples where there are none."""
+        """Return the figure for JSON, without samples if there are none."""
         dropped = {"busy"} if self.samples else {"busy", "samples"}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in dropped}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Figure:
-        """Raises TypeError for what is no figure."""
+        """Make a figure from JSON. Raises TypeError for anything else."""
         return cls(**{"what": "", **found, "samples": tuple(found.get("samples", ()))})
 
 
 def _meets(goal: str, value: float) -> bool:
-    """Of goals as `at_least`, `at_most` and `below` write them; others are judged where they are made."""
+    """Return whether a value meets a goal of `at_least`, `at_most` or `below`; True for other goals."""
     found = re.match(r"(>=|<=|<) ([\d.,]+)", goal)
     if not found:
         return True
@@ -96,14 +97,14 @@ def _meets(goal: str, value: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """One file. environment: where, when and on what it was measured."""
+    """One file of results. environment: where, when and on what it was measured."""
 
     name: str
     environment: dict[str, Any]
     figures: tuple[Figure, ...]
 
     def busy(self, figure: str) -> str:
-        """In words, that more processes wanted to run before its group was measured than there are cores."""
+        """Return a note if, before the figure's group, more processes wanted to run than there are cores."""
         groups = self.environment.get("groups", {})
         group = max(
             (each for each in groups if figure.startswith(_plain_id(each))), key=len, default=""
@@ -122,7 +123,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path) -> Results:
-        """Raises InputInvalid for a file that is no results."""
+        """Read a file of results. Raises InputInvalid for any other file."""
         try:
             found = json.loads(path.read_text())
             figures = tuple(Figure.from_json(figure) for figure in found["figures"])
@@ -134,7 +135,7 @@ class Results:
 
 
 def _plain_id(group: str) -> str:
-    """As the ids of its figures begin: ``measure.seed-s1`` has ``measure.seed_s1...``."""
+    """Return the beginning of its figures' ids: ``measure.seed-s1`` has ``measure.seed_s1...``."""
     return group.replace("-", "_")
 
 
@@ -143,7 +144,7 @@ Goal = Callable[[float], dict[str, Any]]
 
 
 def no_goal(_value: float) -> dict[str, Any]:
-    """Of a figure that is printed and promises nothing."""
+    """Return no fields: for a figure without a goal."""
     return {}
 
 
@@ -156,7 +157,7 @@ def median_of(
     repeat: str,
     goal: Goal = no_goal,
 ) -> Figure:
-    """The median of what each repetition gave."""
+    """Make a figure of the median over the repetitions."""
     value = statistics.median(samples)
     return Figure(
         id=id,
@@ -170,22 +171,22 @@ def median_of(
 
 
 def at_least(goal: float, value: float, unit: str = "") -> dict[str, Any]:
-    """Fields goal and met of a figure that must not be lower."""
+    """Return the fields goal and met of a figure that must not be lower."""
     return {"goal": f">= {plain(goal)}{' ' if unit else ''}{unit}", "met": value >= goal}
 
 
 def below(goal: float, value: float, unit: str = "") -> dict[str, Any]:
-    """Fields goal and met of a figure that must be lower."""
+    """Return the fields goal and met of a figure that must be lower."""
     return {"goal": f"< {plain(goal)}{' ' if unit else ''}{unit}", "met": value < goal}
 
 
 def at_most(goal: float, value: float, unit: str = "") -> dict[str, Any]:
-    """Fields goal and met of a figure that must not be higher."""
+    """Return the fields goal and met of a figure that must not be higher."""
     return {"goal": f"<= {plain(goal)}{' ' if unit else ''}{unit}", "met": value <= goal}
 
 
 def plain(value: float) -> str:
-    """Three digits that say something."""
+    """Format a number with three significant digits."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -201,7 +202,7 @@ def figures_table(figures: Iterable[Figure]) -> Table:
 
 
 def value(figure: Figure) -> str:
-    """With the range of its samples."""
+    """Format the value with the range of its samples."""
     told = f"{plain(figure.value)} {figure.unit}".rstrip()
     if len(figure.samples) < 2:
         return told
@@ -215,7 +216,7 @@ def _met(figure: Figure) -> Text:
 
 
 def markdown(results: Sequence[Results]) -> str:
-    """Return a table of each figure, from the newest file that has it."""
+    """Return a table of all figures, each from the newest file that has it."""
     lines = ["| figure | value | goal | measured by |", "|---|---|---|---|"]
     for name, (figure, file) in sorted(newest(results).items()):
         what = f"{figure.what}{figure.remarks} (`{name}`) | {value(figure)} | {goal(figure)}"
@@ -224,7 +225,7 @@ def markdown(results: Sequence[Results]) -> str:
 
 
 def newest(results: Sequence[Results]) -> dict[str, tuple[Figure, str]]:
-    """id -> its figure, and the name of the newest results that have it."""
+    """Return id -> its figure, and the name of the newest results that have it."""
     return {
         figure.id: (dataclasses.replace(figure, busy=each.busy(figure.id)), each.name)
         for each in sorted(results, key=lambda one: str(one.environment.get("at", "")))
@@ -233,7 +234,7 @@ def newest(results: Sequence[Results]) -> dict[str, tuple[Figure, str]]:
 
 
 def goal(figure: Figure) -> str:
-    """For a table in Markdown."""
+    """Format the goal for a table in Markdown."""
     if figure.met is not False:
         return figure.goal
     return f"{figure.goal} (**not met{' by every repetition' if figure.is_unsure else ''}**)"

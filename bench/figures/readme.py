@@ -1,6 +1,6 @@
-"""Puts the newest figures into the pages that tell them: none is written by hand.
+"""Writing of the newest figures into the pages that show them.
 
-Those that are asked for first into the README; all of them beside the results; and into any page those
+The README gets the most important ones, and the page beside the results gets all. Any page gets the figures
 that it names, ``<!-- figure ID -->...<!-- / -->``.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["FIRST", "in_short", "named", "read_results", "update"]
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 NAMED = re.compile(r"(<!-- figure (\S+) -->).*?(<!-- / -->)", re.DOTALL)
 ALL = "README.md"
-# In this order, met or not.
+# The rows in this order, met or not.
 FIRST = {
     "client.publish.w1000.send_many.rate": "Safe publishes of 1 KB, one process, one broker",
     "client.publish.w1000.send_many.ratio_perf_test": "... times Java PerfTest's",
@@ -51,7 +51,7 @@ In brackets: the least and the greatest of the samples.
 
 
 def read_results(folder: Path) -> list[Results]:
-    """Raises InputInvalid when there are none."""
+    """Read all results of a folder. Raises InputInvalid when there are none."""
     found = [Results.load(path) for path in sorted(folder.glob("*.json"))]
     if not found:
         raise InputInvalid(f"{folder}: no results; `python -m bench figures` measures them")
@@ -59,10 +59,10 @@ def read_results(folder: Path) -> list[Results]:
 
 
 def update(readme: Path, results: Path, pages: Iterable[Path] = ()) -> int:
-    """Replace what is between the markers, in the README and other pages, and write ALL beside the results.
+    """Replace the figures between the markers of the README and other pages; write ALL beside the results.
 
-    Returns how many files of results there are. Raises InputInvalid when there are no results, no markers
-    in the README, or for a figure that no results have.
+    Returns the number of files of results. Raises InputInvalid when there are no results, no markers in the
+    README, or for a figure that no results have.
     """
     found = read_results(results)
     text = readme.read_text()
@@ -80,14 +80,14 @@ def update(readme: Path, results: Path, pages: Iterable[Path] = ()) -> int:
 
 
 def named(text: str, known: Mapping[str, Figure]) -> str:
-    """The page with the figures that it names, in place of what it had. Raises InputInvalid."""
+    """Return the page with the current values of the figures that it names. Raises InputInvalid."""
     if unknown := {each[2] for each in NAMED.finditer(text)} - known.keys():
         raise InputInvalid(f"no results have {', '.join(sorted(unknown))}")
     return NAMED.sub(lambda each: f"{each[1]}{value(known[each[2]])}{each[3]}", text)
 
 
 def in_short(results: Sequence[Results]) -> str:
-    """Those that are asked for first, and how many goals are met."""
+    """Return the table of the most important figures, and the number of met goals."""
     known = newest(results)
     rows = [
         f"| {words}{known[name][0].remarks} | {value(known[name][0])} | {goal(known[name][0])} |"

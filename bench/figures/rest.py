@@ -1,4 +1,4 @@
-"""A client at rest, in a process of its own: starts, does nothing, tells what that cost.
+"""A client at rest, in a process of its own: it starts, does nothing, and reports the cost.
 
 ``python -m bench.figures.rest publisher|consumer TOPIC SUBSCRIPTION SECONDS`` prints one JSON object.
 It imports nothing but the library, as an application would.
@@ -13,7 +13,7 @@ from pathlib import Path
 from messagebus import BusConfig, Consumer, Publisher
 
 START_S = 30.0
-# Links are open; what the start itself costs is over by then.
+# Seconds after which links are open and the work of the start is over.
 SETTLE_S = 2.0
 
 

@@ -1,8 +1,8 @@
 """The scene of a group of figures, and clients that take turns on it.
 
-A scene is a cluster, a folder, how often and how long. Each turn runs in a fresh process; all clients take
-one per repetition, interleaved. Whatever else the machine does meets all of them alike, so a ratio is taken
-within each repetition, and the figure is its median over the repetitions.
+A scene has a cluster, a folder, a number of repetitions and a size. Each turn runs in a fresh process. All
+clients take one turn per repetition, interleaved. Other load of the machine affects all of them alike, so a
+ratio is taken within each repetition, and the figure is its median over the repetitions.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 DEFAULT_REPEAT = 5
-# A quick run shows that everything works; its numbers say little.
+# A quick run shows that everything works; its numbers mean little.
 QUICK_PART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One group's own. folder: empty, and removed afterwards. quick: a tenth of everything."""
+    """The resources of one group. folder: empty, and removed afterwards. quick: a tenth of everything."""
 
     folder: Path
     say: Callable[[str], None]
@@ -63,15 +63,16 @@ class Scene:
         return self.started
 
     def part(self, count: int, least: int = 1) -> int:
-        """Return that many, or a tenth of it in a quick run, but not fewer than the least."""
+        """Return the count, or a tenth of it in a quick run, but not less than `least`."""
         return max(least, round(count * QUICK_PART)) if self.quick else count
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """name: what the ids of its figures begin with, or nearly. brokers: it wants, 0 for no cluster.
+    """A group of figures.
 
-    path: whether HAProxy stands between clients and brokers.
+    name: mostly the beginning of its figures' ids. brokers: the number it needs, 0 for no cluster. path:
+    whether HAProxy stands between clients and brokers.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Group:
 
 
 class Stage:
-    """Starts a cluster when a group wants one, and keeps it while the next ones want the same."""
+    """A cluster that starts when a group needs one, and is kept while the next groups need the same."""
 
     def __init__(self, folder: Path, network: str, say: Callable[[str], None]) -> None:
         self._folder = folder
@@ -92,14 +93,14 @@ class Stage:
 
     @contextmanager
     def open(self) -> Iterator[Stage]:
-        """Stops and removes the cluster on the way out."""
+        """Stop and remove the cluster on exit."""
         try:
             yield self
         finally:
             self._stop()
 
     def scene(self, group: Group, wanted: Scene) -> Scene:
-        """Everything that the group needs, started."""
+        """Start everything that the group needs, and return its scene."""
         if group.brokers and group.brokers != self._brokers:
             self._stop()
             self._say(f"a cluster of {group.brokers} starts")
@@ -122,12 +123,12 @@ class Stage:
 
 
 def repeat_command(group: str, repeat: int = 0) -> str:
-    """Build the command that repeats the figures of a group."""
+    """Return the command that repeats the figures of a group."""
     return f"python -m bench figures {group}" + (f" --repeat {repeat}" if repeat else "")
 
 
 TOPIC, SUBSCRIPTION = "figures", "sink"
-# Of the messages of a turn; the least of both when it is a quick one.
+# The warm-up as a fraction of a turn's messages; lower bounds of the warm-up, and of a quick turn's messages.
 WARM_UP_PART = 0.1
 WARM_UP_LEAST, QUICK_LEAST = 100, 500
 PROCESS_WITHIN_S = TURN_WITHIN_S + 60.0
@@ -138,7 +139,7 @@ Turns = Mapping[str, Sequence[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One client with its task. name: in the ids of figures. what: in their words."""
+    """One client with its task. name: part of the figures' ids. what: part of their descriptions."""
 
     name: str
     system: str
@@ -147,7 +148,7 @@ class Case:
 
 
 def direct_task(scene: Scene, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Task:
-    """At the first broker itself: neither HAProxy nor another broker in the path."""
+    """Return a task at the first broker itself: neither HAProxy nor another broker in the path."""
     cluster = scene.cluster
     node = cluster.node(cluster.names[0])
     env = cluster.client_env()
@@ -166,7 +167,7 @@ def direct_task(scene: Scene, topic: str = TOPIC, subscription: str = SUBSCRIPTI
 def interleaved(
     scene: Scene, cases: Sequence[Case], prepare: Callable[[Case], None]
 ) -> dict[str, list[Turn]]:
-    """Every case once per repetition, each time beginning with another one."""
+    """Run every case once per repetition, each time beginning with another one."""
     found: dict[str, list[Turn]] = {case.name: [] for case in cases}
     for number in range(scene.repeat):
         start = number % len(cases)
@@ -182,7 +183,7 @@ def interleaved(
 
 
 def take_turn(case: Case) -> Turn:
-    """In a fresh process of the same interpreter. Raises BenchError with what it said last."""
+    """Run a turn in a fresh process of the same interpreter. Raises BenchError with its last line."""
     argv = [sys.executable, "-m", "bench.systems", case.system, case.task.to_json()]
     try:
         done = subprocess.run(
@@ -202,7 +203,7 @@ def take_turn(case: Case) -> Turn:
 
 
 def purge(scene: Scene, task: Task) -> None:
-    """Empty the queue, so that none grows from turn to turn."""
+    """Empty the queue, so that it does not grow from turn to turn."""
     queue = task.queue.replace("/", "%2F")
     for name in scene.cluster.names:
         with scene.cluster.management(name) as management:
@@ -212,12 +213,12 @@ def purge(scene: Scene, task: Task) -> None:
 def ratios(
     turns: Turns, name: str, other: str, of: Callable[[Turn], float] = lambda t: t.rate_per_s
 ) -> list[float]:
-    """Of two cases, within each repetition."""
+    """Return the ratios of two cases, within each repetition."""
     return [of(a) / of(b) for a, b in zip(turns[name], turns[other], strict=True)]
 
 
 def sized(task: Task, scene: Scene, messages: int) -> Task:
-    """With so many messages, fewer in a quick run, and a warm-up of a tenth of them."""
+    """Return the task with this many messages, fewer in a quick run, and a warm-up of a tenth of them."""
     count = scene.part(messages, QUICK_LEAST)
     warm_up = max(WARM_UP_LEAST, int(count * WARM_UP_PART))
     return dataclasses.replace(task, messages=count, warm_up=warm_up)
@@ -233,7 +234,7 @@ def rate_and_cpu(
     rate_goal: Goal = no_goal,
     cpu_goal: Goal = no_goal,
 ) -> Iterator[Figure]:
-    """Two figures of one case, whose ids are completed by ``rate`` and ``cpu_us``."""
+    """Make two figures of one case, whose ids end in ``rate`` and ``cpu_us``."""
     yield median_of(
         [turn.rate_per_s for turn in turns[case]],
         id=f"{id}rate",

@@ -1,8 +1,8 @@
-"""The start barrier of load processes: files in the run's folder, so that any host that sees it can join.
+"""The start barrier of load processes: files in the run's folder, so any host with access to it can join.
 
-A process says that it is ready; when all are, the coordinator says when to start, in wall-clock time;
-each turns that into its own monotonic clock. A run is over when the coordinator says so. Files are
-replaced whole; nobody holds a connection to anybody.
+Each process reports that it is ready. When all are, the coordinator sets the start in wall-clock time, and
+each process converts it to its own monotonic clock. The coordinator also ends the run. Files are replaced
+whole, and there are no connections between processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """at_wall_ns: when the load begins. host, wall_minus_monotonic_ns: the coordinator's clock.
+    """The start of the load.
+
+    at_wall_ns: its time. host, wall_minus_monotonic_ns: the coordinator's host and clock.
 
     Processes of one host share one monotonic clock, so they share one offset too, and latencies
     between them are exact; those of another host read their own wall clock.
@@ -37,26 +39,26 @@ class Start:
 
     @classmethod
     def soon(cls, after_s: float) -> Start:
-        """From now on this host's clock."""
+        """Return a start in after_s seconds, by this host's clock."""
         offset = time.time_ns() - time.monotonic_ns()
         at_ns = time.monotonic_ns() + offset + int(after_s * 1e9)
         return cls(at_wall_ns=at_ns, host=socket.gethostname(), wall_minus_monotonic_ns=offset)
 
     def offset_ns(self) -> int:
-        """Return what to add to this process's monotonic clock to have the wall-clock time of the run."""
+        """Return the offset from this process's monotonic clock to the wall-clock time of the run."""
         if socket.gethostname() == self.host:
             return self.wall_minus_monotonic_ns
         return time.time_ns() - time.monotonic_ns()
 
 
 def say_ready(folder: Path, name: str) -> None:
-    """This process has connected and may start."""
+    """Report that this process has connected and may start."""
     (folder / READY).mkdir(exist_ok=True)
     (folder / READY / name).touch()
 
 
 def missing(folder: Path, names: Iterable[str]) -> list[str]:
-    """Name those that are not ready yet."""
+    """Return the names that are not ready yet."""
     return [name for name in names if not (folder / READY / name).exists()]
 
 
@@ -65,7 +67,7 @@ def say_start(folder: Path, start: Start) -> None:
 
 
 def say_over(folder: Path) -> None:
-    """Consumers end; publishers have ended by themselves, or do now."""
+    """End the run: consumers end, and publishers that still run do too."""
     write_atomically(folder / OVER, "{}")
 
 
@@ -76,7 +78,7 @@ def is_over(folder: Path) -> bool:
 def wait_for_start(
     folder: Path, *, within_s: float, sleep_s: Callable[[float], None] = time.sleep
 ) -> Start:
-    """Raises BenchError when nobody says start in time, or the run is over before."""
+    """Wait for the start. Raises BenchError when it does not come in time, or the run ends before."""
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s:
         if (folder / START).exists():

@@ -1,4 +1,4 @@
-"""The load of one consuming process: takes, answers, keeps who sent what and how long it took."""
+"""The load of one consuming process: takes and answers deliveries, and records their stamps and latencies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TICK_NS = 50_000_000
 
 @dataclass(slots=True)
 class Had:
-    """The deliveries of one consumer, in order. altered: bodies that are not as any was sent. earlier: of
-    a run before this one on the same system, which is no business of this one.
+    """The deliveries of one consumer, in order.
 
-    brokers: their names, by the number in broker_of.
+    altered: bodies that differ from every sent one. earlier: deliveries from an earlier run on the same
+    system, which do not count. brokers: names, by the number in broker_of.
     """
 
     start_ns: int
@@ -45,7 +45,7 @@ class Had:
 
 
 class Consuming:
-    """offset_ns: from the monotonic clock to the run's."""
+    """The loop of one consumer. offset_ns: from the monotonic clock to the run's."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Consuming:
         self.had = Had(start_ns)
 
     async def run(self, is_over: Callable[[], bool], on_tick: Callable[[int], None]) -> Had:
-        """Take until the run is over. on_tick: is told how many it had, a few times a second."""
+        """Take until the run is over. on_tick: gets the number of deliveries, a few times a second."""
         had, offset, numbers = self.had, self._offset_ns, self._numbers
-        # Looked up once: each of these is a part of what the harness costs a message.
+        # Looked up once: each lookup would add to the harness's cost of a message.
         rows = (had.publishers, had.sequences, had.broker_of, had.intended_ns, had.received_ns)
         add_publisher, add_sequence, add_broker, add_intended, add_received = (
             each.append for each in rows
@@ -100,7 +100,7 @@ class Consuming:
         return had
 
     def _count(self) -> None:
-        """Latencies of what has come since the last time."""
+        """Record the latencies of the deliveries since the last call."""
         had, since = self.had, self._counted
         self._counted = len(had.sequences)
         intended = np.array(had.intended_ns[since:], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The coordinator of one run: starts the load processes, says when to start, watches, ends, gathers.
+"""The coordinator of one run: starts the load processes, sets the start, watches, ends, gathers.
 
-A load process that dies ends the run; the parts of the others are kept, and the run is marked incomplete.
-So is one that was interrupted. The folder of a run is made, and seen to be empty, before anything is
-started for it.
+A load process that fails ends the run. The parts of the others are kept, and the run is marked incomplete;
+so is an interrupted run. The folder of a run is made, and checked to be empty, before anything is started
+for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["MACHINE", "SAMPLES", "conduct", "made", "made_empty"]
 
 
 def made(folder: Path) -> Path:
-    """Make it if it is not there. Raises InputInvalid when it cannot be, or nothing can be written there."""
+    """Make the folder if it is missing. Raises InputInvalid when it cannot be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
@@ -48,7 +48,7 @@ def made(folder: Path) -> Path:
 
 
 def made_empty(folder: Path) -> Path:
-    """The same for one run. Raises InputInvalid also for one that has something in it."""
+    """Make the folder of one run. Raises InputInvalid also when it is not empty."""
     if any(made(folder).iterdir()):
         raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
     return folder
@@ -56,11 +56,11 @@ def made_empty(folder: Path) -> Path:
 
 SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
 READY_WITHIN_S = 120.0
-# From the word to the load: processes poll for it.
+# Time from setting the start to the load: processes poll for it.
 HEAD_START_S = 1.0
 POLL_S = 0.05
 PARTS_WITHIN_S = 60.0
-# Nothing came for that long: what has not arrived by then does not.
+# After this time without a delivery, no more are expected.
 QUIET_S = 3.0
 Say = Callable[[str], None]
 Names = Mapping[str, Sequence[str]]
@@ -68,10 +68,10 @@ Names = Mapping[str, Sequence[str]]
 
 
 def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
-    """Do one run into a new folder, on a system that runs and has its topics.
+    """Do one run into a new folder, on a running system that has its topics.
 
-    Raises InputInvalid for a folder that is there already, BenchError when the load fails; what was
-    recorded until then is in the folder, marked incomplete.
+    Raises InputInvalid for a folder that is not empty, BenchError when the load fails. The folder then has
+    everything recorded until then, marked incomplete.
     """
     made_empty(folder)
     (folder / "progress").mkdir()
@@ -100,7 +100,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         disturber = Disturber(profile.disturbances, running, start_ns)
         disturber.start()
         _work(children, profile, processes, say)
-        # Consumers that come late are waited for from then on.
+        # Consumers that start late are waited for from their start on.
         from_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
         not_drained = _drain(children, profile, folder, from_s, sampler, disturber)
         say_over(folder)
@@ -132,7 +132,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
 def _launch(
     children: Children, profile: Profile, folder: Path, env: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Kind -> names of its processes; the first one's number is 0."""
+    """Start the load processes; return kind -> names, in the order of their numbers from 0."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
     started: dict[str, list[str]] = {PUBLISHER: [], CONSUMER: []}
     for kind, names in started.items():
@@ -161,7 +161,7 @@ def _meet(
 
 
 def _work(children: Children, profile: Profile, processes: Names, say: Say) -> None:
-    """Until the publishers have ended by themselves."""
+    """Wait until the publishers have ended by themselves."""
 
     def check() -> None:
         children.check(processes[PUBLISHER], may_end=True)
@@ -178,7 +178,7 @@ def _work(children: Children, profile: Profile, processes: Names, say: Say) -> N
 
 
 def _plan(profile: Profile) -> str:
-    """Say what comes now, for a person who waits."""
+    """Describe the load for a person who waits."""
     if isinstance(profile.load.schedule, Closed):
         publishers = plural(profile.load.publishers, "publisher")
         return f"{publishers}, {profile.load.schedule.count:,} messages each"
@@ -193,10 +193,10 @@ def _drain(
     sampler: Sampler,
     disturber: Disturber,
 ) -> list[str]:
-    """Until nothing more has come for a while, or the time for it is over; in words, what waits then.
+    """Wait until no more deliveries come for a while, or for drain_s; report the messages left.
 
-    While less has come than was sent, what is known to wait in the queues, or may be held up by a
-    disturbance, is waited for however quiet it is.
+    While there are fewer deliveries than expected, a quiet time does not end the wait as long as messages
+    wait in the queues or a disturbance lasts.
     """
     consumers = [name for name in children.names if name.startswith(CONSUMER)]
     sent = sum(part.sent for part in read_parts(folder)) * profile.messages.subscriptions
@@ -233,7 +233,7 @@ def _finish(children: Children, folder: Path, names: Names) -> None:
 
 
 def _note_incidents(events: Path, incidents: Sequence[Incident]) -> None:
-    """Into the manifest that the recorders have made, if there is one."""
+    """Add the incidents to the manifest that the recorders have made, if there is one."""
     if (events / FILE_NAME).exists():
         manifest = Manifest.load(events)
         dataclasses.replace(manifest, incidents=tuple(incidents)).save(events)

@@ -1,4 +1,4 @@
-"""Disturbances of the brokers while a run is measured: each at its second, undone after its time."""
+"""Disturbances of the brokers during a run: each begins at its second and ends after its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_WITHIN_S = 120.0
 
 
 def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:
-    """(second of the load, which of them, whether it begins), in order. Pure."""
+    """Return (second of the load, number of the disturbance, whether it begins), in order. Pure."""
     found = []
     for number, each in enumerate(disturbances):
         found += [(each.at_s, number, True), (each.at_s + each.lasts_s, number, False)]
@@ -26,7 +26,10 @@ def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:
 
 
 class Disturber:
-    """Works on a thread of its own. start_ns: of the load, on this process's monotonic clock."""
+    """A thread that causes and ends the disturbances.
+
+    start_ns: start of the load, on this process's monotonic clock.
+    """
 
     def __init__(
         self, disturbances: Sequence[Disturbance], running: Running, start_ns: int
@@ -48,13 +51,13 @@ class Disturber:
         return self._thread.is_alive()
 
     def stop(self) -> list[dict[str, Any]]:
-        """Return what was done, and when; what is not undone yet is undone now."""
+        """Return the disturbances with their times; end those that still last."""
         self._over.set()
         self._thread.join(STOP_WITHIN_S)
         return [self._done[number] for number in sorted(self._done)]
 
     def missed(self) -> list[str]:
-        """In words, once it is stopped: what was wanted and never begun."""
+        """Name the disturbances that never began, once it is stopped."""
         return [
             f"{self._made[number]}: not done, the load was over before its second {each.at_s:g}"
             for number, each in enumerate(self._wanted)
@@ -62,13 +65,13 @@ class Disturber:
         ]
 
     def incidents(self) -> list[Incident]:
-        """The same for the manifest of recorded events; a broker that was killed came back."""
+        """Return the disturbances as incidents of a manifest; for a killed broker also its start."""
         found = []
         for number, done in sorted(self._done.items()):
             fault, broker = self._made[number], self._broker(number)
             began = self._ns(done["began_s"])
             ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
-            # A kill is done at once; how long the broker is away is said by its start.
+            # A kill takes no time; the broker's absence ends with its start.
             is_kill = fault.name == "kill"
             done_ns = began if is_kill else ended
             found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=done_ns))
@@ -77,7 +80,7 @@ class Disturber:
         return sorted(found, key=lambda one: one.at_ns)
 
     def _broker(self, number: int) -> str:
-        """As events and charts name it; "" for what is about none."""
+        """Return the broker's name as in events and charts; "" for a disturbance without one."""
         return self._brokers[self._wanted[number].broker - 1] if self._made[number].target else ""
 
     def _ns(self, at_s: float) -> int:

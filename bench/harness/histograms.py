@@ -1,12 +1,11 @@
-"""Latencies by second and broker as HDR histograms, and how many messages came in each second.
+"""Latencies by second and broker as HDR histograms, and the number of messages in each second.
 
-A value costs an append while load runs, a fraction of a microsecond; once in a while all that came are
-sorted into bins at once. Index arithmetic is HdrHistogram's (3 digits, unit 1 ns), so the written bins are
-the ones that it reads.
+A value costs an append while load runs, a fraction of a microsecond; now and then all new values are
+sorted into bins at once. Index arithmetic is HdrHistogram's (3 digits, unit 1 ns), so it reads the written
+bins.
 
-Rates are made of the counts, by when something became of a message. Latencies belong to the second in
-which a message was intended; a rate that was counted so would be that of the schedule, however slow the
-system.
+Rates come from the counts, by the time of the confirm or delivery. Latencies belong to the second in which
+a message was intended. A rate by intended times would be the rate of the schedule, even for a slow system.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ HALF_BITS = 10
 SECOND_NS = 1_000_000_000
 
 Bins = dict[int, int]
-"""HdrHistogram's counts index -> how many."""
+"""HdrHistogram's counts index -> number of values."""
 Rows = NDArray[np.int64]
 
 
 def indexes(values: Rows) -> Rows:
-    """HdrHistogram's counts index of each value, 0 or more."""
+    """Return HdrHistogram's counts index of each value, 0 or more."""
     # The exponent of a double is exact up to 2^53, some 104 days in ns.
     bits = np.frexp((values | SUB_BUCKET_MASK).astype(np.float64))[1].astype(np.int64) - 1
     bucket = bits - HALF_BITS
@@ -50,7 +49,7 @@ def histogram(bins: Mapping[int, int]) -> HdrHistogram:
 
 @dataclass(slots=True)
 class Latencies:
-    """Of one measure. below_zero: values that a clock made negative; they are in no bin.
+    """The latencies of one measure. below_zero: values that a clock made negative; they are in no bin.
 
     bins: (second since start_ns, broker) -> bins.
     """
@@ -60,7 +59,7 @@ class Latencies:
     below_zero: int = 0
 
     def add(self, broker: str, at_ns: Rows, values_ns: Rows) -> None:
-        """Take in many values of one broker at once; at_ns: says to which second each belongs."""
+        """Add many values of one broker at once; at_ns: times that determine the second of each."""
         if len(values_ns) and values_ns.min() < 0:
             good = values_ns >= 0
             self.below_zero += int(len(values_ns) - good.sum())
@@ -73,7 +72,7 @@ class Latencies:
             bins[index] = bins.get(index, 0) + int(count)
 
     def whole(self, seconds: range | None = None, broker: str | None = None) -> Bins:
-        """The sum over these seconds, None for all, and one broker, None for all."""
+        """Return the sum over these seconds and one broker; None: over all."""
         return summed(
             bins
             for (second, name), bins in self.bins.items()
@@ -87,7 +86,7 @@ class Latencies:
         ]
 
     def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Add what another process has recorded, of `as_json`."""
+        """Add the latencies of another process, in the form of `as_json`."""
         for row in rows:
             bins = self.bins[int(str(row["second"])), str(row["broker"])]
             for index, count in _pairs(row["bins"]):
@@ -109,7 +108,7 @@ def _pairs(bins: object) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Counts:
-    """of: (second since start_ns, broker) -> messages."""
+    """Counts of messages. of: (second since start_ns, broker) -> messages."""
 
     start_ns: int
     of: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -120,11 +119,11 @@ class Counts:
             self.of[second, broker] += count
 
     def total(self, within: range | None = None) -> int:
-        """None: of the whole load."""
+        """Return the sum over these seconds; None: over the whole load."""
         return sum(n for (second, _), n in self.of.items() if within is None or second in within)
 
     def by_broker(self) -> dict[str, list[int]]:
-        """broker -> messages in second 0, 1, ... of the load."""
+        """Return broker -> messages in second 0, 1, ... of the load."""
         last = max((second for second, _ in self.of), default=0)
         found: dict[str, list[int]] = {}
         for (second, broker), count in self.of.items():
@@ -136,6 +135,6 @@ class Counts:
         return [{"second": s, "broker": b, "count": n} for (s, b), n in sorted(self.of.items())]
 
     def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Add what another process has counted, of `as_json`."""
+        """Add the counts of another process, in the form of `as_json`."""
         for row in rows:
             self.of[int(str(row["second"])), str(row["broker"])] += int(str(row["count"]))

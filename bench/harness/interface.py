@@ -1,11 +1,11 @@
-"""The interface of a system that is measured: run, send, say how it ended, receive, answer.
+"""The interface of a measured system: to start it, to send and receive, and to get outcomes.
 
-One system more is an entry in `bench.load.systems` and a module with
+A further system is an entry in `bench.load.systems` and a module with
 
-    durability(profile) -> str          what its confirm means; stands beside its numbers
+    durability(profile) -> str          the meaning of its confirm; printed beside its numbers
     started(profile, network, say)      a context manager that starts the system and stops it: `Running`
     Sender, Receiver                    its client, in the load processes; see below
-    measure(profile, running, folder)   instead of these two, where it brings its own load: `Outside`
+    measure(profile, running, folder)   instead of these two, if it brings its own load: `Outside`
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 EVENTS = "events"
-"""In a run's folder: rows for ``python -m spark``, where the profile wants them."""
+"""The subfolder of a run with rows for ``python -m spark``, if the profile asks for them."""
 
 
 class End(NamedTuple):
-    """The end of one publish. outcome: of `outcomes`. Times are this process's monotonic clock."""
+    """The end of one publish. outcome: one of `outcomes`. Times are this process's monotonic clock."""
 
     sequence: int
     outcome: int
@@ -62,7 +62,7 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a load process: its name and environment. number: among its kind."""
+    """The identity of a load process and its environment. number: among the processes of its kind."""
 
     name: str
     topic: str
@@ -79,48 +79,49 @@ class Sender(Protocol):
         """Wait until fewer publishes are open than `load.window`; a closed loop asks before each."""
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
-        """Hand over one message; waits only where there is no room."""
+        """Send one message; waits only if there is no room."""
 
     def ends(self) -> list[End]:
         """Return the publishes that have ended since the last call."""
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for what is open; what is still open then has ended unknown."""
+        """Wait for open publishes; those still open after timeout_s end unknown."""
 
 
 class Receiver(Protocol):
     async def open(self) -> None: ...
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
-        """Return the deliveries that have arrived, answered; nothing after so long without any."""
+        """Return new deliveries, answered; empty after max_wait_s without any."""
 
     async def close(self) -> None: ...
 
 
 class Running(Protocol):
-    """A system that runs. Its nodes have numbers from 1."""
+    """A running system. Its nodes have numbers from 1."""
 
     def env(self) -> Mapping[str, str]:
-        """Return what the load processes need in their environment; files hold the secrets."""
+        """Return the environment of the load processes; secrets are in files."""
 
     def declare(self, profile: Profile) -> None:
-        """Make the topics and subscriptions of the run (`bench.load.profile`); again does no harm."""
+        """Create the topics and subscriptions of the run (`bench.load.profile`). Can be repeated."""
 
     def probes(self) -> Sequence[Probe]:
-        """Of its processes: what they cost. Their brokers are named as in `End` and `Delivered`."""
+        """Return probes of its processes' costs. Their brokers are named as in `End` and `Delivered`."""
 
     def about(self) -> Mapping[str, Any]:
-        """Versions and the settings that decide its speed; stands in the results."""
+        """Return versions and the settings that decide its speed, for the results."""
 
     def fault(self, name: str, number: int) -> Fault:
-        """Return the fault of node `number`, to be begun and ended. BenchError for one it cannot have."""
+        """Return a fault of node `number` to begin and end. BenchError if the node cannot have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """The results that a load of others tells of itself. percentiles_ms: measure -> name -> value, as in
-    `result.json`, where its meaning is the same. client_cpu_s: of its process; argv: how it was
-    called, without secrets; lacks: what of an own run it does not measure, in words.
+    """The results of a system's own load. percentiles_ms: measure -> name -> value, as in `result.json`.
+
+    It has only measures with the same meaning. client_cpu_s: CPU time of its process. argv: its command,
+    without secrets. lacks: descriptions of what it does not measure.
     """
 
     confirmed_per_s: float
@@ -132,7 +133,7 @@ class Outside:
 
 
 def durability(profile: Profile) -> str:
-    """Say in words what a confirm of that system promises."""
+    """Describe what a confirm of that system promises."""
     said: Callable[[Profile], str] = _module(profile).durability
     return said(profile)
 
@@ -140,7 +141,7 @@ def durability(profile: Profile) -> str:
 def started(
     profile: Profile, network: str, say: Callable[[str], None]
 ) -> AbstractContextManager[Running]:
-    """The system of a profile, from its start to its end. network: of all its addresses."""
+    """Return a context that starts and stops the system of a profile. network: of all its addresses."""
     made: AbstractContextManager[Running] = _module(profile).started(profile, network, say)
     return made
 
@@ -156,7 +157,7 @@ def receiver(profile: Profile, where: Where) -> Receiver:
 
 
 def measure_outside(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Of a system that brings its own load."""
+    """Measure a system that brings its own load."""
     found: Outside = _module(profile).measure(profile, running, folder)
     return found
 

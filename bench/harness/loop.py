@@ -1,8 +1,8 @@
 """Event loops of load processes, and waits that end within some tens of microseconds.
 
-Event loops round their own waits up to whole milliseconds. Linux tells the end of a wait through a file
-(timerfd_create(2)), which the loop watches like a socket. Half a millisecond is a third of what a confirm
-takes at light load, and would count as latency.
+Event loops round their own waits up to whole milliseconds. Linux can signal the end of a wait through a
+file (timerfd_create(2)), which the loop watches like a socket. Half a millisecond is a third of a confirm's
+time at light load, and would count as latency.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ CLOCK_MONOTONIC = 1
 FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 EVENT_BYTES = 8
 S_NS = 1_000_000_000
-# An alarm of 0 would be none.
+# A timer set to 0 would be disarmed.
 LEAST_NS = 1
 
 
 class _Timer(ctypes.Structure):
-    """struct itimerspec: again, then first; seconds and nanoseconds each."""
+    """The struct itimerspec: again, then first; seconds and nanoseconds each."""
 
     _fields_ = (
         ("again_s", ctypes.c_long),
@@ -38,7 +38,7 @@ class _Timer(ctypes.Structure):
 
 
 class Alarm:
-    """One wait at a time, on the running loop."""
+    """A timer for one wait at a time, on the running loop."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -76,12 +76,12 @@ class Alarm:
 
 
 def best_loop() -> str:
-    """uvloop where it is installed."""
+    """Return uvloop where it is installed, asyncio elsewhere."""
     return "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
 
 
 def event_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The factory of a loop by its name."""
+    """Return the factory of a loop by its name."""
     if name == "asyncio":
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop

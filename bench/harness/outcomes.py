@@ -1,4 +1,4 @@
-"""The outcome of every message of a run, by its publisher's number and its own: no counts can fool it.
+"""The fate of every message of a run, by the numbers of its publisher and itself, not by counts.
 
 Each publisher writes one byte per message, its outcome; each consumer the numbers that it received,
 in their order. Pure: arrays in, counts and examples out.
@@ -38,7 +38,7 @@ Outcomes = Mapping[int, NDArray[np.uint8]]
 class Published:
     """The outcomes of messages 0, 1, ... of one publisher. Times: since the load began.
 
-    settled_ns: of its end; None where they were not written down.
+    settled_ns: times of the ends; None where they were not recorded.
     """
 
     outcomes: NDArray[np.uint8]
@@ -47,12 +47,12 @@ class Published:
 
     @property
     def unconfirmed_ns(self) -> NDArray[np.int64]:
-        """The intended times of what was not confirmed."""
+        """The intended times of the unconfirmed messages."""
         found: NDArray[np.int64] = self.intended_ns[self.outcomes != CONFIRMED]
         return found
 
     def silence_ns(self, from_ns: int, until_ns: int) -> int | None:
-        """The longest time without a confirm while one was waited for, within these; see `bench.audit`."""
+        """Return the longest wait for a confirm within these times; see `bench.audit`."""
         if self.settled_ns is None:
             return None
         confirmed = self.outcomes == CONFIRMED
@@ -62,9 +62,9 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The deliveries of one consumer, in order. brokers: the number of the broker of each.
+    """The deliveries of one consumer, in order. brokers: the number of each delivery's broker.
 
-    received_ns: since the load began; None where the order in which they came says enough.
+    received_ns: since the load began; None where the order of arrival is enough.
     """
 
     subscription: str
@@ -77,10 +77,12 @@ class Received:
 
 @dataclass(slots=True)
 class Fates:
-    """lost: pairs of a confirmed message and a subscription that never had it. doubled: deliveries
-    after the first of a pair. late: first deliveries after a later one of that publisher and broker,
-    at one consumer. strange: deliveries of messages that no publisher has sent. unknown: messages
-    of unknown outcome; found: pairs of these that were delivered. examples: fault -> names.
+    """Counts of messages by fate.
+
+    lost: pairs of a confirmed message and a subscription that never had it. doubled: deliveries after the
+    first of a pair. late: first deliveries after a later one of that publisher and broker, at one consumer.
+    strange: deliveries of messages that no publisher has sent. unknown: messages of unknown outcome; found:
+    pairs of these that were delivered. examples: fault -> names.
     """
 
     published: int = 0
@@ -98,12 +100,12 @@ class Fates:
 
     @property
     def refused(self) -> int:
-        """Ended neither confirmed nor unknown."""
+        """The publishes that ended neither confirmed nor unknown."""
         return self.published - self.confirmed - self.unknown
 
     @property
     def faults(self) -> list[str]:
-        """In words. A double is none by itself: at least once is the promise."""
+        """The faults. A double is none: the promise is at least once."""
         told = {
             "confirmed and never delivered": self.lost,
             "altered": self.altered,
@@ -118,9 +120,10 @@ class Fates:
 def judge(
     outcomes: Outcomes, received: Sequence[Received], topic_of: Callable[[int], str]
 ) -> Fates:
-    """Every subscription that anybody consumes should have every confirmed message of its topic.
+    """Compare outcomes with deliveries.
 
-    topic_of: says to which one a publisher sends.
+    Each consumed subscription should get all confirmed messages of its topic. topic_of: returns the topic of
+    a publisher.
     """
     fates = Fates()
     for each in outcomes.values():

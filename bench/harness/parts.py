@@ -1,8 +1,8 @@
 """The parts that load processes write at their end, and their reader: JSON for numbers, Parquet for rows.
 
 ``parts/NAME.json`` has its latencies as histogram bins and its own behaviour; ``parts/NAME.parquet``
-a row per message. Both are replaced whole, so a part that is there is complete. Of one that was spoilt
-afterwards nothing counts, and its name is told.
+a row per message. Both are replaced whole, so an existing part is complete. A part that was spoilt
+afterwards does not count, and its name is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 PARTS = "parts"
 PUBLISHER, CONSUMER = "publisher", "consumer"
-# Which are read again.
+# The columns that are read again.
 COLUMNS = {
     PUBLISHER: {"outcome", "intended_ns"},
     CONSUMER: {"publisher", "sequence", "broker", "received_ns"},
@@ -47,11 +47,11 @@ COLUMNS = {
 class Part:
     """The numbers of one load process. number: of a publisher in the run.
 
-    latencies: measure -> of `Latencies.as_json`; counts: of `Counts.as_json`, confirms of a publisher and
-    deliveries of a consumer, by when they came. cpu_s: used in the measured part, which lasted
-    measured_s for it; its share, where per_process of them ran in one. busy_s: from the start of the
-    load to its last confirm, or from when it was to consume to its last delivery. intended: messages of
-    its schedule; sent: of these. start_ns: of the load, in the times of its rows.
+    latencies: measure -> `Latencies.as_json`. counts: `Counts.as_json`, confirms of a publisher or deliveries
+    of a consumer, by their times. cpu_s: CPU time in its measured part, which lasted measured_s; its share,
+    if per_process clients ran in one process. busy_s: from the start of the load to its last confirm, or from
+    the start of consuming to its last delivery. intended: messages of its schedule; sent: those that were
+    sent. start_ns: start of the load, in the times of its rows.
     """
 
     name: str
@@ -115,24 +115,24 @@ def _write(
         "counts": counts.as_json(),
         "below_zero": {name: each.below_zero for name, each in measures.items()},
     }
-    # Last: a part is there when its JSON is.
+    # Written last: a part exists when its JSON does.
     write_atomically(parts / f"{part.name}.json", json.dumps(values))
 
 
 def read_parts(folder: Path) -> list[Part]:
-    """Of all processes that came to their end, by name; without those that are not readable."""
+    """Read the parts of all processes that came to their end, by name; unreadable ones are left out."""
     return [found for found in _read(folder).values() if isinstance(found, Part)]
 
 
 def unreadable(folder: Path, names: Iterable[str] = ()) -> list[str]:
-    """A line for each part that is there and cannot be read, and for each of these names without one."""
+    """Return a line for each unreadable part, and for each of these names without a part."""
     read = _read(folder)
     bad = [f"{name}: not readable: {why}" for name, why in read.items() if isinstance(why, str)]
     return bad + [f"{name}: what it wrote is gone" for name in names if name not in read]
 
 
 def _read(folder: Path) -> dict[str, Part | str]:
-    """Name -> a part, or why it is none; of all that have a JSON, by name."""
+    """Read all parts that have a JSON: name -> the part, or its fault."""
     found: dict[str, Part | str] = {}
     for path in sorted((folder / PARTS).glob("[!.]*.json")):
         try:
@@ -143,7 +143,7 @@ def _read(folder: Path) -> dict[str, Part | str]:
 
 
 def _part(path: Path) -> Part:
-    """Raises InputInvalid for one whose JSON is no part, or whose Parquet is cut or has other columns."""
+    """Read a part. Raises InputInvalid for an invalid JSON, or a Parquet that is cut or has other columns."""
     try:
         values: dict[str, Any] = json.loads(path.read_text())
         part = Part(**{**values, "brokers": tuple(values["brokers"])})
@@ -165,7 +165,7 @@ def _why(fault: Exception) -> str:
 
 
 def read_published(folder: Path, parts: Iterable[Part]) -> dict[int, Published]:
-    """Of each publisher by its number. Raises InputInvalid, with the file, for rows that are spoilt."""
+    """Read each publisher's rows, by its number. Raises InputInvalid, with the file, for spoilt rows."""
     found = {}
     for part in parts:
         if part.kind == PUBLISHER:
@@ -180,7 +180,7 @@ def read_published(folder: Path, parts: Iterable[Part]) -> dict[int, Published]:
 
 
 def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
-    """Raises InputInvalid, with the file, for rows that are spoilt."""
+    """Read each consumer's rows. Raises InputInvalid, with the file, for spoilt rows."""
     found = []
     for part in parts:
         if part.kind == CONSUMER:

@@ -1,7 +1,7 @@
-"""The load of one publishing process: sends when it is due, whatever the answers do, and keeps the times.
+"""The load of one publishing process: sends at the intended times, independent of answers, and records times.
 
-Latency counts from the intended time; beside it, service time from the sending. How late the loop
-itself looked at what was due is kept too, so that a run can say whether it measured itself.
+Latency counts from the intended time; service time counts from the sending. The lateness of the loop itself
+is recorded too, so that a run can report whether it measured itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bench.load.bodies import Filler, stamped
 
 __all__ = ["Publishing", "Sent"]
 
-# How often ends are taken in. More often costs, less often holds more of them.
+# How often ends are handled. More often costs CPU; less often holds more of them.
 TICK_NS = 50_000_000
-# Sends between two looks at the network, of a load that is late.
+# Sends between two turns of the event loop, for a load that is late.
 TOGETHER_MAX = 50
-# A send that took longer waited for room: what is late then is the system, not the pacer.
+# A longer send waited for room: the system is late then, not the pacer.
 WAITED_NS = 1_000_000
-# What is due at the end and not sent yet still goes, that long: it would be missing among the slowest.
+# Messages due at the end are still sent for this long: they would be missing among the slowest.
 OVERDUE_NS = 1_000_000_000
 SLEEP_MAX_S = 0.05
 CLOSE_S = 60.0
@@ -37,8 +37,8 @@ CLOSE_S = 60.0
 class Sent:
     """The publishes of one publisher. Times: the run's wall clock; outcomes: one byte per message.
 
-    settled_ns: of the end of each message, as far as there were ends; 0 for none. ended_ns: of its last
-    end so far. waited_ns: in sends that waited for room. settled: confirms, by when they came.
+    settled_ns: the end of each message, up to the last known one; 0 for none. ended_ns: the last end so far.
+    waited_ns: time in sends that waited for room. settled: confirms, by their times.
     """
 
     start_ns: int
@@ -58,7 +58,10 @@ class Sent:
 
 
 class Publishing:
-    """offset_ns: from the monotonic clock to the run's. sleep: what waits for the next message."""
+    """The loop of one publisher.
+
+    offset_ns: from the monotonic clock to the run's. sleep: waits between messages.
+    """
 
     def __init__(
         self,
@@ -77,22 +80,22 @@ class Publishing:
         self._offset_ns = offset_ns
         self._fillers, self._keys = fillers, keys
         self._clock_ns, self._sleep = clock_ns, sleep
-        # Of the last messages, in their order: how late each was looked at.
+        # The lateness of the last messages, in their order.
         self._late: list[int] = []
         self._next_tick_ns = 0
         self.stopping = False
         self.sent = Sent(start_ns)
 
     def stop(self) -> None:
-        """Send no more; what is open is still waited for."""
+        """Send no more; open publishes are still waited for."""
         self.stopping = True
 
     async def run(self, times: Iterator[int], until_ns: int) -> Sent:
-        """Send what is intended before `until_ns` (of the run), then wait for all ends."""
+        """Send all messages intended before `until_ns` (of the run), then wait for all ends."""
         sent, send, clock = self.sent, self._sender.send, self._clock_ns
         start_ns, offset, publisher = sent.start_ns, self._offset_ns, self._publisher
         fillers, keys, late = self._fillers, self._keys, self._late
-        # Looked up once: each of these is a part of what the harness costs a message.
+        # Looked up once: each lookup would add to the harness's cost of a message.
         add_late, add_intended, add_outcome = (
             late.append,
             sent.intended_ns.append,
@@ -126,7 +129,7 @@ class Publishing:
         return sent
 
     async def run_closed(self, count: int, until_ns: int) -> Sent:
-        """Send so many, each when the window has room for it, then wait for all ends."""
+        """Send `count` messages, each when the window has room for it, then wait for all ends."""
         sent, sender, clock, offset = self.sent, self._sender, self._clock_ns, self._offset_ns
         now_ns = await self._until(sent.start_ns, clock() + offset)
         for sequence in range(count):
@@ -144,7 +147,7 @@ class Publishing:
         return sent
 
     async def _until(self, intended_ns: int, now_ns: int) -> int:
-        """Sleep until it is due; returns the time then. What is late is not slept for."""
+        """Sleep until the intended time, not at all if it is past; return the time then."""
         while now_ns < intended_ns and not self.stopping:
             await self._sleep(min((intended_ns - now_ns) / 1e9, SLEEP_MAX_S))
             now_ns = self._clock_ns() + self._offset_ns
@@ -162,14 +165,14 @@ class Publishing:
             self.sent.pacing.add("", intended, late)
 
     def _take(self, ends: list[End]) -> None:
-        """All at once: a value costs a fraction of a microsecond then."""
+        """Record many ends at once: a value costs a fraction of a microsecond then."""
         if not ends:
             return
         sent = self.sent
         sequences, outcomes, brokers, sent_ns, settled_ns = zip(*ends, strict=True)
         which = np.array(sequences, dtype=np.int64)
         ended = np.array(outcomes, dtype=np.uint8)
-        # Views of what grows: gone when this returns, or it could not.
+        # Views of growing arrays: they must be gone at the return, or the arrays could not grow.
         np.frombuffer(sent.outcomes, dtype=np.uint8)[which] = ended
         intended = np.frombuffer(sent.intended_ns, dtype=np.int64)[which]
         times = np.array(sent_ns, dtype=np.int64)

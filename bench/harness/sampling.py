@@ -1,9 +1,9 @@
-"""Samples of brokers and machine while they are measured: CPU, memory, disk, messages that wait.
+"""Samples of brokers and machine during the measurement: CPU, memory, disk, waiting messages.
 
 The coordinator takes them from outside, once a second: processes by their numbers in /proc, queues by the
-management API. A broker that does not answer has a row that says so, never a zero. The machine as a whole
-has a row of its own each time: what is neither brokers nor load shows there as the rest. The rest is
-balancer, agents, kernel, and whatever else ran there; cores that a hypervisor gave to others are told apart.
+management API. A broker that does not answer has a row without counts, never a zero. The machine as a whole
+has a row of its own each time. CPU used neither by brokers nor by load processes is the rest: balancer,
+agents, kernel, and other processes. Cores that a hypervisor gave to others are counted separately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ __all__ = [
 
 
 def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
-    """From begin to end; points: time and count, in order of time. None: not known there."""
+    """Return the growth from begin to end; None if it is not known.
+
+    points: time and count, in order of time.
+    """
     if not points or points[0][0] > begin or points[-1][0] < end:
         return None
     times, values = zip(*points, strict=True)
@@ -54,7 +57,10 @@ def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """at_s: since the load began. busy_s, stolen_s: of all cores, so far. load: average of a minute."""
+    """A sample of the machine. at_s: since the load began.
+
+    busy_s, stolen_s: sums over all cores, so far. load: average of a minute.
+    """
 
     at_s: float
     busy_s: float
@@ -64,7 +70,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """In cores, on average. rest: neither brokers nor load processes."""
+    """The use of the machine in cores, on average. rest: neither brokers nor load processes."""
 
     cores: int
     busy: float
@@ -96,7 +102,7 @@ def look_at_machine(at_s: float) -> Busy:
 def usage(
     seen: Sequence[Busy], within: range, *, cores: int, brokers: float, clients: float
 ) -> Usage | None:
-    """Of the seconds within; brokers, clients: their cores. None: too little was seen."""
+    """Return the use in these seconds; None if there are too few samples. brokers, clients: their cores."""
     if not seen:
         return None
     begin_s, end_s = max(within.start, seen[0].at_s), min(within.stop, seen[-1].at_s)
@@ -106,7 +112,7 @@ def usage(
         return None
     return Usage(
         cores=cores,
-        # The kernel counts in ticks, which may be ahead of the clock by some.
+        # The kernel counts in ticks, which may be slightly ahead of the clock.
         busy=min(float(cores), busy_s / (end_s - begin_s)),
         brokers=brokers,
         clients=clients,
@@ -116,19 +122,19 @@ def usage(
 
 
 EVERY_S = 1.0
-# Of a shorter run the CPU of brokers is not told: starting, and what is done late, weigh too much in it.
+# Shorter runs do not report CPU of brokers: their start and delayed work weigh too much.
 CPU_LEAST_S = 10.0
-# The last sample may be that much older than the end of what is measured, on a busy machine.
+# On a busy machine the last sample may be this much older than the end of the measured part.
 LATE_S = 5.0
 MEMORY_UNIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """at_s: since the load began. cpu_s, written_bytes, syncs: so far, of the broker's processes.
+    """A sample of a broker. at_s: since the load began.
 
-    ready, unacked: messages in all queues, None where the broker did not answer; syncs: fsyncs that
-    the broker counts itself, None where it does not.
+    cpu_s, written_bytes, syncs: of the broker's processes, so far. ready, unacked: messages in all queues,
+    None where the broker did not answer. syncs: fsyncs that the broker counts itself, None where it does not.
     """
 
     broker: str
@@ -146,7 +152,7 @@ Row = TypeVar("Row", Sample, Busy)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The means to look at one broker. pid: of its process; counts: asks it for syncs, ready, unacked."""
+    """The access to one broker. pid: of its process; counts: asks it for syncs, ready, unacked."""
 
     broker: str
     pid: int
@@ -154,7 +160,7 @@ class Probe:
 
 
 class Sampler:
-    """Samples until it is stopped, on a thread of its own; first and last at its very start and end."""
+    """A thread that samples until it is stopped, first and last at its very start and end."""
 
     def __init__(self, probes: Sequence[Probe], start_ns: int) -> None:
         self._samples: list[Sample] = []
@@ -168,12 +174,12 @@ class Sampler:
         self._thread.start()
 
     def waiting(self) -> int:
-        """Messages in the queues of all brokers that answered at the last look."""
+        """Return the messages in the queues of all brokers that answered in the last round of samples."""
         last = {each.broker: (each.ready or 0) + (each.unacked or 0) for each in self._samples}
         return sum(last.values())
 
     def stop(self) -> tuple[list[Sample], list[Busy]]:
-        """Of the brokers, of the machine."""
+        """Stop sampling; return the samples of the brokers and of the machine."""
         self._over.set()
         self._thread.join(EVERY_S * 5)
         return self._samples, self._busy
@@ -193,7 +199,7 @@ class Sampler:
 
 
 def look(probe: Probe, at_s: float) -> Sample | None:
-    """One sample; None for a process that is gone."""
+    """Take one sample; None if the process is gone."""
     try:
         process = psutil.Process(probe.pid)
         cpu = process.cpu_times()
@@ -218,11 +224,11 @@ def look(probe: Probe, at_s: float) -> Sample | None:
 
 
 def totals(samples: Sequence[Sample], from_s: float, to_s: float) -> dict[str, dict[str, Any]]:
-    """broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
+    """Return broker -> cpu_s, written_bytes, syncs in that time; the largest memory_mib and ready.
 
-    Between two samples it went evenly. memory_mib and ready_max are None where no look fell into that time,
-    as on a machine that left the sampler no turn. Without brokers whose process ended before the time was
-    over: it cost something that nobody saw.
+    Values are interpolated between samples. memory_mib and ready_max are None without a sample in that time,
+    as on a machine that gave the sampler no CPU time. Brokers whose process ended early are left out: their
+    cost is not known.
     """
     names = sorted({each.broker for each in samples})
     found = {
@@ -255,12 +261,12 @@ def _used(own: Sequence[Sample], from_s: float, to_s: float) -> dict[str, Any] |
 
 
 def save(path: Path, rows: Sequence[Sample] | Sequence[Busy]) -> None:
-    """A row per sample."""
+    """Write a row per sample."""
     pq.write_table(pa.Table.from_pylist([asdict(each) for each in rows]), path)
 
 
 def load(path: Path, kind: type[Row]) -> list[Row]:
-    """No file: nothing was sampled. Raises InputInvalid for one that is spoilt."""
+    """Read samples; empty without a file. Raises InputInvalid for a spoilt one."""
     if not path.exists():
         return []
     try:

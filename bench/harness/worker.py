@@ -1,4 +1,4 @@
-"""``python -m bench worker``: one load process, which finds its profile and its start in the run's folder."""
+"""The command ``python -m bench worker``: one load process with the profile and start in the run's folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NS = 1_000_000_000
 )
 @click.option("--number", type=click.IntRange(min=0), required=True, help="Among its kind.")
 def worker(folder: Path, kind: str, number: int) -> None:
-    """One load process: connects, says that it is ready, waits for the start, works, writes its part."""
+    """Run one load process: connect, report ready, wait for the start, work, and write the part."""
     profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
         runner.run(_work(profile, folder, kind, number))
@@ -55,14 +55,14 @@ def members(profile: Profile, kind: str, number: int) -> range:
 
 
 def _together(profile: Profile, kind: str, number: int) -> int:
-    """Count those that share that one's process."""
+    """Count the clients in the process of client `number`."""
     return len(members(profile, kind, number // profile.load.per_process))
 
 
 async def _work(profile: Profile, folder: Path, kind: str, number: int) -> None:
     told = asyncio.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
-        # Asked to end: what is there is still written.
+        # On a signal, the recorded part is still written.
         asyncio.get_running_loop().add_signal_handler(each, told.set)
     work = _publish if kind == PUBLISHER else _consume
     each_of = members(profile, kind, number)
@@ -145,7 +145,7 @@ async def _consume(profile: Profile, folder: Path, number: int, told: asyncio.Ev
     shown_s = 0.0
 
     def over() -> bool:
-        # A coordinator that died would never say so.
+        # A coordinator that died would never end the run.
         return told.is_set() or is_over(folder) or os.getppid() != parent
 
     def on_tick(count: int) -> None:
@@ -191,7 +191,7 @@ async def _start(folder: Path, name: str) -> Start:
 
 
 async def _meter(profile: Profile, start: Start) -> float:
-    """CPU seconds of this process in the measured part; of a closed loop until it is cancelled."""
+    """Measure this process's CPU seconds in the measured part; in a closed loop until it is cancelled."""
     begin_s = profile.time.warm_up_s
     await asyncio.sleep(_left_s(start, begin_s))
     before = _cpu_s()
@@ -204,13 +204,13 @@ async def _meter(profile: Profile, start: Start) -> float:
 
 
 def _left_s(start: Start, at_s: float) -> float:
-    """Until that second of the load."""
+    """Return the seconds left until that second of the load."""
     at_ns = start.at_wall_ns + int(at_s * NS) - start.offset_ns()
     return max(0.0, (at_ns - time.monotonic_ns()) / NS)
 
 
 async def _metered(meter: asyncio.Task[float], *, ended: bool) -> float:
-    """Return the result of `_meter`; 0 when the measured part was not lived to see."""
+    """Return the result of `_meter`; 0 if the process ended before the measured part."""
     if ended and not meter.done():
         meter.cancel()
     try:

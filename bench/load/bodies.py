@@ -1,8 +1,8 @@
-"""The bodies and keys of a run's messages, drawn once and used again and again, and the stamp in each.
+"""The bodies and keys of a run's messages, drawn once and reused, and the stamp in each body.
 
-A stamp is the last bytes of a body: which publisher sent it, its number there, when it was intended, and
-a checksum of the whole body. It is the same for every system, whether it has ids or not; the audit goes
-by stamps, not by counts.
+A stamp is the last bytes of a body: the publisher's number, the message's number there, the intended time,
+and a checksum of the whole body. It is the same for every system, with or without message ids; the audit
+uses stamps, not counts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["STAMP_BYTES", "Drawer", "Filler", "Stamp", "read", "stamped"]
 _FIELDS = struct.Struct(">HIQ")
 _CHECK = struct.Struct("<I")
 STAMP_BYTES = _FIELDS.size + _CHECK.size
-# The CRC-32 of whatever ends with its own CRC-32, least byte first: one call looks at a whole body, 0.3 us
-# less than to cut it.
+# The CRC-32 of any bytes that end with their own CRC-32, least byte first. One call checks a whole body,
+# 0.3 us faster than cutting it.
 _RESIDUE = 0x2144DF1C
 
-# A plain one: to make a NamedTuple takes as long as all the rest of reading but the checksum.
+# A plain tuple: making a NamedTuple takes as long as the rest of reading without the checksum.
 Stamp = tuple[int, int, int]
 """Publisher, its number in the run; sequence; intended_ns, on the clock of the publisher's host."""
 
@@ -41,43 +41,46 @@ class Filler(NamedTuple):
 
     @classmethod
     def of(cls, body: bytes) -> Self:
-        """For bodies of that length, `STAMP_BYTES` at least, with the beginning of that one."""
+        """Make a filler from the beginning of a body.
+
+        Bodies with it have that body's length, >= `STAMP_BYTES`.
+        """
         head = body[: len(body) - STAMP_BYTES]
         return cls(head, zlib.crc32(head))
 
 
 def stamped(filler: Filler, publisher: int, sequence: int, intended_ns: int) -> bytes:
-    """One body."""
+    """Return one body with its stamp."""
     fields = _FIELDS.pack(publisher, sequence, intended_ns)
     return filler.head + fields + _CHECK.pack(zlib.crc32(fields, filler.check))
 
 
 def read(body: bytes) -> Stamp | None:
-    """None for a body that is not as it was sent, or was never stamped."""
+    """Return the stamp of a body; None if the body was altered or never stamped."""
     at = len(body) - STAMP_BYTES
     if at < 0 or zlib.crc32(body) != _RESIDUE:
         return None
     return _FIELDS.unpack_from(body, at)
 
 
-# So many different ones of each size, as far as they are no more than so many bytes; a broker that
-# compressed, or a cache, would be fooled by a single one.
+# The number of different bodies of each size, within a limit of bytes. A single body would be too easy for
+# a broker that compresses, and for a cache.
 FILLERS, FILLERS_LEAST = 64, 2
 FILLERS_BYTES_MAX = 64 << 20
-# Sizes by chance, used again and again: one in a thousand is among them.
+# Randomly drawn sizes, reused: enough to include one in a thousand.
 DRAWN = 4096
 RECORDS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Drawer:
-    """seed: of everything that chance decides; another one in each process."""
+    """A source of bodies and keys. seed: of all random choices; different in each process."""
 
     messages: Messages
     seed: int
 
     def fillers(self) -> Iterator[Filler]:
-        """Bodies without end. Raises InputInvalid for a file that has none."""
+        """Return bodies without end. Raises InputInvalid for a file without records."""
         chance = random.Random(self.seed)
         if self.messages.file:
             found = itertools.islice(records(str(CHECKOUT / self.messages.file)), RECORDS_MAX)
@@ -92,7 +95,7 @@ class Drawer:
         return itertools.cycle([chance.choice(pools[size]) for size in drawn])
 
     def keys(self) -> Iterator[str]:
-        """Keys without end; "" without keys. Key k0 is the hottest, by 1 / rank ** skew."""
+        """Return keys without end; "" without keys. Key k0 is the most frequent, by 1 / rank ** skew."""
         count, skew = self.messages.keys, self.messages.key_skew
         if not count:
             return itertools.repeat("")
@@ -103,5 +106,5 @@ class Drawer:
 
 
 def _count(size: int) -> int:
-    """Of different bodies of that size."""
+    """Return the number of different bodies of that size."""
     return max(FILLERS_LEAST, min(FILLERS, FILLERS_BYTES_MAX // size))

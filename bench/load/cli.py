@@ -1,4 +1,4 @@
-"""``python -m bench load``: one load process, from its options to its exit code."""
+"""The command ``python -m bench load``: one load process, from its options to its exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_S = 60.0
 
 @click.group(short_help="Run one process of load.")
 def load() -> None:
-    """One process of load; where the bus is comes from MESSAGEBUS_* in the environment."""
+    """Run one load process; MESSAGEBUS_* in the environment give the address of the bus."""
 
 
 @load.command(
@@ -70,7 +70,7 @@ def publish(
 ) -> None:
     """Publish records at the rate of rate.json in the folder of the run; record every outcome.
 
-    Exit code 0: everything that was handed over is confirmed.
+    Exit code 0: all submitted messages are confirmed.
     """
     _prepare_folder(folder)
     config = PublisherConfig(deadline_ms=DEADLINE_MS)
@@ -119,7 +119,7 @@ def consume(
 ) -> None:
     """Receive until SIGTERM, answer at once, record every delivery.
 
-    Exit code 0: everything that was received has its answer, stale ones included.
+    Exit code 0: all received messages are answered, stale answers included.
     """
     _prepare_folder(folder)
     consumer = Consumer(
@@ -167,7 +167,7 @@ def _on_end(stop: Callable[[], None]) -> None:
 
 
 def _report(progress: Progress, good: str, bad: str) -> None:
-    """One line; exit 1 when something ended otherwise."""
+    """Print one line; exit 1 when something ended otherwise."""
     line = f"{progress.name}: {progress.done} {good}, {progress.bad} {bad}, {progress.held} open"
     if progress.bad or progress.held:
         raise BenchError(line)

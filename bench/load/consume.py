@@ -17,7 +17,7 @@ from messagebus.telemetry.eventfile import DeliveredFile, EventFile
 __all__ = ["ConsumeLoad", "RunningConsumer"]
 
 PROGRESS_NS = 400_000_000
-# How exactly it is known since when there is a link.
+# The precision of a link's recorded time.
 LOOK_NS = 50_000_000
 # The longest wait for a delivery, so that a signal is noticed and blocks are written.
 RECEIVE_S = 0.1
@@ -36,7 +36,7 @@ class RunningConsumer(Protocol):
 
 
 class ConsumeLoad:
-    """Receives until `stop` is called (from a signal handler)."""
+    """A load that receives until `stop` is called (from a signal handler)."""
 
     def __init__(
         self,
@@ -59,14 +59,15 @@ class ConsumeLoad:
         self.progress = Progress(name)
 
     def stop(self) -> None:
-        """Receive no more; the one in hand is answered."""
+        """Receive no more; the delivery in hand is answered."""
         self._stopping = True
 
     def run(self) -> Progress:
-        """Receive, then stop the consumer, which gives back what was not handed out. Returns counts.
+        """Receive until stopped, then stop the consumer; return counts.
 
-        A delivery is recorded after its answer was taken, so a process that is killed in between
-        has answered up to one block of deliveries that its file does not show.
+        The consumer gives back deliveries that were not handed out. A delivery is recorded after its answer
+        was accepted, so a process that is killed in between has answered up to one block of deliveries that
+        its file does not show.
         """
         self._show("running")
         while not self._stopping:
@@ -97,12 +98,12 @@ class ConsumeLoad:
             return
         self._next_progress_ns = now_ns + PROGRESS_NS
         if os.getppid() != self._parent:
-            # The coordinator died: nobody would ever stop us.
+            # The coordinator died: nothing else would ever stop this process.
             self._stopping = True
         self._show(self.progress.state)
 
     def _look(self, now_ns: int) -> None:
-        """Note the brokers that it has a link to; those from before keep their time."""
+        """Record the brokers with an open link; known ones keep their time."""
         brokers = self._consumer.stats().brokers
         linked = [name for name, broker in brokers.items() if broker.state == "open"]
         self.progress.attached = {name: self.progress.attached.get(name, now_ns) for name in linked}

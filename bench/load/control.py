@@ -1,4 +1,4 @@
-"""The files that pass between a coordinator and its load processes, in the folder of the run.
+"""The files that a coordinator and its load processes exchange in the folder of the run.
 
 ``rate.json`` is written by the coordinator and read by every publisher; ``progress/NAME.json`` is
 written by each load process and read by the coordinator. Both are replaced whole.
@@ -25,12 +25,12 @@ STATES = ("starting", "running", "stopping", "ended")
 
 
 def set_rate(folder: Path, rate_per_s: float) -> None:
-    """All publishers together shall send at this rate."""
+    """Set the rate of all publishers together."""
     write_atomically(folder / RATE_FILE, json.dumps({"rate_per_s": rate_per_s}))
 
 
 class RateFile:
-    """Notices changes of the rate. share: how many publishers divide it."""
+    """A reader that notices changes of the rate. share: the number of publishers that divide it."""
 
     def __init__(self, folder: Path, *, share: int) -> None:
         self._path = folder / RATE_FILE
@@ -38,7 +38,7 @@ class RateFile:
         self._seen: tuple[int, int] | None = None
 
     def changed(self) -> float | None:
-        """The rate of one publisher, if the file is new since the last call and makes sense."""
+        """Return the rate of one publisher; None if the file is invalid, or not new since the last call."""
         try:
             stat = self._path.stat()
             if (stat.st_ino, stat.st_mtime_ns) == self._seen:
@@ -54,9 +54,9 @@ class RateFile:
 class Progress:
     """The progress of a load process. brokers: ``host:port`` -> messages confirmed or delivered there.
 
-    done: messages with an outcome, or deliveries answered. bad: outcomes other than confirmed, or
-    stale answers. held: publishes or deliveries still open. attached: broker -> since when a consumer
-    has a link to it, at_ns: of writing; both monotonic.
+    done: messages with an outcome, or deliveries answered. bad: outcomes other than confirmed, or stale
+    answers. held: publishes or deliveries still open. attached: broker -> time since which a consumer has a
+    link to it. at_ns: time of writing. Both times are monotonic.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Progress:
 
 
 def write_progress(folder: Path, progress: Progress) -> None:
-    """Show how far this process is, with its memory and CPU time of now."""
+    """Write this process's progress, with its current memory and CPU time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     progress.at_ns = time.monotonic_ns()
     progress.rss_bytes = rss_bytes()
@@ -88,7 +88,7 @@ def write_progress(folder: Path, progress: Progress) -> None:
 
 
 def read_progress(folder: Path) -> Mapping[str, Progress]:
-    """name -> the last word of each load process; a process that wrote nothing yet is missing."""
+    """Return name -> the last progress of each load process; without those that have not written any."""
     found: dict[str, Progress] = {}
     for path in sorted((folder / PROGRESS_FOLDER).glob("*.json")):
         if path.name.startswith("."):
@@ -99,6 +99,6 @@ def read_progress(folder: Path) -> Mapping[str, Progress]:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

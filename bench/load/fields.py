@@ -1,34 +1,35 @@
-"""A table of a file into a dataclass, by its annotations: a value that does not fit is a line that names it.
+"""Conversion of a file's table into a dataclass, by its annotations; a line names each invalid value.
 
-Knows texts, numbers, truth values and arrays of them. A number is finite, and of a size that a float can
-have. What a field means is not judged here, but for the bounds of a number.
+It knows texts, numbers, truth values and arrays of them. A number must be finite and fit into a float. The
+meaning of a field is not checked here, except for the bounds of a number.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import reprlib
 import typing
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from messagebus.terminal import did_you_mean
+
 __all__ = ["ANY", "Bounds", "beyond", "known", "made"]
 
 T = TypeVar("T")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 ANY = math.inf
-"""An upper bound that is none."""
+"""The upper bound of a field without one."""
 Bounds = Mapping[str, tuple[float, float]]
-"""Field -> the least and the most that it may be."""
+"""Field -> its lower and upper bound."""
 
 
 def made(kind: type[T], table: object, prefix: str, faults: list[str]) -> T | None:
-    """One of that kind; each value that is unknown, missing or of another type is a line in `faults`.
+    """Make a dataclass of a table; add a line to `faults` for each unknown or missing name and invalid value.
 
-    Then its field has its default, so that the others can still be judged; None when it has none. Fields
-    that are neither numbers, texts nor arrays of these are taken as they are.
+    An invalid field gets its default, so that the other fields can still be checked. Returns None if a field
+    without a default is invalid. Fields that are neither numbers, texts nor arrays of these are not checked.
     """
     if not isinstance(table, Mapping):
         faults.append(f"{prefix.rstrip('.')}: a table wanted")
@@ -53,16 +54,15 @@ def made(kind: type[T], table: object, prefix: str, faults: list[str]) -> T | No
 
 
 def known(given: Mapping[str, Any], names: Collection[str], prefix: str, faults: list[str]) -> None:
-    """A line for each name that is not one of these, with the one that may be meant."""
+    """Add a line for each name that is not one of these, with the most similar one."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, list(names), 1)
-            hint = f"; meant is {prefix}{near[0]}?" if near else ""
+            hint = did_you_mean(f"{prefix}{name}", [f"{prefix}{each}" for each in names])
             faults.append(f"{prefix}{name} is not known{hint}")
 
 
 def beyond(part: object, prefix: str, bounds: Bounds) -> list[str]:
-    """A line for each field of a part that is not within its bounds."""
+    """Return a line for each field of a part that is not within its bounds."""
     found = []
     for name, (least, most) in bounds.items():
         value = getattr(part, name)
@@ -73,7 +73,7 @@ def beyond(part: object, prefix: str, bounds: Bounds) -> list[str]:
 
 
 def _fitted(value: Any, hint: Any) -> Any:
-    """As the field has it: arrays are tuples. Raises ValueError for what does not fit."""
+    """Convert a value to its field's type: arrays become tuples. Raises ValueError for an invalid value."""
     if typing.get_origin(hint) is tuple:
         return _array(value, typing.get_args(hint))
     if hint is float:

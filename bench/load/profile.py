@@ -1,4 +1,4 @@
-"""The profile of a run, a TOML file: the system, the load, the messages, how long. All is in its results.
+"""The profile of a run, a TOML file: system, load, messages and duration. The results contain all of it.
 
     name = "steady"
     [system]
@@ -13,8 +13,8 @@
     [time]
     measured_s = 30
 
-Everything has a default but the name and the schedule. Every fault of a file is told at once: first what
-each setting may be by itself, and when that is right, what does not go together.
+Everything has a default but the name and the schedule. All faults of a file are reported at once: first the
+invalid settings, and when there are none, the settings that contradict each other.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
-# Publishes of one connection, confirms of which carry 64 bits: beyond any use, and what our client takes.
+# Publishes of one connection. Confirms carry 64 bits; this is our client's bound, beyond any practical use.
 WINDOW_MAX = 65_535
 BATCH_MAX = 10_000
-# Each has a weight in a list.
+# Each key has a weight in a list.
 KEYS_MAX = 1_000_000
 KEY_SKEW_MAX = 10
-# A week: `bench soak` is for what is longer than a day.
+# A week. `bench soak` serves for runs of more than a day.
 SECONDS_MAX = 604_800
-# Of a run whose events are recorded: what `messagebus.telemetry` takes, with room for the time behind it.
+# The name of a run with recorded events: as `messagebus.telemetry` allows, with room for the appended time.
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """name: which client. brokers: of the cluster that is started, each a node of its own."""
+    """The measured system. name: of its client. brokers: number of nodes of the cluster that is started."""
 
     name: str = "messagebus"
     brokers: int = 3
@@ -95,11 +95,11 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """per_process: how many publishers, or consumers, share a process. window: publishes without a
-    confirm, of each publisher.
+    """The load. per_process: the number of publishers, or consumers, in one process.
 
-    batch: messages in one AMQP message. prefetch: deliveries without an ack, of each consumer. ack: how
-    they are answered, of `systems.ACKS`. seed: of everything that chance decides.
+    window: publishes without a confirm, of each publisher. batch: messages in one AMQP message. prefetch:
+    deliveries without an ack, of each consumer. ack: the way of answering, one of `systems.ACKS`. seed: of
+    all random choices.
     """
 
     schedule: Schedule
@@ -134,9 +134,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """size: bytes. sizes: (part, bytes) instead, parts of 1 together. file: real payloads instead,
-    a paragraph each; its path is from the checkout. keys: how many; 0 for none. key_skew: Zipf's
-    exponent, 0 for even."""
+    """The messages. size: bytes. sizes: (part, bytes) instead, whose parts add up to 1.
+
+    file: real payloads instead, a paragraph each; its path is relative to the checkout. keys: number of keys,
+    0 for none. key_skew: Zipf's exponent, 0 for even.
+    """
 
     size: int = 1024
     sizes: tuple[tuple[float, int], ...] = ()
@@ -167,10 +169,12 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """warm_up_s: of the load, before what is measured. drain_s: at most, until all has arrived.
+    """The times of a run.
 
-    What is measured are whole seconds. A closed loop is measured from its first message to its last;
-    measured_s is the most it may take.
+    warm_up_s: load before the measured part. drain_s: upper bound of the wait for deliveries.
+
+    The measured part has whole seconds. A closed loop is measured from its first message to its last;
+    measured_s is its upper bound.
     """
 
     warm_up_s: float = 5.0
@@ -179,7 +183,7 @@ class Time:
 
     @property
     def load_s(self) -> float:
-        """Of the whole load."""
+        """The length of the whole load."""
         return self.warm_up_s + self.measured_s
 
     def faults(self) -> list[str]:
@@ -197,8 +201,10 @@ class Time:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """what: is done to a broker, by its number from 1, of `bench.faults.FAULTS`. at_s: since the load
-    began, the warm-up included; it is undone after lasts_s."""
+    """A disturbance of a broker. what: one of `bench.faults.FAULTS`. broker: its number from 1.
+
+    at_s: since the load began, the warm-up included; it ends after lasts_s.
+    """
 
     at_s: float = 10.0
     what: str = "kill"
@@ -215,7 +221,7 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """events: whether every message is recorded as rows too, for ``python -m spark``."""
+    """A whole profile. events: whether every message is recorded as rows too, for ``python -m spark``."""
 
     name: str
     load: Load
@@ -227,7 +233,7 @@ class Profile:
 
     @classmethod
     def load_file(cls, path: Path) -> Profile:
-        """Raises InputInvalid with everything that is wrong with the file."""
+        """Read a file. Raises InputInvalid with all faults of the file."""
         try:
             values = tomllib.loads(path.read_text())
         except OSError as fault:
@@ -240,7 +246,10 @@ class Profile:
     def from_values(
         cls, values: object, where: str, *, look: Callable[[str], list[str]] = lambda _file: []
     ) -> Profile:
-        """look: says what is wrong with `messages.file`. Raises InputInvalid."""
+        """Make a profile of a file's values.
+
+        look: returns the faults of `messages.file`. Raises InputInvalid.
+        """
         if not isinstance(values, Mapping):
             raise InputInvalid(f"{where}: a table wanted")
         faults: list[str] = []
@@ -259,7 +268,7 @@ class Profile:
         disturbances = _disturbances(values.get("disturbances", []), faults)
         of_file = look(parts["messages"].file) if parts["messages"] else []
         if faults:
-            # What is there is judged by itself, so that all is told at once.
+            # Valid parts are checked by themselves, so that all faults are reported at once.
             there = [each for each in (*parts.values(), schedule, *disturbances) if each]
             faults += [fault for each in there for fault in each.faults()]
             raise InputInvalid(f"{where}: {'; '.join(faults + of_file)}")
@@ -274,7 +283,7 @@ class Profile:
         return profile
 
     def faults(self) -> list[str]:
-        """Say in words what makes no sense."""
+        """Describe the invalid settings."""
         load = (self.load.schedule, self.load)
         parts = (self.system, *load, self.messages, self.time, *self.disturbances)
         found = [fault for part in parts for fault in part.faults()]
@@ -348,10 +357,10 @@ COMPARED = ("name", "system.name", "system.brokers")
 
 
 def unlike(a: Profile, b: Profile, free: tuple[str, ...] = COMPARED) -> list[str]:
-    """Say where two profiles differ, so that their results cannot be compared.
+    """Describe the differences between two profiles that make their results incomparable.
 
-    free: what may differ, for it is what is compared. What a confirm promises is not: one that waits
-    for the disk and one that does not have nothing to say about each other.
+    free: settings that may differ, because they are compared. The promise of a confirm is not one of them: a
+    confirm that waits for the disk is not comparable with one that does not.
     """
     ones, others = (_flat(each.as_json()) for each in (a, b))
     names = sorted(ones.keys() | others.keys())
@@ -373,7 +382,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _disturbances(values: object, faults: list[str]) -> tuple[Disturbance, ...]:
-    """In the order of the file; an array of tables."""
+    """Read an array of tables, in the order of the file."""
     if not isinstance(values, list | tuple):
         faults.append("disturbances: an array of tables wanted")
         return ()
@@ -391,7 +400,7 @@ def _schedule(values: object, faults: list[str]) -> Schedule | None:
 
 
 def _unreadable(file: str) -> list[str]:
-    """Say in words what is wrong with a file of payloads."""
+    """Describe the fault of a file of payloads."""
     try:
         if file:
             next(records(str(CHECKOUT / file)))
@@ -400,12 +409,12 @@ def _unreadable(file: str) -> list[str]:
     return []
 
 
-# Of docs/WIRE.md: where messagebus has a message's key. Other clients of RabbitMQ put it there too.
+# The header of a message's key, see docs/WIRE.md. Other clients of RabbitMQ put it there too.
 KEY_HEADER = "mb-key"
 
 
 def topic_of(publisher: int, topics: int) -> str:
-    """To which of so many topics a publisher sends."""
+    """Return the topic of a publisher, of `topics` topics."""
     return _topic(publisher % topics)
 
 
@@ -414,7 +423,7 @@ def _topic(number: int) -> str:
 
 
 def places(profile: Profile) -> list[tuple[str, str]]:
-    """(topic, subscription), all of a run."""
+    """Return (topic, subscription), all of a run."""
     messages = profile.messages
     return [
         (_topic(topic), f"sink{subscription}")

@@ -1,7 +1,7 @@
-"""A process that publishes records at a pace and records how each publish ended.
+"""A process that publishes records at a pace and records the outcome of each publish.
 
-Open loop: the pacer says when a message is intended, whatever the answers do. Publishes are
-pipelined; an outcome is noted on the library's thread (one append) and written by the main thread.
+Open loop: the pacer gives the intended times, independent of the answers. Publishes are pipelined; an
+outcome is noted on the library's thread (one append) and written by the main thread.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from messagebus.telemetry.eventfile import Entry, EventFile, PublishedFile
 
 __all__ = ["PublishLoad", "RunningPublisher"]
 
-# How often control files are looked at and outcomes written; how often progress is shown.
+# How often control files are read and outcomes written; how often progress is shown.
 TICK_NS = 100_000_000
 PROGRESS_NS = 400_000_000
 # The longest sleep, so that a changed rate or a signal is noticed.
 NAP_NS = 50_000_000
-# What is open at the end is waited for: a broker that died may need a redial and the list.
+# The wait for open publishes at the end: a broker that died may need a redial and the list.
 FLUSH_S = 60.0
 FLUSH_SLICE_S = 0.5
 
@@ -47,7 +47,7 @@ class RunningPublisher(Protocol):
 
 
 class PublishLoad:
-    """Publishes records of one topic until they end or `stop` is called (from a signal handler)."""
+    """A load that publishes records of one topic to their end, or until `stop` (from a signal handler)."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class PublishLoad:
         self.progress = Progress(name)
 
     def stop(self) -> None:
-        """Submit no more; what is open is still waited for."""
+        """Submit no more; open publishes are still waited for."""
         self._stopping = True
 
     @property
     def open(self) -> int:
-        """Publishes without a known end."""
+        """The publishes without a known end."""
         return self._submitted - self.progress.done - self.progress.bad
 
     def run(self, records: Iterable[bytes]) -> Progress:
@@ -114,7 +114,7 @@ class PublishLoad:
         return entry, Message(body=record, key=key, headers=headers)
 
     def _wait_turn(self) -> bool:
-        """Sleep until the next message is intended. False: stop was called."""
+        """Sleep until the next message is intended. Returns False when stop was called."""
         while not self._stopping:
             now_ns = self._clock_ns()
             if now_ns >= self._next_tick_ns:
@@ -126,7 +126,7 @@ class PublishLoad:
         return False
 
     def _submit(self, entry: Entry, message: Message) -> bool:
-        """Hand over one message that is due. False: stop was called before there was room."""
+        """Submit one due message. Returns False when stop was called before there was room."""
         entry = entry._replace(intended_ns=self._pacer.take())
         while not self._stopping:
             try:
@@ -140,7 +140,7 @@ class PublishLoad:
         return False
 
     def _note(self, entry: Entry, future: Future[Published]) -> None:
-        """On the library's thread: as little as can be."""
+        """Note an outcome. It runs on the library's thread and must do as little as possible."""
         self._settled.append((entry, future))
 
     def _tick(self, now_ns: int) -> None:
@@ -148,7 +148,7 @@ class PublishLoad:
         if (rate := self._rate.changed()) is not None:
             self._pacer.change(rate, now_ns=now_ns)
         if os.getppid() != self._parent:
-            # The coordinator died: nobody would ever stop us.
+            # The coordinator died: nothing else would ever stop this process.
             self._stopping = True
         self._write_settled()
         self._recorder.tick()
@@ -169,7 +169,7 @@ class PublishLoad:
                 progress.bad += 1
 
     def _flush(self) -> None:
-        """Wait for what is open, in slices, so that progress is seen meanwhile."""
+        """Wait for open publishes, in slices, so that progress is shown meanwhile."""
         until_ns = self._clock_ns() + int(FLUSH_S * 1e9)
         while self._publisher.flush(timeout_s=FLUSH_SLICE_S) and self._clock_ns() < until_ns:
             self._tick(self._clock_ns())

@@ -1,7 +1,7 @@
 """The sources of a load's messages: real records, one message each.
 
 A record is a paragraph (lines up to a blank one) or, on request, a line. Reading is a stream: no
-more than one record is held, however large the input is. Without a name the input is this machine's
+more than one record is held, also for a large input. Without a name the input is this machine's
 own package index.
 """
 
@@ -54,7 +54,7 @@ def records(source: str | None, *, by_line: bool = False) -> Iterator[bytes]:
 
 
 def paragraphs(stream: BinaryIO) -> Iterator[bytes]:
-    """The runs of lines between blank lines, without the last line end.
+    """Yield the runs of lines between blank lines, without the last line end.
 
     Raises ValueError for one above BODY_BYTES_MAX.
     """
@@ -75,14 +75,14 @@ def paragraphs(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines that are not blank, without their end. Raises ValueError for one that is too long."""
+    """Yield the lines that are not blank, without their end. Raises ValueError for one that is too long."""
     for line in _bounded_lines(stream):
         if not line.isspace():
             yield line.rstrip(b"\r\n")
 
 
 def key_of(record: bytes) -> str:
-    """The package that a record of the index is about, "" for any other record."""
+    """Return the package of a record of the index, "" for any other record."""
     if not record.startswith(b"Package: "):
         return ""
     name = record[9:].split(b"\n", 1)[0].strip()
@@ -92,10 +92,10 @@ def key_of(record: bytes) -> str:
 
 
 def split(source: Iterable[bytes], paths: Sequence[Path]) -> list[int]:
-    """Deal records in turn to files that `read_frames` reads back.
+    """Distribute records in turn to files that `read_frames` reads back.
 
-    Returns how many each file got. The files hold each record with its length before it, so that
-    blank lines inside a record mean nothing.
+    Returns the number of records of each file. The files hold each record with its length before it, so blank
+    lines inside a record are allowed.
     """
     counts = [0] * len(paths)
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def split(source: Iterable[bytes], paths: Sequence[Path]) -> list[int]:
 
 
 def read_frames(path: Path) -> Iterator[bytes]:
-    """The records that `split` wrote. Raises InputInvalid for a file that is cut."""
+    """Yield the records that `split` wrote. Raises InputInvalid for a file that is cut."""
     try:
         with path.open("rb") as file:
             while head := file.read(_LENGTH.size):
@@ -143,7 +143,7 @@ def _open(stack: contextlib.ExitStack, source: str) -> BinaryIO:
 
 
 def _index(stack: contextlib.ExitStack) -> BinaryIO:
-    """The output of apt-cache, or the file of installed packages where apt knows of none."""
+    """Open the output of apt-cache, or the file of installed packages if apt has no index."""
     return _index_of_apt(stack) or _open(stack, str(INDEX_FILE))
 
 
@@ -163,7 +163,7 @@ def _index_of_apt(stack: contextlib.ExitStack) -> BinaryIO | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """A reader may stop early: then the writer must not wait on a full pipe."""
+    """End the writer: a reader may stop early, and the writer must not wait on a full pipe."""
     assert process.stdout is not None
     process.stdout.close()
     process.kill()

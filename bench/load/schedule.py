@@ -1,8 +1,8 @@
-"""Schedules of messages, known before the first is sent: open loops of every shape, and a closed one.
+"""Schedules of messages, known before the first is sent: open loops of several kinds, and a closed one.
 
-Pure: nanoseconds since the start of the load, in order, without end where the shape has none. All load
+Pure: nanoseconds since the start of the load, in order, without end unless the schedule has one. All load
 processes draw the same schedule from the same seed and take every n-th message each, so together they
-send exactly it, whatever its shape, and a rate below their number is kept.
+send exactly that schedule, and a rate below their number is kept.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ __all__ = [
 ]
 
 SECOND_NS = 1_000_000_000
-# A process counts what its schedule has: minutes of it at a rate that nothing here takes.
+# A process counts the messages of its schedule; higher rates are never reached and would take minutes.
 RATE_MAX_PER_S = 1_000_000
-# One in a quarter of an hour.
+# One message in a quarter of an hour.
 RATE_LEAST_PER_S = 0.001
 SECONDS = (0.001, 604_800)
 RATE = (RATE_LEAST_PER_S, RATE_MAX_PER_S)
 # A stamp has 32 bits for the number of a message.
 COUNT_MAX = (1 << 32) - 1
 SPEED = (0.001, 1000)
-# Of a profile, which faults name.
+# The prefix of settings in the faults of a profile.
 PREFIX = "load.schedule."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """Even distances."""
+    """A constant rate with even distances."""
 
     rate_per_s: float
 
     def faults(self) -> list[str]:
-        """Say in words which of its numbers make no sense; the other schedules do the same."""
+        """Describe the invalid numbers; the other schedules do the same."""
         return beyond(self, PREFIX, {"rate_per_s": RATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """A rate that changes evenly from one to another over so many seconds, and stays there."""
+    """A rate that changes evenly from one to another over over_s seconds, and then stays."""
 
     from_per_s: float
     to_per_s: float
@@ -106,7 +106,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """As recorded: ns since the first. speed: 2 plays it twice as fast."""
+    """Recorded times: ns since the first. speed: 2 plays them twice as fast."""
 
     offsets_ns: tuple[int, ...]
     speed: float = 1.0
@@ -121,10 +121,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """No times: each publisher sends its next message when its window has room, and so many in all.
+    """A closed loop: each publisher sends `count` messages, the next one when its window has room.
 
-    A message is intended when it is handed over: what would have waited before that is not seen, so
-    latencies of a closed loop flatter. It is for counting how many, not how long.
+    A message is intended when it is submitted. The wait before that is not seen, so latencies of a closed
+    loop are too low. It measures rates, not latencies.
     """
 
     count: int
@@ -137,7 +137,7 @@ Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Clos
 
 
 def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
-    """The intended times of messages 0, 1, 2, ..., never decreasing. seed: of what chance decides."""
+    """Return the intended times of messages 0, 1, 2, ..., never decreasing. seed: of all random choices."""
     match schedule:
         case Constant(rate_per_s=rate):
             return (int(n * SECOND_NS / rate) for n in itertools.count())
@@ -156,7 +156,7 @@ def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
 
 
 def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:
-    """The part of one of so many processes that share a schedule; number: 0 to of - 1."""
+    """Return the part of one of `of` processes that share a schedule; number: 0 to of - 1."""
     return itertools.islice(times, number, None, of)
 
 
@@ -165,7 +165,7 @@ def _is_in(value: float, bounds: tuple[float, float]) -> bool:
 
 
 def _ramp(ramp: Ramp) -> Iterator[int]:
-    """Message n is intended when the integral of the rate is n: a quadratic equation until the end."""
+    """Yield the times at which the integral of the rate is n: a quadratic equation until the ramp's end."""
     start, end, over_s = ramp.from_per_s, ramp.to_per_s, ramp.over_s
     within = (start + end) / 2 * over_s
     slope = (end - start) / over_s
@@ -183,7 +183,7 @@ def _steps(steps: Sequence[tuple[float, float]]) -> Iterator[int]:
     began_s, left = 0.0, 0.0
     for number, (rate, lasts_s) in enumerate(steps):
         is_last = number == len(steps) - 1
-        # What was left of an interval when the rate changed is waited for at the new rate.
+        # The rest of an interval at a change of the rate is waited for at the new rate.
         for n in itertools.count():
             at_s = began_s + (n + left) / rate
             if at_s >= began_s + lasts_s and not is_last:

@@ -1,4 +1,4 @@
-"""The systems that can be measured, and what each can be asked for. Values only."""
+"""The systems that can be measured, and the settings that each supports. Values only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["ACKS", "DURABILITIES", "PREFETCH_MAX", "SYSTEMS", "About"]
 DURABILITIES = ("fsync", "page-cache", "none")
 WITHOUT_NONE = ("fsync", "page-cache")
 # each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch
-# together. none: what is delivered counts as answered before it is handled, so a crash loses it.
+# together. none: a delivery counts as answered before it is handled, so a crash loses it.
 ACKS = ("each", "many", "none")
 # AMQP has 16 bits for it.
 PREFETCH_MAX = 65_535
-# What our client takes, of AMQP messages: a batch is one.
+# The upper bound of our client, in AMQP messages: a batch is one.
 OUR_PREFETCH_MAX = 2_000
-# Of `bench.faults.FAULTS`. A client of one node would not outlive a kill or a close of that node, and knows
-# neither agents nor balancer nor list; a native cluster's clients know none of these either.
+# Of `bench.faults.FAULTS`. A client of one node would not survive a kill or a close of that node, and has
+# neither agents nor balancer nor list; a native cluster's clients have none of these either.
 ALL_FAULTS = ("kill", "freeze", "alarm", "reload", "agent", "close", "drain")
 NATIVE_FAULTS = ("kill", "freeze", "alarm")
 DIRECT_FAULTS = ("freeze", "alarm")
@@ -25,11 +25,12 @@ DIRECT_FAULTS = ("freeze", "alarm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """module: of its driver, see `bench.harness.interface`. brokers_max: nodes that it may have.
+    """The abilities of a system. module: its driver, see `bench.harness.interface`. brokers_max: of nodes.
 
-    batches, lifetimes, events: whether it has `load.batch` above 1, `load.lifetime_s`, and rows of every
-    message. faults: what can be done to its brokers. prefetch_max: of what a broker delivers at once.
-    own_load: it makes the load itself and says what came out; no message of it has a fate here.
+    batches, lifetimes, events: whether it supports `load.batch` above 1, `load.lifetime_s`, and rows of every
+    message. faults: the possible faults of its brokers. prefetch_max: the most deliveries at once from a
+    broker. own_load: whether it makes the load itself and reports the results; its messages have no fates
+    here.
     """
 
     module: str

@@ -1,1 +1,1 @@
-"""Other ways to do the same, to be measured beside ours."""
+"""Clients of the peers, measured beside ours with the same tasks."""

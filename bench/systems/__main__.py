@@ -1,4 +1,4 @@
-"""``python -m bench.systems NAME TASK``: one turn of the client of that name; prints its result."""
+"""The entry point of ``python -m bench.systems NAME TASK``: it prints the result of one turn."""
 
 from __future__ import annotations
 

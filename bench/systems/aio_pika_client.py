@@ -1,4 +1,4 @@
-"""aio-pika: as many coroutines publish as the window is wide; its consumers ack each message."""
+"""aio-pika: as many coroutines publish as the window allows; its consumers ack each message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(task: Task) -> Turn:
 
 
 async def _publish(task: Task) -> Turn:
-    """Workers, not a task per message: that is cheaper."""
+    """Publish with a fixed set of workers, which is cheaper than a task per message."""
     async with await _connected(task) as connection:
         channel = await connection.channel(on_return_raises=True)
         exchange = await channel.get_exchange(task.exchange, ensure=False)
@@ -33,7 +33,7 @@ async def _publish(task: Task) -> Turn:
                     delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
                     message_id=message_id(next(numbers)),
                 )
-                # Raises when it is refused or unroutable.
+                # Raises when the message is refused or unroutable.
                 await exchange.publish(message, "", mandatory=True)
 
         async def publish(count: int) -> int:

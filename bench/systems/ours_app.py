@@ -1,8 +1,8 @@
-"""Our asyncio consumer, taken from in several ways that do the same: note each id, ack each delivery.
+"""Our asyncio consumer in several ways that do the same: note each id, ack each delivery.
 
 receive: a loop over the consumer. run: `AsyncConsumer.run` with a coroutine function; run_threads: with a
 plain one. app: the decorator, with the bytes; app_typed: with the JSON as a dataclass. run_otel, app_otel:
-with OpenTelemetry's SDK, every message traced, spans exported to nobody; run_otel_few: one in a hundred.
+with OpenTelemetry's SDK, every message traced, spans exported nowhere; run_otel_few: one in a hundred.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["BODY_BYTES", "Order", "fill", "order_message", "run", "telemetry"]
 
 BODY_BYTES = 1024
 FILL_SLICE = 20_000
-# Of messages, traced.
+# The fraction of messages that is traced.
 FEW = 0.01
 
 
@@ -35,16 +35,16 @@ class Order:
 
 
 def order_message() -> Message:
-    """BODY_BYTES of JSON, most of it in one text."""
+    """Return BODY_BYTES of JSON, most of it in one text."""
     order = Order(17, "ann", ["new", "large"], "")
     short = len(Message.json(dataclasses.asdict(order)).body)
     return Message.json(dataclasses.asdict(order) | {"note": "x" * (BODY_BYTES - short)})
 
 
 def telemetry(task: Task) -> list[Hooks]:
-    """OpenTelemetry with its SDK, as an application has it, and an exporter that sends nothing.
+    """Return hooks for OpenTelemetry with its SDK, as in an application, and an exporter that sends nothing.
 
-    None for a way that is not about it.
+    Empty for a way without OpenTelemetry.
     """
     if "_otel" not in task.way:
         return []
@@ -68,7 +68,7 @@ def telemetry(task: Task) -> list[Hooks]:
 
 
 async def fill(task: Task, count: int) -> None:
-    """Publish so many of them; traced, where they are to be."""
+    """Publish `count` messages; traced, if the task is about tracing."""
     message = order_message()
     async with AsyncPublisher(task.bus, hooks=telemetry(task)) as publisher:
         for first in range(0, count, FILL_SLICE):
@@ -95,7 +95,7 @@ def run(task: Task) -> Turn:
 
 
 class _Count:
-    """Starts the stopwatch after the warm-up, and stops it with the last message."""
+    """A counter that starts the stopwatch after the warm-up, and stops it with the last message."""
 
     def __init__(self, task: Task) -> None:
         self._warm_up, self._messages = task.warm_up, task.messages

@@ -24,10 +24,10 @@ from messagebus import (
 __all__ = ["RECEIVE_MANY_MAX", "check", "consumer_config", "publisher_config", "run", "slices"]
 
 START_S = 30.0
-# Of a turn: so many futures, or results of one call, are held at once.
+# The number of futures, or of results of one call, that a turn holds at once.
 SUBMIT_SLICE = 10_000
 SEND_MANY_SLICE = 50_000
-# At most so many deliveries are asked for at once; what has arrived is mostly less.
+# The upper bound of deliveries for one call; mostly fewer have arrived.
 RECEIVE_MANY_MAX = 500
 
 
@@ -37,7 +37,7 @@ def run(task: Task) -> Turn:
 
 
 def publisher_config(task: Task) -> PublisherConfig:
-    """A batch is one AMQP message, so the window is one of batches."""
+    """Return the settings of the publisher. A batch is one AMQP message, so the window counts batches."""
     if task.batch == 1:
         return PublisherConfig(window=task.window)
     batching = Batching(count_max=task.batch, bytes_max=1 << 20)
@@ -49,19 +49,19 @@ def publisher_config(task: Task) -> PublisherConfig:
 
 
 def consumer_config(task: Task) -> ConsumerConfig:
-    """prefetch counts AMQP messages; what is handed out counts ours."""
+    """Return the settings of the consumer. prefetch counts AMQP messages, handed_out_max counts ours."""
     prefetch = max(1, task.window // task.batch)
     return ConsumerConfig(prefetch=min(prefetch, 2000), handed_out_max=task.window)
 
 
 def slices(count: int, size: int) -> list[int]:
-    """Whole slices, and what is left."""
+    """Return whole slices, and the rest."""
     rest = [count % size] if count % size else []
     return [size] * (count // size) + rest
 
 
 def check(ends: Iterable[Published]) -> None:
-    """Raises BenchError unless all are confirmed."""
+    """Check the outcomes. Raises BenchError unless all are confirmed."""
     bad = sum(end.outcome is not Outcome.CONFIRMED for end in ends)
     if bad:
         raise BenchError(f"{bad} publishes were not confirmed")
@@ -82,7 +82,7 @@ async def _publish(task: Task) -> Turn:
 
 
 async def _submit(publisher: AsyncPublisher, topic: str, body: bytes, count: int) -> None:
-    """Outcomes of one slice are looked at while the next one is under way."""
+    """Submit the messages; outcomes of one slice are checked while the next one is under way."""
     earlier: list[asyncio.Future[Published]] = []
     for size in slices(count, SUBMIT_SLICE):
         futures = [await publisher.submit(topic, body) for _ in range(size)]

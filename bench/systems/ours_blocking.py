@@ -21,7 +21,7 @@ def run(task: Task) -> Turn:
 
 
 def shares(count: int, threads: int) -> list[int]:
-    """Divide the work among the threads, so that all of it is done."""
+    """Divide the work among the threads; the shares add up to the count."""
     return [count // threads + (number < count % threads) for number in range(threads)]
 
 
@@ -46,7 +46,7 @@ def _submit(publisher: Publisher, task: Task, body: bytes, count: int) -> None:
 
 
 def _send_safe(publisher: Publisher, task: Task, body: bytes, count: int) -> None:
-    """Each thread waits for the confirm of one message before it sends the next."""
+    """Publish from several threads; each waits for the confirm of one message before it sends the next."""
 
     def work(share: int) -> None:
         for _ in range(share):

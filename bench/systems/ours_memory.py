@@ -1,7 +1,7 @@
-"""The bus in memory: what a test of an application gets.
+"""The bus in memory, as tests of applications use it.
 
-async: every message published, received and acked in one process. start: what a test with both blocking
-clients takes, from the bus to the last stop, with one message handled; the first of its process.
+async: every message published, received and acked in one process. start: the time of a test with both
+blocking clients, from the bus to the last stop, with one message handled; the first of its process.
 """
 
 from __future__ import annotations

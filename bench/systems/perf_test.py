@@ -1,8 +1,8 @@
 """RabbitMQ's own PerfTest, in Java: fetched once through Maven, timed while it is warm.
 
-It prints a line of rates every second. CPU time of its process is read when a line comes, so what is
-reported is that of the measured seconds alone: neither the start of the JVM nor its first seconds,
-in which code is still compiled, are in it.
+It prints a line of rates every second. CPU time of its process is read at each line, so the result covers
+the measured seconds alone. It excludes the start of the JVM and its first seconds, in which code is still
+compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Line", "is_ready", "parse", "run", "turn_of"]
 # Seconds that are not measured: the JVM starts, connects and compiles.
 WARM_UP_S = 3.0
 ACK_EVERY = 100
-# A consumer that finds less than this part of its best second has reached the end of the queue.
+# A consumer whose rate falls below this part of its best second has reached the end of the queue.
 DRY = 0.5
 
 _RATE = re.compile(r"time (?P<at>[\d.]+) s.*?(?:confirmed|received): (?P<rate>\d+) msg/s")
@@ -34,7 +34,7 @@ _RATE = re.compile(r"time (?P<at>[\d.]+) s.*?(?:confirmed|received): (?P<rate>\d
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of rates: of the time since the line before. cpu_s: user, system, so far."""
+    """One line of rates, for the time since the line before. cpu_s: user, system, so far."""
 
     at_s: float
     rate_per_s: float
@@ -43,7 +43,7 @@ class Line:
 
 
 def is_ready(say: Callable[[str], None]) -> bool:
-    """Tell whether it can be run, once its jars are here; otherwise say why not. Raises BenchError."""
+    """Return whether it can be run, and fetch its jars; otherwise print the reason. Raises BenchError."""
     if reason := PERF_TEST.missing():
         say(f"PerfTest is not run: {reason}")
     else:
@@ -70,7 +70,7 @@ def run(task: Task) -> Turn:
 
 
 def options(task: Task) -> list[str]:
-    """Of its command line, for what is there already: exchange and queue."""
+    """Return the options of its command line, for an existing exchange and queue."""
     shared = ["--predeclared", "--skip-binding-queues", "--exchange", task.exchange]
     shared += ["--type", "fanout", "--queue", task.queue, "--routing-key", ""]
     shared += ["--time", str(int(WARM_UP_S + task.seconds) + 1)]
@@ -82,13 +82,13 @@ def options(task: Task) -> list[str]:
 
 
 def parse(line: str) -> Line | None:
-    """A line of rates; None for any other."""
+    """Parse a line of rates; None for any other line."""
     found = _RATE.search(line)
     return Line(float(found["at"]), float(found["rate"])) if found else None
 
 
 def turn_of(lines: Sequence[Line], warm_up_s: float = WARM_UP_S) -> Turn:
-    """The seconds after the warm-up, up to the one in which the queue ran dry. Raises BenchError."""
+    """Sum up the seconds after the warm-up, up to the one in which the queue ran dry. Raises BenchError."""
     warm = [line for line in lines if line.at_s < warm_up_s + 0.5]
     later = _before_dry(lines[len(warm) :], max((one.rate_per_s for one in lines), default=0))
     if not warm or not later:
@@ -107,14 +107,14 @@ def turn_of(lines: Sequence[Line], warm_up_s: float = WARM_UP_S) -> Turn:
 
 
 def _before_dry(lines: Sequence[Line], best: float) -> Sequence[Line]:
-    """Without the last ones in which it found little."""
+    """Drop the last lines, in which it found few messages."""
     while lines and lines[-1].rate_per_s < best * DRY:
         lines = lines[:-1]
     return lines
 
 
 def _timed(process: subprocess.Popen[str]) -> Iterator[Line]:
-    """Its lines of rates, each with the CPU time used when it came. Raises BenchError."""
+    """Yield its lines of rates, each with the CPU time used until then. Raises BenchError."""
     assert process.stdout is not None
     seen = psutil.Process(process.pid)
     until_s = time.monotonic() + TURN_WITHIN_S

@@ -1,8 +1,8 @@
 """pika's asynchronous adapter, written by hand: callbacks, a window of confirms, ids and outcomes.
 
-This is what an experienced user of pika writes: every message has an id and ends in an outcome; a
-confirm for many messages settles all of them; a message that comes back is unroutable. It does
-nothing else: no reconnecting, no retries, no deadlines.
+It is written as an experienced user of pika would do it. Every message has an id and ends in an outcome; a
+confirm for many messages settles all of them; a returned message is unroutable. It does nothing else: no
+reconnecting, no retries, no deadlines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Confirms:
         self.open[tag] = name
 
     def returned(self, name: str) -> None:
-        """Comes before the confirm of the same message."""
+        """Remember a returned message. The return arrives before the confirm of the same message."""
         self._returned.add(name)
 
     def settle(self, tag: int, multiple: bool, outcome: str) -> None:
@@ -60,7 +60,7 @@ class Confirms:
 
 
 class _Publishing:
-    """Keeps the window full until `goal` messages have their outcome."""
+    """A publisher that keeps the window full until `goal` messages have their outcome."""
 
     def __init__(self, channel: Any, task: Task) -> None:
         self._channel = channel
@@ -84,7 +84,7 @@ class _Publishing:
         await self._done
 
     def check(self) -> None:
-        """Raises BenchError unless all are confirmed."""
+        """Check the outcomes. Raises BenchError unless all are confirmed."""
         bad = sum(each != "confirmed" for each in self._confirms.outcomes.values())
         if bad or len(self._confirms.outcomes) != self._goal:
             raise BenchError(f"{bad} of {self._goal} publishes were not confirmed")
@@ -154,7 +154,7 @@ async def _consume(task: Task) -> Turn:
 
 
 async def _latency(task: Task) -> Turn:
-    """Two connections, as it should be: one publishes, one consumes."""
+    """Measure latencies with two connections: one publishes, one consumes."""
     found = Latencies(expected=task.warm_up + task.messages)
     body = os.urandom(task.body_bytes)
     publishing, channel = await _opened(task)
@@ -198,7 +198,7 @@ async def _latency(task: Task) -> Turn:
 
 
 async def _opened(task: Task) -> tuple[Any, Any]:
-    """A connection and a channel of it. Raises BenchError."""
+    """Connect; return the connection and its channel. Raises BenchError."""
     ready = asyncio.get_running_loop().create_future()
     parameters = pika.ConnectionParameters(
         host=task.address.host,

@@ -43,7 +43,7 @@ class PikaBlocking:
         self._published = 0
 
     def publish(self, body: bytes) -> None:
-        """Returns when the broker has confirmed; raises pika's errors otherwise."""
+        """Publish and wait for the broker's confirm; raises pika's errors otherwise."""
         self._published += 1
         properties = pika.BasicProperties(delivery_mode=2, message_id=message_id(self._published))
         self._channel.basic_publish(self._exchange, "", body, properties, mandatory=True)

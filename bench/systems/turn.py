@@ -1,4 +1,4 @@
-"""One turn of one client: its task, its timing, its pace, its answer at the end.
+"""One turn of one client: its task, its timing, its pace, its result.
 
 Every turn runs in a process of its own, started by the same interpreter, so that no client inherits
 the memory, the garbage or the imports of another:
@@ -8,8 +8,8 @@ the memory, the garbage or the imports of another:
 TASK is a `Task` as JSON; the process prints one `Turn` as JSON. It connects, warms up, collects its
 garbage, and then measures.
 
-At a steady rate, latency counts from when a message was intended: a client that is held back sends late
-and its latency grows, and nothing is left out. There are two histograms: until the confirm, and until the
+At a steady rate, latency counts from a message's intended time: a client that is held back sends late,
+its latency grows, and nothing is left out. There are two histograms: until the confirm, and until the
 delivery to a consumer in the same process.
 """
 
@@ -60,7 +60,7 @@ def _histogram() -> HdrHistogram:
 
 @dataclass(slots=True)
 class Latencies:
-    """In whole microseconds. from_ns: what was intended earlier belongs to the warm-up.
+    """Latencies in whole microseconds. from_ns: messages intended earlier belong to the warm-up.
 
     all_delivered: set with the delivery of number `expected`.
     """
@@ -84,7 +84,7 @@ class Latencies:
             self.delivery.record_value(_since_us(intended_ns))
 
     def encoded(self, messages: int) -> dict[str, str]:
-        """Name -> histogram, as HDR histograms are written down. Raises BenchError for less than all."""
+        """Return name -> histogram, in HdrHistogram's encoding. Raises BenchError if messages are missing."""
         for name, found in (("confirmed", self.confirm), ("delivered", self.delivery)):
             if (count := found.get_total_count()) < messages:
                 raise BenchError(f"{messages - count} of {messages} messages were not {name}")
@@ -99,7 +99,7 @@ def _since_us(intended_ns: int) -> int:
 
 
 def stamped(body: bytes, intended_ns: int) -> bytes:
-    """The body with its first bytes replaced by the intended time."""
+    """Return the body with its first bytes replaced by the intended time."""
     return intended_ns.to_bytes(STAMP_BYTES, "big") + body[STAMP_BYTES:]
 
 
@@ -110,7 +110,7 @@ def intended_in(body: bytes) -> int:
 async def paced(
     rate_per_s: float, count: int, body: bytes, send: Callable[[bytes, int], Awaitable[None]]
 ) -> None:
-    """Send `count` bodies, each when it is due; all that are due at once, one after the other."""
+    """Send `count` bodies at a rate; those that are due together are sent one after the other."""
     with Alarm() as alarm:
         start_ns = time.monotonic_ns()
         for number in range(count):
@@ -120,7 +120,7 @@ async def paced(
             await send(stamped(body, intended_ns), intended_ns)
 
 
-# A turn that hangs is ended, with an error that says so.
+# A turn that takes longer is ended with an error.
 TURN_WITHIN_S = 600.0
 
 
@@ -128,12 +128,12 @@ TURN_WITHIN_S = 600.0
 class Task:
     """The task of one process, at one broker, without a balancer in between.
 
-    verb: publish, consume, or latency: both at rate_per_s, in one process. way: how, where a client
-    has several ways. broker: ``host:port``. list_url: where our own client learns of brokers; peers
-    do not use it. window: publishes without a confirm, or deliveries without an ack. messages: in
-    the measured part; warm_up: before it. batch: our messages in one AMQP message, 1 for none.
-    threads: that publish. loop: asyncio or uvloop. seconds: instead of messages, for a client that
-    is given a time. profile: a file for what cProfile says of the measured part, "" for none.
+    verb: publish, consume, or latency, which does both at rate_per_s in one process. way: the variant, if a
+    client has several. broker: ``host:port``. list_url: the list of brokers for our own client; peers do not
+    use it. window: publishes without a confirm, or deliveries without an ack. messages: in the measured part.
+    warm_up: messages before it. batch: our messages in one AMQP message, 1 for none. threads: number of
+    publishing threads. loop: asyncio or uvloop. seconds: instead of messages, for a client that runs for a
+    time. profile: a file for cProfile's result of the measured part, "" for none.
     """
 
     verb: str
@@ -164,7 +164,7 @@ class Task:
 
     @property
     def bus(self) -> BusConfig:
-        """Our own client's settings: this broker and no other, its agent for the list."""
+        """The settings of our own client: this broker and no other, its agent for the list."""
         return BusConfig(
             broker=self.broker,
             list_urls=(self.list_url,),
@@ -212,7 +212,7 @@ class Turn:
 
     @property
     def cpu_us(self) -> float:
-        """CPU time per message."""
+        """The CPU time per message."""
         return (self.user_s + self.system_s) / self.messages * 1e6
 
     def to_json(self) -> str:
@@ -224,9 +224,9 @@ class Turn:
 
 
 class Stopwatch:
-    """Started when it is made, with the garbage collected before.
+    """A stopwatch that starts when it is made, after a collection of the garbage.
 
-    profiler: runs while the measured part does, in the thread that made the stopwatch.
+    profiler: runs during the measured part, in the thread that made the stopwatch.
     """
 
     profiler: ClassVar[cProfile.Profile | None] = None
@@ -240,7 +240,7 @@ class Stopwatch:
         self._began_s = time.perf_counter()
 
     def turn(self, messages: int) -> Turn:
-        """Return what that many messages took since then."""
+        """Return the costs of that many messages since the start."""
         took_s = time.perf_counter() - self._began_s
         if self.profiler:
             self.profiler.disable()
@@ -263,5 +263,5 @@ def run_on(loop: str, turn: Callable[[], Coroutine[Any, Any, Turn]]) -> Turn:
 
 
 def message_id(number: int) -> str:
-    """An id as a hand-written client makes it: a counter, 24 digits as ours are."""
+    """Return an id as a hand-written client makes it: a counter, 24 digits as ours are."""
     return f"{number:024x}"

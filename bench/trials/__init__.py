@@ -1,1 +1,1 @@
-"""Trials: faults under load and handlers that end in every way; nothing may be lost."""
+"""Trials: faults under load, and handlers that end in every way; nothing may be lost."""

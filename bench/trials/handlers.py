@@ -1,8 +1,8 @@
-"""``python -m bench handlers``: a worker whose handlers raise, cancel, hang, exit and publish at random.
+"""The command ``python -m bench handlers``: handlers that raise, cancel, hang, exit and publish at random.
 
-Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each one was
-handled to its end, or is parked with the reason that it must have; at every moment `/metrics` answered, no
-counter of a process fell, and `/ready` said how the processes were.
+Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each message must
+have been handled to its end, or be parked with the right reason. At every moment `/metrics` must answer, no
+counter of a process may fall, and `/ready` must match the state of the processes.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from ops.local.layout import DEFAULT_NETWORK
 __all__ = ["Trial", "Verdict", "handlers"]
 
 PROCESSES = 2
-# Published and not handled: what keeps brokers' memory flat, too.
+# The most messages published and not handled; it keeps brokers' memory flat, too.
 OPEN_MAX = 20_000
 CHUNK = 500
-# One process is ended by its handler for so many messages, and so many times at most.
+# One process is ended by its handler for each EXITS_EVERY messages, at most EXITS_MAX times.
 EXITS_EVERY, EXITS_MAX = 50_000, 12
 LOOK_S = 1.0
-# Without any progress.
+# The longest time without any progress.
 STALLED_S = 180.0
 GRACE_S = 20.0
-# Of a process that lived for so long: its memory at the end, by that at a third of its life.
+# For a process that lived for LIFE_S: the allowed ratio of its final memory to that at a third of its life.
 LIFE_S, GROWTH_MAX = 90.0, 1.3
 
 
@@ -95,7 +95,7 @@ def handlers(
 
 @dataclass(slots=True)
 class Verdict:
-    """faults: none when all of it held. lines: for people."""
+    """The verdict of a trial. faults: empty when everything held. lines: for people."""
 
     faults: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Trial:
         self._verdict = Verdict()
 
     def run(self) -> Verdict:
-        """Raises BenchError when it does not come to an end."""
+        """Do the run and judge it. Raises BenchError when it does not come to an end."""
         declare(self._bus, [*QUEUES, OUT])
         began_s = time.monotonic()
         with (self._folder / "worker.log").open("wb") as log:
@@ -181,7 +181,7 @@ class Trial:
         return Message.json(body, message_id=f"in-{number}")
 
     def _wait(self, worker: subprocess.Popen[bytes], handled: int) -> None:
-        """Until about so many have come to their end, doubles and all. Raises BenchError."""
+        """Wait until about `handled` messages came to their end, doubles included. Raises BenchError."""
         share = sum(kind.share for kind in KINDS.values() if kind.ends == "parked")
         last, since_s = -1, time.monotonic()
         is_end = handled >= len(self._kinds)
@@ -243,7 +243,7 @@ class Trial:
         lines.append(f"kinds: {dict(Counter(self._kinds).most_common())}")
 
     def _parked(self) -> dict[str, list[str]]:
-        """Reasons by message id."""
+        """Return the reasons of parked messages, by message id."""
         found: dict[str, list[str]] = {}
         for each in read_parked(self._bus, [*QUEUES, OUT], limit=2 * self._messages).messages:
             found.setdefault(each.message_id, []).append(each.reason)
@@ -259,7 +259,7 @@ def eventually(condition: Callable[[], bool], within_s: float, what: str) -> Non
 
 
 class _Watching:
-    """Looks at a worker from the outside, each LOOK_S: memory, health, metrics."""
+    """A thread that observes a worker each LOOK_S: memory, health, metrics."""
 
     def __init__(self, pid: int, port: int) -> None:
         self._pid, self._address = pid, f"http://127.0.0.1:{port}"
@@ -315,7 +315,7 @@ class _Watching:
                 except httpx.HTTPError as fault:
                     self._faults.append(f"health does not answer: {type(fault).__name__}")
                     continue
-                # Whoever changed meanwhile may show anything.
+                # A set of processes that changed meanwhile may show anything.
                 is_same = children == before == self._children()
                 before = children
                 self._looks += 1

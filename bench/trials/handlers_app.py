@@ -1,7 +1,7 @@
-"""The application of `bench.trials.handlers`: handlers that end in every way that handlers end.
+"""The application of `bench.trials.handlers`: handlers that end in every possible way.
 
-A message says what its handler is to do (`KINDS`); what has been handled to its end is written down, with a
-write of its own, because any handler may end the process in the next moment.
+A message says what its handler is to do (`KINDS`). A completed handling is recorded at once with a write of
+its own, because any handler may end the process in the next moment.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ FOLDER_SETTING = "HANDLERS_TRIAL_FOLDER"
 FOLDER = Path(os.environ.get(FOLDER_SETTING, "."))
 QUEUES = ("queue:trial-coroutine", "queue:trial-plain", "queue:trial-batch")
 OUT = "queue:trial-out"
-# On a busy machine a process may stand still for a second: all runs of it would be over their time.
+# On a busy machine a process may stand still for a second; all its runs would exceed a shorter limit.
 LIMIT_S = 3.0
 DONE_BYTES = 10
-# A run that others cancel again and again is given up some time; hardly ever after so many.
+# A run that others cancel again and again is given up at some time; hardly ever after this many attempts.
 POLICY = RetryPolicy(
     attempts_max=20, first_delay_s=0, delay_max_s=1, retry_on=(Exception, SystemExit)
 )
 
 
 class Kind(NamedTuple):
-    """A kind of handling. share: of the messages. ends: where. reason: of a parked one, its begin."""
+    """A kind of handling.
+
+    share: of the messages. ends: done or parked. reason: beginning of a parked one's reason.
+    """
 
     share: float
     ends: Literal["done", "parked"] = "done"
@@ -65,7 +68,7 @@ KINDS = {
     "parks in a group": Kind(0.005, "parked", "asked to"),
     "has no text": Kind(0.005, "parked", "(its text fails"),
     "does not fit": Kind(0.005, "parked", "payload does not fit"),
-    # A few, named by the trial: each costs a process.
+    # A few, chosen by the trial: each costs a process.
     "exits": Kind(0),
 }
 
@@ -119,7 +122,7 @@ def _exit_once(number: int) -> None:
 
 
 def _asked(kind: str, number: int, is_first: bool) -> object:
-    """Return or raise, as all kinds of handlers do alike."""
+    """Do what the message asks: return or raise, in the same way for all kinds of handlers."""
     match kind:
         case "parks":
             raise Park("asked to")

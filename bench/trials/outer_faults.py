@@ -1,4 +1,4 @@
-"""Faults around the brokers: clocks, liars, operators, applications. Each proves its promise at its end."""
+"""Faults around the brokers: clocks, liars, operators, applications. Each checks its promise at its end."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from ops.local.cluster import LocalCluster
 
 __all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "lying"]
 
-# Of whatever is promised: a machine at work with two clusters takes its time.
+# The limit for every promise: a busy machine with two clusters takes its time.
 WITHIN_S = 120.0
 TOLD_WITHIN_S = 30.0
 HTTP_TIMEOUT_S = 30.0
 MISMATCH, INCOMPLETE = "mismatch", "incomplete"
 YEAR_S = 365 * 86_400
-# A queue's limit, and how often its consumer is stopped with everything unanswered.
+# A queue's limit, and the number of stops of its consumer with everything unanswered.
 DELIVERY_LIMIT, RESTARTS = 20, 25
-# A dead-letter worker that cannot hand on 32 messages takes no more.
+# More than 32: a dead-letter worker that cannot forward 32 messages takes no more.
 UNDELIVERED, STEPS_S = 100, (1, 5)
 CHILDREN, SENT = 3, 40
 _numbers = itertools.count(1)
 
-# An agent's clock shows that much more than its host's; the file may change while it runs.
+# An agent's clock with an offset from its host's; the file may change while it runs.
 OTHER_CLOCK = """\
 import os, time
 
@@ -95,7 +95,7 @@ class _Trial:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Put right what was done, and prove the promise. Raises BenchError."""
+        """Undo the change, and check the promise. Raises BenchError."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -117,7 +117,7 @@ class _Trial:
         return {}
 
     def remember(self) -> None:
-        """All names that any agent knows now: none of them may be forgotten."""
+        """Record all names that any agent knows now; none of them may be forgotten."""
         self.known = set[str]().union(*(self._alive(name) for name in self.cluster.names))
 
     def nothing_is_forgotten(self, agents: Sequence[str] = ()) -> None:
@@ -159,7 +159,7 @@ class _Trial:
     # -- brokers
 
     def erlang(self, expression: str) -> None:
-        """Have the target's broker evaluate it. Raises BenchError."""
+        """Make the target's broker evaluate the expression. Raises BenchError."""
         node = self.cluster.node(self.target)
         done = subprocess.run(
             ["erl_call", "-n", node.node_name, "-e"],
@@ -179,7 +179,7 @@ class _Trial:
         declare(self.bus, wanted, timeout_s=WITHIN_S)
 
     def all_come(self, source: str, wanted: Sequence[bytes]) -> None:
-        """Raises BenchError unless each of these bodies comes from the source in time."""
+        """Wait until each of these bodies comes from the source. Raises BenchError after a timeout."""
         topic, _, subscription = source.partition("/")  # of a queue there is none
         left = set(wanted)
         with Consumer(self.bus, topic, subscription=subscription) as consumer:
@@ -192,7 +192,7 @@ class _Trial:
             raise BenchError(f"{self.name}: {len(left)} of {len(wanted)} never came to {source}")
 
     def a_new_subscription_works(self) -> None:
-        """Registered completely, and everything that is confirmed then comes to it."""
+        """Check that a new subscription is registered completely and gets everything confirmed after that."""
         topic = f"{self.topic}-new"
         self.declared(Subscription(Topic(topic), "all"))
         bodies = [b"%d" % number for number in range(SENT)]
@@ -202,7 +202,7 @@ class _Trial:
         self.all_come(f"{topic}/all", bodies)
 
     def all_confirmed(self, ends: Sequence[Published]) -> None:
-        """Raises BenchError."""
+        """Check that all publishes were confirmed. Raises BenchError."""
         if other := [each for each in ends if each.outcome.value != "confirmed"]:
             raise BenchError(
                 f"{self.name}: {len(other)} of {len(ends)} not confirmed: {other[0].reason}"
@@ -210,7 +210,7 @@ class _Trial:
 
 
 class _Clock(_Trial):
-    """The target's agent is started with another clock."""
+    """A start of the target's agent with another clock."""
 
     ahead_s = 0
     stays = False
@@ -236,14 +236,14 @@ class _Clock(_Trial):
 
 
 class _ClockAhead(_Clock):
-    """For a moment, and back without a restart."""
+    """A clock ahead for a moment, corrected without a restart."""
 
     name = "clock-ahead"
     ahead_s = 10 * YEAR_S
 
 
 class _ClockBehind(_Clock):
-    """For good: until this agent's clock is ahead for a moment."""
+    """A clock that stays behind, until this agent's clock is ahead for a moment."""
 
     name = "clock-behind"
     ahead_s = -10 * YEAR_S
@@ -251,9 +251,9 @@ class _ClockBehind(_Clock):
 
 
 class _Maintenance(_Trial):
-    """``rabbitmq-upgrade drain`` and ``revive``; a subscription that is made between gets everything.
+    """``rabbitmq-upgrade drain`` and ``revive``; a subscription made in between gets everything.
 
-    It is complete only when the broker is back: it will serve with the gate that it has.
+    Its registration is complete only when the broker is back, because the broker keeps its old gate.
     """
 
     name = "maintenance"
@@ -289,7 +289,7 @@ class _Maintenance(_Trial):
 
 
 class _Declarations(_Trial):
-    """One name, wanted otherwise at every agent at the same moment; and that again with others."""
+    """Declarations of one name with different options at all agents at the same moment, several times."""
 
     name = "declarations"
     rounds = 3
@@ -311,9 +311,9 @@ class _Declarations(_Trial):
                     raise BenchError(f"declarations: {name}: told {told}")
 
     def _declare(self, agent: str, name: str, durability: Durability) -> str:
-        """Declare it at one agent. Returns the durability that the queue has, or one of the two words.
+        """Declare it at one agent. Returns the durability of the queue, or MISMATCH or INCOMPLETE.
 
-        Two agents that lost each other's questions may both have stored it; then it is complete for nobody.
+        Two agents that lost each other's requests may both have stored it; it is complete for neither then.
         """
         layout = self.cluster.layout
         url = f"{layout.scheme}://{self.cluster.node(agent).agent}/consumer-list"
@@ -338,7 +338,7 @@ class _Declarations(_Trial):
 
 
 class _Deleted(_Trial):
-    """A topic, a subscription and a queue are deleted under load; another topic of that publisher goes on."""
+    """The deletion of a topic, a subscription and a queue under load; the publisher's other topic goes on."""
 
     name = "deleted"
     lasts_s = 3.0
@@ -359,7 +359,7 @@ class _Deleted(_Trial):
         return f"{self.topic}-stays", f"{self.topic}-gone", f"{self.topic}-queue"
 
     def _publish(self) -> list[list[Published]]:
-        """Ends of publishes to what stays and to what goes."""
+        """Return the ends of publishes to the remaining topic and to the deleted ones."""
         stays, gone, queue = self._names()
         ends = [list[Future[Published]](), list[Future[Published]]()]
         config = PublisherConfig(connection_lifetime_s=1, deadline_ms=int(WITHIN_S * 500))
@@ -383,7 +383,7 @@ class _Deleted(_Trial):
 
 
 class _Liar(_Trial):
-    """Somebody at the address of the target's agent forges maps and lists."""
+    """A server at the address of the target's agent that forges maps and lists."""
 
     name = "liar"
     lasts_s = 4.0
@@ -430,7 +430,7 @@ def lying(host: str, port: int, broker: str, cluster: str) -> ThreadingHTTPServe
             self.send_response(200)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            with suppress(OSError):  # whoever asked may have gone
+            with suppress(OSError):  # the client may have gone
                 self.wfile.write(text.encode())
 
         do_POST = do_GET
@@ -442,13 +442,13 @@ def lying(host: str, port: int, broker: str, cluster: str) -> ThreadingHTTPServe
 
 
 class _Forks(_Trial):
-    """A process that publishes forks; so does one with publishers that are not started yet."""
+    """A process that forks while it publishes, and has other publishers that are not started yet."""
 
     name = "forks"
 
     def begin(self) -> None:
         self.declared(Subscription(Topic(self.topic), "all"))
-        # A process with one thread: ours has many, which a fork would lose in the middle of their work.
+        # A process with one thread: ours has many, which a fork would stop in the middle of their work.
         child = multiprocessing.get_context("spawn").Process(
             target=_fork_and_publish, args=(self.cluster.client_env(), self.topic)
         )
@@ -473,7 +473,7 @@ class _Forks(_Trial):
 
 
 def _fork_and_publish(environment: dict[str, str], topic: str) -> None:
-    """In a process of its own: the parent's link has messages under way at each fork."""
+    """Publish in a process of its own: the parent's link has messages under way at each fork."""
     bus = BusConfig.from_env(environment)
     made = [Publisher(bus, hooks=[Hooks()]) for _ in range(CHILDREN)]
     parent = Publisher(bus, hooks=[Hooks()])
@@ -503,7 +503,7 @@ def _publish_in_child(publisher: Publisher, topic: str, who: int) -> int:
 
 
 class _Restarts(_Trial):
-    """A consumer with a delivery limit is stopped more often than that, with everything unanswered."""
+    """A consumer with a delivery limit that is stopped more often than that, with everything unanswered."""
 
     name = "restarts"
 
@@ -515,7 +515,7 @@ class _Restarts(_Trial):
             self.all_confirmed(publisher.send_many(self.topic, self._bodies, timeout_s=WITHIN_S))
         for _ in range(RESTARTS):
             with Consumer(self.bus, self._source) as consumer:
-                # A copy whose confirm a stop did not wait for any longer makes them more.
+                # A copy whose confirm was not awaited by a stop increases their number.
                 wait_until(
                     lambda consumer=consumer: _owed(consumer) >= SENT,  # type: ignore[misc]
                     within_s=WITHIN_S,
@@ -534,7 +534,7 @@ def _owed(consumer: Consumer) -> int:
 
 
 class _Undeliverable(_Trial):
-    """Delays and retries whose destination is gone when they are due; what comes behind them is in time."""
+    """Delays and retries whose destination is gone when they are due; messages after them are in time."""
 
     name = "undeliverable"
 
@@ -563,7 +563,7 @@ class _Undeliverable(_Trial):
 
     def end(self) -> None:
         self.all_come(f"queue:{self.topic}-queue", [b"%d" % after_s for after_s in STEPS_S])
-        # Of the retries those that were due before the deletion went with the subscription.
+        # Retries that were due before the deletion were deleted with the subscription.
         wait_until(
             lambda: self._kept() >= UNDELIVERED * len(STEPS_S),
             within_s=WITHIN_S,
@@ -572,7 +572,7 @@ class _Undeliverable(_Trial):
         purge_parked(self.bus, ["undelivered"])
 
     def _kept(self) -> int:
-        """Count those that are ours."""
+        """Count the kept messages of this trial."""
         counts = count_parked(self.bus, ["undelivered"]).counts
         return sum(n for each in counts for why, n in each.reasons.items() if self.topic in why)
 

@@ -1,7 +1,7 @@
-"""``python -m bench soak``: publishers and consumers at work, a fault every few seconds, an audit.
+"""The command ``python -m bench soak``: clients at work, a fault every few seconds, and an audit.
 
-Faults are drawn from a seed, so that a run that failed can be had again: the same faults at the same
-brokers, as far as the machine's own timing lets it.
+Faults are drawn from a seed, so that a failed run can be repeated: the same faults at the same brokers, as
+far as the machine's timing allows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PUBLISHERS = ("p1", "p2", "p3", "p4")
 BROKERS = 3
 BODY_BYTES = 512
 EVERY_S = 10.0
-# Of all publishers together: two cores also run three brokers and eight clients.
+# The rate of all publishers together: two cores also run three brokers and eight clients.
 RATE_PER_S = 400.0
 WHOLE_WITHIN_S = 90.0
 CUT_STEP_NS = 500_000_000
@@ -130,7 +130,7 @@ def _chosen(text: str | None) -> tuple[str, ...]:
 def draws(
     seed: int, names: Sequence[str], faults: Iterable[str] = tuple(ALL_FAULTS)
 ) -> Callable[[], tuple[str, str]]:
-    """A function that draws the next fault and its broker; the same for the same seed.
+    """Return a function that draws the next fault and its broker; the same for the same seed.
 
     No fault comes a second time before each has come once, so that a short run has many of them.
     """
@@ -167,7 +167,7 @@ class Soak:
     def run(
         self, *, lasts_s: float, every_s: float, faults: Callable[[], tuple[str, str]]
     ) -> tuple[Manifest, Audit]:
-        """Raises BenchError when a process ends, or the cluster is not whole again in time."""
+        """Do the run. Raises BenchError when a process ends, or the cluster is not whole again in time."""
         bus = BusConfig.from_env(self._cluster.client_env())
         declare(bus, [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS])
         clients = Crew(
@@ -178,7 +178,7 @@ class Soak:
             publishers=PUBLISHERS,
             consumers=CONSUMERS,
             size=BODY_BYTES,
-            # Whoever forges a list then names a cluster or a host that nobody believes.
+            # A forged list then names a cluster or a host that no client accepts.
             env={
                 "MESSAGEBUS_CLUSTER": self._cluster.layout.cluster,
                 "MESSAGEBUS_BROKER_HOSTS_ALLOWED": "127.*",
@@ -203,7 +203,7 @@ class Soak:
         return manifest, audit(manifest, read_events(self._folder, manifest), ALLOWED)
 
     def _do(self, fault: Fault) -> None:
-        """Begin it, let it last, end it, and wait until every broker takes publishes again."""
+        """Begin the fault, let it last, end it, and wait until every broker takes publishes again."""
         began_s, at = time.monotonic(), self._at()
         began_ns = time.monotonic_ns()
         fault.begin()

@@ -1,8 +1,8 @@
 """The highest rate that a system takes with its latencies still in bounds, found by halving.
 
-Pure: says which rate to try next and is told how it went. Rates grow twofold until one fails, then the
-gap between the best that held and the least that failed is halved until it is a tenth. One try decides
-nothing that is told in the end: a rate fails when it failed twice, and the answer has held twice.
+Pure: it returns the next rate to try and gets the result. Rates are doubled until one fails; then the gap
+between the highest rate that held and the lowest that failed is halved until it is a tenth. A single try
+decides nothing: a rate fails when it failed twice, and the answer has held twice.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bench.analysis.verdict import is_of_load
 __all__ = ["Knee", "Try", "fault_of"]
 
 GROWTH = 2.0
-# Of the answer: what lies between is within what one machine varies by itself.
+# The precision of the answer: smaller differences are within the variation of one machine.
 PRECISION = 0.1
-# Of tries with the same end, until a rate has failed, or is the answer.
+# The number of tries with the same end after which a rate has failed, or is the answer.
 SURE = 2
-# Below that part of the first rate nobody looks any more.
+# Rates below this part of the first one are not tried.
 LEAST = 1 / 64
 
 
 class Try(NamedTuple):
-    """fault: in words; "" when it held."""
+    """One try. fault: the reason of a failure; "" when the rate held."""
 
     rate: float
     fault: str
@@ -34,25 +34,31 @@ class Try(NamedTuple):
 
 @dataclass(slots=True)
 class Knee:
-    """first: messages a second, of the first try. top: the most that is tried, `first` at least."""
+    """A search.
+
+    first: the first rate, in messages a second. top: the highest rate tried, `first` at least.
+    """
 
     first: float
     top: float
     tries: list[Try] = field(default_factory=list)
 
     def note(self, rate: float, fault: str = "") -> None:
-        """One try is over. No try is forgotten: a rate may hold and fail, until it did one of both twice."""
+        """Add the result of a try.
+
+        No try is forgotten: a rate may hold and fail until one has occurred twice.
+        """
         self.tries.append(Try(rate, fault))
 
     @property
     def failed(self) -> float:
-        """The least rate that failed twice; infinity when none did."""
+        """The lowest rate that failed twice; infinity when none did."""
         rates = {each.rate for each in self.tries}
         return min((rate for rate in rates if self._fails(rate) >= SURE), default=math.inf)
 
     @property
     def held(self) -> float:
-        """The highest rate below it that held, 0 when none did. What held above counts for nothing."""
+        """The highest rate below `failed` that held, 0 when none did. Higher ones do not count."""
         rates = (each.rate for each in self.tries if not each.fault)
         return max((rate for rate in rates if rate < self.failed), default=0.0)
 
@@ -73,7 +79,7 @@ class Knee:
         return failed / GROWTH if failed > self.first * LEAST else None
 
     def count(self, rate: float) -> int:
-        """Of tries at that rate."""
+        """Return the number of tries at that rate."""
         return self._holds(rate) + self._fails(rate)
 
     def _holds(self, rate: float) -> int:
@@ -83,7 +89,7 @@ class Knee:
         return sum(each.rate == rate and bool(each.fault) for each in self.tries)
 
     def told(self, p99_max_ms: float) -> str:
-        """The answer, in a line."""
+        """Return the answer in a line."""
         bound = f"with p99 within {p99_max_ms:g} ms"
         if not self.held:
             return f"no rate holds {bound}"
@@ -96,7 +102,7 @@ class Knee:
 
 
 def fault_of(result: Mapping[str, Any], p99_max_ms: float) -> str:
-    """Say why a rate does not hold, by the ``result.json`` of its run; "" when it does."""
+    """Return why a rate does not hold, by the ``result.json`` of its run; "" when it does."""
     if result["faults"]:
         return "; ".join(result["faults"])
     consumers = result["profile"]["load"]["consumers"]

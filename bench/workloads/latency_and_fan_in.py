@@ -31,7 +31,7 @@ LEAST_S = 5.0
 
 
 def shorter(profile: Profile, part: int) -> Profile:
-    """Measured for a part of its time only; 10: a tenth, at least some seconds, whole ones."""
+    """Return the profile measured for a part of its time; 10: a tenth, in whole seconds, some at least."""
     time = profile.time
     measured_s = max(min(time.measured_s, LEAST_S), float(round(time.measured_s / part)))
     warm_up_s = min(time.warm_up_s, measured_s)
@@ -45,8 +45,10 @@ def matrix_steps(profiles: Iterable[Profile], repeat: int = 1, part: int = 1) ->
 
 
 def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
-    """Medians of all turns. Corrected: from the intended time. Uncorrected: from the sending, as most
-    tools have it."""
+    """Summarize the medians of all turns.
+
+    Corrected latencies count from the intended time, uncorrected ones from the sending, as in most tools.
+    """
     rows: list[Sequence[str]] = []
     bars: list[Bar] = []
     for name in MATRIX:
@@ -97,7 +99,7 @@ def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
 
 
 def fan_in_steps(base: Profile, repeat: int = 1, part: int = 1) -> list[Step]:
-    """The same load on more and more brokers, and again."""
+    """Return the steps of the same load on more and more brokers, in rounds."""
     base = shorter(base, part)
     once = [
         Step(
@@ -114,7 +116,7 @@ def _on(brokers: int) -> str:
 
 
 def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
-    """Medians of all turns."""
+    """Summarize the medians of all turns."""
     rows: list[Sequence[str]] = []
     bars: list[Bar] = []
     names = ("confirmed a second", "client CPU us", "broker CPU us", "confirm p50", "confirm p99")

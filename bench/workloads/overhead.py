@@ -1,7 +1,7 @@
 """The costs of the harness itself: its loops against a system that does nothing at all.
 
-A message's CPU time with a null system, less that of the null system called bare, is what every
-figure of a real system carries on top.
+The overhead is a message's CPU time with a null system, less that of the null system alone. Every figure of
+a real system includes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Overhead", "figures", "measure"]
 
 BODY_BYTES = 1024
 GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
-# Deliveries that arrive together, as with a busy consumer.
+# The number of deliveries that arrive together, as with a busy consumer.
 TOGETHER = 100
 # Late from the first message on: the loop never sleeps, so CPU time is all of its work.
 RATE_PER_S = 10_000_000.0
@@ -37,7 +37,7 @@ RATE_PER_S = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Microseconds of CPU: of one value recorded; of one message published, and consumed."""
+    """CPU time in microseconds: of one recorded value; of one message published, and consumed."""
 
     record_us: float
     publish_us: float
@@ -45,12 +45,12 @@ class Overhead:
 
     @property
     def message_us(self) -> float:
-        """From its publisher to its consumer."""
+        """The CPU time of a message from its publisher to its consumer."""
         return self.publish_us + self.consume_us
 
 
 class NullSender:
-    """Every message is confirmed at once."""
+    """A sender that confirms every message at once."""
 
     def __init__(self) -> None:
         self._ends: list[End] = []
@@ -71,9 +71,9 @@ class NullSender:
 
 
 class NullReceiver:
-    """Gives the same bodies again and again, so many in all.
+    """A receiver that returns the same bodies again and again, `count` in all.
 
-    They stay in the processor's caches, as what a client has just taken from its socket does.
+    They stay in the processor's caches, like the bodies that a client has just read from its socket.
     """
 
     def __init__(self, bodies: list[bytes], count: int) -> None:
@@ -96,7 +96,7 @@ class NullReceiver:
 
 
 def measure(messages: int, repeat: int = 1) -> list[Overhead]:
-    """Each of `messages`, so many times, after a warm-up of a tenth."""
+    """Measure the overhead over `messages`, `repeat` times, after a warm-up of a tenth."""
     _once(max(1, messages // 10))
     return [_once(messages) for _ in range(repeat)]
 
@@ -111,7 +111,7 @@ def _once(count: int) -> Overhead:
 
 
 def figures(found: Sequence[Overhead]) -> list[Figure]:
-    """Medians. What is promised is the whole of a message; its two parts are only told."""
+    """Make figures of the medians. Only the whole of a message has a goal, not its two parts."""
     return [
         median_of(
             [getattr(each, f"{part}_us") for each in found],
@@ -146,7 +146,7 @@ async def _publish(count: int) -> None:
         fillers=drawer.fillers(),
         keys=drawer.keys(),
     )
-    # As a load process has them.
+    # The same times as in a load process.
     times = striped(intended(Constant(rate_per_s=RATE_PER_S)), number=0, of=1)
     await publishing.run(itertools.islice(times, count), 1 << 62)
 
@@ -173,7 +173,7 @@ async def _bare_take(count: int) -> None:
 
 
 def _record(count: int) -> None:
-    """As a load does it: appended one by one, sorted into bins by the thousand."""
+    """Record values as a load does: appended one by one, sorted into bins by the thousand."""
     latencies, waiting = Latencies(0), []
     for number in range(count):
         waiting.append((number, number))
@@ -184,6 +184,6 @@ def _record(count: int) -> None:
 
 
 def _bodies(intended_ns: int) -> list[bytes]:
-    """As many as arrive together."""
+    """Return the bodies that arrive together."""
     filler = Filler.of(bytes(BODY_BYTES))
     return [stamped(filler, 0, number, intended_ns) for number in range(TOGETHER)]

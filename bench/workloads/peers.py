@@ -1,7 +1,7 @@
-"""The same two loads on other systems beside ours: what a confirm means stands in every line.
+"""The same two loads on other systems beside ours; every line states the meaning of a confirm.
 
-First a paced one, for latencies, which warms up what is in Java; then as fast as a window lets it go, on
-the same start of the system.
+The first is a paced load for latencies, which also warms up Java programs. The second is as fast as a
+window allows, on the same start of the system.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEAD = (
 
 
 def steps(paced: Profile, full: Profile, repeat: int = 1, part: int = 1) -> list[Step]:
-    """All arms, and again; part: 10 does a tenth."""
+    """Return the steps of all arms, in rounds; part: 10 does a tenth."""
     assert isinstance(full.load.schedule, Closed)
     fewer = Closed(count=max(1, full.load.schedule.count // part))
     full = dataclasses.replace(full, load=dataclasses.replace(full.load, schedule=fewer))
@@ -67,7 +67,7 @@ def steps(paced: Profile, full: Profile, repeat: int = 1, part: int = 1) -> list
 
 
 def _alone(paced: Profile, system: System) -> Profile:
-    """Kafka's own tool publishes, and nothing else."""
+    """Return the profile for the system: Kafka's own tool only publishes."""
     if system.name != "kafka-java":
         return paced
     return dataclasses.replace(paced, load=dataclasses.replace(paced.load, consumers=0))
@@ -78,7 +78,7 @@ def _name(system: System, kind: str) -> str:
 
 
 def told(results: Mapping[str, Mapping[str, Any]]) -> Told:
-    """Medians of all turns."""
+    """Summarize the medians of all turns."""
     rows: list[Sequence[str]] = []
     bars: list[Bar] = []
     for system in ARMS:
@@ -132,7 +132,7 @@ def _latencies(paced: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _percentiles(paced: Mapping[str, Any]) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Until confirmed, and until received; of a load of its own what comes near to that."""
+    """Return the percentiles until confirm and delivery; of a system's own load, the nearest ones."""
     own = paced["percentiles_ms"]
     confirm = own.get("confirm") or own.get("service", {})
     return confirm, own.get("delivery") or own.get("sent to received", {})

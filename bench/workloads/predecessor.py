@@ -1,9 +1,9 @@
 """The predecessor's headline again: standalone nodes against a native cluster, by turns, as ratios.
 
-Groupon's MessageBus gave 238 % of a native HornetQ cluster with 50 publishers of 10,000 messages each
-(S1), and 197 % with 50 consumers on one queue besides (S2), on two hosts in 2013. Here both sides are
-RabbitMQ on one machine, with messagebus' client on both; the native cluster has quorum queues with a
-member on every node, so it also keeps as many copies as nodes, where a standalone node keeps one.
+Groupon's MessageBus reached 238 % of a native HornetQ cluster with 50 publishers of 10,000 messages each
+(S1), and 197 % with additional 50 consumers on one queue (S2), on two hosts in 2013. Here both sides are
+RabbitMQ on one machine, with messagebus' client on both. The native cluster has quorum queues with a member
+on every node, so it keeps as many copies as nodes; a standalone node keeps one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ __all__ = ["PREDECESSOR", "figures", "steps", "told"]
 
 PREDECESSOR = {"seed-s1": 2.38, "seed-s2": 1.97}
 NODES, WINDOWS = (2, 3), (1, 50)
-# Of the messages of each publisher, where every one of them waits for the disk: the whole number would
-# take minutes a run on two cores. Results and figures say how many it were.
+# The fraction of each publisher's messages where every one waits for the disk: all of them would take
+# minutes a run on two cores. Results and figures state their number.
 PART_AT_WINDOW_1 = 5
 SIDES = {"messagebus": "standalone", "native": "native"}
 
 
 def steps(base: Profile, repeat: int, *, part: int = 1) -> list[Step]:
-    """Each repetition runs both sides, each side first by turns. part: 10 sends a tenth of everything."""
+    """Return the steps. Each repetition runs both sides, each side first by turns.
+
+    part: 10 sends a tenth of everything.
+    """
     found = []
     for nodes in NODES:
         for number in range(repeat):
@@ -60,7 +63,7 @@ def _sized(base: Profile, system: System, window: int, part: int) -> Profile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measure:
-    """name: of `numbers.NUMBERS`. part: in ids. A cost is better when it is less."""
+    """A measure of the comparison. name: in `result.NUMBERS`. part: in ids. A lower cost is better."""
 
     name: str
     part: str
@@ -86,7 +89,7 @@ class Pairs:
 
     @property
     def sides(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The ratio is that of the second over the first: above 1, standalone nodes do better."""
+        """The two sides. The ratio is the second over the first: above 1, standalone nodes do better."""
         both = (self.native, self.standalone)
         return (both[1], both[0]) if self.measure.is_cost else both
 
@@ -102,7 +105,7 @@ class Pairs:
 def pairs(
     results: Mapping[str, Mapping[str, Any]], repeat: int, measure: Measure
 ) -> Iterator[Pairs]:
-    """Only of what all repetitions of both sides have."""
+    """Yield the pairs for which all repetitions of both sides have results."""
     for nodes in NODES:
         for window in WINDOWS:
             sides = [
@@ -167,7 +170,7 @@ NOTES = (
 def figures(
     name: str, results: Mapping[str, Mapping[str, Any]], repeat: int, command: str
 ) -> Iterator[Figure]:
-    """measure.seed_s1.n2_w50.ratio and the like."""
+    """Make the figures: measure.seed_s1.n2_w50.ratio and the like."""
     for measure in _measures(name):
         for each in pairs(results, repeat, measure):
             group = f"measure.{name.replace('-', '_')}.n{each.nodes}_w{each.window}"

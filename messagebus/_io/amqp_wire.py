@@ -26,9 +26,9 @@ HOST_MAX = 100
 
 
 class AmqpWire:
-    """The wire of one client object, by its configuration. Without a client_id it gets one of its own.
+    """The wire of one client object, by its configuration. Without a client_id it makes one of its own.
 
-    Operators see by it who works by which list: whom nobody sees, no playbook would wait for.
+    Operators see by the client id who works by which list. No playbook would wait for an invisible client.
     """
 
     redial_first_ms = 100
@@ -41,7 +41,7 @@ class AmqpWire:
 
     @property
     def _bus(self) -> BusConfig:
-        """With the client id of this process: after a fork there are two clients."""
+        """The configuration with the client id of this process: after a fork there are two clients."""
         if self._given.client_id:
             return self._given
         if self._named is None or self._named[0] != os.getpid():
@@ -65,6 +65,6 @@ class AmqpWire:
 
 
 def _own_id() -> str:
-    """Host, process, and a random part for this object."""
+    """Return a client id of host, process, and a random part for this object."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:HOST_MAX]
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"

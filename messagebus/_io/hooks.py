@@ -1,4 +1,4 @@
-"""Calls of one client's hooks: in their order, and so that none of them can harm a message."""
+"""Calls of one client's hooks: in order, and so that no hook can harm a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
 
 log = logging.getLogger("messagebus.hooks")
 
-# The first failure of a hook is told, and then each so-manieth.
+# The first failure of a hook is logged, and then each TOLD_EVERY-th one.
 TOLD_EVERY = 10_000
 # A member of a slotted class is set past the guard of a frozen one in a third of the time.
 _MEMBERS = [vars(Message)[name] for name in Message.__slots__]
@@ -29,19 +29,19 @@ _SET_HEADERS = vars(Message)["headers"].__set__
 
 
 def hook_chain(hooks: Sequence[Hooks]) -> HookChain | None:
-    """None for none, so that a client asks one attribute."""
+    """Return the chain of these hooks; None for none, so that a client tests one attribute."""
     return HookChain(hooks) if hooks else None
 
 
 def with_id(message: Message, message_id: str) -> Message:
-    """The same message under this id, which is not checked."""
+    """Return a copy of the message with this id, which is not checked."""
     made = _copy(message)
     _SET_ID(made, message_id)
     return made
 
 
 def add_headers(message: Message, headers: Mapping[str, Header]) -> Message:
-    """The same message with these headers too, which are not checked: 2 us less than replace()."""
+    """Return a copy of the message with these headers added, unchecked: 2 us less than replace()."""
     made = _copy(message)
     _SET_HEADERS(made, {**message.headers, **headers})
     return made
@@ -55,7 +55,7 @@ def _copy(message: Message) -> Message:
 
 
 class HookChain:
-    """Any thread may call."""
+    """The hooks of one client. Thread-safe."""
 
     def __init__(self, hooks: Sequence[Hooks]) -> None:
         for hook in hooks:
@@ -68,7 +68,7 @@ class HookChain:
         self.begin()
 
     def begin(self) -> None:
-        """Give ids that no other process gives: its client starts, perhaps in a fork of where it was made."""
+        """Start a new range of message ids: the client starts, perhaps in a fork of its process."""
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
 
@@ -76,7 +76,7 @@ class HookChain:
     def publishing(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> tuple[Message, Watched]:
-        """Return what to send instead, and whom to tell its end."""
+        """Return the message to send instead, and the waiter for its end."""
         if message is None:
             message = Message(body=body, content_type=shape.content_type)
         if not message.message_id:
@@ -86,10 +86,10 @@ class HookChain:
         for hook in self._hooks:
             try:
                 message = hook.publishing(destination, message)
-            except Exception as fault:  # whatever it raises must not lose the message
+            except Exception as fault:  # no error of a hook may lose the message
                 self._failed("publishing", hook, fault)
             given.append(message)
-        if message.message_id != first.message_id:  # the broker and the other hooks know that one
+        if message.message_id != first.message_id:  # the broker and other hooks know this id
             message = with_id(message, first.message_id)
         return message, Watched(self, destination, given, waiter)
 
@@ -97,7 +97,7 @@ class HookChain:
     def accepting(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> Iterator[tuple[Message, Watched]]:
-        """Do as `publishing`, around the acceptance: the hooks hear of what was not accepted too."""
+        """Do as `publishing`, around the acceptance: the hooks also learn of messages not accepted."""
         message, watched = self.publishing(shape, body, message, waiter)
         try:
             yield message, watched
@@ -145,7 +145,7 @@ class HookChain:
 
 
 class Watched:
-    """Waits for the end of one publish: tells the hooks, then whoever waits himself."""
+    """A waiter for the end of one publish: calls the hooks, then the waiter of the application."""
 
     __slots__ = ("_chain", "_destination", "_given", "_waiter")
 
@@ -156,7 +156,7 @@ class Watched:
         self._waiter = waiter
 
     def done(self) -> bool:
-        """Never: the hooks hear of it also when nobody else waits any more."""
+        """Return False always: the hooks run also when nobody else waits any more."""
         return False
 
     def set_result(self, published: Published) -> None:
@@ -166,7 +166,7 @@ class Watched:
             waiter.set_result(published)
 
     def refused(self, error: BaseException) -> None:
-        """It was not accepted; whoever waits has the error already."""
+        """Tell the hooks that it was not accepted; the waiter has the error already."""
         message_id = self._given[0].message_id
         reason = f"{type(error).__name__}: {error}"
         end = Published(message_id, Outcome.REFUSED, Durability.NONE, attempts=0, reason=reason)
@@ -174,7 +174,7 @@ class Watched:
 
 
 class _Around:
-    """Enters one context for each hook and leaves them in turn. Suppresses nothing."""
+    """A context around one context of each hook, left in reverse order. Suppresses nothing."""
 
     __slots__ = ("_about", "_chain", "_entered", "_makers", "_where")
 

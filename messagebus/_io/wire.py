@@ -1,7 +1,7 @@
-"""The way from drivers to brokers: the seam below which AMQP begins.
+"""The interface between drivers and brokers; AMQP begins below it.
 
 `AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
-memory. The drivers above it are the same, so what one bus does the other does.
+memory. The drivers above it are the same, so both buses behave alike.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 class Registration:
     """The result of a registration, by broker name.
 
-    complete: every broker has it, or takes no publishes before it has. held: has it, settled. later:
-    takes no publishes before it has it. missing: may take publishes without it, and why. options: what
-    exists beside each name, as `messagebus.topology.options_of` has it; none where nobody says.
+    complete: every broker has it, or takes no publishes before it has it. held: has it, settled. later:
+    takes no publishes before it has it. missing: may take publishes without it -> the reason.
+    options: name -> its options, as `messagebus.topology.options_of` gives them; empty where unknown.
     """
 
     complete: bool
@@ -45,38 +45,38 @@ class Topology(Protocol):
     async def register(
         self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
     ) -> Registration:
-        """Make these exist on every broker; repeated until complete or the time is over.
+        """Create these on every broker; repeat until complete or the time is over.
 
         enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
         LoginRefused or NameInvalid.
         """
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
-        """Tell whether it was made to exist. Raises RegistrationIncomplete, LoginRefused or LinkError."""
+        """Return whether it was created. Raises RegistrationIncomplete, LoginRefused or LinkError."""
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:
-        """Make sure that these can be published to on this link; returns those that cannot, and why.
+        """Make sure that these can be published to on this link. Returns those that cannot, with the error.
 
         Raises LinkLost.
         """
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
-        """Delete on every broker what would expire there: asked once, not until it is done.
+        """Delete on every broker what would expire there: ask once, without retries.
 
         Raises LinkError or TopologyError; then it expires.
         """
 
 
 class Follower(Protocol):
-    """Keeps the consumer list fresh. brokers: the last one, None before the first."""
+    """The interface that keeps the consumer list fresh. brokers: the last list, None before the first."""
 
     keeper: ListKeeper
     brokers: BrokerList | None
 
     def start(self) -> None:
-        """Begin. Whoever follows may be told before this returns."""
+        """Begin. `on_list` may be called before this returns."""
 
     async def stop(self) -> None: ...
 
@@ -84,7 +84,7 @@ class Follower(Protocol):
 class Wire(Protocol):
     """The way to the brokers of one bus, for any number of drivers.
 
-    redial_first_ms: how long a consumer waits before it dials a broker again whose link has just ended;
+    redial_first_ms: wait of a consumer before it dials a broker again whose link has just ended;
     doubled with each failure.
     """
 
@@ -97,14 +97,14 @@ class Wire(Protocol):
     ) -> Follower: ...
 
     async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
-        """Open a link to this broker; None: to whichever the balancer gives.
+        """Open a link to this broker; None: to any broker that the balancer gives.
 
         Raises LoginRefused, LinkLost or ConfigError.
         """
 
 
 def amqp_wire(bus: BusConfig) -> Wire:
-    """The wire to real brokers. Imported when it is first asked for: a test in memory needs no HTTP."""
+    """Return the wire to real brokers. Imports it late: a test in memory needs no HTTP."""
     from messagebus._io.amqp_wire import AmqpWire
 
     return AmqpWire(bus)

@@ -1,7 +1,7 @@
 """The agent: one small service beside each broker.
 
-It serves the consumer list, owns the topology together with the other agents, brings it about on
-its own broker, opens the broker's gate, and says whether publishers are welcome there.
+It serves the consumer list, owns the topology together with the other agents, applies it to
+its own broker, opens the broker's gate, and tells whether publishers are welcome there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Self
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
+from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
 __all__ = ["AgentConfig"]
@@ -32,17 +32,17 @@ class AgentConfig:
     """One agent, beside one broker.
 
     broker: the broker as the list names it, ``host:port``. user, password_file: may administrate it.
-    http, check: where this agent listens, ``host:port``: requests, and the balancer's agent-check.
+    http, check: listening addresses, ``host:port``: requests, and the balancer's agent-check.
     list_file: the consumer list. state_dir: kept over restarts. token_file: operators' token.
     management: the broker's management API, ``host:port``; "" for none (then neither alarms nor
     queues of an earlier life of the same name are seen).
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
     mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
-    old_publishers: clients of before the exchanges `mb.to/NAME` publish to queues by the exchanges of then.
-    tls: the broker is dialled, its management API and the other agents are asked, and requests are served
-    with TLS; who asks an agent shows a certificate. old_management: a management API that speaks plain HTTP
-    is asked so; it was configured before its TLS was, and its broker has not been restarted since.
+    old_publishers: clients older than the exchanges `mb.to/NAME` publish to queues by their old exchanges.
+    tls: TLS to the broker, its management API and the other agents, and for requests; callers of an agent
+    show a certificate. old_management: use plain HTTP for a management API that speaks it; it was configured
+    before its TLS was, and its broker has not been restarted since.
     tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
     """
 
@@ -100,7 +100,7 @@ class AgentConfig:
 
     @property
     def password(self) -> Secret:
-        """Read again at every dial, so that it can rotate. Raises ConfigError."""
+        """The password, read at every dial, so that it can rotate. Raises ConfigError."""
         return read_secret("password_file", self.password_file)
 
     @property
@@ -156,7 +156,7 @@ class AgentConfig:
 
 
 def read_secret(key: str, path: str) -> Secret:
-    """The text of a file without surrounding blanks. Raises ConfigError naming the key."""
+    """Read a file's text without surrounding blanks. Raises ConfigError naming the key."""
     try:
         text = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as fault:
@@ -167,5 +167,4 @@ def read_secret(key: str, path: str) -> Secret:
 
 
 def _unknown(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key, sorted(known), n=1)
-    return f"unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"unknown setting {key!r}{did_you_mean(key, known)}"

@@ -1,10 +1,10 @@
-"""The consumer list as a file, noticed when it changes, and the clients that fetch it.
+"""The consumer list as a watched file, and the clients that fetch it.
 
 The file is the source. A new file that is bad, of another cluster or of an older generation changes
-nothing: the last good one is served on, and the fault is counted and told once.
+nothing: the last good one is still served, and the fault is counted and logged once.
 
 `Clients` knows who fetched the list from this agent, and which generation they have applied. A client asks
-one agent at a time, so the truth is the union over all agents, newest wins. Time comes in as whole
+one agent at a time, so the whole is the union over all agents; the newest wins. Time is passed in as whole
 milliseconds.
 """
 
@@ -39,18 +39,18 @@ LOOK_INTERVAL_S = 0.2
 Mark = tuple[int, int, int]
 # A waiting fetch takes up to 60 s and is followed by the next one.
 EXPIRY_MS = 90_000
-# One that hung up while it waited has ended, or asks again within its back-off.
+# A client that hung up while it waited has ended, or asks again within its back-off.
 LEFT_MS = 10_000
-# 10,000 consumers are planned for, over all agents; beyond this the longest silent one is forgotten.
+# 10,000 consumers are planned for, over all agents; beyond this the longest silent one is dropped.
 CLIENTS_MAX = 20_000
-# Of an id, and of a subscription with its topic: as long as AMQP lets a name be.
+# Length of an id, and of a subscription with its topic: AMQP's bound of a name.
 TEXT_MAX = 255
 
 
 class ListFile:
     """The last good list of one file.
 
-    current: None until a good list was read. faults: bad files seen. fault: why, "" while good.
+    current: None until a good list was read. faults: number of bad files. fault: the reason, "" while good.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,7 +65,7 @@ class ListFile:
 
     @property
     def etag(self) -> str:
-        """The generation; of a file without one, a digest of its text."""
+        """The generation; for a file without one, a digest of its text."""
         if self.current is not None and self.current.generation:
             return f'"{self.current.generation}"'
         return f'"0-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"'
@@ -78,7 +78,7 @@ class ListFile:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> bool:
-        """Read the file if it is another one than before. Returns whether there is a new list."""
+        """Read the file if it has changed. Returns whether there is a new list."""
         try:
             stat = self._path.stat()
             mark = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
@@ -91,17 +91,17 @@ class ListFile:
             return False
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Let all waiting requests look again."""
         self._news.set()
         self._news = asyncio.Event()
 
     def end(self) -> None:
-        """End all waits, and those that are still to come."""
+        """End all waits, also later ones."""
         self._has_ended = True
         self.wake()
 
     async def newer_than(self, generation: int) -> bool:
-        """Wait, without a bound, until the list's generation is above this. False: `end` was called."""
+        """Wait, without a time limit, until the list's generation is above this. False: `end` was called."""
         while self.current is None or self.current.generation <= generation:
             if self._has_ended:
                 return False
@@ -135,7 +135,7 @@ class ListFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """One client's last word. applied: generation that it works by, 0 for none yet."""
+    """One client's last request. applied: generation that it works by, 0 for none yet."""
 
     id: str
     subscription: str
@@ -147,11 +147,11 @@ class Clients:
     """The clients of one agent."""
 
     def __init__(self) -> None:
-        # (id, subscription) -> (applied, when), longest silent first
+        # (id, subscription) -> (applied, time), longest silent first
         self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
 
     def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
-        """A client asks, or was waiting until now."""
+        """Record a client that asks, or was waiting until now."""
         key = _key(client_id, subscription)
         self._seen[key] = (applied, now_ms)
         self._seen.move_to_end(key)
@@ -159,14 +159,14 @@ class Clients:
             self._seen.popitem(last=False)
 
     def left(self, client_id: str, subscription: str, now_ms: int) -> None:
-        """It hung up: it is forgotten LEFT_MS from now unless it is seen again."""
+        """Record that it hung up: it is dropped LEFT_MS from now unless it is seen again."""
         key = _key(client_id, subscription)
         if (known := self._seen.get(key)) is not None:
             self._seen[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
             self._seen.move_to_end(key, last=False)
 
     def living(self, now_ms: int) -> list[Client]:
-        """Everybody heard of within EXPIRY_MS; the rest is forgotten."""
+        """Return the clients seen within EXPIRY_MS; drop the others."""
         for key in [key for key, (_, at_ms) in self._seen.items() if now_ms - at_ms > EXPIRY_MS]:
             del self._seen[key]
         return [

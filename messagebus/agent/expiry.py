@@ -1,15 +1,15 @@
-"""Deletes expiring subscriptions that nobody uses any more, on all brokers.
+"""The deletion of unused expiring subscriptions, on all brokers.
 
-RabbitMQ lets a queue expire by itself (`x-expires`), each broker for itself. That alone would not do:
-the map still wants it, so it would be made again for ever. So each agent watches who uses the expiring
+RabbitMQ lets a queue expire by itself (`x-expires`), each broker for itself. That alone is not enough:
+the map still wants it, so it would be made again for ever. So each agent watches the use of expiring
 subscriptions on its own broker: consumers of the queue, clients that fetch the list for it, and
-registrations. When nobody did for longer than the expiry, it asks the others; when a majority knows of
+registrations. When it saw no use for longer than the expiry, it asks the others. When a majority knows of
 no use either, one of them leaves the tombstone. A queue that expired while the subscription is in use
-elsewhere is made again, and what was in it is told as a loss.
+elsewhere is made again, and its messages are reported as a loss.
 
 An agent that lost sight of its broker has seen nothing: it starts to count anew, so an outage keeps a
-subscription longer, never shorter. A consumer that comes late registers first; by that an expired queue
-is made again at once.
+subscription longer, never shorter. A consumer that comes late registers first, which makes an expired
+queue again at once.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["Expiry"]
 
 log = logging.getLogger("messagebus.agent")
 
-# One passive declaration per expiring subscription; what is used less often is not seen as used.
+# One passive declaration per expiring subscription; a shorter use may not be seen.
 LOOK_INTERVAL_S = 1.0
-# Of a queue that is gone: used more recently than that, the subscription is in use now, and is made
-# again. Otherwise RabbitMQ was a little earlier than we are, and time will tell.
+# A subscription without its queue that was used within this time is in use now, and is made
+# again. Otherwise RabbitMQ was a little earlier than we are, and its time soon ends here too.
 IN_USE_S = 2 * LOOK_INTERVAL_S
 
 
 class Expiry:
-    """One agent's part in it. Runs on one loop.
+    """One agent's part in expiry. Runs on one loop.
 
-    clients: subscriptions for which somebody fetched the list here, and how many seconds ago.
+    clients: subscriptions for which a client fetched the list here, and the seconds since then.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class Expiry:
         self.deleted = 0
 
     def used(self, name: str, ago_s: float = 0.0) -> None:
-        """Somebody uses it, or is about to."""
+        """Record a use of it, present or about to come."""
         at_s = time.monotonic() - ago_s
         self._used_at_s[name] = max(at_s, self._used_at_s.get(name, at_s))
 
     def gone(self, _name: str) -> None:
-        """Its queue may have expired: look at once."""
+        """Look at once: its queue may have expired."""
         self._look_now.set()
 
     def unused_s(self) -> dict[str, float | None]:
-        """For how long nobody used each expiring subscription here; None: it was not watched."""
+        """Return the seconds without use of each expiring subscription here; None: it was not watched."""
         linked, now_s = self._upkeep.condition.linked, time.monotonic()
         return {
             name: now_s - self._used_at_s[name] if linked and name in self._used_at_s else None
@@ -94,7 +94,7 @@ class Expiry:
     async def look(self) -> None:
         """Watch once, and decide. Raises LinkError or TopologyError."""
         expiring = self._upkeep.expiring()
-        if self._dials != self._upkeep.dials:  # what was between the links nobody saw
+        if self._dials != self._upkeep.dials:  # nobody watched between the links
             self._dials = self._upkeep.dials
             self._used_at_s.clear()
         if not self._upkeep.condition.linked:
@@ -115,7 +115,7 @@ class Expiry:
                 gone.add(name)
             elif consumers or name not in self._used_at_s:
                 self.used(name)
-        # Watched just now for the first time, it may all the same have expired before.
+        # It may have expired before it was first watched.
         for name in gone - self._used_at_s.keys():
             self.used(name, expiring[name] + LOOK_INTERVAL_S)
         await self._decide(expiring, gone)

@@ -1,8 +1,8 @@
 """Admission to the topology: operators by token, applications by their broker login and its rights.
 
 An application's name and password are tried at the agent's own broker, and so are its rights, so there is
-one place where users are kept. A good login is remembered for REMEMBERED_S as a salted hash, with the rights
-that it has; a bad one is not.
+one place where users are kept. A good login is remembered for REMEMBERED_S as a salted hash, with its
+rights; a bad one is not.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Admission", "Judged", "Login", "rights_for"]
 
 REMEMBERED_S = 60.0
 REMEMBERED_MAX = 1_000
-# Wrong passwords may come in floods: so many are tried at the broker at once. Users who were good before
-# have places of their own, which strangers cannot fill.
+# Wrong passwords may come in floods: this many are tried at the broker at once. Users who were good before
+# have places of their own, which unknown users cannot fill.
 TRIES_AT_ONCE = 4
-# Who finds a longer row is told at once that nobody can say: at 25 ms a try it would be too late for him.
+# Beyond this number of waiting logins the answer is "unknown" at once: at 25 ms a try it would be too late.
 WAITING_MAX = 64
 WAITING_PER_USER_MAX = 16
-# Of names made by one user here and not deleted since.
+# Names made by one user here and not deleted since.
 NAMES_PER_USER_MAX = 10_000
 
 
 class Admission(Enum):
-    """May this caller ask? UNKNOWN: the broker cannot be asked now."""
+    """The decision on a caller. UNKNOWN: the broker cannot be asked now."""
 
     YES = "yes"
     NO = "no"
@@ -50,7 +50,7 @@ class Admission(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """About one request. user: "" for operators. forbidden: names that the user's rights do not cover."""
+    """The judgement on one request. user: "" for operators. forbidden: names beyond the user's rights."""
 
     admission: Admission
     user: str = ""
@@ -58,7 +58,7 @@ class Judged:
 
 
 def rights_for(wanted: Wanted) -> tuple[Right, ...]:
-    """One of these is enough to have it made: who may publish to it, or consume from it."""
+    """Return the rights of which one is enough to create it: a user may publish to it, or consume from it."""
     match wanted:
         case Topic() | Delay():
             return (Right("write", wanted.exchange),)
@@ -66,7 +66,7 @@ def rights_for(wanted: Wanted) -> tuple[Right, ...]:
             return (Right("read", wanted.amqp_queue),)
         case Queue():
             queue = wanted.amqp_queue
-            # The last one is of users whose rights are from before `mb.to/NAME`.
+            # The last one is for users whose rights are older than `mb.to/NAME`.
             return (
                 Right("write", wanted.exchange),
                 Right("read", queue),
@@ -81,10 +81,10 @@ class _Known:
 
 
 class Login:
-    """Judges `Authorization` headers.
+    """The judge of `Authorization` headers.
 
-    token: the operators' token, read at every use. try_login: which of these rights a user has, None when
-    the broker refuses user or password; raises LinkLost when it cannot say.
+    token: the operators' token, read at every use. try_login: returns which of these rights a user has, None
+    when the broker refuses user or password; raises LinkLost when it cannot say.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Login:
         self._try_login = try_login
         self._salt = os.urandom(16)
         self._good: dict[bytes, _Known] = {}
-        self._users: dict[str, None] = {}  # that were good at some time
+        self._users: dict[str, None] = {}  # users with a good login at some time
         self._waiting = Counter[str]()
         self._waiting_strangers = 0
         self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
         self._made: dict[str, set[str]] = {}
 
     def is_operator(self, header: str) -> bool:
-        """Tell whether the header carries the operators' token."""
+        """Return whether the header carries the operators' token."""
         scheme, _, text = header.partition(" ")
         if scheme.lower() != "bearer":
             return False
@@ -151,7 +151,7 @@ class Login:
         return Judged(admission=Admission.YES, user=user, forbidden=tuple(forbidden))
 
     def has_room(self, user: str, names: Iterable[str], alive: Callable[[str], bool]) -> bool:
-        """Tell whether a user may make these, too; they count as made then. alive: whether a name exists."""
+        """Return whether a user may make these, too, and count them as made. alive: whether a name exists."""
         new = {name for name in names if not alive(name)}
         if not user or not new:
             return True
@@ -163,7 +163,7 @@ class Login:
 
     @contextlib.contextmanager
     def _place(self, user: str) -> Iterator[asyncio.Semaphore]:
-        """In the row of those who were good before, or of the others. Raises LinkLost when it is full."""
+        """Take a waiting place, of known users or of others. Raises LinkLost when none is free."""
         is_known = user in self._users
         full = self._waiting[user] >= WAITING_PER_USER_MAX
         if full or (not is_known and self._waiting_strangers >= WAITING_MAX):

@@ -1,7 +1,7 @@
 """Figures of the agent for Prometheus, read from a snapshot at each scrape; the disk's mirror among them.
 
 The mirror is shown as DRBD 8.4 has it in /proc/drbd, in three numbers for an alert. Nothing is decided by
-them: what to do is for `ops storage`.
+them: `ops storage` tells what to do.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LINE = r"^\s*{minor}: cs:(\w+)(?: ro:\w+/\w+ ds:(\w+)/(\w+))?"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. counter: it only grows while the agent runs. queue: that it is about, "" for none.
+    """One number. counter: it only grows while the agent runs. queue: the queue it is about, "" for none.
 
-    Figures of one name stand together.
+    Figures of one name must follow each other.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Figure:
 
 
 class Metrics:
-    """Renders what `figures` returns, labelled with the broker's name."""
+    """A renderer of the figures that `figures` returns, labelled with the broker's name."""
 
     def __init__(self, broker: str, figures: Callable[[], list[Figure]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(broker, figures))
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
+        """Return the figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -55,7 +55,7 @@ class _Figures(Collector):
         self._figures = figures
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance: otherwise the registry collects once while the agent is half built."""
+        """Return nothing: otherwise the registry collects once while the agent is half built."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -72,7 +72,7 @@ class _Figures(Collector):
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """copies: disks that are up to date, 0 to 2; 1 is a single copy.
+    """The state of a DRBD mirror. copies: disks that are up to date, 0 to 2; 1 is a single copy.
 
     connected: the hosts talk. alone: this host does not even try to: after a split brain, or by order.
     """
@@ -83,7 +83,7 @@ class MirrorState:
 
 
 def look(device: str, proc: Path = PROC) -> MirrorState | None:
-    """At the device of this path, ``/dev/drbd0``. None: DRBD knows no such device."""
+    """Read the state of the device of this path, ``/dev/drbd0``. None: DRBD knows no such device."""
     try:
         return read(proc.read_text(), device)
     except OSError:
@@ -104,7 +104,7 @@ def read(text: str, device: str) -> MirrorState | None:
 
 
 def figures_of_mirror(device: str, proc: Path = PROC) -> Iterator[Figure]:
-    """None for no device; a device that DRBD does not know has no copy."""
+    """Yield the mirror's figures, none for no device; a device that DRBD does not know has no copy."""
     if device:
         seen = look(device, proc) or MirrorState(copies=0, connected=False, alone=False)
         yield Figure("mirror_copies", "Disks that are up to date.", seen.copies)

@@ -1,4 +1,4 @@
-"""Asks the other agents for their maps, and tells them changes.
+"""Requests to the other agents: reading their maps, and sending them changes.
 
 Every request has its own short deadline; an agent that does not answer is left out of the result. So is one
 that does not prove that it has the operators' token, unless it is of a version that cannot: until it has
@@ -36,7 +36,7 @@ CONNECT_TIMEOUT_S = 0.5
 PULL_TIMEOUT_S = 1.0
 # A peer brings the change about before it answers; a slow settle takes 4 s. Callers wait 10 s.
 PUSH_TIMEOUT_S = 6.5
-# One that did not answer a moment ago is told all the same, and not waited for.
+# A peer that did not answer a moment ago gets the change too, with a short deadline.
 SILENT_TIMEOUT_S = 1.0
 CONNECTIONS_MAX = 64
 
@@ -45,8 +45,8 @@ CONNECTIONS_MAX = 64
 class Told:
     """A peer's answer to a change.
 
-    answer: held, later or no. stored: it is on its disk, in a map that counts. entries: how it has
-    them now, to be merged if its map is intact. above: it did not take it, because its number is not
+    answer: held, later or no. stored: it is on its disk, in a map that counts. entries: the peer's current
+    ones, to be merged if its map is intact. above: it did not take the change, because its number is not
     above this.
     """
 
@@ -67,9 +67,9 @@ class Node:
 
 
 class Peers:
-    """The other agents. me: broker name of this one. transport: another way to them, for tests.
+    """The other agents. me: broker name of this one. transport: a substitute, for tests.
 
-    token: the operators'. tls: they serve https, and want to see our certificate.
+    token: the operators'. tls: they serve https, and require our certificate.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Peers:
             transport=transport,
             verify=tls.client_context() if tls else trusting_nobody(),
         )
-        self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and what came with it
-        # By broker name; kept over restarts, since who is asked for is dead.
+        self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and its map
+        # By broker name; kept over restarts, since they are needed when a broker is dead.
         self.nodes: dict[str, Node] = {}
-        # Broker names of those that have proved the token; kept over restarts, too.
+        # Broker names of agents that have proved the token; kept over restarts, too.
         self.proven: set[str] = set()
         self._proofs: dict[tuple[str, bool], TokenProof] = {}
         self._doubted: dict[str, str] = {}
@@ -104,9 +104,9 @@ class Peers:
         self.pulls_failed = 0
 
     async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
-        """The maps of those that answer in PULL_TIMEOUT_S, by broker name.
+        """Return the maps of the agents that answer in PULL_TIMEOUT_S, by broker name.
 
-        One that is as it was is the same object again.
+        An unchanged map is the same object again.
         """
         peers = self._without_me(listed)
         answers = await asyncio.gather(*(self._pull_one(peer) for peer in peers))
@@ -124,9 +124,9 @@ class Peers:
         *,
         answering: Iterable[str],
     ) -> dict[str, Told]:
-        """Tell all of them these entries of my map; answers by broker name.
+        """Send all of them these entries of my map; return their answers by broker name.
 
-        answering: those who answered the last pull; only they get the long deadline.
+        answering: agents that answered the last pull; only they get the long deadline.
         """
         lively = set(answering)
         part = replace(mine, entries=tuple(entries))
@@ -151,9 +151,9 @@ class Peers:
     async def mismatch(
         self, peers: Iterable[ListedBroker], items: Sequence[object]
     ) -> dict[str, str]:
-        """Tell what of these items exists otherwise on whose broker, in words, "" for nothing.
+        """Return by broker name how existing parts differ from these items, in words, "" for nothing.
 
-        Who does not answer in time is left out.
+        An agent that does not answer in time is left out.
         """
 
         def read(answer: httpx.Response) -> str:
@@ -168,7 +168,7 @@ class Peers:
         )
 
     async def unused(self, peers: Iterable[ListedBroker]) -> dict[str, dict[str, float | None]]:
-        """For how many seconds nobody used each expiring subscription, as each agent knows it."""
+        """Return the seconds without use of each expiring subscription, as each agent knows it."""
 
         def read(answer: httpx.Response) -> dict[str, float | None]:
             told: dict[str, Any] = answer.json()["unused_s"]
@@ -185,7 +185,7 @@ class Peers:
         *,
         json: Any = None,
     ) -> dict[str, T]:
-        """One request to each; what `read` makes of the answers of 200, by broker name."""
+        """Send one request to each; return `read` of the answers with status 200, by broker name."""
 
         async def ask(peer: ListedBroker) -> tuple[str, T] | None:
             try:
@@ -212,9 +212,9 @@ class Peers:
     async def _request(
         self, peer: ListedBroker, method: str, path: str, **more: Any
     ) -> httpx.Response:
-        """Send one request; who does not prove the token is told once.
+        """Send one request; an answer without proof of the token is logged once.
 
-        A POST proves it, too; of a GET only the answer does.
+        A POST proves it, too; with a GET only the answer does.
         """
         url = f"{self._begin}{peer.agent_address}{path}"
         auth = self._proof(peer, signs=method == "POST")
@@ -272,7 +272,7 @@ class Peers:
         return None
 
     def _proof(self, peer: ListedBroker, *, signs: bool) -> TokenProof:
-        """signs: the request wants the token; otherwise only the answer has to prove it."""
+        """Return the proof for a peer. signs: the request proves the token; else only the answer does."""
         name = peer.broker.name
         if (name, signs) not in self._proofs:
 
@@ -293,7 +293,7 @@ class Peers:
         return self._proofs[name, signs]
 
     def _doubt(self, peer: ListedBroker, fault: NotProven) -> None:
-        """Tell it once."""
+        """Log the missing proof once."""
         name, reason = peer.broker.name, str(fault)
         if self._doubted.get(name) != reason:
             self._doubted[name] = reason

@@ -1,7 +1,7 @@
-"""The agent's HTTP server: uvicorn with bounds on what nobody has logged in for.
+"""The agent's HTTP server: uvicorn with bounds on connections before any login.
 
-A request is there within REQUEST_WITHIN_S, headers and body together, or its connection is closed; so is
-one on which none begins. There are fewer connections than descriptors.
+A request must arrive within REQUEST_WITHIN_S, headers and body together, or its connection is closed. A
+connection on which none begins is closed too. There are fewer connections than descriptors.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["ACCEPTED_AT_ONCE", "STOP_TIMEOUT_S", "Server", "listen"]
 log = logging.getLogger("messagebus.agent")
 
 STOP_TIMEOUT_S = 2
-# Of the largest request, 4 MiB, over a slow line. HAProxy's own bound for headers is 5 s.
+# Enough for the largest request, 4 MiB, over a slow line. HAProxy's own bound for headers is 5 s.
 REQUEST_WITHIN_S = 10.0
-# Python 3.11 tries so often in a row to accept, and logs each failure when descriptors run out.
+# Number of accepts that Python 3.11 tries in a row; it logs each failure when descriptors run out.
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 1_024
 # For the broker's links, peers, files and the checks of balancers.
 DESCRIPTORS_KEPT = 128
 CONNECTIONS_MAX = 30_000
-# One line for all that are closed within it.
+# One log line for all connections closed within this time.
 TOLD_EVERY_S = 60.0
 
 
 class _Protocol(H11Protocol):
-    """One connection. Closes it when a request is not there in time."""
+    """One connection. It is closed when a request does not arrive in time."""
 
     _deadline: asyncio.TimerHandle | None = None
     closed, told_at_s = 0, 0.0
@@ -112,7 +112,7 @@ _UVICORN: dict[str, Any] = {
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to the service. tls: who asks shows a certificate of our authority."""
+    """A server that leaves signals to the service. tls: clients show a certificate of our authority."""
 
     def __init__(self, application: ASGIApp, tls: TlsFiles | None) -> None:
         settings = dict(_UVICORN)
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
 
 
 def listen(key: str, address: Broker) -> socket.socket:
-    """A listening socket. Raises ConfigError, which begins with key."""
+    """Return a listening socket. Raises ConfigError, which begins with key."""
     host = address.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
 """One agent: its parts put together, its listeners, its end.
 
-Everything runs on one asyncio loop; files and nothing else are written in threads.
+Everything runs on one asyncio loop; only files are written in threads.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["Service"]
 log = logging.getLogger("messagebus.agent")
 
 LOGIN_TIMEOUT_MS = 2_000
-# An alarm stops publishers at once; within this they are led to other brokers.
+# An alarm stops publishers at once; within this time they are led to other brokers.
 ALARM_INTERVAL_S = 2.0
-# How late a change of the verdict may stand in the log; balancers hear it at once.
+# Delay of a change of the verdict in the log; balancers get it at once.
 TELL_INTERVAL_S = 0.5
-# How late new certificates are shown.
+# Delay until new certificates are used.
 CERTIFICATES_INTERVAL_S = 10.0
 CHECK_TIMEOUT_S = 1.0
-# How soon a task that failed is begun again: a bug that comes back at once writes two lines a minute.
+# Pauses before a failed task begins again: a bug that comes back at once writes two lines a minute.
 TASK_PAUSE_MIN_S, TASK_PAUSE_MAX_S = 0.1, 30.0
 
 
@@ -60,7 +60,7 @@ class Service:
     """The agent of one broker."""
 
     def __init__(self, config: AgentConfig) -> None:
-        """Read what was kept. Raises ConfigError when files or folders are unusable."""
+        """Read the stored state. Raises ConfigError when files or folders are unusable."""
         self._config = config
         self._store = Store(config.state_dir)
         self._store.prepare()
@@ -110,7 +110,7 @@ class Service:
         )
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises ConfigError when a port cannot be had."""
+        """Serve until SIGTERM or SIGINT. Raises ConfigError when a port is not available."""
         config = self._config
         http = listen("http", Broker.parse(config.http))
         try:
@@ -156,7 +156,7 @@ class Service:
         log.info("agent stopped broker=%s", config.broker)
 
     async def _kept(self, what: str, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task to its end; after an exception of its own begin it again, ever later.
+        """Run a task to its end; after an exception of its own begin it again, after growing pauses.
 
         Without this one broken answer or one bug in one task would end the list, the gate and the
         repairs of this broker with it.
@@ -173,7 +173,7 @@ class Service:
             lived = time.monotonic() - began_s > TASK_PAUSE_MAX_S + pause_s
             pause_s = TASK_PAUSE_MIN_S if lived else min(2 * pause_s, TASK_PAUSE_MAX_S)
 
-    # What is said about the broker.
+    # The verdict on the broker.
 
     @property
     def condition(self) -> Condition:
@@ -188,7 +188,7 @@ class Service:
         return verdict(self.condition, monotonic_ms())
 
     async def set_draining(self, draining: bool) -> None:
-        """Operators' wish; on disk before it counts. Raises OSError."""
+        """Set the operators' drain; it is on disk before it counts. Raises OSError."""
         await asyncio.to_thread(self._store.save_draining, draining)
         self._draining = draining
         log.info("draining=%s by operators broker=%s", draining, self._config.broker)
@@ -206,9 +206,9 @@ class Service:
     async def _answer_check(
         self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Never up or down: that is the gate's business, and must not depend on an agent.
+        """Answer ready or drain, never up or down: that is up to the gate, and must not depend on an agent.
 
-        Nothing at all while there is nothing to say: an agent that just started changes nothing,
+        Answers nothing while nothing is known: an agent that just started changes nothing,
         otherwise the restart of all agents at once would drain all brokers.
         """
         with contextlib.suppress(OSError, TimeoutError):
@@ -227,7 +227,7 @@ class Service:
             await asyncio.sleep(ALARM_INTERVAL_S)
 
     async def _tell_verdicts(self) -> None:
-        """Log when the verdict becomes another one."""
+        """Log when the verdict changes."""
         while True:
             now = self.verdict()
             is_well = now.kind is VerdictKind.READY and not now.reason
@@ -238,7 +238,7 @@ class Service:
             await asyncio.sleep(TELL_INTERVAL_S)
 
     async def _renew_certificates(self) -> None:
-        """Those that were replaced are shown from the next connection on, without a restart."""
+        """Use replaced certificates from the next connection on, without a restart."""
         files = self._tls
         if files is None:
             return
@@ -253,7 +253,7 @@ class Service:
             except ConfigError as fault:
                 log.warning("certificates not read again reason=%r", str(fault))
 
-    # What is kept as a report.
+    # The stored report.
 
     def _load_report(self) -> None:
         report = self._store.load_report()
@@ -366,14 +366,14 @@ class Service:
         ]
 
     def _figures_of_certificates(self) -> Iterator[Figure]:
-        """None without TLS, and for a file that cannot be read just now."""
+        """Yield none without TLS, and none for a file that cannot be read now."""
         if self._tls and (end_s := self._tls.good_until_s()):
             text = "Until the certificate, or the authority that it trusts, has ended."
             yield Figure("certificate_seconds_left", text, round(end_s - time.time()))
 
 
 def _known(name: str, text: str, value: int | None) -> Iterator[Figure]:
-    """Nothing while it is not known."""
+    """Yield a figure, none while its value is unknown."""
     if value is not None:
         yield Figure(name, text, value)
 

@@ -1,7 +1,7 @@
-"""The files that an agent keeps over restarts: its map, the operators' drain, what it held.
+"""The files that an agent keeps over restarts: its map, the operators' drain, a report.
 
-The map and the drain are on disk, fsynced with their folder, before anybody is told of them. What
-was held and what was lost is only a report: written, not synced.
+The map and the drain are on disk, fsynced with their folder, before anybody is told of them. The
+report of held entries and losses is written, not synced.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def genesis(state_dir: str | Path) -> bool:
 
 
 class Store:
-    """The files of one agent in state_dir. Every call blocks; not on the event loop."""
+    """The files of one agent in state_dir. Every call blocks; not for the event loop."""
 
     def __init__(self, state_dir: str | Path) -> None:
         self._folder = Path(state_dir)
 
     def prepare(self) -> None:
-        """Make the folder. Raises ConfigError when it cannot be written to."""
+        """Create the folder. Raises ConfigError when it cannot be written to."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_synced(self._folder / "probe", "")
@@ -63,7 +63,7 @@ class Store:
             raise ConfigError(f"state_dir: {fault}") from fault
 
     def load_map(self) -> Snapshot | None:
-        """The stored map; None when there is none or it is damaged: then the peers' is adopted."""
+        """Load the stored map; None when there is none or it is damaged: then the peers' is adopted."""
         path = self._folder / MAP_FILE
         try:
             return snapshot_from_json(json.loads(path.read_text()))
@@ -87,7 +87,7 @@ class Store:
             _sync_folder(self._folder)
 
     def load_report(self) -> dict[str, Any]:
-        """Return what `save_report` was given; {} when there is nothing or it is unreadable."""
+        """Return the last report of `save_report`; {} when there is none or it is unreadable."""
         try:
             report = json.loads((self._folder / REPORT_FILE).read_text())
         except (OSError, ValueError):
@@ -99,7 +99,7 @@ class Store:
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Replace a file so that after a power-off there is the old text or the new one."""
+    """Replace a file so that after a power-off it has the old text or the new one."""
     _write(path, text, sync=True)
     _sync_folder(path.parent)
 
@@ -134,7 +134,7 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 
 
 def entry_from_json(value: Any) -> Entry:
-    """Raises ValueError unless it is one entry."""
+    """Read one entry. Raises ValueError unless it is one."""
     if not isinstance(value, dict):
         raise ValueError("an entry is an object")
     kinds: dict[str, type] = {
@@ -153,7 +153,7 @@ def entry_from_json(value: Any) -> Entry:
 
 
 def snapshot_from_json(value: Any) -> Snapshot:
-    """Raises ValueError unless it is a whole map. Keys that it does not know are passed over."""
+    """Read a whole map; unknown keys are passed over. Raises ValueError unless it is one."""
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise ValueError("a map is an object with entries")
     floor = value.get("floor", 0)

@@ -4,9 +4,8 @@ Any agent coordinates a change: read a majority, decide, store, tell all, judge 
 (`core.register`). A list that changed meanwhile makes it start over, since the new list's
 brokers were not asked.
 
-`resolve` judges what is asked for against the map. No subscription may be weaker than its topic, or a
-confirm would promise more than it keeps: a subscription that does not say how durable it is takes its
-topic's level.
+`resolve` judges a request against the map. No subscription may be weaker than its topic, or a
+confirm would promise more than it keeps. A subscription without a durability takes its topic's level.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = ["NoMajority", "Topology", "resolve"]
 log = logging.getLogger("messagebus.agent")
 
 PULL_INTERVAL_S = 1.0
-# While a majority was read, a round asks so many peers in turn: pulls only repair lost pushes then.
+# Once a majority was read, a round asks this many peers in turn: pulls only repair lost pushes then.
 PULL_PEERS = 8
 # The list may change, or another agent may decide otherwise, while a change is under way.
 CHANGE_ROUNDS = 5
@@ -80,8 +79,8 @@ class Topology:
         self._waiting: dict[str, asyncio.Task[Completion]] = {}
         self._storing = asyncio.Lock()
         self._stored_version = register.version
-        # What the change under way is about to create, while the others are asked what they think of
-        # it, and who else makes the same otherwise and goes first.
+        # Names that the change under way is about to create, while the other agents are asked, and the
+        # agents that make the same with other options and go first.
         self._making: dict[str, Options] = {}
         self._yielded_to: dict[str, str] = {}
         self._pull_now = asyncio.Event()
@@ -94,7 +93,7 @@ class Topology:
     # The list.
 
     def list_changed(self) -> None:
-        """The consumer list is another one: other agents vote."""
+        """Apply a changed consumer list: other agents vote."""
         current = self._lists.current
         if current is None:
             return
@@ -124,7 +123,7 @@ class Topology:
             await self._store_quietly()
 
     async def _pull(self, listed: Sequence[ListedBroker]) -> set[str]:
-        """Returns who answered with a map that counts, which is merged."""
+        """Merge the maps of these peers. Returns the names of those whose map counts."""
         register, life = self.register, self.register.life
         answers = await self._peers.pull(listed)
         version, informed = register.version, register.informed
@@ -142,10 +141,10 @@ class Topology:
         self._turn = (self._turn + PULL_PEERS) % len(others)
         return list(islice([*others, *others], self._turn, self._turn + PULL_PEERS))
 
-    # Being told by a peer.
+    # Changes of peers.
 
     async def told(self, snapshot: Snapshot) -> Reply:
-        """A peer changed entries: take them, store them, bring them about, answer for them."""
+        """Take entries that a peer changed: store them, apply them, answer for them."""
         names = [entry.wanted for entry in snapshot.entries if entry.alive]
         if not snapshot.intact:
             return Reply(answer=Answer.NO, reason="it comes from a map that is not intact")
@@ -157,7 +156,7 @@ class Topology:
         return await self._answering.answer(names)
 
     async def adopt(self, snapshot: Snapshot) -> None:
-        """Operators vouch for this map, since no majority can: merge it, and let the map count.
+        """Merge a map that operators vouch for, since no majority can, and let the map count.
 
         Raises TopologyError when it cannot be stored.
         """
@@ -167,7 +166,7 @@ class Topology:
         self._upkeep.wake()
 
     def entries_of(self, snapshot: Snapshot) -> list[Entry]:
-        """Tell how the map has the names of these entries now."""
+        """Return the map's current entries of these names."""
         names = (entry.wanted for entry in snapshot.entries)
         return [self.register.entries[name] for name in names if name in self.register.entries]
 
@@ -182,12 +181,12 @@ class Topology:
     ) -> Completion:
         """Create or delete names on every broker.
 
-        Equal changes that wait here for their turn are made once, for all who ask: many clients that
+        Equal changes that wait here for their turn are made once, for all callers: many clients that
         start together want the same.
 
-        options: what is asked beside a name, as `messagebus.topology.options_of` has it. Raises
-        NoMajority, TopologyMismatch when one of them exists with other options or something of its
-        name on a broker, or TopologyError when another change has been under way for too long.
+        options: the options of a name, as `messagebus.topology.options_of` gives them. Raises
+        NoMajority, TopologyMismatch when one of them exists with other options or a part of its
+        name on a broker differs, or TopologyError when another change has been under way for too long.
         """
         asked = {name: options.get(name, {}) if options else {} for name in names}
         key = json.dumps([alive, asked], sort_keys=True)
@@ -203,7 +202,7 @@ class Topology:
         except TimeoutError:
             raise TopologyError("other changes are under way here") from None
         finally:
-            del self._waiting[key]  # who asks from now on may want to know more than this one finds
+            del self._waiting[key]  # a later caller needs a newer state than this change reads
         try:
             judged = await self._change(asked, alive)
         finally:
@@ -233,7 +232,7 @@ class Topology:
         return Completion(complete=False, held=(), later=(), missing={self._me: why})
 
     def _stands(self, asked: Mapping[str, Options], alive: bool) -> bool:
-        """Tell whether no concurrent change of another agent has won."""
+        """Return whether no concurrent change of another agent has won."""
         entries = self.register.entries
         if not alive:
             return not any(name in entries and entries[name].alive for name in asked)
@@ -243,7 +242,7 @@ class Topology:
     async def _one_round(
         self, current: BrokerList, asked: Mapping[str, Options], alive: bool, above: int
     ) -> tuple[Completion, int]:
-        """Returns also what numbers must be above, for those that did not take this change."""
+        """Make one round. Returns also the number to exceed for agents that did not take this change."""
         names = list(asked)
         heard = await self._pull(current.listed)
         options = await self._agreed(current, asked, heard) if alive else asked
@@ -278,9 +277,9 @@ class Topology:
     async def _agreed(
         self, current: BrokerList, asked: Mapping[str, Options], answering: Collection[str]
     ) -> Mapping[str, Options]:
-        """Tell what the names are to live with. Raises TopologyMismatch before anything is changed.
+        """Return the options that the names will have. Raises TopologyMismatch before anything is changed.
 
-        What is new to the map is looked for on the brokers: somebody may have declared it by hand.
+        Names that are new to the map are looked for on the brokers: somebody may have declared them by hand.
         """
         taken, against = resolve(self.register.entries, asked)
         if against:
@@ -301,7 +300,7 @@ class Topology:
             _taken, against = resolve(self.register.entries, asked)
             for name, other in self._yielded_to.items():
                 against[name] = f"{name}: {other} makes it with other options at this moment"
-            if against:  # since we asked
+            if against:  # changed since we asked
                 raise TopologyMismatch("; ".join(against.values()))
             found = {name: text for name, text in {self._me: mine, **theirs}.items() if text}
             if found:
@@ -310,11 +309,11 @@ class Topology:
         return taken
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
-        """Tell what of these exists otherwise here, in the map or on the broker, in words; "" for nothing.
+        """Describe what differs from these here, in the map or on the broker, in words; "" for nothing.
 
-        Of two agents that are about to make one name with different options each asks the other, and
-        the larger goes first, as with equal numbers. So one of them is told, and nothing is declared
-        for it anywhere. origin: of the agent that asks, "" when nobody is about to make anything.
+        When two agents are about to make one name with different options, each asks the other, and
+        the larger goes first, as with equal numbers. So one of them is refused, and declares nothing
+        anywhere. origin: of the agent that asks, "" when nobody is about to make anything.
         """
         told: list[str] = []
         for name, each in wanted.items():
@@ -329,10 +328,10 @@ class Topology:
         return "; ".join(told) or await self._upkeep.mismatch(wanted.values())
 
     async def _probed(self, broker: Broker) -> tuple[str, Reply]:
-        """Safe is only what has no gate: a broker whose node is dead, or boots without its agent.
+        """Return the reply for a silent agent: safe only if its broker's node is dead, or boots without it.
 
-        That the port refuses proves neither: in maintenance mode, or behind a firewall, it serves again
-        with the gate that it has.
+        A port that refuses proves neither: in maintenance mode, or behind a firewall, the broker serves again
+        with its open gate.
         """
         why = "its agent does not answer and its broker may be serving"
         if await port_refuses(broker, timeout_s=PROBE_TIMEOUT_S):
@@ -345,13 +344,13 @@ class Topology:
         return broker.name, Reply(answer=Answer.NO, reason=why)
 
     def _take(self, told: Told) -> None:
-        """A concurrent change of another agent may come back with an answer."""
+        """Merge a concurrent change of another agent that came back with an answer."""
         self.register.told(Snapshot(intact=told.intact, entries=told.entries))
 
     # Storing.
 
     async def _store_map(self) -> None:
-        """Have the map on disk as it is now, or newer. Raises TopologyError."""
+        """Write the current map, or a newer one, to disk. Raises TopologyError."""
         wanted = self.register.version
         async with self._storing:
             if self._stored_version >= wanted:
@@ -364,7 +363,7 @@ class Topology:
             self._stored_version = version
 
     async def _store_quietly(self) -> None:
-        """Between changes nobody waits for the file: a fault is told and tried again."""
+        """Write the map between changes, when nobody waits for it: a fault is logged and tried again."""
         try:
             await self._store_map()
             self.fault = ""
@@ -383,9 +382,9 @@ def _reply(told: Told) -> Reply:
 def resolve(
     entries: Mapping[str, Entry], asked: Mapping[str, Options]
 ) -> tuple[dict[str, Options], dict[str, str]]:
-    """Tell what each name is to live with, and for each that cannot why: with both values in the text.
+    """Return the options that each name will have, and name -> reason, with both values, for the refused.
 
-    asked: names with what is asked beside them. Raises NameInvalid.
+    asked: names with their requested options. Raises NameInvalid.
     """
     standing: dict[str, Options] = {e.wanted: dict(e.options) for e in entries.values() if e.alive}
     taken, against = dict[str, Options](), dict[str, str]()

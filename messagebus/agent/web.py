@@ -44,7 +44,7 @@ __all__ = ["WAIT_S_MAX", "Parts", "application"]
 log = logging.getLogger("messagebus.agent")
 
 WAIT_S_MAX = 60.0
-# 10,000 consumers on a single agent; one more is told to ask another.
+# 10,000 consumers on a single agent; one more is refused, and asks another agent.
 WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
 # Generations that a client may be ahead of the list here, which was restored from an old backup.
@@ -60,7 +60,7 @@ class Parts:
     """The parts of the agent that the interface speaks for.
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
-    unused_s: for how long nobody used each expiring subscription. started: marks this process in ETags.
+    unused_s: seconds without use of each expiring subscription. started: marks this process in ETags.
     node: name and epmd_port of the broker's Erlang node, None when it is not configured.
     """
 
@@ -85,7 +85,7 @@ class BadRequest(Exception):
 
 
 def application(parts: Parts) -> Starlette:
-    """The ASGI application of one agent."""
+    """Return the ASGI application of one agent."""
     web = _Web(parts)
     answers = [
         ("/consumer-list", web.consumer_list, "GET"),
@@ -119,7 +119,7 @@ class _Web:
         names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
         self._anything = {name: parse_wanted(name) for name in names}
 
-    # The list and who reads it.
+    # The list and its readers.
 
     async def consumer_list(self, request: Request) -> Response:
         lists, query = self._parts.lists, request.query_params
@@ -149,7 +149,7 @@ class _Web:
             if is_last:
                 del self._waiting_as[who]
         if ended == 1:
-            # Clients may share an id, and nobody proves his: one that waits here still is not forgotten.
+            # Clients may share an id, and none proves it: one that still waits here is not dropped.
             if is_last:
                 self._parts.clients.left(*who, _monotonic_ms())
             return Response(status_code=499)
@@ -183,14 +183,14 @@ class _Web:
             return
         applied = _whole(request.query_params.get("applied", "0"), "applied")
         current = self._parts.lists.current
-        # Nothing proves who asks: what no client can have applied must not hold up a push.
+        # The caller's id is not proved: a generation that no client can have applied must not hold up a push.
         if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:
             return
         self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
 
     @staticmethod
     def _who(request: Request) -> tuple[str, str]:
-        """Client and subscription. Raises BadRequest."""
+        """Return client and subscription. Raises BadRequest."""
         query = request.query_params
         client_id = _id(query.get("client", ""), "client")
         return client_id, _id(query.get("subscription", ""), "subscription") if client_id else ""
@@ -272,19 +272,19 @@ class _Web:
         return entry is not None and entry.alive
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Tell what exists beside these names: who asks for less takes it as it is, and has to know it."""
+        """Return the options of these names: a caller that asks for fewer takes them and has to know them."""
         entries = self._parts.topology.register.entries
         return {name: dict(entries[name].options) for name in names if name in entries}
 
     async def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
-        """An application may delete what would expire; all else is for operators."""
+        """Let an application delete expiring names; return a refusal of all others to all but operators."""
         entries = self._parts.topology.register.entries
         if all(name in entries and expires_s_of(entries[name]) for name in names):
             return None
         return await self._operators_only(request)
 
     async def try_out(self, request: Request) -> Response:
-        """Tell what of these exists otherwise on the broker; nothing is made."""
+        """Describe what of these exists on the broker with other options; create nothing."""
         if refusal := await self._operators_only(request):
             return refusal
         body = await _json(request)
@@ -297,10 +297,10 @@ class _Web:
     # Subscriptions and queues of the own broker.
 
     async def subscriptions(self, request: Request) -> Response:
-        """Those that the caller's rights cover."""
+        """Return the subscriptions and queues that the caller's rights cover."""
         entries = self._parts.topology.register.entries
         known = {name: parse_wanted(name) for name, entry in entries.items() if entry.alive}
-        # Who may read any name need not be asked about for each of thousands.
+        # A user who may read any name need not be checked for each of thousands.
         judged = await self._judged(request, self._anything)
         if not isinstance(judged, Response) and judged.forbidden:
             judged = await self._judged(request, known)
@@ -412,7 +412,7 @@ class _Web:
             return _error(503, f"not stored: {fault}")
         return JSONResponse({"draining": draining})
 
-    # Who may.
+    # Authorization.
 
     async def _operators_only(self, request: Request) -> Response | None:
         if await self._is_operator(request):
@@ -421,7 +421,7 @@ class _Web:
         return _error(401, "operators' token wanted", told)
 
     async def _is_operator(self, request: Request) -> bool:
-        """Tell whether the caller has the token: he proves it, or sends it, as earlier versions do."""
+        """Return whether the caller has the token: it proves it, or sends it, as earlier versions do."""
         known = getattr(request.state, "is_operator", None)
         if known is None:
             header = request.headers.get("Authorization", "")
@@ -442,7 +442,7 @@ class _Web:
     def proving(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The same, with a proof of the token for who wants one."""
+        """Wrap an endpoint so that it proves the token to callers that want it."""
 
         async def proven(request: Request) -> Response:
             ask = request.headers.get(ASK, "")
@@ -466,7 +466,7 @@ class _Web:
         return proven
 
     async def _judged(self, request: Request, wanted: Mapping[str, Wanted]) -> Judged | Response:
-        """Judge the caller, and his rights on all of these; or return the answer to one who is nobody."""
+        """Judge the caller and its rights on all of these; or return the refusal of an unknown caller."""
         if await self._is_operator(request):
             return Judged(admission=Admission.YES)
         judged = await self._parts.login.admit(request.headers.get("Authorization", ""), wanted)
@@ -502,7 +502,7 @@ async def _gone(_request: Request, _fault: Exception) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """At most BODY_BYTES_MAX, read once."""
+    """Read the body once, BODY_BYTES_MAX at most."""
     known = getattr(request.state, "body", None)
     if isinstance(known, bytes):
         return known
@@ -516,13 +516,13 @@ async def _body(request: Request) -> bytes:
 
 
 def _target(request: Request) -> str:
-    """Path and query as they were sent."""
+    """Return path and query as they were sent."""
     path, query = request.scope.get("raw_path", b""), request.scope["query_string"]
     return bytes(path + (b"?" + query if query else b"")).decode("latin-1")
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """The body as one JSON object."""
+    """Read the body as one JSON object."""
     try:
         value = json.loads(await _body(request))
     except ValueError as fault:
@@ -535,7 +535,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 def _wanted(value: Any) -> dict[str, Wanted]:
-    """Tell what is wanted by its name in the one spelling, without doubles, in the order given."""
+    """Return the wanted items by name in the one spelling, without doubles, in the order given."""
     if not isinstance(value, list) or not value:
         raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
     if len(value) > NAMES_MAX:
@@ -552,7 +552,7 @@ def _wanted(value: Any) -> dict[str, Wanted]:
 
 
 def _id(text: str, key: str) -> str:
-    """Of a client or its subscription; operators read it on their terminals."""
+    """Check the id of a client or its subscription, which operators read on their terminals."""
     if len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()):
         raise BadRequest(f"{key}: at most {TEXT_MAX} printing ASCII characters")
     return text
@@ -581,7 +581,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _first_of(*waits: Awaitable[object], timeout_s: float) -> int | None:
-    """Tell which of them ended first, by position; None when none did within timeout_s."""
+    """Return the position of the wait that ended first; None when none did within timeout_s."""
     tasks: Sequence[asyncio.Future[object]] = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

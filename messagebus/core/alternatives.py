@@ -1,14 +1,14 @@
-"""Which alternative of a union a value is for.
+"""Choice of the alternative of a union that a value is for.
 
-`choose(nodes)` is asked once for each union. What JSON tells apart needs no trying: a text is never for
-an alternative of numbers. Where several alternatives take values of one kind, they need a *tag* (a
-field of literals that all have, with values of its own in each), or must not meet: a value that the
-library itself would write for one of them fits no other. Harmless meetings are allowed: where both would
-read the same, or one is the narrower of two that go together (int before float, date before datetime).
-Everything else is refused when it is declared, because no reader could tell.
+`choose(nodes)` is called once for each union. Kinds that JSON tells apart need no trying: a text is never
+for an alternative of numbers. Several alternatives for values of one kind need a *tag*: a field of literals
+that all of them have, with different values in each. Without a tag they must not overlap: a value that the
+library itself would write for one of them fits no other. Harmless overlaps are allowed: both alternatives
+read the value alike, or one is the narrower of two that go together (int before float, date before
+datetime). Everything else is refused when it is declared, because no reader could tell.
 
-Objects may have fields that a reader does not know, so one object can fit two alternatives although
-none of the library's would: then it fits neither.
+Objects may have fields that a reader does not know. So one object can fit two alternatives although none
+of the library's own would: then it fits neither.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 Fit = Callable[[typing.Any], typing.Any]
-"""From a decoded JSON value to one of the type. Raises Unfit."""
+"""A function from a decoded JSON value to a value of the type. Raises Unfit."""
 
-# A union tells why none fitted, in so many words at most.
+# Number of alternatives whose reasons the fault of a union gives, at most.
 ALTERNATIVES_TOLD_MAX = 3
 KINDS: Mapping[type, str] = {
     type(None): "null",
@@ -48,7 +48,7 @@ KINDS: Mapping[type, str] = {
     list: "list",
     dict: "object",
 }
-# The written forms of which one text or number may be both. What is not here never meets.
+# Pairs of written forms that share some texts or numbers. Other pairs never overlap.
 _MEET = frozenset(
     frozenset(each)
     for each in (
@@ -66,7 +66,7 @@ _NARROWER = frozenset({("date", "datetime")})
 
 
 class Unusable(TypeError):
-    """Raised when an annotation says nothing that JSON could hold; at declaration, never later."""
+    """Raised when JSON cannot hold values of an annotation; at declaration, never later."""
 
 
 class Unfit(ValueError):
@@ -78,7 +78,7 @@ class Unfit(ValueError):
         self.path: list[str | int] = []  # innermost first
 
     def below(self, step: str | int) -> Unfit:
-        """The same, seen from one level further out."""
+        """Return this fault, its path extended by one outer step."""
         self.path.append(step)
         return self
 
@@ -91,7 +91,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Texts or numbers of one written form. name: "" for all of the kind, read as they are."""
+    """Texts or numbers of one written form. name: "" for every value of the kind, read unchanged."""
 
     name: str = ""
     fit: Fit | None = field(default=None, compare=False)
@@ -102,14 +102,14 @@ ALL = Written()
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Some values only. read: from type and value to what is read."""
+    """A fixed set of values. read: (type, value) -> the value that is read."""
 
     read: Mapping[tuple[type, typing.Any], typing.Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Lists. items: of each place; one more of the last, where `repeats`. into: what they become."""
+    """Lists. items: node of each place; with `repeats` the last is for 0 or more. into: the result's type."""
 
     items: tuple[Node, ...]
     repeats: bool
@@ -118,14 +118,14 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Objects of any names. item: what each holds."""
+    """Objects with any names. item: the node of each value."""
 
     item: Node
 
 
 @dataclass(slots=True, eq=False)
 class Fields:
-    """Objects of known names, others passed over: the node of each, and whether it must be there.
+    """Objects with known names: name -> its node, and whether it is required. Other names are ignored.
 
     Filled after it is made, because an object may hold objects of its own kind.
     """
@@ -138,9 +138,9 @@ Form = Written | Values | Elements | Entries | Fields
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One annotation. name: as faults call it. takes: what of each kind of JSON's; several of a union.
+    """One annotation. name: as faults call it. takes: kind of JSON -> its forms; several for a union.
 
-    is_foreign: somebody else reads it, who says no more than that.
+    is_foreign: other code reads it, and tells no more about it.
     """
 
     fit: Fit
@@ -150,7 +150,7 @@ class Node:
 
 
 def choose(nodes: Sequence[Node]) -> Node:
-    """One for all of them. Raises Unusable: some value could be for two of them."""
+    """Return one node for all of them. Raises Unusable: some value could be for two of them."""
     by_kind = {kind: _among(kind, nodes) for kind in dict.fromkeys(KINDS.values())}
     foreign = [each for each in nodes if each.is_foreign]
     takes: dict[str, tuple[Form, ...]] = {}
@@ -168,7 +168,7 @@ def choose(nodes: Sequence[Node]) -> Node:
 
 
 def _among(kind: str, nodes: Sequence[Node]) -> Fit | None:
-    """How values of that kind are read; None where no alternative takes any."""
+    """Return the reader for values of that kind; None when no alternative takes any."""
     some = [each for each in nodes if kind in each.takes]
     if len(some) < 2:
         return some[0].fit if some else None
@@ -205,13 +205,13 @@ def _by_tag(nodes: Sequence[Node]) -> Fit | None:
     for name in objects[0].of:
         keys = [_literals(each.of[name][0]) if name in each.of else [] for each in objects]
         found = {key: node.fit for some, node in zip(keys, nodes, strict=True) for key in some}
-        if all(keys) and len(found) == sum(map(len, keys)):  # each has some, and no two the same
+        if all(keys) and len(found) == sum(map(len, keys)):  # each has some, and all differ
             return _tagged(name, found)
     return None
 
 
 def _literals(node: Node) -> list[tuple[type, typing.Any]]:
-    """All that fits there; none where it is not just some values."""
+    """Return all values that fit there; empty when other values fit too."""
     forms = [form for forms in node.takes.values() for form in forms]
     found = [key for form in forms if isinstance(form, Values) for key in form.read]
     return found if all(isinstance(form, Values) for form in forms) else []
@@ -252,15 +252,16 @@ def _only(nodes: Sequence[Node], value: typing.Any) -> typing.Any:
             faults.append(str(fault))
     if not found:
         raise Unfit("; or: ".join(faults[:ALTERNATIVES_TOLD_MAX]))
-    # Of what several take, an empty object alone is read alike by all.
+    # When several alternatives fit, only an empty object is read alike by all.
     if any(one != {} for _, one in found[1:]):
         raise Unfit(f"fits {' and '.join(name for name, _ in found)}: one of them wanted")
     return found[0][1]
 
 
 def _go_first(kind: str, one: Node, other: Node) -> list[Node]:
-    """Which must be asked before the other: none where it is all the same, both where nothing helps, because
-    a value could be for both and would be read otherwise."""
+    """Return the nodes that must be tried before the other: none when the order does not matter, both when no
+    order helps, because a value could be for both and would be read differently.
+    """
     firsts: dict[int, Node] = {}
     for mine, theirs in _pairs(kind, one, other):
         if not _meets(kind, mine, theirs, frozenset()) or _reads_alike(mine, theirs):
@@ -293,7 +294,7 @@ def _is_narrower(kind: str, one: Form, other: Form) -> bool:
 
 
 def _reads_alike(one: Form, other: Form) -> bool:
-    """Of the values that fit both."""
+    """Return whether both read alike the values that fit both."""
     match one, other:
         case Written(mine), Written(theirs):
             return mine == theirs
@@ -318,7 +319,7 @@ def _nodes_meet(one: Node, other: Node, seen: frozenset[tuple[int, int]]) -> boo
 
 
 def _meets(kind: str, one: Form, other: Form, seen: frozenset[tuple[int, int]]) -> bool:
-    """Whether a value that is written for one of them fits the other. seen: pairs being looked at."""
+    """Return whether a value written for one of them fits the other. seen: pairs under comparison."""
     match one, other:
         case Written(""), _:
             return True
@@ -368,7 +369,7 @@ def _least(elements: Elements) -> int:
 
 
 def _fields_fit(writer: Fields, reader: Fields, seen: frozenset[tuple[int, int]]) -> bool:
-    """Whether what is written with all of one's fields is read as the other."""
+    """Return whether an object with all fields of the writer fits the reader."""
     if any(required and name not in writer.of for name, (_, required) in reader.of.items()):
         return False
     return all(

@@ -1,11 +1,11 @@
-"""What becomes of a delivery when a run of its handler has ended, and which runs go on too long.
+"""Rules for the answer to a delivery after a run of its handler, and for runs that take too long.
 
 Decides; runs nothing. `decide` turns the end of a run into the one answer that its delivery gets:
 acked, run again after a delay, parked, or dropped. `Runs` keeps the runs under way: each ends either by
-itself or by its time limit, whichever comes first, and only that one answers the delivery.
+itself or by its time limit. The first of the two answers the delivery; the other does not.
 
-`Runs.started`, `Runs.ended` and `Runs.overdue` may be called from different threads: who takes a run out
-of the dictionary has it, and CPython takes out of a dictionary in one step.
+`Runs.started`, `Runs.ended` and `Runs.overdue` may be called from different threads: the thread that
+removes a run from the dictionary owns it, and CPython removes a key from a dictionary in one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class End(enum.Enum):
-    """How a run ended.
+    """The way a run ended.
 
     RETURNED: well. FAILED: another run may help. FAILED_FOR_GOOD: none will. LATER: the handler asks
     for another run. PARK: it asks to park. REJECT: it asks for no further run.
@@ -36,12 +36,12 @@ class End(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done with."""
+    """The order to acknowledge the delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Run again. attempt: the number of that run. delay_ms: before it, not yet rounded to a step."""
+    """The order to run again. attempt: number of that run. delay_ms: before it, not rounded to a step."""
 
     attempt: int
     delay_ms: int
@@ -49,21 +49,23 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class ParkNow:
-    """Into the parking queue."""
+    """The order to move the message into the parking queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Answered, and gone."""
+    """The order to drop the message: acknowledge it without another run."""
 
 
 Action = Ack | Retry | ParkNow | Drop
 
 
 class Rule(NamedTuple):
-    """attempts_max: runs in all. first_ms: before the second run; times `factor` before each one after
-    it, up to max_ms. jitter: a share of the delay, up or down. park: what happens after the last run,
-    else it is dropped. limit_ms: no delay is longer, not one that a handler asks for either.
+    """The retry rule of a handler.
+
+    attempts_max: runs in all. first_ms: delay before the second run; multiplied by `factor` before each
+    later one, up to max_ms. jitter: share of the delay, up or down. park: park after the last run, else
+    drop. limit_ms: upper bound of a delay in ms, also for delays that a handler asks for.
     """
 
     attempts_max: int
@@ -78,7 +80,7 @@ class Rule(NamedTuple):
 def decide(
     rule: Rule, attempt: int, end: End, *, after_ms: int | None = None, share: float
 ) -> Action:
-    """The answer to a delivery whose run number `attempt` (from 1) has ended.
+    """Return the answer to a delivery whose run number `attempt` (from 1) has ended.
 
     after_ms: the delay that the handler asked for, with LATER. share: a random number from 0 to 1.
     """
@@ -105,7 +107,7 @@ def _delay_ms(rule: Rule, attempt: int, share: float) -> int:
 
 
 class Run(Generic[T]):
-    """One run. item: what is run. since_ns: when it began."""
+    """One run. item: the work. since_ns: when it began."""
 
     __slots__ = ("item", "since_ns")
 
@@ -115,7 +117,7 @@ class Run(Generic[T]):
 
 
 class Runs(Generic[T]):
-    """The runs of one handler. limit_ns: how long each may take; None: as long as it likes."""
+    """The runs of one handler. limit_ns: time limit of each run; None for no limit."""
 
     def __init__(self, limit_ns: int | None = None) -> None:
         self._limit_ns = limit_ns
@@ -129,14 +131,14 @@ class Runs(Generic[T]):
         return run
 
     def ended(self, run: Run[T]) -> bool:
-        """It has ended by itself. True: answer its delivery. False: that is done, it overran."""
+        """Record that a run ended by itself. True: answer its delivery. False: it overran and is answered."""
         if self._open.pop(run, self) is None:
             return True
         self._overran.pop(run, None)
         return False
 
     def overdue(self, now_ns: int) -> list[Run[T]]:
-        """The runs whose time is over, each exactly once: answer their deliveries."""
+        """Take the runs whose time is over, each exactly once: answer their deliveries."""
         late: list[Run[T]] = []
         if self._limit_ns is None:
             return late
@@ -151,23 +153,23 @@ class Runs(Generic[T]):
         return late
 
     def is_overrunning(self, run: Run[T]) -> bool:
-        """Whether its time was over and it has not ended yet."""
+        """Return whether the time limit of this run has passed and it has not ended."""
         return run in self._overran
 
     def underway(self) -> list[Run[T]]:
-        """All that has not ended, what overran too, in no order."""
+        """Return all runs that have not ended, including overrunning ones, in no order."""
         return [*self._open, *self._overran]
 
     @property
     def open(self) -> list[Run[T]]:
-        """All whose delivery has no answer yet, oldest first."""
+        """The runs whose delivery has no answer yet, oldest first."""
         return list(self._open)
 
     @property
     def overran(self) -> int:
-        """How many go on although their time is over."""
+        """The number of runs that go on after their time limit."""
         return len(self._overran)
 
     def oldest_ns(self, now_ns: int) -> int:
-        """How long the oldest of all these has been running; 0 without any."""
+        """Return the age in ns of the oldest run under way; 0 without any."""
         return max((now_ns - run.since_ns for run in self.underway()), default=0)

@@ -1,4 +1,4 @@
-"""How long to wait before the next try."""
+"""Wait time before the next try."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REFUSED_FIRST_MS, REFUSED_MAX_MS = 1_000, 30_000
 
 
 def backoff_ms(failures: int, *, first_ms: int, max_ms: int, share: float) -> int:
-    """Exponential with jitter: half of the full wait is certain, the rest is `share` of it.
+    """Return the wait in ms, exponential with jitter: half of it is fixed, the rest is scaled by `share`.
 
     failures: 1 after the first failure; the full wait doubles with each, up to max_ms.
     share: a random number from 0 to 1, chosen by the caller.

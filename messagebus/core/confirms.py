@@ -1,15 +1,15 @@
-"""Publishes on one link: the messages that travel together, and those that the broker has not answered.
+"""Publishes on one link: batches of messages that travel together, and messages without an answer.
 
-`ConfirmWindow` decides what an answer means. The broker counts publishes of a channel from 1 and
+`ConfirmWindow` interprets the broker's answers. The broker counts publishes of a channel from 1 and
 answers with tags: one, or all up to one (``multiple``), where 0 means all so far. A message that no
 queue took is returned first and acked after, so a return only marks it.
 
 Every item that `fill` takes comes back exactly once: from `answered` or from `abandon`.
 
-`Batch` is several messages of one destination as one AMQP message, bounded by messages and bytes. One that
-lingers waits for more outside the backlog until it is full or its time has come. Another stands in the
-backlog at once and takes what comes until it is sent, so what is waiting anyway travels together. How they
-are filled is a part of `core.outbox`. Nothing is encoded or sent here.
+`Batch` is several messages of one destination as one AMQP message, bounded by messages and bytes. A
+lingering batch waits outside the backlog for more messages until it is full or its time has come. Any other
+batch joins the backlog at once and takes more messages until it is sent, so waiting messages travel
+together. `core.outbox` fills batches. Nothing is encoded or sent here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ConfirmWindow", "Identified", "Batch", "Packed", "Packing", "bundled
 
 
 class Packing(NamedTuple):
-    """Bounds of one lane's batches; linger_ms: 0 packs only what is waiting."""
+    """Bounds of the batches of one lane. linger_ms: 0 packs only messages that wait anyway."""
 
     count_max: int
     bytes_max: int
@@ -39,7 +39,7 @@ PackedT = TypeVar("PackedT", bound=Packed)
 
 
 class Batch(Generic[PackedT]):
-    """One publish of several items. message_id: its own on the wire, that of its first item."""
+    """One publish of several items. message_id: its own on the wire, equal to its first item's."""
 
     __slots__ = ("due_ms", "items", "lane", "message_id", "size")
 
@@ -49,7 +49,7 @@ class Batch(Generic[PackedT]):
         self.due_ms: int | None = None
 
     def keep(self, items: list[PackedT]) -> None:
-        """Only these are left of it; at least one."""
+        """Keep only these items, at least one."""
         self.items, self.message_id = items, items[0].message_id
         self.size = sum(item.size for item in items)
 
@@ -60,7 +60,7 @@ OtherT = TypeVar("OtherT")
 def bundled(
     payloads: Iterable[bytes | OtherT], packing: Packing
 ) -> Iterator[list[bytes] | bytes | OtherT]:
-    """Group what is given, in order: plain bodies in lists that fill a batch, all else as it is."""
+    """Group payloads, in order: plain bodies in lists that fill a batch, all others unchanged."""
     bodies: list[bytes] = []
     size, count_max, bytes_max = 0, packing.count_max, packing.bytes_max
     for payload in payloads:
@@ -90,7 +90,10 @@ ItemT = TypeVar("ItemT", bound=Identified)
 
 
 class ConfirmWindow(Generic[ItemT]):
-    """Bounded by messages and by bytes; one message larger than all bytes still goes, alone."""
+    """The unanswered publishes of one link, bounded by messages and by bytes.
+
+    One message larger than the bound in bytes still goes, alone.
+    """
 
     def __init__(self, *, messages_max: int, bytes_max: int) -> None:
         assert messages_max > 0
@@ -100,14 +103,14 @@ class ConfirmWindow(Generic[ItemT]):
         self._last_tag = 0
         self._lowest = 1  # no tag below it is open, so `multiple` costs no search
         self._open: dict[int, ItemT] = {}
-        self._sent: deque[tuple[int, int]] = deque()  # the last tag of each `fill`, and when
+        self._sent: deque[tuple[int, int]] = deque()  # the last tag of each `fill`, and its time
         self._returned: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def fill(self, queue: deque[ItemT], now_ms: int) -> list[ItemT]:
-        """Take what there is room for off the queue, in order: it is sent now.
+        """Take as many items off the queue as there is room for, in order: they are sent now.
 
         Tags count as the broker counts.
         """
@@ -128,17 +131,17 @@ class ConfirmWindow(Generic[ItemT]):
         return taken
 
     def returned(self, lane: str, message_id: str) -> None:
-        """The broker sent this message back; its ack follows.
+        """Record that the broker sent this message back; its ack follows.
 
-        Applications choose ids, so several open publishes may bear one: each return marks one of
+        Applications choose ids, so several open publishes may have one id: each return marks one of
         them, and only of the lane that it names.
         """
         self._returned[lane, message_id] += 1
 
     def answered(self, tag: int, *, multiple: bool) -> tuple[list[ItemT], list[ItemT]]:
-        """The broker's ack or nack. Returns what it answers, oldest first, in two parts.
+        """Record the broker's ack or nack. Returns the answered items, oldest first, in two lists.
 
-        The first part is what the answer means; the second was returned before and is unroutable.
+        The answer applies to the first list; the items of the second were returned before and are unroutable.
         """
         if multiple:
             last = min(tag or self._last_tag, self._last_tag)
@@ -164,11 +167,11 @@ class ConfirmWindow(Generic[ItemT]):
             else:
                 unroutable.append(item)
                 self._returned[name] -= 1
-        self._returned += Counter()  # forgets what counts zero
+        self._returned += Counter()  # drops counts of zero
         return kept, unroutable
 
     def abandon(self) -> list[ItemT]:
-        """The link is gone: everything open, oldest first. Nothing is open afterwards."""
+        """Empty the window of a lost link. Returns everything that was open, oldest first."""
         left = list(self._open.values())
         self._open.clear()
         self._returned.clear()
@@ -184,9 +187,9 @@ class ConfirmWindow(Generic[ItemT]):
             self._sent.popleft()
 
     def oldest_ms(self) -> int | None:
-        """Tell when the publish was sent that has waited longest; None when nothing is open."""
+        """Return the time at which the oldest open publish was sent; None when nothing is open."""
         return self._sent[0][1] if self._sent else None
 
     def items(self) -> Iterable[ItemT]:
-        """Everything open, oldest first."""
+        """Return everything open, oldest first."""
         return self._open.values()

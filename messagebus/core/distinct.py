@@ -1,8 +1,8 @@
-"""Links to several distinct brokers, whichever answer first.
+"""Links to several distinct brokers: the first ones that answer.
 
-Decides; dials nothing. Times are whole milliseconds. As many dials as links are still wanted run at
-once; one that fails, or has not answered after `hedge_ms`, is joined by a dial of the next broker.
-Each broker is dialled once, so it ends after at most as many dials as there are brokers.
+Decides; dials nothing. Times are whole milliseconds. As many dials run at once as links are still
+missing; a dial that fails, or has no answer after `hedge_ms`, is joined by a dial of the next broker.
+Each broker is dialled once, so the search ends after at most as many dials as there are brokers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["Dial", "Distinct", "HangUp"]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link to this broker; tell `opened` or `failed`."""
+    """The order to open a link to this broker; then call `opened` or `failed`."""
 
     broker: str
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Give up this dial: enough others answered."""
+    """The order to give up this dial: enough others answered."""
 
     broker: str
 
@@ -41,11 +41,11 @@ class Distinct:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more can come: enough are found, or none is left to try or to wait for."""
+        """True when nothing more can come: enough are found, or none is left to try or to wait for."""
         return len(self.found) >= self._wanted or not (self._dialing or self._untried)
 
     def tick(self, now_ms: int) -> list[Dial]:
-        """Call first, and again at `next_due_ms`."""
+        """Return the dials to start now. Call it first, and again at `next_due_ms`."""
         missing = self._wanted - len(self.found)
         hopeful = sum(late_ms > now_ms for late_ms in self._dialing.values())
         dials = []
@@ -58,7 +58,7 @@ class Distinct:
         return dials
 
     def opened(self, broker: str) -> list[HangUp]:
-        """A dial succeeded."""
+        """Record that a dial succeeded."""
         if self._dialing.pop(broker, None) is None or len(self.found) >= self._wanted:
             return [HangUp(broker)]
         self.found.append(broker)
@@ -68,10 +68,10 @@ class Distinct:
         return [HangUp(other) for other in late]
 
     def failed(self, broker: str) -> None:
-        """A dial ended without a link."""
+        """Record that a dial ended without a link."""
         self._dialing.pop(broker, None)
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """When a dial that still runs becomes late; None when none will, or it would change nothing."""
+        """Return when the next running dial becomes late; None when none will, or nothing would change."""
         coming = [late_ms for late_ms in self._dialing.values() if late_ms > now_ms]
         return min(coming, default=None) if self._untried else None

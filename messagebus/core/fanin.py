@@ -1,8 +1,8 @@
-"""Many brokers' deliveries as one stream, fairly, under one limit.
+"""Deliveries of many brokers as one stream, fairly, under one limit.
 
-Decides what the application gets next; knows no messages, only items. Each broker's deliveries keep
-their order; brokers take turns, so none starves; at most `handed_out_max` deliveries are in the
-application's hands over all brokers together. The buffers are bounded by each link's prefetch.
+Decides which delivery the application gets next; knows no messages, only items. Each broker's deliveries
+keep their order; brokers take turns, so none starves. The application holds at most `handed_out_max`
+deliveries over all brokers together. The buffers are bounded by each link's prefetch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Buffer(Generic[T]):
-    """One broker's: what waits for the application, and how many it holds."""
+    """One broker's buffer: items waiting for the application, and the number that it holds."""
 
     __slots__ = ("handed_out", "items")
 
@@ -33,13 +33,13 @@ class FanIn(Generic[T]):
         assert handed_out_max > 0
         self._handed_out_max = handed_out_max
         self._buffers: dict[str, _Buffer[T]] = {}
-        # Those with something to hand out; the first one is next, then it goes to the end.
+        # Buffers that are not empty; the first one is next, then it goes to the end.
         self._turns: deque[_Buffer[T]] = deque()
         self.handed_out = 0
-        """In the application's hands, over all brokers."""
+        """Deliveries held by the application, over all brokers."""
 
     def arrived(self, broker: str, items: Iterable[T]) -> None:
-        """Deliveries came in, at least one."""
+        """Append deliveries that came in, at least one."""
         buffer = self._buffers.get(broker)
         if buffer is None:
             buffer = self._buffers[broker] = _Buffer()
@@ -48,7 +48,7 @@ class FanIn(Generic[T]):
         buffer.items.extend(items)
 
     def take(self) -> T | None:
-        """The next delivery for the application; None when there is none or it holds enough."""
+        """Return the next delivery for the application; None when there is none or it holds enough."""
         turns = self._turns
         if not turns or self.handed_out >= self._handed_out_max:
             return None
@@ -63,7 +63,7 @@ class FanIn(Generic[T]):
         return item
 
     def answered(self, broker: str) -> None:
-        """The application answered one delivery of this broker's live link."""
+        """Record the application's answer to one delivery of this broker's live link."""
         buffer = self._buffers.get(broker)
         assert buffer is not None
         assert buffer.handed_out > 0
@@ -71,9 +71,9 @@ class FanIn(Generic[T]):
         self.handed_out -= 1
 
     def dropped(self, broker: str) -> int:
-        """The broker's link is gone. Returns how many buffered deliveries went with it.
+        """Drop the buffer of a lost link. Returns how many buffered deliveries went with it.
 
-        What the application still holds of it no longer counts: no answer to it will be sent.
+        Deliveries that the application still holds no longer count: no answer to them will be sent.
         """
         buffer = self._buffers.pop(broker, None)
         if buffer is None:
@@ -84,12 +84,12 @@ class FanIn(Generic[T]):
         return len(buffer.items)
 
     def oldest(self, broker: str) -> T | None:
-        """What is handed out next of this broker."""
+        """Return the next delivery of this broker to hand out; None when there is none."""
         buffer = self._buffers.get(broker)
         return buffer.items[0] if buffer is not None and buffer.items else None
 
     def put_back(self, broker: str, items: Iterable[T]) -> None:
-        """What was taken last and nobody saw is next again, in this order."""
+        """Put back the deliveries taken last, which nobody saw: they come next again, in this order."""
         returned = list(items)
         if not returned:
             return
@@ -101,12 +101,12 @@ class FanIn(Generic[T]):
         self.handed_out -= len(returned)
 
     def holds(self, broker: str) -> bool:
-        """Whether anything of this broker waits here or is in the application's hands."""
+        """Return whether deliveries of this broker wait here or are held by the application."""
         buffer = self._buffers.get(broker)
         return buffer is not None and bool(buffer.items or buffer.handed_out)
 
     def withdraw(self, broker: str) -> list[T]:
-        """Take all of this broker out of its buffer: it was never handed out."""
+        """Take all deliveries of this broker out of its buffer: they were never handed out."""
         buffer = self._buffers.get(broker)
         if buffer is None or not buffer.items:
             return []
@@ -117,7 +117,7 @@ class FanIn(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the application holds as much as it may."""
+        """True when the application holds as many deliveries as it may."""
         return self.handed_out >= self._handed_out_max
 
     @property

@@ -1,8 +1,8 @@
-"""Whether a value that came as JSON fits a type, and the value of that type.
+"""Conversion of decoded JSON values to annotated types, with a check that they fit.
 
-`fitter(annotation)` is asked once, when a handler is declared, and gives a function for each value:
-small closures, one for each node of the annotation. Strict: "1" is no int, True is no int, 1 is no
-text; what JSON has no form for is read from the one form that `messagebus.payloads` writes. Fields
+`fitter(annotation)` is called once, when a handler is declared, and gives a function for each value:
+small closures, one for each node of the annotation. It is strict: "1" is no int, True is no int, 1 is no
+text. Types without a form in JSON are read from the one form that `messagebus.payloads` writes. Fields
 that a dataclass does not know are passed over, so that a publisher may add one before its readers
 know it. It decides nothing about bytes and content types.
 """
@@ -40,7 +40,7 @@ from messagebus.core.alternatives import (
 __all__ = ["Fit", "Fitters", "Foreign", "Unfit", "Unusable", "bare", "fitter", "is_constraint"]
 
 Foreign = Callable[[typing.Any], Fit | None]
-"""Asked first for each annotation: how somebody else reads it, None for ours."""
+"""Asked first for each annotation: the reader of another library, None to use ours."""
 
 _JSON_NAMES = {
     dict: "an object",
@@ -52,7 +52,7 @@ _JSON_NAMES = {
     bool: "true or false",
     type(None): "null",
 }
-# What a list may be asked for as, and what it then is.
+# Annotations of a list -> the type that it becomes.
 _LISTS: dict[typing.Any, Callable[[typing.Any], typing.Any]] = {
     **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable), list),
     **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
@@ -60,19 +60,19 @@ _LISTS: dict[typing.Any, Callable[[typing.Any], typing.Any]] = {
     tuple: tuple,
 }
 _OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
-# What says nothing about values.
+# Qualifiers that say nothing about values.
 _QUALIFIERS = frozenset({"Final", "Required", "NotRequired", "ReadOnly"})
-# Whose words in an `Annotated` limit what fits.
+# Modules whose words in an `Annotated` are constraints.
 _CONSTRAINING = frozenset({"annotated_types", "pydantic", "pydantic_core", "msgspec"})
 
 
 def fitter(annotation: typing.Any, foreign: Foreign = lambda _: None) -> Fit:
-    """How values of that annotation are read. Raises Unusable."""
+    """Return the reader for values of that annotation. Raises Unusable."""
     return Fitters(foreign).of(annotation)
 
 
 def bare(annotation: typing.Any) -> typing.Any:
-    """What a new type, an alias or an `Annotated` without constraints is about."""
+    """Return the type behind a new type, an alias or an `Annotated` without constraints."""
     while True:
         if typing.get_origin(annotation) is typing.Annotated:
             if any(is_constraint(each) for each in annotation.__metadata__):
@@ -89,7 +89,7 @@ def bare(annotation: typing.Any) -> typing.Any:
 
 
 def is_constraint(word: object) -> bool:
-    """Whether a word in an `Annotated` limits what fits."""
+    """Return whether a word in an `Annotated` limits the values that fit."""
     return type(word).__module__.partition(".")[0] in _CONSTRAINING
 
 
@@ -98,10 +98,10 @@ def _unfit(wanted: str, value: object) -> Unfit:
 
 
 class Fitters:
-    """One annotation's readers. What may hold itself is made once.
+    """The readers of one annotation. A type that may hold itself is made once.
 
-    exact: whether numbers with a fraction must come as `Decimal`, because a float would not be what was
-    written; known once `of` has returned.
+    exact: whether numbers with a fraction must come as `Decimal`, because a float would differ from the
+    written number; known once `of` has returned.
     """
 
     def __init__(self, foreign: Foreign) -> None:
@@ -110,7 +110,7 @@ class Fitters:
         self._made: dict[typing.Any, Node] = {}
 
     def of(self, annotation: typing.Any) -> Fit:
-        """How values of that annotation are read. Raises Unusable."""
+        """Return the reader for values of that annotation. Raises Unusable."""
         try:
             return self._node(annotation).fit
         except RecursionError:
@@ -120,7 +120,7 @@ class Fitters:
 
     def _node(self, annotation: typing.Any) -> Node:
         if (theirs := self._foreign(annotation)) is not None:
-            self.exact = True  # they get it as it was written
+            self.exact = True  # the other library gets it as it was written
             return Node(theirs, _name(annotation), {"object": (ALL,)}, is_foreign=True)
         if (plain := bare(annotation)) is not annotation:
             return self._node(plain)
@@ -157,7 +157,7 @@ class Fitters:
         )
 
     def _union(self, args: tuple[typing.Any, ...]) -> Node:
-        """None first, so that it is nobody else's business; somebody else's models by their own rules."""
+        """Build the node of a union: None apart; models of another library together, by its own rules."""
         some = [each for each in args if each is not type(None)]
         models = [each for each in some if self._foreign(each) is not None]
         if len(models) > 1:
@@ -185,7 +185,7 @@ class Fitters:
         return Node(fit if into is list else _converted(fit, into), name, {"list": (form,)})
 
     def _named_tuple(self, annotation: typing.Any, cls: typing.Any) -> Node:
-        """As JSON writes it: a list."""
+        """Build the node of a named tuple, which JSON writes as a list."""
         hints = _hints(annotation, cls)
         items = [self._node(hints.get(name, typing.Any)) for name in cls._fields]
         return _tuple(
@@ -202,7 +202,7 @@ class Fitters:
         return _floats(value) if self.exact else value
 
     def _fields(self, annotation: typing.Any, cls: typing.Any) -> Node:
-        """A dataclass or a typed dictionary."""
+        """Build the node of a dataclass or a typed dictionary."""
         if annotation in self._made:
             return self._made[annotation]
         fields = Fields()
@@ -233,7 +233,7 @@ def _advice(annotation: object) -> str:
 
 
 def _given(cls: typing.Any) -> dict[str, bool]:
-    """The names that may be in the object, and whether each must be."""
+    """Return the names that the object may have, and whether each is required."""
     if typing.is_typeddict(cls):
         hints = typing.get_type_hints(cls, include_extras=True)
         return {name: _is_required(cls, name, hint) for name, hint in hints.items()}
@@ -246,7 +246,9 @@ def _given(cls: typing.Any) -> dict[str, bool]:
 
 
 def _is_required(cls: typing.Any, name: str, hint: typing.Any) -> bool:
-    """The hint's own word first: with annotations as texts Python counts it under the other."""
+    """Return whether a name is required. The hint's own qualifier wins, since with annotations as texts
+    Python counts it wrongly.
+    """
     match getattr(typing.get_origin(hint), "_name", ""):
         case "Required":
             return True
@@ -257,7 +259,7 @@ def _is_required(cls: typing.Any, name: str, hint: typing.Any) -> bool:
 
 
 def _hints(annotation: typing.Any, cls: typing.Any) -> dict[str, typing.Any]:
-    """The annotations of all fields, with what type variables stand for. Raises Unusable."""
+    """Return the annotations of all fields, with type variables replaced. Raises Unusable."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception as fault:  # an annotation is code, which may raise anything
@@ -270,7 +272,7 @@ def _hints(annotation: typing.Any, cls: typing.Any) -> dict[str, typing.Any]:
 
 
 def _own_hints(annotation: typing.Any, hints: Mapping[str, typing.Any]) -> dict[str, typing.Any]:
-    """Each with what the type variables of its own class stand for: a base may use the same for others."""
+    """Replace type variables class by class: a base may use the same variable for another type."""
     cls = typing.get_origin(annotation) or annotation
     args = typing.get_args(annotation)
     stand_for = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))
@@ -293,7 +295,7 @@ def _filled(annotation: typing.Any, found: Mapping[typing.Any, typing.Any]) -> t
 
 
 def _object_of(cls: typing.Any, fields: list[tuple[str, Node, bool]]) -> Fit:
-    """cls: None for a dictionary."""
+    """Return the reader of an object. cls: None for a dictionary."""
     known = [(name, node.fit, required) for name, node, required in fields]
 
     def fit(value: typing.Any) -> typing.Any:
@@ -314,10 +316,10 @@ def _object_of(cls: typing.Any, fields: list[tuple[str, Node, bool]]) -> Fit:
 
 
 def _built(cls: typing.Any, found: Mapping[str, typing.Any]) -> typing.Any:
-    """The application's own checks run here, and may raise whatever they like."""
+    """Make the object. The application's own checks run here, and may raise anything."""
     try:
         return cls(**found)
-    except (ValueError, TypeError, AssertionError) as fault:  # what checks say
+    except (ValueError, TypeError, AssertionError) as fault:  # raised by checks
         raise Unfit(f"{cls.__name__}: {_said(fault)}") from fault
     except (KeyboardInterrupt, MemoryError):
         raise
@@ -346,7 +348,7 @@ def _list(item: Fit) -> Fit:
         try:
             return [item(each) for each in value]
         except Unfit:
-            return [_at(n, item, each) for n, each in enumerate(value)]  # which one it was
+            return [_at(n, item, each) for n, each in enumerate(value)]  # name the element
 
     return fit
 
@@ -380,7 +382,7 @@ def _converted(fit: Fit, into: Callable[[typing.Any], typing.Any]) -> Fit:
     def converted(value: typing.Any) -> typing.Any:
         try:
             return into(fit(value))
-        except TypeError:  # a set of what has no hash
+        except TypeError:  # a set of unhashable elements
             raise Unfit("elements that cannot be told apart") from None
 
     return converted
@@ -408,7 +410,7 @@ def _float(value: typing.Any) -> float:
 
 
 def _floats(value: typing.Any) -> typing.Any:
-    """As it would have come without an exact neighbour."""
+    """Return the value as it would have been decoded without exact numbers."""
     match value:
         case Decimal():
             return _float(value)
@@ -421,7 +423,7 @@ def _floats(value: typing.Any) -> typing.Any:
 
 
 def _decimal(value: typing.Any) -> Decimal:
-    """From a text or a number, exactly as it was written."""
+    """Read a text or a number, exactly as it was written."""
     if type(value) not in (str, int, float, Decimal):
         raise _unfit("a decimal number as text", value)
     try:
@@ -466,7 +468,7 @@ def _duration(text: str) -> timedelta:
 
 
 def _text_of(what: str, read: Callable[[str], typing.Any], kind: type) -> Node:
-    """What JSON has as text only. what: as the fault calls it."""
+    """Build the node of a type that JSON has as text only. what: as the fault calls it."""
 
     def fit(value: typing.Any) -> typing.Any:
         if type(value) is not str:
@@ -488,7 +490,7 @@ def _enum(cls: type[enum.Enum]) -> Node:
 
 
 def _flags(cls: type[enum.Flag]) -> Node:
-    """Any of them together, and none; no bit that has no name."""
+    """Build the node of flags: any combination of them, or none; no unnamed bit."""
     all_bits = functools.reduce(operator.or_, (each.value for each in cls), 0)
 
     def fit(value: typing.Any) -> typing.Any:

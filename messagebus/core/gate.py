@@ -1,10 +1,10 @@
-"""May the gate of a broker open, and what is said about the broker to balancers.
+"""Rules for opening a broker's gate, and the verdict on the broker that balancers get.
 
 Decides; asks nobody. The *gate* opens once per life of the broker: when its agent is informed and
-exactly the current version of the map is there and settled. The *verdict* is politeness and is
-never worse than `drain` while the gate is open: a creation in progress does not drain (it would
-drain all brokers at once), a map that could not be brought about for BEHIND_MS does, and so does a
-queue that vanished, from the moment it was noticed until it is made again.
+exactly the current version of the map is on the broker and settled. The *verdict* is a courtesy and is
+never worse than `drain` while the gate is open. A creation in progress does not drain: it would drain
+all brokers at once. A map that could not be applied for BEHIND_MS does, and so does a queue that
+vanished, from the moment it was noticed until it is made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class VerdictKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What balancers hear. reason: "" when all is well."""
+    """The answer for balancers. reason: "" when all is well."""
 
     kind: VerdictKind
     reason: str = ""
@@ -35,15 +35,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What an agent knows about its broker.
+    """An agent's knowledge of its broker.
 
     linked: an AMQP link is open. gate_open: the mark was seen or made on this link.
     informed: a majority was read in this life of the broker. joining: the broker was put on the
     list, and no majority was read since.
-    wanted_version, brought_version: of the map, and what of it is on the broker and settled.
-    behind_since_ms: since when they differ, None while they do not.
-    vanished: how many queues are missing that were there. alarm: the broker's own, "" for none.
-    draining: operators' wish, "" for none.
+    wanted_version: of the map. brought_version: of the map on the broker, settled.
+    behind_since_ms: since when they differ; None while they are equal.
+    vanished: number of queues that existed and are missing. alarm: the broker's own, "" for none.
+    draining: reason of the operators' drain, "" for none.
     """
 
     linked: bool = False
@@ -59,7 +59,7 @@ class Condition:
 
 
 def may_open(condition: Condition) -> bool:
-    """Whether the gate may be declared now; ask under the lock that brings the map about."""
+    """Return whether the gate may be declared now; call it under the lock that applies the map."""
     return (
         condition.linked
         and not condition.gate_open
@@ -70,7 +70,7 @@ def may_open(condition: Condition) -> bool:
 
 
 def verdict(condition: Condition, now_ms: int) -> Verdict:
-    """What to say about the broker now."""
+    """Return the current verdict on the broker."""
     if not condition.linked:
         return Verdict(kind=VerdictKind.DOWN, reason="no AMQP link to the broker")
     if not condition.gate_open:
@@ -78,8 +78,8 @@ def verdict(condition: Condition, now_ms: int) -> Verdict:
         return Verdict(kind=VerdictKind.DOWN, reason=f"gate is shut: {waits_for}")
     if reason := _polite_reason(condition, now_ms):
         return Verdict(kind=VerdictKind.DRAIN, reason=reason)
-    # A drain would drain all brokers when all agents begin anew; the gate is open, so nothing is lost
-    # of what was acknowledged before. But what is acknowledged from now on may be missing here.
+    # A drain would drain all brokers when all agents begin anew. The gate is open, so no change that was
+    # acknowledged before is lost. But a change that is acknowledged from now on may be missing here.
     uninformed = "" if condition.informed else "ready, but no majority of agents was read"
     return Verdict(kind=VerdictKind.READY, reason=uninformed)
 

@@ -1,7 +1,7 @@
-"""Whether an answer to a request for the consumer list is believed.
+"""Rules for accepting an answer to a request for the consumer list.
 
 Decides; fetches nothing. The list in hand is only ever replaced by a newer one of the same cluster
-with hosts that are allowed; everything else changes nothing and is counted.
+with hosts that are allowed; every other answer changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class Judgement(enum.Enum):
 
 @dataclass(slots=True)
 class ListKeeper:
-    """What is known of the list. cluster "" and no host patterns: any will do."""
+    """The state of the list. Empty cluster and host patterns accept any."""
 
     cluster: str = ""
     hosts_allowed: tuple[str, ...] = ()
     generation: int = -1
-    """Of the list in hand; -1 when there is none."""
+    """Generation of the list in hand; -1 when there is none."""
     good_ms: int | None = None
-    """When the last good answer came, also an unchanged one."""
+    """Time of the last good answer, also of an unchanged one."""
     faults: int = 0
-    """Answers that were no list, or none that is believed, or no answer."""
+    """Requests without an answer, and answers that were no list or were not accepted."""
     faults_in_a_row: int = 0
 
     def judge(
         self, *, generation: int, cluster: str, hosts: Iterable[str], now_ms: int
     ) -> tuple[Judgement, str]:
-        """What to do with a list that parsed, and why it is refused (then tell `failed`).
+        """Return the judgement on a list that parsed, and the reason of a refusal (then call `failed`).
 
         generation 0 says nothing about age: such a list replaces another one of generation 0 only.
         """
@@ -63,15 +63,15 @@ class ListKeeper:
         return not patterns or any(fnmatch.fnmatchcase(host, pattern) for pattern in patterns)
 
     def unchanged(self, now_ms: int) -> None:
-        """A good answer that says nothing new."""
+        """Record a good answer that says nothing new."""
         self.good_ms = now_ms
         self.faults_in_a_row = 0
 
     def failed(self) -> None:
-        """No answer, or one that is no list."""
+        """Record that there was no answer, or one that is no list."""
         self.faults += 1
         self.faults_in_a_row += 1
 
     def age_ms(self, now_ms: int) -> int | None:
-        """Time since the last good answer; None when there never was one."""
+        """Return the time since the last good answer; None when there never was one."""
         return None if self.good_ms is None else now_ms - self.good_ms

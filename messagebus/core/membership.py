@@ -1,4 +1,4 @@
-"""The brokers that a consumer is attached to, given a list that changes, and its share of them.
+"""The brokers that a consumer is attached to, from a changing list, and its share of them.
 
 Decides; dials nothing. Times are whole milliseconds of a monotonic clock, passed in; `share` is a
 random number from 0 to 1 that spreads waits.
@@ -32,7 +32,7 @@ __all__ = ["Action", "Dial", "Drain", "HangUp", "Membership", "State", "Subset"]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link to this broker; tell `opened` or `lost`. failures: tries that failed in a row."""
+    """The order to open a link to this broker; then call `opened` or `lost`. failures: in a row so far."""
 
     broker: str
     failures: int = 0
@@ -40,14 +40,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more deliveries; keep the link for the answers that are owed, then tell `drained`."""
+    """The order to take no more deliveries; keep the link for owed answers, then call `drained`."""
 
     broker: str
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close the link, or give up the dial. No event is expected afterwards."""
+    """The order to close the link, or give up the dial. No event is expected afterwards."""
 
     broker: str
 
@@ -82,20 +82,20 @@ class Membership:
         backoff_max_ms: int = 5_000,
         drain_ms: int = 60_000,
     ) -> None:
-        """subset: which of the listed brokers are ours; None: all."""
+        """Create an empty membership. subset: picks this consumer's brokers of the list; None: all."""
         self._subset = subset
         self._first_ms, self._max_ms, self._drain_ms = backoff_first_ms, backoff_max_ms, drain_ms
         self._members: dict[str, _Member] = {}
         self._listed: frozenset[str] = frozenset()
         self.draining: set[str] = set()
-        """In state `DRAINING`: tell `drained` when nothing is owed to them."""
+        """Brokers in state `DRAINING`: call `drained` when nothing is owed to them."""
 
     @property
     def states(self) -> dict[str, State]:
         return {broker: member.state for broker, member in self._members.items()}
 
     def refresh(self, listed: Iterable[str], now_ms: int) -> list[Action]:
-        """A new list. A broker that is not ours is to us as if it were not listed."""
+        """Apply a new list. A broker outside the subset counts as not listed."""
         wanted = frozenset(listed)
         if not wanted:
             return []
@@ -125,7 +125,7 @@ class Membership:
                 return []
 
     def tick(self, now_ms: int) -> list[Action]:
-        """Time has passed: dial what is due, give up drains that take too long."""
+        """Dial the brokers that are due, and give up drains that take too long."""
         actions: list[Action] = []
         for broker in sorted(self._members):
             member = self._members[broker]
@@ -139,16 +139,16 @@ class Membership:
         return actions
 
     def opened(self, broker: str) -> None:
-        """The dial succeeded. Failures count on until the link has lasted: see `lost`."""
+        """Record a successful dial. Failures count on until the link has lasted: see `lost`."""
         member = self._members.get(broker)
         assert member is not None
         assert member.state is State.DIALING
         member.state, member.refusals = State.OPEN, 0
 
     def lost(self, broker: str, now_ms: int, share: float, *, refused: bool = False) -> None:
-        """A dial failed or a link ended. refused: user or password were not taken.
+        """Record that a dial failed or a link ended. refused: user or password were not taken.
 
-        The back-off starts anew when the link lasted as long as its longest wait. One that ends soon
+        The back-off starts anew when the link lasted as long as its longest wait. A link that ends soon
         after each attach (a message that kills it, a broker that throws out) is no reason to hurry.
         """
         member = self._members.get(broker)
@@ -172,7 +172,7 @@ class Membership:
         member.state, member.due_ms = State.WAITING, now_ms + wait_ms
 
     def drained(self, broker: str, now_ms: int) -> list[Action]:
-        """Nothing is owed to a draining broker any more."""
+        """Hang up a draining broker to which no answer is owed any more."""
         member = self._members.get(broker)
         if member is None or member.state is not State.DRAINING:
             return []
@@ -183,7 +183,7 @@ class Membership:
         return [HangUp(broker)]
 
     def next_due_ms(self) -> int | None:
-        """Tell when `tick` has something to do; None: not before another event."""
+        """Return when `tick` has something to do; None: not before another event."""
         timed = (State.WAITING, State.DRAINING)
         return min((m.due_ms for m in self._members.values() if m.state in timed), default=None)
 
@@ -193,9 +193,9 @@ class Subset:
 
     Rendezvous hashing: each broker is drawn to every slot with a strength of its own and belongs to the
     `cover` slots that draw it most. All consumers of a subscription compute the same without talking, and
-    one more broker or slot moves only its own share. Linear in the brokers, for a number of slots.
+    one more broker or slot moves only its own share. Linear in the brokers, for a given number of slots.
 
-    slot: 0 to slots - 1, another one for each consumer. cover: so many consumers take each broker.
+    slot: 0 to slots - 1, different for each consumer. cover: number of consumers that take each broker.
     """
 
     def __init__(self, *, slot: int, slots: int, cover: int) -> None:
@@ -204,7 +204,7 @@ class Subset:
         self._slot, self._slots, self._cover = slot, slots, cover
 
     def of(self, brokers: Iterable[str]) -> frozenset[str]:
-        """Those that are ours."""
+        """Return the brokers that belong to this slot."""
         return frozenset(broker for broker in brokers if self._is_ours(broker))
 
     def _is_ours(self, broker: str) -> bool:

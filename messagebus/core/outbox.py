@@ -1,4 +1,4 @@
-"""What a publisher has accepted and not yet settled: backlog, windows of its links, retries.
+"""Publishes that were accepted and are not settled: backlog, windows of the links, retries.
 
 Decides; sends nothing, waits for nothing. Times are whole milliseconds of a monotonic clock.
 
@@ -33,7 +33,7 @@ CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN = "confirmed", "refused", "unroutable", 
 
 
 class End(NamedTuple):
-    """How a publish ended. outcome: confirmed, refused, unroutable or unknown."""
+    """The end of a publish. outcome: confirmed, refused, unroutable or unknown."""
 
     outcome: str
     reason: str = ""
@@ -48,7 +48,7 @@ END_REFUSED = End(REFUSED, "the broker refused it")
 class Item:
     """One publish. lane: its destination. end: None until it is settled, then it never changes.
 
-    count: how many messages it stands for; above 1 it is a bundle, which travels as one batch.
+    count: number of messages in it; above 1 it is a bundle, which travels as one batch.
     """
 
     __slots__ = ("attempts", "count", "deadline_ms", "end", "lane", "message_id", "size")
@@ -64,7 +64,7 @@ class Item:
 
 
 Entry = Item | Batch[Item]
-"""What goes out as one AMQP message."""
+"""The unit that goes out as one AMQP message."""
 
 
 @dataclass(slots=True)
@@ -96,49 +96,49 @@ class Outbox:
         self._lingering: dict[str, Batch[Item]] = {}
         self._bundles = False  # whether an item was ever more than one message
         self.waiting = 0
-        """Accepted and not sent."""
+        """Messages accepted and not sent."""
         self.waiting_bytes = 0
-        """Their bodies' bytes."""
+        """Bytes of their bodies."""
         self.retried = 0
         """Messages put back because their link ended, in all."""
         self.ended = dict.fromkeys((CONFIRMED, REFUSED, UNROUTABLE, UNKNOWN), 0)
-        """Settled so far, by outcome."""
+        """Messages settled so far, by outcome."""
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
         self._after: set[int] = set()  # send nothing before these links are answered
-        # A broker that ends a channel for a publish does not say for which. What was open then is
-        # sent one by one: the one that ends a channel again, alone, is the one.
+        # A broker that ends a channel because of a publish does not name it. The open ones are then sent
+        # one by one: the culprit ends a channel again, alone.
         self._suspects: set[Entry] = set()
         self._alone: Entry | None = None
         # No deadline lies before this. Recomputed only when it has passed: at most once per length of
-        # a deadline while all is well, because by then its item has been settled long ago.
+        # a deadline while all is well, because its item has been settled long before.
         self._earliest_ms = NO_DEADLINE_MS
 
     # ------------------------------------------------------------------ questions
     @property
     def in_flight(self) -> int:
-        """Sent and not answered, on all links; a batch counts once."""
+        """The number of publishes sent and not answered, on all links; a batch counts once."""
         return sum(len(window) for window in self._windows.values())
 
     def has_room(self, size: int, count: int = 1) -> bool:
-        """Whether messages of so many bytes together may be accepted; what is alone may be larger."""
+        """Return whether messages of this total size in bytes may be accepted; one alone may be larger."""
         if self.waiting + count > self._messages_max:
             return False
         return self.waiting_bytes + size <= self._bytes_max or not self.waiting
 
     def unanswered_ms(self, now_ms: int) -> int:
-        """How long the oldest publish of the current link has waited for its answer."""
+        """Return how long the oldest publish of the current link has waited for its answer, in ms."""
         window = self._windows.get(self._current) if self._current is not None else None
         oldest_ms = window.oldest_ms() if window else None
         return 0 if oldest_ms is None else now_ms - oldest_ms
 
     def is_answered(self, link: int) -> bool:
-        """Whether nothing is open on this link: it can be hung up without an unknown outcome."""
+        """Return whether nothing is open on this link: it can be hung up without an unknown outcome."""
         window = self._windows.get(link)
         return window is None or not len(window)
 
     def lingers_until_ms(self) -> int | None:
-        """When `take` may give a batch that waits for more now; None when none does."""
+        """Return when the first lingering batch becomes due for `take`; None when none lingers."""
         return min(
             (batch.due_ms for batch in self._lingering.values() if batch.due_ms is not None),
             default=None,
@@ -146,13 +146,13 @@ class Outbox:
 
     # ------------------------------------------------------------------ accepting
     def pack(self, lane: str, packing: Packing) -> None:
-        """Items of this lane travel in batches from now on."""
+        """Make items of this lane travel in batches from now on."""
         self._lanes[lane].packing = packing
 
     def accept(self, item: Item, *, alone: bool = False) -> None:
         """Take a publish. The caller has asked has_room, or does not want a bound.
 
-        alone: it does not go into a batch, because the broker must see what it carries.
+        alone: it does not go into a batch, because the broker must see its properties.
         """
         lane = self._lanes[item.lane]
         if lane.packing is None:
@@ -193,7 +193,7 @@ class Outbox:
             self._close_batch(lane)
 
     def _close_batch(self, lane: _Lane) -> None:
-        """Nothing more is added to the batch that this lane fills."""
+        """Add nothing more to the batch that this lane fills."""
         batch, lane.filling = lane.filling, None
         if batch is not None and self._lingering.get(batch.lane) is batch:
             del self._lingering[batch.lane]
@@ -206,27 +206,27 @@ class Outbox:
         return lane in self._lanes and self._lanes[lane].is_open
 
     def holds(self, lane: str) -> bool:
-        """Whether something waits for this lane to be opened."""
+        """Return whether messages wait for this lane to be opened."""
         return lane in self._lanes and bool(self._lanes[lane].held or self._lanes[lane].filling)
 
     def open_lane(self, lane: str) -> None:
-        """The destination may be published to from now on."""
+        """Allow publishes to this destination from now on."""
         state = self._lanes[lane]
         state.is_open = True
         self._backlog.extend(state.held)
         state.held.clear()
 
     def close_lane(self, lane: str) -> None:
-        """Publishes of this destination wait from now on until open_lane."""
+        """Make publishes of this destination wait from now on until open_lane."""
         state = self._lanes[lane]
         state.is_open = False
         state.held.extend(entry for entry in self._backlog if entry.lane == lane)
         self._backlog = deque(entry for entry in self._backlog if entry.lane != lane)
 
     def refuse_lane(self, lane: str, reason: str, *, unroutable: bool = False) -> list[Item]:
-        """The destination cannot be published to: settle what waits for it.
+        """Settle the messages that wait for a destination that cannot be published to.
 
-        unroutable: because nobody has made it exist.
+        unroutable: because nobody has created it.
         """
         state = self._lanes[lane]
         self._close_batch(state)
@@ -238,7 +238,7 @@ class Outbox:
 
     # ------------------------------------------------------------------ links
     def link_opened(self, link: int, *, after: Iterable[int]) -> None:
-        """A link is ready for publishes; it becomes the current one, an earlier one retires.
+        """Make a new link current; an earlier one retires.
 
         after: the links that may lead to the same broker. Nothing is sent on the new one until they
         are answered: order holds per publisher and broker.
@@ -252,9 +252,9 @@ class Outbox:
     def link_lost(
         self, link: int, now_ms: int, reason: str = "", *, refused: bool = False
     ) -> list[Item]:
-        """A link is gone: what it left open is sent again, first and in order, or ends as unknown.
+        """Drop a link: its open publishes are sent again, first and in order, or end as unknown.
 
-        refused: the broker ended it for one of them.
+        refused: the broker ended the link because of one of them.
         """
         window = self._windows.pop(link, None)
         if self._current == link:
@@ -284,7 +284,7 @@ class Outbox:
         self.retried += self._count(again)
 
     def take(self, now_ms: int) -> list[Entry]:
-        """What to send now on the current link, in order, all of it."""
+        """Return everything to send now on the current link, in order."""
         if self._lingering:
             self._end_lingering(now_ms)
         if self._after:
@@ -311,7 +311,7 @@ class Outbox:
         return taken
 
     def _next(self, window: ConfirmWindow[Entry]) -> deque[Entry]:
-        """What may go while there are suspects: they come first, each when nothing else is open."""
+        """Return the entries that may go now: suspects come first, each when nothing else is open."""
         if len(window):
             return deque()
         self._alone = None
@@ -323,7 +323,7 @@ class Outbox:
         return deque([self._alone])
 
     def _batch_sent(self, batch: Batch[Item]) -> int:
-        """Returns how many messages it holds; none is added any more."""
+        """Close a batch that is being sent. Returns the number of its messages."""
         lane = self._lanes[batch.lane]
         if lane.filling is batch:
             lane.filling = None
@@ -340,25 +340,25 @@ class Outbox:
                 self._close_batch(lane)
 
     def close_batches(self) -> None:
-        """Whoever waits for all that is accepted waits for no more company: lingering batches go now."""
+        """End all lingering now, when a caller waits for all accepted messages."""
         for batch in list(self._lingering.values()):
             self._close_batch(self._lanes[batch.lane])
 
     def refuse(self, item: Item, reason: str) -> None:
-        """It cannot be sent at all, and was not accepted."""
+        """Settle as refused an item that cannot be sent at all, and was not accepted."""
         self._settle([item], End(REFUSED, reason))
 
     def unconfirmed(self, entry: Entry) -> list[Item]:
-        """Nobody waits for the answer to what was just sent. Settles it; its tag stays counted."""
+        """Settle as unknown an entry just sent, when no confirm is awaited. Its tag stays counted."""
         return self._settle([entry], End(UNKNOWN, "no confirm is waited for"))
 
     def returned(self, link: int, lane: str, message_id: str) -> None:
-        """The broker sent this message back on this link; its ack follows."""
+        """Record that the broker sent this message back on this link; its ack follows."""
         if link in self._windows:
             self._windows[link].returned(lane, message_id)
 
     def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Item]:
-        """The broker's answer on this link. Returns what it settles: nothing once it is gone."""
+        """Record the broker's answer on this link. Returns the settled items: none once the link is gone."""
         window = self._windows.get(link)
         if window is None:
             return []
@@ -368,7 +368,7 @@ class Outbox:
 
     # ------------------------------------------------------------------ deadlines and the end
     def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Item]:
-        """Settle what has passed its deadline: refused when it was never sent, else unknown."""
+        """Settle items that have passed their deadline: refused when never sent, else unknown."""
         if now_ms < self._earliest_ms:
             return []
         late = [item for item in self.unsettled() if item.deadline_ms <= now_ms]
@@ -380,7 +380,7 @@ class Outbox:
         return settled
 
     def put_forward(self, ms: int) -> None:
-        """So much time passes at once for all that is open, where a clock can be moved."""
+        """Advance the time of everything open by ms, where a clock can be moved."""
         for item in self.unsettled():
             item.deadline_ms -= ms
         for batch in self._lingering.values():
@@ -390,7 +390,7 @@ class Outbox:
             self._earliest_ms -= ms
 
     def give_up(self, reason: str) -> list[Item]:
-        """The publisher stops: settle everything."""
+        """Settle everything: the publisher stops."""
         settled = self._give_up(list(self.unsettled()), reason)
         self._forget_settled()
         return settled
@@ -401,7 +401,7 @@ class Outbox:
         )
 
     def unsettled(self) -> Iterator[Item]:
-        """All that is accepted and not settled, in no order; take it whole before changing anything."""
+        """Yield all items accepted and not settled, in no order; exhaust it before changing anything."""
         places: list[Iterable[Entry]] = [self._backlog, self._lingering.values()]
         places += [lane.held for lane in self._lanes.values()]
         places += [window.items() for window in self._windows.values()]
@@ -414,7 +414,7 @@ class Outbox:
         )
 
     def _forget_settled(self) -> None:
-        """Take what is settled out of the places where it waits."""
+        """Remove settled items from the places where they wait."""
         for queue in (self._backlog, *(lane.held for lane in self._lanes.values())):
             kept = [entry for entry in queue if self._still_waits(entry)]
             queue.clear()
@@ -424,7 +424,7 @@ class Outbox:
                 del self._lingering[batch.lane]
 
     def _still_waits(self, entry: Entry) -> bool:
-        """Whether anything of it is left; what is not is counted out."""
+        """Return whether an unsettled item is left in it; settled ones are counted out."""
         items = _items(entry)
         left = [item for item in items if item.end is None]
         for item in items:
@@ -448,7 +448,7 @@ class Outbox:
         return items
 
     def _settle(self, entries: Iterable[Entry], end: End) -> list[Item]:
-        """What is settled by this: all that was not before."""
+        """Settle the entries that are not settled yet. Returns their items."""
         settled: list[Item] = []
         for entry in entries:
             if isinstance(entry, Batch):
@@ -463,7 +463,7 @@ class Outbox:
         return settled
 
     def _count(self, items: list[Item]) -> int:
-        """How many messages they are."""
+        """Return the number of messages in these items."""
         return sum(item.count for item in items) if self._bundles else len(items)
 
 

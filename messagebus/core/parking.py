@@ -1,17 +1,17 @@
-"""Parked, moved and delayed messages: what their headers tell, and what becomes of them by it.
+"""Parked, moved and delayed messages: the meaning of their headers, and the consequences.
 
 Pure, from the headers as they arrived. A message is parked by a client, which says why in ``mb-park-``
-headers, or by its broker, which says it in ``x-death``: rejected, or brought back unanswered more often
-than its queue's delivery limit, as a message does that kills its consumer.
+headers, or by its broker, which says it in ``x-death``: the message was rejected, or came back unanswered
+more often than its queue's delivery limit, as a message does that kills its consumer.
 
-A message that is moved to another broker arrives there as it lay here: under its id, with its headers, its
-key and its time. Three things need care: of a parked message the broker alone may know why, in headers that
-another broker ignores; a delayed one has waited for a part of its time; and messages of one key must not
-overtake each other.
+A message that is moved to another broker arrives there unchanged: with its id, its headers, its key and its
+time. Three things need care. The reason of a parked message may stand only in headers that another broker
+ignores. A delayed message has waited for a part of its time. Messages of one key must not overtake each
+other.
 
 RabbitMQ lets a message out of the delay ladder at the earlier of its step's time and its own expiration, and
-then forgets the expiration. So a delayed message bears its time to live in a header, which counts from when
-it is due; one of another client that bears an expiration comes too early, and waits for the rest.
+then forgets the expiration. So a delayed message carries its time to live in a header, which counts from when
+it is due. A delayed message of another client with an expiration comes too early, and waits for the rest.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELA
 """The steps of the delay ladder, by their queues."""
 
 
-# AMQP's timestamps are whole seconds, cut off: a message is younger than its own by up to that much.
+# AMQP's timestamps are whole seconds, cut off: a message is up to this much younger than its timestamp.
 STAMP_STEP_MS = 1_000
-# A message is in its step for no longer than the step, and as long as its broker was away. One that says
-# that it was, says it by a clock that differs from ours.
+# A message is in its step for no longer than the step and the time that its broker was away. A larger
+# difference means that the publisher's clock differs from ours.
 OVERDUE_MS_MAX = 60_000
 TTL_HEADER = "mb-ttl-ms"
-"""Header of a delayed message: its time to live, from when it is due."""
+"""Header of a delayed message: its time to live in ms, counted from when it is due."""
 STEP_MARK = b"mb.delay/"
-"""In the properties of whatever came out of a step."""
+"""Bytes in the properties of every message that came out of a step."""
 TTL_MS_MAX = (1 << 32) - 1
 # The broker says when it was due in whole seconds, cut off.
 DUE_STEP_MS = 1_000
@@ -69,7 +69,7 @@ DUE_STEP_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """Messages that were delayed and found no queue when due, as one more thing with a parking queue."""
+    """The messages that were delayed and found no queue when due, as a source with a parking queue."""
 
     parking_queue: ClassVar[str] = UNDELIVERED_QUEUE
     delivery_limit: ClassVar[int] = 0
@@ -80,16 +80,16 @@ class Undelivered:
 
 UNDELIVERED = Undelivered()
 Parked = Source | Undelivered
-"""Whose parking queue it is."""
+"""The owner of a parking queue."""
 
 DELIVERY_LIMIT, UNKNOWN_REASON = "delivery limit", "unknown"
 REDRIVEN = "mb-redriven"
-"""Header: how often it was put back from a parking queue."""
+"""Header: number of times that it was put back from a parking queue."""
 PARKED_PREFIX = "mb-park-"
 STEP_PREFIX = "mb.delay/"
-# What others write beyond these says nothing: it could not be written again.
+# Larger values written by others are ignored: they could not be written again.
 MS_MAX, COUNT_MAX = 1 << 50, 1_000_000
-# What a redriven message begins anew without: its attempts, and the broker's own book-keeping.
+# Headers that a redriven message loses: its attempts, and the broker's own book-keeping.
 NOT_REDRIVEN = frozenset(
     {
         "mb-attempt",
@@ -107,17 +107,17 @@ NOT_REDRIVEN = frozenset(
     }
 )
 MS_PER_S = 1_000
-# Of a body, as far as a pattern is looked for in it.
+# Part of a body that is searched for a pattern.
 MATCH_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The known facts of one parked message; None or "" for what is not.
+    """The known facts of one parked message; None or "" for unknown ones.
 
     attempts: runs of the handler, or deliveries that nobody answered. first_ms: when it was first
-    published, parked_ms: when it was parked, ms since 1970. address: of what came out of the delay
-    ladder, whose it was: a queue, or a topic's exchange.
+    published, parked_ms: when it was parked, ms since 1970. address: queue or topic exchange that a
+    message was for that came out of the delay ladder.
     """
 
     message_id: str = ""
@@ -130,7 +130,7 @@ class Facts:
     redriven: int = 0
     address: str = ""
     headers: Mapping[str, Any] = field(default_factory=dict)
-    """The application's own."""
+    """The application's own headers."""
 
 
 def read_facts(
@@ -140,7 +140,10 @@ def read_facts(
     stamp_ms: int | None = None,
     delivery_limit: int = 0,
 ) -> Facts:
-    """headers: all of them, as they arrived. stamp_ms: the timestamp. delivery_limit: of its queue."""
+    """Read the facts of a parked message from its headers, all of them, as they arrived.
+
+    stamp_ms: its timestamp. delivery_limit: of its queue.
+    """
     death = last_death(headers)
     address = _text(headers.get("mb-park-address")) or _due_for(death)
     parked_ms = _ms(headers.get("mb-park-ms"))
@@ -167,12 +170,12 @@ def read_facts(
 
 
 def is_dropped_by_redrive(name: str) -> bool:
-    """Tell whether a header is left behind when its message goes back to its queue."""
+    """Return whether a header is left behind when its message goes back to its queue."""
     return name.startswith(PARKED_PREFIX) or name in NOT_REDRIVEN
 
 
 def last_death(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tell what its broker notes of the last queue that let it go; empty for none."""
+    """Return the newest ``x-death`` entry: the last queue that let the message go; empty for none."""
     deaths = headers.get("x-death")
     newest = deaths[0] if isinstance(deaths, list) and deaths else {}
     return newest if isinstance(newest, dict) else {}
@@ -188,7 +191,10 @@ def _reason(headers: Mapping[str, Any], death: Mapping[str, Any]) -> str:
 def _attempts(
     headers: Mapping[str, Any], death: Mapping[str, Any], delivery_limit: int
 ) -> int | None:
-    """The broker does not tell how often it delivered: once more than it may take a message back."""
+    """Return the number of attempts; None when unknown.
+
+    The broker does not tell how often it delivered: one time more than the delivery limit.
+    """
     told = _count(headers.get("mb-park-attempts"))
     if told is not None or "mb-park-reason" in headers:
         return told
@@ -203,7 +209,7 @@ def _attempts(
 
 
 def _due_for(death: Mapping[str, Any]) -> str:
-    """Under which key it came out of a delay step last, "" for what came from elsewhere."""
+    """Return the key under which it last came out of a delay step, "" for a message from elsewhere."""
     keys = death.get("routing-keys")
     if not _text(death.get("queue")).startswith(STEP_PREFIX) or not isinstance(keys, list):
         return ""
@@ -230,10 +236,10 @@ def _epoch_ms(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A choice of parked messages; what is None takes all.
+    """A choice of parked messages; a field of None takes all.
 
-    since_ms, until_ms: parked then, ms since 1970. reason: is in theirs, whatever the case. key: is
-    theirs. pattern: is found in id, key, reason, exception, headers or body.
+    since_ms, until_ms: range of the time of parking, ms since 1970. reason: part of the reason, in any case.
+    key: equal to the message's. pattern: found in id, key, reason, exception, headers or body.
     """
 
     since_ms: int | None = None
@@ -257,7 +263,7 @@ class Choice:
         return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
 
     def _takes_time(self, parked_ms: int | None) -> bool:
-        """Tell whether its time fits; one that does not tell its time is neither older nor newer."""
+        """Return whether its time fits; a message without a known time fits no range."""
         if self.since_ms is None and self.until_ms is None:
             return True
         if parked_ms is None or (self.since_ms is not None and parked_ms < self.since_ms):
@@ -273,14 +279,14 @@ def _texts(facts: Facts, body: bytes) -> Iterator[str]:
 
 
 class Spread:
-    """The choice of targets for messages: those of one key always the same, the others in turn."""
+    """The choice of targets for messages: the same one for all messages of a key, the others in turn."""
 
     def __init__(self, targets: int) -> None:
-        """targets: how many there are, 1 or more."""
+        """Create a spread. targets: their number, 1 or more."""
         self._targets, self._next = targets, -1
 
     def place(self, key: str) -> int:
-        """From 0."""
+        """Return the number of the target, from 0."""
         if key:
             digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
             return int.from_bytes(digest) % self._targets
@@ -289,7 +295,7 @@ class Spread:
 
 
 def parked_marks(facts: Facts) -> dict[str, Any]:
-    """Headers that keep what is known of a parked message, where its broker knew it by itself.
+    """Return headers that keep the known facts of a parked message, where only its broker knew them.
 
     RabbitMQ 4 ignores the ``x-death`` that a publisher sends.
     """
@@ -311,11 +317,11 @@ def rest_of_delay(
     now_ms: int,
     there: Collection[Delay] = tuple(DELAYS.values()),
 ) -> Delay:
-    """The step for what is left of a delay, rounded up.
+    """Return the step for the rest of a delay, rounded up.
 
-    headers, stamp_ms: of the message. there: steps that the other broker has; they come into being when
-    somebody first asks for them. Only of one that was delayed when it was first published is it
-    known since when it waits; another (a retry) waits for its whole step again, and so does one whose
+    headers, stamp_ms: of the message. there: steps that the other broker has; they are created when
+    somebody first asks for them. The time of waiting is known only for a message that was delayed when it
+    was first published. Another (a retry) waits for its whole step again, and so does one whose
     publisher's clock cannot be right.
     """
     if stamp_ms is None or "mb-first-ms" in headers or "mb-attempt" in headers:
@@ -329,14 +335,14 @@ def rest_of_delay(
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """rest_ms: how much longer it was to wait. ttl_ms: how long it lives after that."""
+    """A delayed message that came too early. rest_ms: left of its delay. ttl_ms: time to live after that."""
 
     rest_ms: int
     ttl_ms: int
 
 
 def read_early(headers: Mapping[str, Any]) -> Early | None:
-    """Tell what is left of its delay, when its own expiration let it go before."""
+    """Return the rest of the delay, when the message's own expiration ended it early; else None."""
     death = last_death(headers)
     step = DELAYS.get(str(death.get("queue")))
     text = str(death.get("original-expiration", ""))
@@ -347,7 +353,7 @@ def read_early(headers: Mapping[str, Any]) -> Early | None:
 
 
 def is_late(headers: Mapping[str, Any], now_ms: int) -> bool:
-    """Tell whether its time to live is over. now_ms: wall clock; when it was due is its broker's."""
+    """Return whether its time to live is over. now_ms: wall clock; the due time is by the broker's clock."""
     ttl_ms, death = read_ttl_ms(headers), last_death(headers)
     due = death.get("time")
     if ttl_ms is None or str(death.get("queue")) not in DELAYS or not isinstance(due, datetime):

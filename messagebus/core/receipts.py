@@ -1,7 +1,7 @@
-"""Where the answer to each delivery must go, and whether it still can.
+"""Deliveries without an answer: the link that each answer must go to, and whether it still can.
 
 Decides; sends nothing. Each link to a broker has a `Ledger` of its own, and a delivery belongs to the
-ledger that it was entered into: an answer to an earlier link never matches, because that ledger has
+ledger that it was entered into. An answer to an earlier link never matches, because that ledger has
 ended; its broker has requeued the message long ago, and the tag now means another.
 
 Acknowledgements are coalesced: `flush` returns the fewest acks that answer everything answered
@@ -23,7 +23,7 @@ NOT_OWED = object()
 
 
 class Receipt(NamedTuple):
-    """Names one delivery for ever: broker ``host:port``, which link to it, AMQP delivery tag.
+    """The permanent name of one delivery: broker ``host:port``, link to it, AMQP delivery tag.
 
     epoch: counts the links to that broker. tag: of that link. part: 0 for a message that came alone,
     else its place in its batch, from 1.
@@ -36,7 +36,7 @@ class Receipt(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """Send basic.ack on the link of this ledger."""
+    """The order to send basic.ack on the link of this ledger."""
 
     tag: int
     multiple: bool
@@ -50,10 +50,10 @@ class Ledger:
     def __init__(self, broker: str, epoch: int) -> None:
         self.broker, self.epoch = broker, epoch
         self.is_live = True
-        """Until `end`. May be read from any thread."""
+        """True until `end`. May be read from any thread."""
         # Tags without an answer, in the order of delivery; none once the link has ended.
         self._owed: dict[int, None] = {}
-        # Of those that hold one message: what somebody answers by a copy, still without an answer.
+        # Deliveries of one message that are being answered by a copy, still without an answer.
         self._claimed: set[int] = set()
         self._acked: list[int] = []  # answered by ack and not yet sent
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
@@ -63,16 +63,16 @@ class Ledger:
         """
 
     def delivered(self, tags: Iterable[int]) -> None:
-        """Deliveries arrived that hold one message each."""
+        """Enter deliveries that hold one message each."""
         self._owed.update(dict.fromkeys(tags))
 
     def batch_delivered(self, tag: int, parts: int, content: tuple[bytes, bytes]) -> None:
-        """A delivery arrived that holds several; content: properties and body, for `half_answered`."""
+        """Enter a delivery that holds several; content: properties and body, for `half_answered`."""
         self._owed[tag] = None
         self._parts[tag] = _Parts(parts, content)
 
     def ack(self, tag: int, part: int = 0) -> bool:
-        """True exactly once, and only while the link lives; `flush` returns it then."""
+        """Answer by ack. True exactly once, and only while the link lives: `flush` returns the ack then."""
         if part:
             return self.claim(tag, part) and self.claim_done(tag, part)
         if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
@@ -81,13 +81,13 @@ class Ledger:
         return True
 
     def nack(self, tag: int) -> bool:
-        """As `ack` for a delivery that is no batch; the caller sends the nack itself, at once."""
+        """Answer by nack, as `ack`, a delivery that is no batch; the caller sends the nack at once."""
         return self._owed.pop(tag, NOT_OWED) is not NOT_OWED
 
     def as_one(self, tag: int, parts: int) -> tuple[bytes, bytes] | None:
-        """Have a batch of which nobody has seen anything answered as one message; its content.
+        """Turn a batch that nobody has seen into one message with one answer; return its content.
 
-        parts: how many of it nobody has seen. None, and it stays as it is: somebody has the others.
+        parts: number of its messages that nobody has seen. None, and no change, when somebody has the others.
         """
         found = self._parts.get(tag)
         if found is None or found.count != parts or len(found.open) != parts:
@@ -96,9 +96,9 @@ class Ledger:
         return found.content
 
     def claim(self, tag: int, part: int) -> bool:
-        """Somebody answers this delivery, or this part of one: True exactly once, while the link lives.
+        """Claim this delivery, or this part of one, for an answer. True exactly once, while the link lives.
 
-        `claim_done` follows when what the answer needs (a copy elsewhere) is done.
+        `claim_done` follows when the answer's precondition (a copy elsewhere) is done.
         """
         if not part:
             if self._owed.pop(tag, NOT_OWED) is NOT_OWED:
@@ -112,7 +112,7 @@ class Ledger:
         return True
 
     def claim_done(self, tag: int, part: int) -> bool:
-        """What is claimed has its answer; a batch is acked by its last one. False: the link has ended."""
+        """Answer a claimed delivery; the last part of a batch acks it. False: the link has ended."""
         if not self.is_live:
             return False
         if not part:
@@ -129,9 +129,9 @@ class Ledger:
         return True
 
     def claim_refused(self, tag: int, part: int = 0) -> bool:
-        """What is claimed cannot have the answer it was claimed for. False: the link has ended.
+        """End a claim whose answer is not possible. False: the link has ended.
 
-        The caller rejects a message that came alone, at once. Of a batch it rejects the whole, when the
+        The caller rejects a message that came alone, at once. It rejects a batch as a whole, when the
         last part has its answer: see `rejected`.
         """
         if not self.is_live:
@@ -143,7 +143,7 @@ class Ledger:
         return self.claim_done(tag, part)
 
     def flush(self) -> list[Ack]:
-        """The acks to send now. After it nothing answered is unsent."""
+        """Return the acks to send now. Afterwards nothing answered is unsent."""
         if not self._acked:
             return []
         acked, self._acked = self._acked, []
@@ -166,21 +166,21 @@ class Ledger:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether anything is claimed and not done."""
+        """True when any claim is not done."""
         return bool(self._claimed) or any(not parts.is_quiet for parts in self._parts.values())
 
     def open_parts(self, tag: int) -> list[int]:
-        """Those of a batch that nobody answers yet."""
+        """Return the parts of a batch that nobody answers yet."""
         parts = self._parts.get(tag)
         return sorted(parts.open) if parts is not None else []
 
     def content(self, tag: int) -> tuple[bytes, bytes] | None:
-        """Properties and body of a batch that is owed."""
+        """Return properties and body of a batch that is owed."""
         parts = self._parts.get(tag)
         return None if parts is None else parts.content
 
     def half_answered(self) -> list[tuple[int, list[int], tuple[bytes, bytes]]]:
-        """Batches some of whose parts are answered: tag, the parts that nobody answers yet, content.
+        """Return batches with some parts answered: tag, the parts that nobody answers yet, content.
 
         A part whose answer is under way counts as answered.
         """
@@ -191,7 +191,7 @@ class Ledger:
         ]
 
     def answered_for_good(self) -> list[tuple[list[int], tuple[bytes, bytes]]]:
-        """The same where no answer is under way, without the tag."""
+        """Return the `half_answered` batches where no answer is under way, without their tags."""
         return [
             (unanswered, content)
             for tag, unanswered, content in self.half_answered()
@@ -199,7 +199,7 @@ class Ledger:
         ]
 
     def end(self) -> int:
-        """The link is gone. Returns how many deliveries it still owed an answer for."""
+        """End the ledger of a lost link. Returns how many deliveries it still owed an answer for."""
         self.is_live = False
         owed = self.owed
         self._owed.clear()
@@ -221,17 +221,17 @@ class _Parts:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether each part is either answered or open: no answer is under way."""
+        """True when each part is either answered or open: no answer is under way."""
         return self.undone == len(self.open)
 
 
 class Ledgers:
-    """Gives each link its ledger."""
+    """The factory of ledgers, one for each link."""
 
     def __init__(self) -> None:
         self._epochs: dict[str, int] = {}
 
     def connected(self, broker: str) -> Ledger:
-        """A new link to this broker is open; its epoch is one more than that of the last."""
+        """Return the ledger of a new link to this broker; its epoch is one more than that of the last."""
         epoch = self._epochs[broker] = self._epochs.get(broker, 0) + 1
         return Ledger(broker, epoch)

@@ -1,8 +1,8 @@
-"""The map of wanted topics, queues and subscriptions, as one agent keeps it, and the end of a change.
+"""The map of wanted topics, queues and subscriptions of one agent, and the end of a change.
 
 Decides; stores and sends nothing, and knows no time. One entry per name is a quorum register: a
 change is written to, and an agent after its start reads from, a majority of the agents on the list.
-No election, no leader. Of two entries for one name the larger ``(number, origin, alive)`` stands; a
+No election, no leader. Of two entries for one name the larger ``(number, origin, alive)`` wins; a
 deleted name leaves a *tombstone*, so that a map from before the deletion cannot bring it back.
 
 States of an agent's map:
@@ -11,15 +11,16 @@ States of an agent's map:
 - intact: every acknowledged change that it was told of is in it.
 - *informed*: a majority (itself too, if intact) was read since this life of the broker began.
 
-No clock decides anything, since a clock that is wrong for a second would decide it for ever. What
-ages, ages by `round_ended`, which the agent calls after each round of questions to its peers:
+No clock decides anything, since a clock that is wrong for a second would decide it for ever. Entries
+age by `round_ended`, which the agent calls after each round of questions to its peers:
 
 - A tombstone is dropped when, a whole sweep of SWEEP_ROUNDS after it was known, every agent on the
   list was heard to have it or to have dropped it. Its number becomes the *floor*: every name that is
-  not in the map and has a number up to it was deleted. So whoever comes back with an older map, after
-  whatever time, brings nothing back.
-- Of a name that expires by itself it is dropped after that time though some agents were not heard: a
-  map that still has it costs a queue that expires once more, and many come and go each minute.
+  not in the map and has a number up to it was deleted. So an agent that comes back with an older map,
+  after any time, brings nothing back.
+- The tombstone of a name that expires by itself is dropped after that time though some agents were not
+  heard: a map that still has the name costs a queue that expires once more, and many come and go each
+  minute.
 - A name that this map has and that others lack is forgotten only when a majority of agents, without
   this one, say so by their floors. No single peer makes anybody forget.
 
@@ -53,16 +54,15 @@ __all__ = [
     "completion",
 ]
 
-# Rounds take a second or less each, so a tombstone lives for one to two minutes. More would cost every
-# change: the map is written, and read by every peer, as a whole. It is a size; nothing is unsafe
-# with another one.
+# Rounds take a second or less each, so a tombstone lives for one to two minutes. A longer life would make
+# every change dearer: the map is written, and read by every peer, as a whole. Any value is safe.
 SWEEP_ROUNDS = 60
-# Numbers are 64 bits in a queue's arguments. A peer that claims to be further ahead than that is not
-# believed: a forged one could use up all that there are.
+# Numbers are 64 bits in a queue's arguments. A peer that claims to be further ahead than this is not
+# believed: a forged number could use up the whole range.
 NUMBERS_AHEAD_MAX = 1_000_000
-# Tombstones of expiring names, the newest; those of 10,000 consumers that are replaced within a minute are
-# not kept for the next one. 60,000 of them were 10 MB in every answer to a peer, which took longer to
-# send and to read than peers wait.
+# Number of tombstones of expiring names to keep, the newest. Those of 10,000 consumers that are replaced
+# within a minute are not kept for the next one. 60,000 of them were 10 MB in every answer to a peer, which
+# took longer to send and to read than peers wait.
 EXPIRED_KEPT = 1_000
 
 Options = Mapping[str, str | int | bool]
@@ -76,7 +76,7 @@ class Entry:
     number: grows over all entries of the map with each change.
     origin: broker name of the agent that made the change; decides between equal numbers.
     tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
-    options: what was asked beside the name, as it began to live; pairs in the order of their keys. A
+    options: requested with the name when it was created; pairs in the order of their keys. A
     tombstone keeps ``expires_s`` of them.
     """
 
@@ -100,7 +100,7 @@ class Entry:
 class Snapshot:
     """An agent's map at one moment, as it is stored and as peers read it.
 
-    floor: what is not in `entries` and has a number up to this was deleted.
+    floor: a name that is not in `entries` and has a number up to this was deleted.
     dropped: largest number of any tombstone that was dropped; numbers never start again below it.
     """
 
@@ -113,7 +113,7 @@ class Snapshot:
 class Register:
     """The map of one agent. Not thread-safe.
 
-    me: broker name of this agent. kept: what it stored before its start, None for nothing.
+    me: broker name of this agent. kept: the map stored before its start, None for none.
     """
 
     def __init__(self, me: str, kept: Snapshot | None = None) -> None:
@@ -143,12 +143,12 @@ class Register:
 
     @property
     def floor(self) -> int:
-        """Once informed: a queue that nothing wants and that was born up to this is an orphan."""
+        """The floor. Once informed: an unwanted queue that was born up to this number is an orphan."""
         return self._floor
 
     @property
     def dropped(self) -> int:
-        """A change that is not here already and has a number up to this is not taken."""
+        """The largest dropped number. A change that is not here already with a number up to it is refused."""
         return self._dropped
 
     @property
@@ -157,12 +157,12 @@ class Register:
 
     @property
     def life(self) -> int:
-        """Give this to `heard` with an answer that was asked for after now."""
+        """The number of this life of the broker; pass it to `heard` with answers asked for from now on."""
         return self._life
 
     @property
     def informed(self) -> bool:
-        """A majority was read in this life of the broker."""
+        """True when a majority was read in this life of the broker."""
         return self._is_majority(self._heard_in_life())
 
     @property
@@ -173,20 +173,20 @@ class Register:
         )
 
     def listed(self, voters: Iterable[str]) -> None:
-        """The consumer list names these brokers; their agents are the majority's whole."""
+        """Set the voters: the brokers that the consumer list names. Majorities count their agents."""
         self._voters = frozenset(voters)
         for peer in self._heard.keys() - self._voters:
             del self._heard[peer]
             self._maps.pop(peer, None)
 
     def life_began(self) -> None:
-        """The broker came up without a gate: what was read before says nothing about now."""
+        """Begin a new life: the broker came up without a gate, so earlier reads no longer count."""
         self._life += 1
 
     def heard(self, peer: str, snapshot: Snapshot, *, life: int) -> bool:
         """Merge the whole map of a peer. Returns False when it does not count.
 
-        life: as `self.life` was when the question was sent. A snapshot that is the same object as
+        life: `self.life` when the question was sent. A snapshot that is the same object as
         before costs nothing.
         """
         if not snapshot.intact:
@@ -200,7 +200,7 @@ class Register:
         return True
 
     def told(self, snapshot: Snapshot) -> bool:
-        """Merge entries that a peer changed. Returns False when they, or some, are not taken.
+        """Merge entries that a peer changed. Returns False when at least one was refused.
 
         A change that was under way while tombstones of larger numbers were dropped may be a deleted
         one: it must be made again, with a number above `dropped`.
@@ -212,7 +212,7 @@ class Register:
         return len(known) == len(snapshot.entries)
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """An operator vouches for this map, with what is here: it counts from now on."""
+        """Merge a map that an operator vouches for, and become intact: the map counts from now on."""
         self._merge(snapshot.entries)
         self._rise(snapshot.floor, snapshot.dropped)
         self._intact = True
@@ -230,8 +230,8 @@ class Register:
         """Create or delete names. Returns their entries in the order of names.
 
         answered: peers whose maps were merged for this change; None is returned unless they are a
-        majority. What lives, or is deleted, already keeps its options, and its number unless that is
-        not above `above`: what a peer that did not take it has dropped.
+        majority. A name that already lives, or is already deleted, keeps its options. It keeps its number
+        too if that is above `above`: the largest number dropped by a peer that did not take the change.
         """
         if not self._is_majority(answered):
             return None
@@ -240,7 +240,7 @@ class Register:
         return tuple(self._changed(name, alive, above, asked.get(name, {})) for name in names)
 
     def round_ended(self) -> None:
-        """All peers were asked, or as many as a round asks. What is remembered of deletions may go."""
+        """End a round, in which all peers were asked, or as many as a round asks. Drop old tombstones."""
         self._round += 1
         if self._version_pruned != self.version:
             self._prune()
@@ -248,7 +248,7 @@ class Register:
             self._sweep()
 
     def _prune(self) -> None:
-        """Of more than EXPIRED_KEPT tombstones of what expires drop the oldest, whoever knows them."""
+        """Drop the oldest tombstones of expiring names above EXPIRED_KEPT, known to peers or not."""
         expired = [e for e in self._entries.values() if e.expires and not e.alive]
         if len(expired) > EXPIRED_KEPT:
             expired.sort(key=lambda e: e.number)
@@ -256,7 +256,7 @@ class Register:
                 del self._entries[entry.wanted]
                 self._rise(0, entry.number)
             self.version += 1
-            # Should one of them still have such a name alive, it is merged again, and expires again.
+            # If a peer still has such a name alive, it is merged again, and expires again.
             self._maps.clear()
         self._version_pruned = self.version
 
@@ -266,7 +266,7 @@ class Register:
         self._tombs_at_sweep = {n: e for n, e in self._entries.items() if not e.alive}
         others = self._voters - {self.me}
         for peer in others - heard:
-            # Whatever it has now is merged when it is heard again.
+            # Its map is merged when it is heard again.
             self._maps.pop(peer, None)
         if not (old and self._intact and self.informed):
             return
@@ -287,9 +287,8 @@ class Register:
         if old is not None and old.alive == alive:
             entry = replace(old, number=number, origin=self.me)
         elif alive:
-            # Of a name that is not here the tombstone may be dropped, by others if not here, but a
-            # broker that was away may still have its queue: whatever was born before is of an earlier
-            # life.
+            # The tombstone of an unknown name may have been dropped, here or by others, but a broker
+            # that was away may still have its queue: every queue born before is of an earlier life.
             dropped = max(self._dropped, *(m.dropped for m in self._maps.values()), 0)
             entry = Entry(
                 wanted=name,
@@ -330,7 +329,7 @@ class Register:
         return is_new and entry.alive and entry.number <= self._dropped
 
     def _adopt(self) -> None:
-        """Take the floor, and become intact, by what a majority of the others say."""
+        """Take the floor, and become intact, by the maps of a majority of the others."""
         peers = [self._maps[p] for p in self._heard_in_life() if p in self._maps and p != self.me]
         needed = majority(len(self._voters))
         if len(peers) >= needed:
@@ -344,7 +343,7 @@ class Register:
             self.version += 1
 
     def _forget(self, floor: int, agreeing: Iterable[Snapshot]) -> None:
-        """Drop what all of these, who know what was deleted up to floor, do not have."""
+        """Drop names that none of these peers have, who know all deletions up to floor."""
         kept = {entry.wanted for snapshot in agreeing for entry in snapshot.entries}
         for name, entry in list(self._entries.items()):
             if entry.number <= floor and name not in kept:
@@ -372,12 +371,12 @@ class Register:
 
 
 def majority(voters: int) -> int:
-    """Return how many of so many agents are more than half."""
+    """Return the smallest number of agents that is more than half of the voters."""
     return voters // 2 + 1
 
 
 def _knows(tomb: Entry, floor: int, theirs: Mapping[str, Entry]) -> bool:
-    """Tell whether an agent with this map has the tombstone, or something newer, or has dropped it."""
+    """Return whether an agent with this map has the tombstone, or something newer, or has dropped it."""
     entry = theirs.get(tomb.wanted)
     return entry.rank >= tomb.rank if entry else floor >= tomb.number
 
@@ -393,7 +392,7 @@ def _larger(ours: Entry, theirs: Entry) -> Entry:
 
 
 class Answer(Enum):
-    """The knowledge of one broker after a change was sent to its agent."""
+    """The known state of one broker after a change was sent to its agent."""
 
     HELD = "held"
     LATER = "later"
@@ -405,7 +404,7 @@ class Answer(Enum):
 class Reply:
     """One broker's answer. stored: its agent has it on disk, in a map that counts.
 
-    above: it was not taken, and would be with a number above this; 0 for any other answer.
+    above: the change was not taken; one with a number above this would be. 0 for any other answer.
     """
 
     answer: Answer
@@ -416,7 +415,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The end of a change, over all its names. missing: broker -> why it stands in the way."""
+    """The end of a change, over all its names. missing: broker -> the reason that it prevents completion."""
 
     complete: bool
     held: tuple[str, ...]
@@ -425,7 +424,7 @@ class Completion:
 
 
 def completion(listed: Iterable[str], replies: Mapping[str, Reply]) -> Completion:
-    """Judge the replies of the listed brokers; one without a reply stands in the way."""
+    """Judge the replies of the listed brokers; one without a reply prevents completion."""
     names = sorted(set(listed))
     silent = Reply(answer=Answer.NO, reason="no answer")
     by_name = {name: replies.get(name, silent) for name in names}

@@ -1,10 +1,10 @@
-"""Through which link a publisher sends: when it dials, when it moves, when it hangs up.
+"""The route of one publisher: when it dials, when it moves to another link, when it hangs up.
 
 Decides; dials nothing. Times are whole milliseconds of a monotonic clock, passed in; `share` is a
 random number from 0 to 1.
 
 Without a link it dials at once, and a second time before the first try is given up: just after a
-death the balancer may still send us to the corpse, and a frozen broker accepts TCP. With a link it
+broker's death the balancer may still route to it, and a frozen broker accepts TCP. With a link it
 *moves* when told (the broker drains, is blocked or slow, the link's lifetime is over, the
 application asks): it keeps the old link until a new one is open, so that nobody waits. A new link to
 the broker that is to be left is hung up again; one that does not say its name is taken as another.
@@ -23,17 +23,17 @@ __all__ = ["Action", "Adopt", "Dial", "HangUp", "Route"]
 
 DIALS_AT_ONCE = 2
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 20, 2_000
-# Some reasons to move may hold for every broker (a stalled disk under all of them): then moving on
-# and on helps nobody.
+# Some reasons to move may hold for every broker (a stalled disk under all of them): then moving
+# again and again helps nobody.
 MOVE_TRIES_MAX = 8
-# So long nobody tries again then. The eight take 2.5 s, so such a broker sees one login a second of a
-# publisher, not three for ever.
+# Pause after these tries. The eight take 2.5 s, so such a broker sees one login per second of a
+# publisher, not three.
 STAY_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a link through the balancer; tell `opened` or `lost` with this number."""
+    """The order to open a link through the balancer; then call `opened` or `lost` with this number."""
 
     link: int
     timeout_ms: int
@@ -41,14 +41,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Publish through this link from now on; an earlier one only waits for its answers."""
+    """The order to publish through this link; an earlier one only waits for its answers."""
 
     link: int
 
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """Close this link or give up this dial. No event is expected afterwards."""
+    """The order to close this link or give up this dial. No event is expected afterwards."""
 
     link: int
 
@@ -78,7 +78,7 @@ class Route:
     _stay_until_ms: int = 0
 
     def tick(self, now_ms: int) -> list[Action]:
-        """Time has passed. Call it first, and again at `next_due_ms`."""
+        """Return the actions that are due. Call it first, and again at `next_due_ms`."""
         if self.current is not None and self._leaving is None and now_ms >= self._renew_at_ms:
             self._leaving = ""  # any broker will do, also the same one
         if self.current is not None and self._leaving is None:
@@ -96,7 +96,7 @@ class Route:
         return Dial(self.dials, timeout_ms)
 
     def opened(self, link: int, broker: str, now_ms: int, share: float) -> list[Action]:
-        """A dial succeeded. broker: its name, "" when it does not say."""
+        """Record that a dial succeeded. broker: its name, "" when it does not say."""
         if link not in self._dialing:
             return [HangUp(link)]
         del self._dialing[link]
@@ -122,7 +122,7 @@ class Route:
             self._stay_until_ms = now_ms + STAY_MS
 
     def lost(self, link: int, now_ms: int, share: float, *, refused: bool = False) -> None:
-        """A dial failed, or the current link ended. refused: user or password were not taken."""
+        """Record that a dial failed, or the current link ended. refused: user or password were not taken."""
         if self._dialing.pop(link, None) is not None:
             if refused:
                 self._refusals += 1
@@ -137,7 +137,7 @@ class Route:
             self._due_ms = now_ms
 
     def leave(self, now_ms: int) -> None:
-        """The current broker is to be left for another one."""
+        """Leave the current broker for another one."""
         if self.current is None or now_ms < self._stay_until_ms:
             return
         if self._leaving is None or (not self._leaving and self.broker):
@@ -145,17 +145,17 @@ class Route:
             self._due_ms = now_ms
 
     def abandon(self, now_ms: int) -> None:
-        """The current link is dead: any other will do, also to the same broker, and soon."""
+        """Replace a dead link soon: any other will do, also to the same broker."""
         if self.current is not None and self._leaving != "":
             self._leaving, self._due_ms = "", now_ms
 
     def renew(self, now_ms: int) -> None:
-        """Dial anew through the balancer, whichever broker that gives."""
+        """Dial anew through the balancer; any broker will do."""
         if self.current is not None and self._leaving is None:
             self._renew_at_ms = now_ms
 
     def next_due_ms(self) -> int | None:
-        """When `tick` may have something to do; None: not before another event."""
+        """Return when `tick` may have something to do; None: not before another event."""
         if self.current is not None and self._leaving is None:
             return self._renew_at_ms
         if len(self._dialing) >= DIALS_AT_ONCE:

@@ -18,11 +18,10 @@ import click
 
 import lb.hosts
 from inventory.inventory import Inventory, Node, User
-from inventory.tables import nearest
 from lb.fleet import apply_all
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
-from messagebus.terminal import plural, say
+from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
@@ -48,7 +47,7 @@ def find_user(inventory: Inventory, name: str) -> User:
     """The user of this name: the operators', the probe, or one of the inventory's. Raises ConfigError."""
     users = {user.name: user for user in all_users(inventory)}
     if name not in users:
-        raise ConfigError(f"no user {name!r} in the inventory{nearest(name, list(users))}")
+        raise ConfigError(f"no user {name!r} in the inventory{did_you_mean(name, list(users))}")
     return users[name]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from messagebus import Delivery, Message, Queue, Receipt
 from messagebus.__main__ import _as_json, _as_line, _as_shown
-from messagebus.terminal import escaped, plural, printable, say
+from messagebus.terminal import did_you_mean, escaped, plural, printable, say
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of bench and spark all that is printed is their own: names and figures of what they started.
@@ -229,3 +229,8 @@ def test_what_is_printed_to_operators_counts_by_the_one_helper() -> None:
         if "plural(" not in found["what"] and not NEVER_ONE.search(found["what"])
     ]
     assert by_hand == []
+
+
+@pytest.mark.parametrize(("word", "said"), [("mb3", "; did you mean 'mb1'?"), ("zzzzzz", "")])
+def test_a_name_far_from_all_gets_no_hint(word: str, said: str) -> None:
+    assert did_you_mean(word, ["mb1", "other"]) == said

@@ -1,7 +1,7 @@
 """ActiveMQ Artemis under load, over STOMP 1.2: a receipt for every message, an ack for every delivery.
 
-Publisher n is connected to node n modulo their count. A consumer is connected to every node, as our own
-are; in a cluster to one, and the nodes hand on what others want.
+Publisher n is connected to node n modulo their count. A consumer is connected to every node, as our
+consumers are. In a cluster it is connected to one node, and the nodes forward messages to each other.
 
 The STOMP client is written here, as far as a load needs it, because no client of Artemis' own protocols is
 in Python: its cost is a floor, not the cost of stomp.py.
@@ -38,7 +38,7 @@ OPEN_WITHIN_S = 30.0
 
 
 class Frame(NamedTuple):
-    """Names and values as they came, escaped."""
+    """One STOMP frame, with names and values as received, escaped."""
 
     command: bytes
     headers: dict[bytes, bytes]
@@ -51,17 +51,20 @@ def frame(command: str, headers: dict[str, str], body: bytes = b"") -> bytes:
 
 
 def _escaped(value: str) -> str:
-    """A colon in a value ends it otherwise: an address::queue would be another one, without an error."""
+    """Escape a header's value. An unescaped colon ends it: an address::queue would name another address.
+
+    Artemis reports no error then.
+    """
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace(":", "\\c")
 
 
 def parse(data: bytes) -> tuple[list[Frame], bytes]:
-    """Whole frames, and what is left of the next."""
+    """Split received bytes into whole frames and the beginning of the next."""
     frames, at = [], 0
     while (end := data.find(b"\n\n", at)) >= 0:
-        # Between frames are line feeds: heartbeats, and one behind every frame of Artemis.
+        # Line feeds separate frames: heartbeats, and one after every frame of Artemis.
         command, *lines = data[at:end].lstrip(b"\n").split(b"\n")
-        # Of a header that comes twice the first counts.
+        # The first of repeated headers counts.
         headers = {name: value for name, _, value in (line.partition(b":") for line in lines[::-1])}
         start = end + 2
         length = headers.get(b"content-length")
@@ -76,7 +79,10 @@ def parse(data: bytes) -> tuple[list[Frame], bytes]:
 
 
 class Link(asyncio.Protocol):
-    """One connection. on_frames: is told what came, and at the end nothing: see `fault`."""
+    """One connection. on_frames: is called with each received list of frames.
+
+    At the end of the connection it is called with an empty list; see `fault`.
+    """
 
     transport: asyncio.Transport
 
@@ -102,7 +108,7 @@ class Link(asyncio.Protocol):
         self._on_frames([])
 
     def check(self) -> None:
-        """Raises BenchError when it is gone."""
+        """Check the connection. Raises BenchError when it is closed or failed."""
         if self.fault:
             raise BenchError(f"{self.broker}: {self.fault}")
 
@@ -111,7 +117,7 @@ class Link(asyncio.Protocol):
 
 
 async def opened(broker: str, on_frames: Callable[[list[Frame]], None]) -> Link:
-    """Connected and greeted. Raises BenchError."""
+    """Connect and wait for the broker's greeting. Raises BenchError."""
     greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_all(frames: list[Frame]) -> None:
@@ -137,7 +143,7 @@ async def opened(broker: str, on_frames: Callable[[list[Frame]], None]) -> Link:
     return link
 
 
-# What Artemis counts for a message beside its body, when it compares with a window in bytes.
+# Bytes that Artemis adds to a message's body when it compares with a window in bytes.
 ENVELOPE_BYTES = 512
 ACK_MODES = {"each": "client-individual", "many": "client", "none": "auto"}
 
@@ -147,7 +153,7 @@ class Sender:
         self._window = profile.load.window
         nodes = where.env[NODES].split()
         self._broker = nodes[where.number % len(nodes)]
-        # Without `persistent` it is in memory alone, receipt or not.
+        # Without `persistent` a message is kept in memory alone, even with a receipt.
         self._head = {
             "destination": where.topic,
             "destination-type": "MULTICAST",
@@ -213,7 +219,7 @@ class Receiver:
         largest = max([size for _, size in messages.sizes] or [messages.size])
         self._window_bytes = load.prefetch * (largest + ENVELOPE_BYTES)
         self._had: list[Delivered] = []
-        # Node -> what it delivered and is not acked, the last one's id.
+        # Node -> number of its deliveries without an ack, and the id of the last one.
         self._owed: dict[str, tuple[int, bytes]] = {}
         self._links: dict[str, Link] = {}
         self._some = asyncio.Event()
@@ -254,7 +260,7 @@ class Receiver:
         self._some.set()
 
     def _answer(self, node: str, least: int) -> None:
-        """The last delivery's, which with `many` answers those before it too."""
+        """Ack a node's last delivery if `least` are open; with ack `many` this answers earlier ones too."""
         count, last = self._owed.get(node, (0, b""))
         if count >= least and count:
             del self._owed[node]

@@ -1,7 +1,7 @@
 """Artemis' own `artemis perf client`, in Java: an outside reference with a load of its own, on one node.
 
-It sends at a rate to a queue of its own and receives from it; a wait for room or for its turn is not in
-its times, but beside them.
+It sends at a rate to a queue of its own and receives from it. Its times do not include the wait for room
+or for the intended time; these are reported separately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["durability", "measure", "options", "outside_of", "read", "started"]
 OUTPUT, SAMPLES = "artemis-perf.txt", "artemis-perf.json"
 QUEUE = "queue://perf"
 # Without it the client reports each send as acknowledged as soon as it is written, and says so in one
-# line of its log (AMQ212053): 0.1 ms, where the journal gathers for 0.4 ms before it syncs.
+# line of its log (AMQ212053). That takes 0.1 ms; the journal alone gathers for 0.4 ms before it syncs.
 ACKNOWLEDGED = "confirmationWindowSize=1048576"
 MORE_S = 60.0
 US_PER_MS = 1000
@@ -34,13 +34,13 @@ LACKS = (
     "load.prefetch: its consumer has Artemis' own window of 1 MiB",
     "CPU time of its process",
 )
-# Its name -> ours. sent to received is by one clock: it is one process.
+# Its name -> ours. "sent to received" uses one clock, because it is one process.
 MEASURES = {"totalSendTime": "service", "totalTransferTime": "sent to received"}
 PERCENTILES = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p99.9"}
 
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Raises BenchError."""
+    """Run the tool and return its numbers. Raises BenchError."""
     host, _, _ = running.env()[NODES].split()[0].rpartition(":")
     argv = ["-cp", ARTEMIS.classpath, MAIN, *options(profile, host, folder / SAMPLES)]
     run_tool(argv, folder / OUTPUT, profile.time.warm_up_s + profile.time.measured_s + MORE_S)
@@ -48,7 +48,7 @@ def measure(profile: Profile, running: Running, folder: Path) -> Outside:
 
 
 def options(profile: Profile, host: str, samples: Path) -> list[str]:
-    """Of its command line."""
+    """Return the options of its command line."""
     load, time = profile.load, profile.time
     assert isinstance(load.schedule, Constant)
     return [
@@ -69,7 +69,7 @@ def options(profile: Profile, host: str, samples: Path) -> list[str]:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    """Its samples, a line each. Line by line: of a process that was killed the end is missing."""
+    """Parse its samples, one per line. A killed process leaves an incomplete last line, which is skipped."""
     lines = (line.strip().rstrip(",") for line in text.splitlines())
     found = []
     for line in lines:
@@ -83,7 +83,7 @@ def read(text: str) -> list[dict[str, Any]]:
 
 
 def outside_of(samples: Sequence[Mapping[str, Any]], argv: Sequence[str]) -> Outside:
-    """Raises BenchError when it measured nothing, or failed."""
+    """Return the numbers of its samples. Raises BenchError when it measured nothing, or failed."""
     seconds = [each for each in samples if each["sampleType"] == "interval" and not each["warmup"]]
     totals = [each for each in samples if each["sampleType"] == "summary"]
     if not seconds or not totals or totals[-1]["result"] != "success":

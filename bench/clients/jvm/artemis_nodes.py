@@ -1,4 +1,4 @@
-"""ActiveMQ Artemis for a run: nodes each for themselves, or in one cluster, configured, started, stopped."""
+"""ActiveMQ Artemis nodes for a run, standalone or in one cluster: configured, started, stopped."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from bench.processes import Children
 
 __all__ = ["CORE_PORT", "NODES", "Artemis", "broker_xml", "durability", "is_cluster", "started"]
 
-# Of the load processes: where its nodes are.
+# The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_ARTEMIS_NODES"
 CLUSTERED = "artemis-cluster"
 STOMP_PORT, CORE_PORT = 61613, 61616
-# As its own `artemis create` has them.
+# The options of its own `artemis create`.
 JVM = (
     *("-Xms512m", "-Xmx2g", "-XX:+UseG1GC", "-XX:+UseStringDeduplication"),
     *("-XX:AutoBoxCacheMax=20000", "-Djava.net.preferIPv4Stack=true"),
 )
 MAIN = "org.apache.activemq.artemis.cli.Artemis"
-# How long writes gather before they are synced. `artemis create` measures the disk and chooses; on one
-# busy machine that gave 276 to 824 us, so that two nodes differ by luck. All of ours have the same.
+# How long writes gather before they are synced. `artemis create` measures the disk and chooses a value; on
+# one busy machine it chose 276 to 824 us, so nodes would differ by chance. All of ours have the same value.
 JOURNAL_TIMEOUT_NS = 400_000
-# It is told that nobody sends heartbeats; a silent client would be hung up after a minute.
+# Clients send no heartbeats; Artemis would disconnect a silent client after a minute.
 SILENT_MS = 24 * 3600 * 1000
 JOINED = b"AMQ221027"
 
@@ -51,7 +51,7 @@ def durability(profile: Profile) -> str:
 
 
 def broker_xml(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> str:
-    """The configuration of node `number`, counted from 1."""
+    """Return the configuration of node `number`, counted from 1."""
     host = hosts[number - 1]
     data = "".join(
         f"<{kind}-directory>{folder}/{kind}</{kind}-directory>"
@@ -78,7 +78,7 @@ def broker_xml(number: int, hosts: Sequence[str], folder: Path, profile: Profile
     )
 
 
-# Of a node without consumers, what is there goes to nodes that have some, at once.
+# Messages of a node without consumers go at once to nodes that have some.
 SETTINGS = (
     '<address-settings><address-setting match="#"><redistribution-delay>0</redistribution-delay>'
     "<address-full-policy>PAGE</address-full-policy></address-setting></address-settings>"
@@ -105,7 +105,7 @@ def _cluster(number: int, hosts: Sequence[str]) -> str:
 
 
 class Artemis:
-    """It runs."""
+    """The running nodes of a run."""
 
     def __init__(self, nodes: Sequence[Node], children: Children, profile: Profile) -> None:
         self.nodes, self._children = nodes, children
@@ -115,7 +115,7 @@ class Artemis:
         return {NODES: " ".join(node.broker for node in self.nodes)}
 
     def declare(self, profile: Profile) -> None:
-        """Its configuration names what is in the profile it was started for."""
+        """Do nothing: the nodes' configuration already names the topics of their profile."""
 
     def probes(self) -> list[Probe]:
         return processes.probes(self.nodes, self._children)
@@ -139,7 +139,7 @@ class Artemis:
 
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Artemis]:
-    """Nodes of their own folders and addresses, gone afterwards."""
+    """Run nodes with folders and addresses of their own; remove them afterwards."""
     ARTEMIS.fetch()
     folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
     hosts = processes.hosts(network, profile.system.brokers)
@@ -172,7 +172,7 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
 
 
 def _wait_for_all(nodes: Sequence[Node], folder: Path) -> None:
-    """Until every node has a bridge to each other one, which it says in its log. Raises BenchError."""
+    """Wait until every node's log reports a bridge to each other node. Raises BenchError."""
     logs = [processes.log_of(node, folder) for node in nodes]
     processes.wait_until(
         lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),

@@ -1,8 +1,8 @@
-"""Kafka under load, through `confluent-kafka`: a producer as Java's is by default.
+"""Kafka under load, through `confluent-kafka`, with the defaults of Java's producer.
 
-A subscription is a group. Its consumers get their partitions by number and not by Kafka's own balance,
-so that no run measures a rebalance. Kafka has no answer for one message: what is committed is a position,
-`each` after every take, `many` after a quarter of the prefetch. Nothing bounds what is not yet answered.
+A subscription is a group. Its consumers get their partitions by number, not by Kafka's own balance, so
+that no run measures a rebalance. Kafka has no ack for one message: a consumer commits a position, with
+`each` after every take, with `many` after a quarter of the prefetch. Unanswered messages have no bound.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["Receiver", "Sender", "durability", "partitions_of", "producer_option
 OPEN_WITHIN_S = 30.0
 POLL_S = 0.1
 TAKE_MAX = 500
-# As long as messagebus' own in these runs.
+# The same deadline as messagebus' own in these runs.
 DEADLINE_MS = 60_000
-# How long a message waits for company: Kafka's own default. With 0 a light load is a request for each
+# How long a message waits for others: Kafka's own default. With 0, a light load makes a request for each
 # message: on two busy cores a confirm took 59 ms at 500/s, and 20 ms with 5.
 LINGER_MS = 5
 QUEUE_LEAST = 100_000
-# Of these nobody knows whether the broker has the message.
+# Errors that leave unknown whether the broker has the message.
 UNANSWERED = {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT}
 
 
@@ -50,11 +50,11 @@ def producer_options(profile: Profile, where: Where) -> dict[str, Any]:
         "bootstrap.servers": where.env[SERVERS],
         "client.id": where.name,
         "acks": "all",
-        # Java's default, not that of this client: retries neither double nor reorder.
+        # Java's default, not this client's: retries neither duplicate nor reorder.
         "enable.idempotence": True,
         "message.timeout.ms": DEADLINE_MS,
         "message.max.bytes": MESSAGE_BYTES_MAX,
-        # What it has room for is the window of the profile, and nothing below it.
+        # The profile's window is the bound; the producer's queue must not be smaller.
         "queue.buffering.max.messages": max(QUEUE_LEAST, load.window * load.batch),
         "linger.ms": LINGER_MS,
     }
@@ -62,20 +62,20 @@ def producer_options(profile: Profile, where: Where) -> dict[str, Any]:
 
 
 def partitions_of(profile: Profile, number: int, count: int) -> list[int]:
-    """Those of consumer `number` of the run, of `count`."""
+    """Return the partitions of consumer `number` of the run, of `count` partitions."""
     every = len(places(profile))
     rivals = len(range(number % every, profile.load.consumers, every))
     return list(range(number // every, count, rivals))
 
 
 class Sender:
-    """Confirms are taken in on a thread of its own, as they come."""
+    """A sender whose confirms are handled on a thread of its own, as they arrive."""
 
     def __init__(self, profile: Profile, where: Where) -> None:
         self._topic = where.topic
         self._window = profile.load.window * profile.load.batch
         self._producer = Producer(producer_options(profile, where))
-        # Number -> when it was sent. The loop adds, the thread takes away.
+        # Number -> time of sending. The loop adds entries, the thread removes them.
         self._open: dict[int, int] = {}
         self._ends: deque[End] = deque()
         self._room = asyncio.Event()
@@ -91,7 +91,7 @@ class Sender:
         while len(self._open) >= self._window:
             self._room.clear()
             self._is_waited_for = True
-            # Looked at again behind the word to the thread, or what ended between would be missed.
+            # Checked again after setting the flag for the thread, so as not to miss a confirm in between.
             if len(self._open) >= self._window:
                 await self._room.wait()
 
@@ -159,7 +159,7 @@ class Receiver:
         await asyncio.to_thread(self._close)
 
     def _open(self) -> None:
-        """Begin where the group was, or at the beginning."""
+        """Begin at the group's position, or at the beginning."""
         topic = self._where.topic
         self._leaders = _leaders(self._consumer, topic)
         own = partitions_of(self._profile, self._where.number, len(self._leaders))
@@ -195,13 +195,13 @@ class Receiver:
             self._uncommitted = 0
 
     def _close(self) -> None:
-        # Waits for what is being committed.
+        # Closing waits for pending commits.
         self._commit()
         self._consumer.close()
 
 
 def _leaders(client: Producer | Consumer, topic: str) -> dict[int, str]:
-    """Partition -> broker, as it is before the load. Raises BenchError when there is none."""
+    """Return partition -> broker, read once before the load. Raises BenchError if one has no leader."""
     found = client.list_topics(topic, OPEN_WITHIN_S)
     names = {number: f"{each.host}:{each.port}" for number, each in found.brokers.items()}
     leaders = {

@@ -1,6 +1,6 @@
 """Kafka's own ProducerPerformance, in Java: an outside reference with a load of its own, publishing alone.
 
-It sends at a rate, bounded by its memory and not by a window, and times from the sending.
+It sends at a rate, bounded by its memory and not by a window. Its latencies count from the sending.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LACKS = (
     "load.window: it sends until its 32 MiB are full",
     "CPU time of the measured part alone",
 )
-# Its last line; those of each five seconds have no percentiles.
+# Its last line; the lines of each five seconds have no percentiles.
 _TOTAL = re.compile(
     r"records sent, (?P<rate>[\d.]+) records/sec .*? (?P<p50>\d+) ms 50th, (?P<p95>\d+) ms 95th, "
     r"(?P<p99>\d+) ms 99th, (?P<p999>\d+) ms 99.9th"
@@ -41,14 +41,14 @@ _TOTAL = re.compile(
 def started(
     profile: Profile, network: str, say: Callable[[str], None]
 ) -> AbstractContextManager[Kafka]:
-    """Raises InputInvalid for a load that it cannot make."""
+    """Start Kafka for it. Raises InputInvalid for a load that it cannot make."""
     if (profile.load.publishers, profile.load.consumers) != (1, 0):
         raise InputInvalid("kafka-java: load.publishers = 1 and load.consumers = 0 wanted")
     return kafka_nodes.started(profile, network, say)
 
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Raises BenchError."""
+    """Run the tool and return its numbers. Raises BenchError."""
     argv = ["-cp", KAFKA.classpath, MAIN, *options(profile, running.env()[SERVERS])]
     time_s = profile.time.warm_up_s + profile.time.measured_s
     rate, percentiles = parse(run_tool(argv, folder / OUTPUT, time_s + MORE_S))
@@ -61,7 +61,7 @@ def measure(profile: Profile, running: Running, folder: Path) -> Outside:
 
 
 def options(profile: Profile, servers: str) -> list[str]:
-    """Of its command line, for a topic that is there."""
+    """Return the options of its command line, for an existing topic."""
     schedule, time = profile.load.schedule, profile.time
     assert isinstance(schedule, Constant)
     ((topic, _),) = places(profile)[:1]
@@ -75,7 +75,7 @@ def options(profile: Profile, servers: str) -> list[str]:
 
 
 def parse(text: str) -> tuple[float, dict[str, float]]:
-    """Records a second, and percentile -> ms, of its last line. Raises BenchError."""
+    """Return records a second, and percentile -> ms, from its last line. Raises BenchError."""
     found = _TOTAL.search(text)
     if not found:
         raise BenchError("ProducerPerformance said no total")

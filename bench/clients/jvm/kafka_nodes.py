@@ -1,4 +1,4 @@
-"""Kafka for a run: nodes that are broker and controller in one (KRaft), configured, started, stopped."""
+"""Kafka nodes for a run, each both broker and controller (KRaft): configured, started, stopped."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ __all__ = [
     "started",
 ]
 
-# What it says while its nodes come up and go down is no news.
+# Hides its log messages while nodes start and stop.
 QUIET: dict[str, Any] = {"log_level": 2}
-# Of the load processes: where it is.
+# The environment variable that gives load processes the servers' addresses.
 SERVERS = "BENCH_KAFKA_SERVERS"
 CLIENT_PORT, CONTROLLER_PORT = 9092, 9093
-# As its own kafka-run-class.sh has them.
+# The options of its own kafka-run-class.sh.
 JVM = (
     *("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
     *("-Djava.net.preferIPv4Stack=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"),
 )
-# A command that runs for a second: compiling it well would take longer.
+# For a command that runs for a second: full compilation would take longer.
 SHORT_JVM = ("-Xmx128m", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "bWVzc2FnZWJ1cy1iZW5jaA"
 FORMAT_WITHIN_S = 60.0
 ASK_WITHIN_S = 5.0
 DECLARE_WITHIN_S = 30.0
 COPIES_MAX = 3
-# Kafka's own 1 MB is less than a body of 1 MiB with its head.
+# Kafka's default of 1 MB is less than a body of 1 MiB with its header.
 MESSAGE_BYTES_MAX = 16 << 20
 
 
@@ -62,12 +62,12 @@ def copies(nodes: int) -> int:
 
 
 def in_sync(nodes: int) -> int:
-    """Copies that must have a message before its confirm: more than half."""
+    """Return the number of copies that must have a message before its confirm: more than half."""
     return copies(nodes) // 2 + 1
 
 
 def partitions(profile: Profile) -> int:
-    """Of each topic: one per node, and one at least for every consumer of a subscription."""
+    """Return the partitions of each topic: at least one per node, and one per consumer of a subscription."""
     rivals = -(-profile.load.consumers // len(places(profile)))
     return max(profile.system.brokers, rivals)
 
@@ -83,7 +83,7 @@ def durability(profile: Profile) -> str:
 
 
 def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -> str:
-    """server.properties of node `number`, counted from 1."""
+    """Return server.properties of node `number`, counted from 1."""
     host, count = hosts[number - 1], len(hosts)
     listeners = f"CLIENT://{host}:{CLIENT_PORT},CONTROLLER://{host}:{CONTROLLER_PORT}"
     voters = ",".join(f"{n}@{each}:{CONTROLLER_PORT}" for n, each in enumerate(hosts, 1))
@@ -112,7 +112,7 @@ def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -
 
 
 class Kafka:
-    """It runs."""
+    """The running nodes of a run."""
 
     def __init__(self, nodes: Sequence[Node], children: Children, profile: Profile) -> None:
         self.servers = ",".join(node.broker for node in nodes)
@@ -124,7 +124,7 @@ class Kafka:
         return {SERVERS: self.servers}
 
     def declare(self, profile: Profile) -> None:
-        # Subscriptions are groups: the first commit makes them.
+        # Subscriptions are groups: the first commit creates them.
         names = sorted({topic for topic, _ in places(profile)})
         wanted = [NewTopic(name, partitions(profile), copies(len(self._nodes))) for name in names]
         made = self._admin.create_topics(wanted, operation_timeout=DECLARE_WITHIN_S)
@@ -151,7 +151,7 @@ class Kafka:
         raise BenchError(f"{name} of node {number}: Kafka has no faults here")
 
     def wait_for_all(self) -> None:
-        """Until every node knows of all. Raises BenchError."""
+        """Wait until every node knows all nodes. Raises BenchError."""
         processes.wait_until(self._are_all_known, "Kafka's nodes do not all know each other")
 
     def _are_all_known(self) -> bool:
@@ -163,7 +163,7 @@ class Kafka:
 
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Kafka]:
-    """Nodes of their own folders and addresses, gone afterwards."""
+    """Run nodes with folders and addresses of their own; remove them afterwards."""
     KAFKA.fetch()
     folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
     hosts = processes.hosts(network, profile.system.brokers)
@@ -188,7 +188,7 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
 
 
 def _format(file: str) -> None:
-    """Its folder gets the name of the cluster. Raises BenchError."""
+    """Format a node's data folder with the cluster's id. Raises BenchError."""
     argv = ["java", *SHORT_JVM, "-cp", KAFKA.classpath, "kafka.tools.StorageTool"]
     done = subprocess.run(
         [*argv, "format", "-t", CLUSTER_ID, "-c", file],

@@ -1,6 +1,6 @@
-"""Programs in Java, from Maven Central: fetched once, by Maven itself, into ``.cache`` of the checkout.
+"""Java programs from Maven Central: fetched once, by Maven itself, into ``.cache`` of the checkout.
 
-Nothing is fetched before it is used; ``python -m bench fetch NAME`` does it ahead.
+Each is fetched at its first use; ``python -m bench fetch NAME`` does it ahead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FETCH_WITHIN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """artifacts: ``group:artifact:version``; what they depend on comes along."""
+    """A program with its artifacts, ``group:artifact:version``; their dependencies are fetched too."""
 
     name: str
     version: str
@@ -45,7 +45,7 @@ class Package:
         return self.folder.is_dir()
 
     def missing(self) -> str:
-        """Say why it cannot be run here, "" when it can, once it is fetched."""
+        """Return why it cannot be run here; "" when it can, once it is fetched."""
         if not shutil.which("java"):
             return "java is not installed: apt-get install openjdk-17-jre-headless"
         if not self.is_here and not shutil.which("mvn"):
@@ -53,12 +53,12 @@ class Package:
         return ""
 
     def fetch(self) -> Path:
-        """The folder with its jars, filled on the first call. Raises BenchError."""
+        """Return the folder with its jars, filled on the first call. Raises BenchError."""
         if reason := self.missing():
             raise BenchError(f"{self.name}: {reason}")
         if self.is_here:
             return self.folder
-        # Only what is whole gets the name; two that fetch at once do not mix.
+        # Only a complete folder gets the name; two concurrent fetches do not mix.
         fresh = self.folder.with_name(f".{self.folder.name}-{os.getpid()}")
         try:
             fresh.mkdir(parents=True)
@@ -76,7 +76,7 @@ class Package:
 
 
 PERF_TEST = Package("perf-test", "2.22.1", ("com.rabbitmq:perf-test:2.22.1",))
-# slf4j-simple: the one logger that needs no file; what is wrong is then said on stderr.
+# slf4j-simple: the one logger that needs no file; it reports problems on stderr.
 KAFKA = Package(
     "kafka",
     "4.1.2",
@@ -109,7 +109,7 @@ def fetch(name: str) -> None:
 
 
 def pom(package: Package) -> str:
-    """A project that is nothing but its dependencies."""
+    """Return a Maven project that only has the package's dependencies."""
     dependencies = "".join(
         "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
             *map(escape, artifact.split(":"))

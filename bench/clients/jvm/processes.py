@@ -1,4 +1,4 @@
-"""Nodes of a system in Java: started together, each on an address of its own, ended by their pids."""
+"""Nodes of a Java system: started together, each on an address of its own, ended by their pids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """ports: all that it listens on, the first for clients. argv: behind ``java``."""
+    """One node. ports: all listening ports, the one for clients first. argv: arguments after ``java``."""
 
     number: int
     host: str
@@ -44,13 +44,13 @@ class Node:
 
 
 def hosts(network: str, count: int) -> list[str]:
-    """network: as ``127.0.0``."""
+    """Return the nodes' addresses. network: for example ``127.0.0``."""
     return [f"{network}.{HOST_FIRST + each}" for each in range(count)]
 
 
 @contextmanager
 def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
-    """Nodes whose ports all answer, gone afterwards. Raises BenchError."""
+    """Run the nodes; enter the context when all their ports answer. Raises BenchError."""
     for node in nodes:
         for port in node.ports:
             if _answers(node.host, port):
@@ -78,7 +78,7 @@ def log_of(node: Node, folder: Path) -> Path:
 def wait_until(
     condition: Callable[[], bool], what: str, check: Callable[[], object] = lambda: None
 ) -> None:
-    """Raises BenchError with what is not so when it lasts too long, or what `check` raises."""
+    """Wait for a condition. Raises BenchError with `what` after a timeout, or any error of `check`."""
     until_s = time.monotonic() + UP_WITHIN_S
     while not condition():
         check()
@@ -88,7 +88,7 @@ def wait_until(
 
 
 def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
-    """Return the output of a program in Java, which is kept in a file too. Raises BenchError."""
+    """Run a Java program and return its output, which is also kept in a file. Raises BenchError."""
     try:
         with output.open("w") as file:
             done = subprocess.run(
@@ -108,7 +108,7 @@ def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
 
 
 def probes(nodes: Sequence[Node], children: Children) -> list[Probe]:
-    """Probe their processes. Nobody is asked how many messages wait: no row says so."""
+    """Return probes of the nodes' processes. They do not count waiting messages."""
     return [Probe(node.broker, children.pid(node.name), _nothing) for node in nodes]
 
 

@@ -29,13 +29,16 @@ __all__ = ["GROUP", "SIZES", "cases_of", "figures_of"]
 NAME = "client.batch"
 WINDOW = 50
 UNBATCHED_WINDOW = 1000
-# Batches that a broker may have under way to a consumer.
+# The batches that a broker may have under way to a consumer.
 PREFETCH = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Size:
-    """batch messages of body_bytes in one. messages, unbatched: of a turn. ratio: that we want."""
+    """A size of batches: `batch` messages of body_bytes in one.
+
+    messages, unbatched: messages of a turn. ratio: the wanted ratio of the rates.
+    """
 
     name: str
     batch: int
@@ -67,7 +70,7 @@ def batch_figures(scene: Scene) -> Iterator[Figure]:
 
     def prepare(case: Case) -> None:
         if case.task.verb == "consume":
-            # Batches that end up in a full one each.
+            # Fills the queue with messages that end up in full batches.
             fill(scene, case.task)
         else:
             purge(scene, case.task)
@@ -78,7 +81,7 @@ def batch_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def cases_of(task: Task, scene: Scene) -> list[Case]:
-    """Each size, packed and one by one, published and consumed."""
+    """Return each size, packed and one by one, published and consumed."""
     found: list[Case] = []
     for size in SIZES:
         common = dataclasses.replace(task, body_bytes=size.body_bytes, loop=best_loop())

@@ -1,8 +1,8 @@
 """Receiving and acknowledging messages of 1 KB from a quorum queue at one broker, beside the peers.
 
-Before each turn the queue is filled with what the client is to take. Every client notes each id.
-Ours acks each delivery by itself and sends the acks together; the peers answer a hundred at once
-where their interface lets them, and each by itself in aio-pika, which has no other way.
+Before each turn the queue is filled with the messages of the turn. Every client notes each id. Ours acks
+each delivery by itself and sends the acks together. The peers answer a hundred at once where their
+interface allows it; aio-pika has no other way than to answer each by itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["GROUP", "cases_of", "figures_of", "fill"]
 
 NAME = "client.consume"
 WINDOW = 1000
-# In the window of the publisher that fills the queue with batches.
+# The window of the publisher that fills the queue with batches.
 FILL_BATCHES = 50
-# PerfTest's is given a time: so many that the queue lasts for some seconds after its warm-up.
+# PerfTest runs for a given time; its number makes the queue last for some seconds after its warm-up.
 MESSAGES = {
     "ours": 100_000,
     "many": 100_000,
@@ -91,7 +91,7 @@ def cases_of(task: Task, scene: Scene) -> list[Case]:
         )
         for name, system in systems.items()
     ]
-    # Java is not warm before its third second: a quick run fills as much for it.
+    # Java is not warm before its third second, so a quick run fills the queue with as many messages for it.
     java = dataclasses.replace(
         consuming, messages=PERF_TEST_MESSAGES, warm_up=0, seconds=PERF_TEST_S
     )
@@ -99,7 +99,7 @@ def cases_of(task: Task, scene: Scene) -> list[Case]:
 
 
 def fill(scene: Scene, task: Task) -> None:
-    """As many as it takes, and nothing else."""
+    """Fill the queue with exactly the messages of the turn."""
     purge(scene, task)
     publishing = dataclasses.replace(
         task,

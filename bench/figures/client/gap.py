@@ -1,9 +1,10 @@
 """The time of a publisher without a confirm when its broker dies, freezes, is in alarm, or goes silent.
 
-One publisher at a steady rate, through HAProxy to three brokers. Each event strikes the broker on
-which the publisher is at that moment; its gap lasts from the event to the next confirm, or is the
-longest between two confirms after it. Packets that vanish without a reset: a relay before HAProxy
-goes on holding the connection and passes nothing of it. At the end an audit by id: nothing is lost.
+One publisher at a steady rate, through HAProxy to three brokers. Each event affects the broker to which
+the publisher is connected at that moment. Its gap is the time from the event to the next confirm, or the
+longest one between two confirms after it, if that is longer. For packets that vanish without a reset, a
+relay before HAProxy keeps the connection open and passes nothing. At the end an audit by id checks that
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SUBSCRIPTION, PUBLISHER, CONSUMER = "sink", "p1", "c1"
 EVENTS = 50
 RATE_PER_S = 300.0
 BODY_BYTES = 1024
-# Before an event the publisher is at work; afterwards it is watched for so long.
+# Seconds of work before an event, and of watching after it.
 BEFORE_S, WATCHED_S = 1.0, 4.0
 FOUND_WITHIN_S = 30.0
 WHOLE_WITHIN_S = 90.0
@@ -94,9 +95,9 @@ def figures_of(kind: Kind, gaps: Sequence[float], repeat: str) -> Iterator[Figur
 
 
 def gaps_s(confirmed_ns: Sequence[int], events_ns: Sequence[int], watched_s: float) -> list[float]:
-    """The longest silence from each event on. confirmed_ns: sorted.
+    """Return the longest silence after each event. confirmed_ns: sorted.
 
-    A silence that began while the publisher was watched counts whole, however late it ended.
+    A silence that began while the publisher was watched counts whole, even if it ended later.
     Raises BenchError when one never ended.
     """
     found: list[float] = []
@@ -111,7 +112,7 @@ def gaps_s(confirmed_ns: Sequence[int], events_ns: Sequence[int], watched_s: flo
 
 
 def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[float], int]:
-    """The gap of each event, and how many confirmed messages were never delivered."""
+    """Return the gap of each event, and the number of confirmed messages that were never delivered."""
     cluster = scene.cluster
     balancer = Broker.parse(cluster.broker)
     with Relay(balancer.host, balancer.port) as relay:
@@ -141,7 +142,7 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
 def _event(
     clients: Crew, cluster: LocalCluster, strike: Callable[[LocalCluster, str], Incident]
 ) -> Incident:
-    """Strike the publisher's broker, watch, put it right."""
+    """Cause the fault at the publisher's broker, watch the publisher, and end the fault."""
     clients.check()
     cluster.wait_ready(within_s=WHOLE_WITHIN_S)
     time.sleep(BEFORE_S)
@@ -171,7 +172,7 @@ def _incident(cluster: LocalCluster, name: str, at_ns: int, kind: str) -> Incide
 
 
 def _at_broker(folder: Path, cluster: LocalCluster) -> str:
-    """Name the broker that confirms the publisher's messages at the moment."""
+    """Return the broker that confirms the publisher's messages at the moment."""
     before = read_progress(folder)[PUBLISHER].brokers
     found: list[str] = []
 
@@ -187,7 +188,7 @@ def _at_broker(folder: Path, cluster: LocalCluster) -> str:
 def _judged(
     folder: Path, cluster: LocalCluster, topic: str, start_ns: int, incidents: Sequence[Incident]
 ) -> tuple[list[float], int]:
-    """Raises BenchError when the audit does not hold for another reason than a loss."""
+    """Return the gaps and the number of lost messages. Raises BenchError for any other fault of the audit."""
     manifest = Manifest(
         run_id=topic,
         topics={topic: (SUBSCRIPTION,)},

@@ -1,8 +1,8 @@
-"""The latency that our client adds over pika by hand, at a rate that leaves both idle time.
+"""The latency that our client adds over pika's own adapter, at a rate that leaves both idle time.
 
 One process publishes and consumes; the same messages, the same broker, the same event loop (asyncio's own),
-in pairs. Latencies count from when a message was intended; both wait for that by a timer of the kernel,
-because event loops round waits up, and not alike.
+in pairs. Latencies count from a message's intended time. Both clients wait for that time by a timer of the
+kernel, because event loops round waits up by different amounts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = "client.latency"
 RATE_PER_S = 3_000.0
 SECONDS, WARM_UP_S = 10.0, 2.0
 WINDOW = 1000
-# Of the rate: a turn ends with the last delivery, so it lasts somewhat longer than its schedule.
+# The fraction of the rate to reach: a turn ends with the last delivery, somewhat after its schedule.
 KEPT_UP = 0.97
 GOAL_ADDED_PERCENT = 5.0
 WORDS = {
@@ -68,7 +68,7 @@ def cases_of(task: Task, scene: Scene, haproxy: str) -> list[Case]:
 
 
 def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
-    """Raises BenchError when a client did not keep up with the rate: that is no latency at light load."""
+    """Make the figures. Raises BenchError when a client did not keep up: that is no latency at light load."""
     for case, each in turns.items():
         if behind := [turn.rate_per_s for turn in each if turn.rate_per_s < KEPT_UP * RATE_PER_S]:
             raise BenchError(
@@ -106,7 +106,7 @@ def percentile_us(turn: Turn, end: str, percent: float) -> float:
 
 
 def added_percent(ours: Turn, other: Turn, end: str, percent: float) -> float:
-    """Return how much more ours is at that percentile."""
+    """Return by how many per cent ours is above the other at that percentile."""
     return (percentile_us(ours, end, percent) / percentile_us(other, end, percent) - 1) * 100
 
 

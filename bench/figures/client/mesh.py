@@ -1,7 +1,7 @@
 """A full mesh: 64 brokers, 50 consumer processes, a link from each to each.
 
-The brokers are no RabbitMQ but speak AMQP, all in one process, so that what is measured is what the
-clients need. All consumers attach at the same moment; then they idle, with heartbeats.
+The brokers are no RabbitMQ but speak AMQP, all in one process, so the figures measure the needs of the
+clients. All consumers attach at the same moment; then they idle, with heartbeats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "client.mesh"
 TOPIC, SUBSCRIPTION = "mesh", "sink"
 BROKERS, CONSUMERS = 64, 50
 IDLE_S = 30.0
-# After the last has attached: what the start itself costs is over by then.
+# Seconds after the last has attached, when the work of the start is over.
 SETTLE_S = 5.0
 ANSWER_WITHIN_S = 240.0
 STOP_WITHIN_S = 10.0
@@ -72,7 +72,7 @@ def figures_of(
     brokers: int,
     repeat: str,
 ) -> Iterator[Figure]:
-    """The worst of all consumers; memory per link is the mean."""
+    """Make the figures: the worst of all consumers; memory per link is the mean."""
     mesh = f"{brokers} brokers and {len(idle)} consumers"
     figure = partial(Figure, repeat=repeat)
     yield figure(
@@ -112,7 +112,7 @@ def figures_of(
 
 
 def _asked(clients: Sequence[_Child]) -> list[Answer]:
-    """Tell all to go on, then hear all."""
+    """Tell all clients to continue, then read their answers."""
     for client in clients:
         client.go_on()
     return [client.answer() for client in clients]
@@ -120,7 +120,7 @@ def _asked(clients: Sequence[_Child]) -> list[Answer]:
 
 @dataclass(slots=True, init=False)
 class _Child:
-    """A process that is told by lines and answers in lines; stopped with the stack."""
+    """A process that is controlled by lines and answers in lines; it ends with the stack."""
 
     process: subprocess.Popen[str]
 
@@ -146,7 +146,7 @@ class _Child:
         self.process.stdin.flush()
 
     def line(self) -> str:
-        """The next one. Raises BenchError when none comes."""
+        """Read the next line. Raises BenchError when none comes."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], ANSWER_WITHIN_S)[0]:
             raise BenchError(f"no answer within {ANSWER_WITHIN_S:.0f} s")
@@ -159,7 +159,7 @@ class _Child:
         return found
 
     def _stop(self) -> None:
-        """Closing its standard input is what ends it."""
+        """Close the pipes, which ends the process; kill it if it does not end."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -1,4 +1,4 @@
-"""One consumer of a full mesh: attaches to all brokers when told, idles, tells what that cost.
+"""One consumer of a full mesh: it attaches to all brokers on request, idles, and reports the cost.
 
 ``python -m bench.figures.client.mesh_consumer LIST_URL TOPIC SUBSCRIPTION`` prints one JSON object a
 line: ready; attached, after a line on its standard input; idle, after another one.
@@ -14,8 +14,8 @@ from pathlib import Path
 from messagebus import BusConfig, Consumer
 
 START_S = 180.0
-# Half a second, the default, is meant for brokers with a machine of their own. Here one process is all
-# of them: 3,200 handshakes at once take it longer than that, and each dial that is given up is lost work.
+# The default of half a second is meant for brokers with a machine of their own. Here one process serves
+# all of them. 3,200 handshakes at once take it longer than that, and an abandoned dial is lost work.
 DIAL_MS = 60_000
 
 
@@ -39,7 +39,7 @@ def main(list_url: str, topic: str, subscription: str) -> None:
         link_bytes=(rss - before) / max(1, links),
         links=sum(each.state == "open" for each in consumer.stats().brokers.values()),
     )
-    # Its links are closed by its end: nothing is in flight.
+    # The end of the process closes its links: nothing is in flight.
     os._exit(0)
 
 

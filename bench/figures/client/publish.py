@@ -1,7 +1,7 @@
-"""Safe publishing of 1 KB to a quorum queue at one broker, beside everybody who can do the same.
+"""Safe publishing of 1 KB to a quorum queue at one broker, beside all peers that can do the same.
 
-Every client publishes persistent, mandatory messages with an id of their own to the same exchange,
-from one process, with no HAProxy in between, and counts a message when its confirm has come.
+Every client publishes persistent, mandatory messages with an id of their own to the same exchange, from
+one process, without HAProxy, and counts a message when its confirm has arrived.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["GROUP", "cases_of", "figures_of"]
 
 NAME = "client.publish"
 WINDOWS = (1000, 50)
-# A turn lasts some 2 s: long against the window, short against what else the machine does.
+# A turn lasts some 2 s: long against the window, short against changes of the machine's load.
 OURS, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500
 AIO_PIKA_WINDOW = 500
 PERF_TEST_S = 8.0
-# Ours -> what comes behind the window in the ids.
+# Our way to publish -> the part of the ids after the window.
 WAYS = {"submit": "", "send_many": "send_many."}
 CPU_GOALS_US = {1000: 4.0, 50: 6.0}
-# Peer -> window -> how many times faster we want to be.
+# Peer -> window -> the wanted ratio of our rate to the peer's.
 RATIO_GOALS: dict[str, dict[int, float]] = {
     "perf_test": {1000: 1.0, 50: 1.0},
     "pika_async": {50: 1.5},
@@ -48,7 +48,7 @@ RATIO_GOALS: dict[str, dict[int, float]] = {
     "aio_pika": {1000: 8.0},
     "kombu": {},
 }
-# Peers that have a window of their own, whatever ours is.
+# Peers with a window of their own, independent of ours.
 OF_ANY_WINDOW = {
     "aio_pika": f"aio-pika, window {AIO_PIKA_WINDOW}",
     "pika_blocking": "pika's BlockingConnection, one by one",
@@ -67,7 +67,7 @@ def publish_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def cases_of(task: Task, scene: Scene) -> list[Case]:
-    """Ours and the peers, in the order of the first repetition."""
+    """Return our clients and the peers, in the order of the first repetition."""
 
     def case(name: str, system: str, messages: int, **options: Any) -> Case:
         return Case(name, system, dataclasses.replace(sized(task, scene, messages), **options))
@@ -97,7 +97,7 @@ def cases_of(task: Task, scene: Scene) -> list[Case]:
 
 
 def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
-    """Rates, CPU time, and the ratios to each peer within each repetition."""
+    """Make the figures: rates, CPU time, and the ratios to each peer within each repetition."""
     for window in WINDOWS:
         for way, infix in WAYS.items():
             yield from _ours(turns, window, way, f"{NAME}.w{window}.{infix}", repeat)

@@ -1,7 +1,7 @@
-"""A TCP relay whose open connections can be made to swallow everything, without a reset.
+"""A TCP relay that can silently drop all data of its open connections, without a reset.
 
-It stands for a path that has lost its packets: what was open stays open and silent in both
-directions; what is dialled afterwards passes. It runs on a thread of its own.
+It simulates a path that loses its packets: open connections stay open and silent in both directions; new
+connections work. It runs on a thread of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STOP_WITHIN_S = 10.0
 
 
 class Relay:
-    """Listens on a loopback port of its own choice and passes bytes to host:port.
+    """A relay that listens on a loopback port of its own choice and passes bytes to host:port.
 
     with Relay("127.0.0.10", 5672) as relay:
         connect_to(relay.address)
@@ -38,11 +38,11 @@ class Relay:
         self.address = ""
 
     def swallow(self) -> None:
-        """From now on nothing passes on what is open now."""
+        """Drop all data of the connections that are open now, from now on."""
         self._loop.call_soon_threadsafe(self._swallow)
 
     def heal(self) -> None:
-        """End every connection that was swallowed from, as when the path is back and knows it no more."""
+        """End every connection whose data was dropped, like a recovered path that no longer knows it."""
         self._loop.call_soon_threadsafe(self._heal)
 
     def _heal(self) -> None:
@@ -107,7 +107,7 @@ class _Pair:
         self._ends = (near, far)
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one end closes, which the other is not told of while the pair is silent."""
+        """Pass data until one end closes. While the pair is silent, the other end does not notice."""
         with contextlib.suppress(OSError):
             while block := await reader.read(READ_BYTES):
                 if not self.silent:

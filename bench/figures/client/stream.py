@@ -1,7 +1,7 @@
 """Ten million messages through one consumer process: its memory must not grow.
 
-Publishers come and go, a process for each portion, and stay ahead of the consumer by a portion at
-most, so that the broker's queue does not grow either.
+Publishers run one after the other, a process for each portion, and stay ahead of the consumer by a portion
+at most, so that the broker's queue does not grow either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGES = 10_000_000
 PORTION = 500_000
 BATCH, BODY_BYTES = 50, 200
 WINDOW = 10_000
-# Its buffers have their size by then.
+# The part of the messages after which its buffers have their final size.
 SETTLED_PART = 0.1
 GOAL_GROWTH_MB = 5.0
 TAKEN_WITHIN_S = 600.0
@@ -105,7 +105,7 @@ def figures_of(samples: Sequence[Sample], took_s: float, repeat: str) -> Iterato
 
 
 def growth_mb(samples: Sequence[Sample]) -> float:
-    """Largest distance of a later sample from the one when it was settled."""
+    """Return the largest distance of a later sample from the first settled one."""
     whole = samples[-1].received
     settled = next(one for one in samples if one.received >= whole * SETTLED_PART)
     later = [one for one in samples if one.received >= settled.received]
@@ -113,7 +113,7 @@ def growth_mb(samples: Sequence[Sample]) -> float:
 
 
 class _Consumer:
-    """The process, and what it has told so far."""
+    """The consumer process, and the samples that it has printed so far."""
 
     def __init__(self, task: Task) -> None:
         self.samples: list[Sample] = []
@@ -130,7 +130,7 @@ class _Consumer:
         return self.samples[-1].received if self.samples else 0
 
     def wait(self, received: int, within_s: float) -> None:
-        """Raises BenchError when it ends before, or is too slow."""
+        """Wait for this many messages. Raises BenchError when the process fails first, or is too slow."""
 
         def there() -> bool:
             if self._process.poll() and self.received < received:

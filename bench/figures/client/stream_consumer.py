@@ -1,7 +1,7 @@
-"""One consumer process that receives and acks so many messages, and tells its memory as it goes.
+"""One consumer process that receives and acks a number of messages, and reports its memory meanwhile.
 
-``python -m bench.figures.client.stream_consumer TASK`` prints one JSON object a second. It keeps
-nothing of what it receives.
+``python -m bench.figures.client.stream_consumer TASK`` prints one JSON object a second. It keeps none of
+the received messages.
 """
 
 import asyncio

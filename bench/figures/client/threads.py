@@ -25,7 +25,7 @@ from bench.systems.turn import Task
 __all__ = ["GROUP", "cases_of", "figures_of"]
 
 NAME = "client.threads"
-# Threads -> messages of a turn, over all of them.
+# Threads -> messages of a turn, summed over all of them.
 THREADS = {1: 2_500, 8: 10_000, 64: 30_000}
 WINDOW = 1000
 GOAL_RATIO = 5.0

@@ -1,8 +1,8 @@
-"""The delay ladder: how exactly messages come out, and what 100,000 that wait cost a consumer.
+"""The delay ladder: how exactly messages come out, and what 100,000 waiting messages cost a consumer.
 
-How late: from the moment at which a message was due, its publish call plus its delay, to its arrival in
-a consumer of the same process. What they cost: a consumer of the same subscription takes its turns with
-and without them, interleaved.
+Lateness counts from a message's due time, its publish call plus its delay, to its arrival at a consumer of
+the same process. For the cost, a consumer of the same subscription takes its turns with and without
+waiting messages, interleaved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["GROUP", "Late", "cases_of", "late_figures", "percentile_ms", "waitin
 
 NAME = "comfort.delay"
 STEPS_S = (1, 2, 5)
-# Of each step in one repetition, evenly over SPREAD_S: few are due at once.
+# Messages of each step in one repetition, spread over SPREAD_S so that few are due at once.
 MESSAGES, SPREAD_S = 500, 5.0
 PERCENTS = {"p50": 50.0, "p99": 99.0, "max": 100.0}
 ALL_OUT_WITHIN_S = 60.0
@@ -48,7 +48,7 @@ WAITING, WAITING_S = 100_000, 3_600
 SLICE = 5_000
 CONSUMED, WINDOW = 100_000, 1_000
 RATE_PER_S, LATENCY_S, LATENCY_WARM_UP_S = 1_000.0, 5.0, 1.0
-# Less would say that what waits takes something from a consumer.
+# A lower ratio would mean that waiting messages slow a consumer down.
 GOAL_RATIO = 0.9
 START_S = 30.0
 BODY_BYTES = 1_024
@@ -59,7 +59,7 @@ SETTLE_S = 5.0
 CASES = {"idle": "none waiting", "waiting": f"{WAITING:,} delayed messages waiting"}
 
 Late = Mapping[int, Sequence[Sequence[float]]]
-"""Step in seconds -> for each repetition how many seconds late each message came; below 0: early."""
+"""Step in seconds -> for each repetition the lateness of each message in seconds; below 0: early."""
 
 
 def delay_figures(scene: Scene) -> Iterator[Figure]:
@@ -93,7 +93,7 @@ def delay_figures(scene: Scene) -> Iterator[Figure]:
 
 # ---------------------------------------------------------------------- how late
 async def _lateness(task: Task, count: int) -> dict[int, list[float]]:
-    """Publish `count` messages of each step, and wait until all are out."""
+    """Publish `count` messages of each step, wait until all have arrived, and return how late each was."""
     late: dict[int, list[float]] = {step: [] for step in STEPS_S}
     publisher = AsyncPublisher(task.bus)
     await publisher.start(require="one", timeout_s=START_S)
@@ -154,7 +154,7 @@ def late_figures(late: Late, repeat: str) -> Iterator[Figure]:
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float:
-    """The least of them that so many are not above."""
+    """Return the smallest value that this percentage of the values does not exceed, in ms."""
     ranked = sorted(seconds)
     place = max(0, -(-len(ranked) * percent // 100) - 1)
     return ranked[int(place)] * MS_PER_S
@@ -162,7 +162,7 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float:
 
 # ---------------------------------------------------------------------- what they cost
 class _Waiting:
-    """Delayed messages of the same topic, there or not."""
+    """Delayed messages of the same topic that can be present or not."""
 
     def __init__(self, scene: Scene, task: Task, count: int) -> None:
         self._scene, self._task, self._count = scene, task, count
@@ -170,7 +170,10 @@ class _Waiting:
         self._step = delay_step(WAITING_S * 1000)
 
     def bring_about(self, there: bool) -> None:
-        """Published in both cases: what a broker does behind such a load is no cost of waiting."""
+        """Make the messages present or absent.
+
+        They are published in both cases: the broker's work after such a load is no cost of waiting messages.
+        """
         if there == self._are_there:
             return
         with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
@@ -198,7 +201,7 @@ class _Waiting:
 
 
 def cases_of(task: Task, scene: Scene) -> list[Case]:
-    """A consumer as fast as it can, and one at a steady rate; each without and with them."""
+    """Return a consumer at full speed and one at a steady rate, each without and with waiting messages."""
     common = dataclasses.replace(task, loop=best_loop(), window=WINDOW, body_bytes=BODY_BYTES)
     fast = dataclasses.replace(sized(common, scene, CONSUMED), verb="consume")
     steady = dataclasses.replace(

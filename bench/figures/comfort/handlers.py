@@ -1,6 +1,6 @@
-"""The costs of `run` and the decorator on top of a loop over the same consumer, which does the same work.
+"""The costs of `run` and the decorator, against a loop over the same consumer that does the same work.
 
-Before each turn the queue is filled with what is taken. The difference is taken within each repetition.
+Before each turn the queue is filled. The difference is taken within each repetition.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
 
 
 def more_us(turns: Turns, way: str) -> list[float]:
-    """Than the loop, within each repetition."""
+    """Return the additional CPU time over the loop, within each repetition."""
     return [a.cpu_us - b.cpu_us for a, b in zip(turns[way], turns[PLAIN], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The bus in memory that applications are tested on: how fast it is, how soon a test begins."""
+"""The bus in memory for tests of applications: its speed, and the time until a test begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WINDOW = 1000
 MESSAGES = 300_000
 GOAL_RATE, GOAL_START_MS = 100_000.0, 50.0
 IMPORT_WITHIN_S = 60.0
-# Of a fresh interpreter that has nothing loaded: asyncio, ssl and pika are most of it.
+# Run in a fresh interpreter with nothing loaded: asyncio, ssl and pika take most of the time.
 IMPORT = """
 import time
 began = time.perf_counter()

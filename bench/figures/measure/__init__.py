@@ -1,1 +1,1 @@
-"""Figures of measuring itself: its costs, and whether it finds what was hidden from it."""
+"""Figures of the measuring itself: its costs, and whether it finds planted faults."""

@@ -1,7 +1,7 @@
-"""The audit of many messages: whether it finds one fault of each kind, and what it costs beside DuckDB.
+"""The audit of many messages: whether it finds one fault of each kind, and its cost beside DuckDB's.
 
-Both read the same Parquet files with two threads and 4 GB, and must agree to the row. CPU and memory
-are those of the whole process with all that it started, the start of its JVM too.
+Both read the same Parquet files with two threads and 4 GB, and must agree to the row. CPU and memory are
+those of the whole process and its children, including the start of its JVM.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def audit_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
-    """By Spark and by DuckDB. Raises BenchError when they differ, or do not find what was planted."""
+    """Audit by Spark and by DuckDB. Raises BenchError if they differ, or miss a planted fault."""
     out = lake / "out"
     where = ["--lake", str(lake), "--out", str(out)]
     ours = watched([*SPARK, "audit", "--run", RUN_ID, *where], may_fail=True)
@@ -56,7 +56,7 @@ def audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
 
 
 def compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> Iterator[Figure]:
-    """The figures of both, and their ratio, for which there is a goal at `MESSAGES`."""
+    """Make the figures of both, and their ratio, which has a goal at `MESSAGES`."""
     yield from cost_of(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
     yield from cost_of(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
     ratio = ours.cpu_s / duck.cpu_s
@@ -77,7 +77,7 @@ def millions(messages: int) -> str:
 def cost_of(
     name: str, what: str, messages: int, cost: Cost, repeat: str = repeat_command(NAME)
 ) -> Iterator[Figure]:
-    """CPU and memory of one process over so many messages."""
+    """Make the figures of CPU and memory of one process that audited this many messages."""
     rows = f"{what}, {millions(messages)} rows"
     for unit, value, of in (
         ("s", cost.cpu_s, "cpu_s"),
@@ -91,7 +91,7 @@ def cost_of(
 
 
 def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
-    """Name what was planted and is not in the audit with its id."""
+    """Return the planted faults whose ids the audit does not name."""
     named = {(row["verdict"], row["message_id"]) for row in found["suspects"]}
     named |= {("late", row["message_id"]) for row in found.get("late", [])}
     wanted = {
@@ -107,7 +107,7 @@ def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
 
 
 def agree(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
-    """Say in words where two audits of the same events differ."""
+    """Describe the differences between two audits of the same events."""
     verdicts = {name: count for name, count in ours["verdicts"].items() if count}
     faults = []
     if verdicts != duck["verdicts"]:

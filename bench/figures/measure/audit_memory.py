@@ -1,4 +1,4 @@
-"""The audit with a quarter of the memory: it writes to disk what does not fit, and answers the same."""
+"""The audit with a quarter of the memory: it spills to disk and gives the same answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bench.figures.scene import Group, Scene, repeat_command
 __all__ = ["GROUP", "memory_figures", "submit"]
 
 NAME = "measure.memory"
-# What a task groups of them at once does not fit into the smaller heap.
+# The part of the messages that a task groups at once does not fit into the smaller heap.
 MESSAGES = 10_000_000
 LEAST = 10_000
 HEAPS = ("4g", "1g")
-# A JVM has more than its heap: code, threads, buffers; and there is Python's side.
+# A JVM needs more than its heap: code, threads, buffers; and there is the Python process.
 MEMORY_MAX_MIB = 2048
 
 
@@ -56,7 +56,7 @@ def memory_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def _audited(lake: Path, heap: str) -> tuple[Cost, Any]:
-    """Raises BenchError when the JVM has another heap than it was told, or there is no answer."""
+    """Audit with a heap size. Raises BenchError when the JVM has another heap, or there is no answer."""
     out = lake / f"out-{heap}"
     argv = [str(CHECKOUT / "spark" / "jobs" / "audit.py"), "--run", RUN_ID]
     cost = watched([*submit(heap), *argv, "--lake", str(lake), "--out", str(out)], may_fail=True)
@@ -69,7 +69,7 @@ def _audited(lake: Path, heap: str) -> tuple[Cost, Any]:
 
 
 def submit(heap: str) -> list[str]:
-    """Build the command of a job with that much memory; Spark's scripts look for this Python on the path."""
+    """Build the command of a job with that much memory; Spark's scripts find this Python by the PATH."""
     folder = Path(sys.executable).parent
     path = f"PATH={folder}:{os.environ['PATH']}"
     return [

@@ -1,4 +1,4 @@
-"""The audit of `made` events in DuckDB: an oracle, and what one machine can do without Spark.
+"""The audit of `made` events in DuckDB: an oracle, and a measure of one machine without Spark.
 
 ``python -m bench.figures.measure.duck LAKE`` prints verdict -> messages, and the late ones, as JSON.
 """
@@ -36,8 +36,8 @@ VERDICTS = f"""
     FROM ({FATES})
     GROUP BY verdict
 """
-# A repeat brings no sequence that had not come before, so all deliveries may be in the window, which is
-# cheaper than to number the copies of every message first.
+# A repeat brings no new sequence, so all deliveries may be in the window. That is cheaper than to number
+# the copies of every message first.
 LATE = """
     WITH late AS (
         SELECT message_id, received_ns FROM (
@@ -53,7 +53,7 @@ LATE = """
 
 
 def opened(lake: str) -> duckdb.DuckDBPyConnection:
-    """A database of the tables of a lake with one run in it, `published` and `delivered`."""
+    """Open a database with the tables of a lake with one run in it, `published` and `delivered`."""
     database = duckdb.connect()
     database.execute(f"SET threads = {THREADS}; SET memory_limit = '{MEMORY}'")
     database.execute(f"SET temp_directory = '{lake}/duckdb'")
@@ -65,7 +65,7 @@ def opened(lake: str) -> duckdb.DuckDBPyConnection:
 
 
 def audit(lake: str) -> dict[str, Any]:
-    """Of the tables of a lake with one run in it."""
+    """Audit the tables of a lake with one run in it."""
     with opened(lake) as database:
         verdicts: dict[str, int] = dict(database.execute(VERDICTS).fetchall())
         late = [row[0].lower() for row in database.execute(LATE).fetchall()]

@@ -1,7 +1,7 @@
-"""The questions of ``spark/scans.py``, answered by DuckDB on the same files: rows that must be equal.
+"""The questions of ``spark/scans.py``, answered by DuckDB on the same files: the rows must be equal.
 
 ``python -m bench.figures.measure.duck_scans LAKE`` reads questions from its input, a line each, and
-answers each with a line of JSON. Written apart from Spark's, so that a fault of one is not the other's.
+answers each with a line of JSON. It is written independently of Spark's code, so that they share no faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["answer", "ready"]
 Answer: TypeAlias = list[list[Any]]
 
 SECOND_NS = 1_000_000_000
-# By publisher too, as the table that Spark's sums are made from.
+# Grouped by publisher too, like the table behind Spark's sums.
 SECONDS = f"""
     SELECT kind, broker, topic, subscription, second, sum(messages), sum(bytes) FROM (
         SELECT 'confirmed' AS kind, broker, topic, '' AS subscription, publisher,
@@ -36,7 +36,7 @@ SECONDS = f"""
         FROM delivered GROUP BY ALL)
     GROUP BY ALL
 """
-# HdrHistogram's index of a value: half a bucket has 1024 of them.
+# HdrHistogram's index of a value: half a bucket has 1024 values.
 BINS = """
     SELECT broker, topic, (bucket << 10) + (value >> bucket) AS bin, count(*) AS n
     FROM (SELECT broker, topic, value, floor(log2((value | 2047)::DOUBLE))::INT - 10 AS bucket
@@ -57,7 +57,7 @@ LATENCY = f"""
           FROM ({BINS}))
     GROUP BY broker, topic
 """
-# Waiting from the confirm to the first delivery: as Spark has worked it out, or from the events alone.
+# The wait from the confirm to the first delivery: from Spark's fates, or from the events alone.
 WAITS_OF_FATES = """
     SELECT broker, topic, subscription, confirmed_ns AS came,
            CASE WHEN deliveries > 0 THEN greatest(first_ns, confirmed_ns) END AS gone
@@ -105,7 +105,7 @@ QUERIES: Mapping[str, str] = {
 
 
 def ready(lake: Path) -> duckdb.DuckDBPyConnection:
-    """A database that knows where the lake is, and when its one run ended."""
+    """Open a database that knows the path of the lake, and the end of its only run."""
     database = opened(str(lake))
     [manifest] = lake.glob("runs/*/manifest.json")
     end_ns = WALL_NS + json.loads(manifest.read_text())["end_ns"]
@@ -115,19 +115,19 @@ def ready(lake: Path) -> duckdb.DuckDBPyConnection:
 
 
 def answer(database: duckdb.DuckDBPyConnection, question: str) -> Answer:
-    """Rows in order, of whole numbers, texts and, for an age, a float."""
+    """Return sorted rows of whole numbers, texts and, for an age, a float."""
     found = database.execute(QUERIES[question]).fetchall()
     rows = [[_plain(value) for value in row] for row in found]
     return sorted(map(_values, rows) if question == "latency" else rows)
 
 
 def _plain(value: Any) -> Any:
-    """Sums are 128 bits wide, and come as such."""
+    """Convert a value: sums arrive as 128-bit integers."""
     return value if isinstance(value, str | float) else int(value)
 
 
 def _values(row: list[Any]) -> list[Any]:
-    """Of bins, the values that HdrHistogram reports for them: of percentile 0 the lowest of its bin."""
+    """Convert bins to HdrHistogram's values for them; for percentile 0 the lowest value of the bin."""
     histogram = HdrHistogram(1, 1 << 47, 3)
     broker, topic, total, *found = row
     lowest, *others = map(histogram.get_value_from_index, found)

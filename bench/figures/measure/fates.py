@@ -1,8 +1,8 @@
 """Figures from the fates of all messages: the backlog of every second, the audit beside an outer join.
 
-Spark makes the fates once a run, for several jobs; that has a figure of its own. DuckDB is asked about the
-same fates for the ratio, and about the events alone to see that those fates are right. The full outer join
-is the query that one would write first: the same fates, for more CPU.
+Spark makes the fates once a run, for several jobs; that has a figure of its own. DuckDB answers from the
+same fates for the ratio, and from the events alone to check the fates. The full outer join is the obvious
+query: it gives the same fates for more CPU time.
 """
 
 from __future__ import annotations

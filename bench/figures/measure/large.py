@@ -1,7 +1,7 @@
 """The costs of the audit as runs grow: 1, 10 and 100 million messages; half an hour, and 20 GB of disk.
 
-``python -m bench.figures.measure.large --dir DIR`` keeps the figures as bench/results/measure.json. Not
-among the groups, which wait for one another.
+``python -m bench.figures.measure.large --dir DIR`` writes the figures to bench/results/measure.json. It is
+not one of the groups, which run one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["growth", "main"]
 MILLION = 1_000_000
 SIZES = (1 * MILLION, 10 * MILLION, 100 * MILLION)
 REPEAT = "python -m bench.figures.measure.large"
-# Of the cost of a row, from one step of growth to the next.
+# The allowed change of a row's cost from one step of growth to the next.
 FLAT_WITHIN = 0.2
 
 
@@ -51,9 +51,10 @@ def main(folder: Path, name: str) -> None:
 
 
 def growth(costs: Mapping[int, Cost]) -> Iterator[Figure]:
-    """Tell the cost of a start, and whether a row costs the same at any size: messages -> cost of three.
+    """Make the figures of the start's cost and of a row's cost at two steps. costs: messages -> cost.
 
-    What the first step adds to a row's cost is the start's: a process, its compiler, its plans.
+    There are three costs. The start (a process, its compiler, its plans) is the smallest run's CPU time
+    without its rows, at the row cost of the first step.
     """
     small, middle, large = sorted(costs)
     first, second = (_row_us(costs, *step) for step in ((small, middle), (middle, large)))

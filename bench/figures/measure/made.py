@@ -1,9 +1,9 @@
 """The made run: event files, or tables of a lake, of any size, with faults whose ids are known.
 
-It never happened. It is Parquet, column by column and file by file, so that ten million rows take seconds,
-and a hundred no more memory. One topic with one subscription; every publisher's messages arrive in order,
-but for what is planted. The tables are as `spark ingest` writes them, for sizes at which ingest would take
-longer than the measurement.
+It is generated, not measured. It is written as Parquet, column by column and file by file. Ten million
+rows take seconds, and a hundred million need no more memory. It has one topic with one subscription. Every
+publisher's messages arrive in order, except for planted faults. The tables have the form that `spark ingest`
+writes, for sizes at which ingest would take longer than the measurement.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ RATE_PER_S = 20_000
 ANCHOR = {"host": "made", "process": "made", "wall_minus_monotonic_ns": WALL_NS}
 
 Ids = NDArray[np.uint8]
-# Makes another id of an id.
+# Turns an id into another id.
 FLIP = np.uint8(0xFF)
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One of each, as hex text. late: came after a later one."""
+    """The ids of one planted fault of each kind, as hex text. late: delivered after a later message."""
 
     lost: str
     altered: str
@@ -56,7 +56,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The faults of messages, by their numbers."""
+    """The numbers of the messages with planted faults."""
 
     lost: int
     altered: int
@@ -66,14 +66,14 @@ class _Places:
     @classmethod
     def of(cls, messages: int) -> _Places:
         lost, altered, doubled, late = (int(messages * part) for part in (0.2, 0.4, 0.6, 0.7))
-        # It changes places with one of the same file.
+        # Its partner in the exchange is in the same file.
         end = min(messages, (late // FILE_ROWS + 1) * FILE_ROWS)
         return cls(lost, altered, doubled, min(late, end - 1 - PUBLISHERS))
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Messages, or deliveries of them, column by column. at_ns: when they were sent, or received."""
+    """Messages, or their deliveries, as columns. at_ns: times of sending, or of receipt."""
 
     number: NDArray[np.int64]
     ids: Ids
@@ -82,13 +82,13 @@ class _Rows:
 
 
 Save = Callable[[str, pa.Table], None]
-"""Given the name of a file, ``published-000``, and its rows."""
+"""Called with the name of a file, ``published-000``, and its rows."""
 
 
 def make(folder: Path, messages: int, *, seed: int = 1, save: Save | None = None) -> Planted:
-    """Write a whole run of so many messages, 200 at least.
+    """Write a whole run of `messages` messages, at least 200.
 
-    save: what else is to be done with the events; they are written into the folder otherwise.
+    save: writes the rows of a file; by default into the folder.
     """
     folder.mkdir(parents=True)
     save = save or functools.partial(_save, folder)
@@ -128,11 +128,11 @@ def _sent(numbers: range, chance: np.random.Generator) -> _Rows:
 
 
 def _received(sent: _Rows, places: _Places) -> _Rows:
-    """Each once, with what is planted in bodies and times."""
+    """Return one delivery of each message, with the planted bodies and times."""
     bodies, at_ns = sent.bodies.copy(), sent.at_ns + 10 * MS
     bodies[sent.number == places.altered] = 0
     if places.late in sent.number:
-        # A message and the next of its publisher, at one consumer, change places.
+        # A message and the next one of its publisher, at one consumer, exchange their times.
         late = places.late - int(sent.number[0])
         following = late + PUBLISHERS
         at_ns[late], at_ns[following] = at_ns[following], at_ns[late]
@@ -140,7 +140,7 @@ def _received(sent: _Rows, places: _Places) -> _Rows:
 
 
 def _behind_all(repeated: Sequence[_Rows], *, last_ns: int) -> list[_Rows]:
-    """A repeat of one, and a stranger."""
+    """Return the deliveries after all others: a repeat of a message, and an orphan."""
     again = [
         _Rows(rows.number, rows.ids, rows.bodies, np.full(len(rows.number), last_ns + S))
         for rows in repeated
@@ -173,7 +173,7 @@ def _published(sent: _Rows, chance: np.random.Generator) -> dict[str, pa.Array]:
 
 
 def _broker_of(number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A publisher stays for a while."""
+    """Return the broker of each message; a publisher stays at one for a while."""
     return (number // (PUBLISHERS * 1000) + number % PUBLISHERS) % len(BROKERS)
 
 
@@ -244,12 +244,12 @@ def _hex(row: Ids) -> str:
 
 TYPES = {"text": pa.string(), "id16": pa.binary(), "long": pa.int64(), "int": pa.int32()}
 DAY = time.strftime("%Y-%m-%d", time.gmtime(WALL_NS // 1_000_000_000))
-# Of a Parquet file, as JSON: how much work it is to read.
+# The weight of a Parquet file's byte against one of JSON, as a measure of the work to read it.
 WEIGHT = 10
 
 
 def lay(lake: Path, messages: int) -> Planted:
-    """Write a lake with a run of so many messages, and the notes of its ingest."""
+    """Write a lake with a run of `messages` messages, and the notes of its ingest."""
     files: dict[str, dict[str, Any]] = {}
 
     def save(name: str, events: pa.Table) -> None:
@@ -269,7 +269,7 @@ def lay(lake: Path, messages: int) -> Planted:
 
 
 def _kept(lake: Path, name: str, events: pa.Table) -> dict[str, Any]:
-    """Write one file, return what is noted of it."""
+    """Write one file, and return its entry in the notes."""
     kind = name.split("-")[0]
     source = f"{name}.parquet"
     folder = lake / kind / f"date={DAY}" / f"run_id={RUN_ID}" / f"source={source}"
@@ -292,7 +292,7 @@ def _kept(lake: Path, name: str, events: pa.Table) -> dict[str, Any]:
 
 
 def _wall_clock(kind: str, events: pa.Table) -> pa.Table:
-    """All columns of the kind but the partitions', times by the wall clock."""
+    """Return all columns of the kind except the partitions' ones, with wall clock times."""
     columns = {}
     for column in EVENTS[kind]:
         if column.name == "run_id":

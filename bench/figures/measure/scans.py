@@ -1,4 +1,4 @@
-"""Questions that read a whole run once: what they cost Spark, and DuckDB on the same files.
+"""Questions that read a whole run once: their cost in Spark, and in DuckDB on the same files.
 
 The reference for percentiles of confirms are histograms that were fed the raw values, one by one.
 """
@@ -23,14 +23,14 @@ from bench.figures.scene import Group, Scene, repeat_command
 __all__ = ["GROUP", "RATIO_MAX", "Histograms", "different", "fed", "scan_figures", "told"]
 
 Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
-"""(publisher, broker) -> all times from the intended one to the confirm, in ns."""
+"""(publisher, broker) -> latencies from the intended time to the confirm, in ns."""
 
 TOP_NS = 1 << 47
 DIGITS = 3
 
 
 def fed(lake: Path) -> Histograms:
-    """Of all publishes in a lake with one run, each of which was confirmed. Cost: 3 us a publish."""
+    """Return histograms of all publishes in a lake with one run, all confirmed. Cost: 3 us a publish."""
     found: Histograms = defaultdict(lambda: HdrHistogram(1, TOP_NS, DIGITS))
     for path in sorted((lake / "published").rglob("*.parquet/*.parquet")):
         columns = ["publisher", "broker", "intended_ns", "confirmed_ns"]
@@ -78,14 +78,14 @@ def scan_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def _compared(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> int:
-    """Count the percentiles. Raises BenchError for one that differs."""
+    """Return the number of percentiles. Raises BenchError if one differs from the reference."""
     if faults := different(rows, reference):
         raise BenchError(f"{NAME}: {len(faults)} percentiles differ: {faults[0]}")
     return sum(len(row["percentiles"]) for row in rows)
 
 
 def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[str]:
-    """Say in words where percentiles are not those of the histograms; a missing group, too."""
+    """Describe the percentiles that differ from those of the histograms, and missing groups."""
     faults = [] if len(rows) == len(reference) else [f"{len(rows)} groups of {len(reference)}"]
     for row in rows:
         histogram = reference[row["publisher"], row["broker"]]

@@ -1,6 +1,6 @@
-"""Spark and DuckDB, asked the same by turns about the same files: equal answers, and what each cost.
+"""Spark and DuckDB answering the same questions by turns on the same files: equal answers, and their costs.
 
-Two processes with two threads and 4 GB each. Neither their start counts, nor the first round, in which
+Two processes with two threads and 4 GB each. Their start does not count, nor does the first round, in which
 code is compiled.
 """
 
@@ -32,17 +32,17 @@ Costs: TypeAlias = Mapping[tuple[str, str], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """Of `both`."""
+    """The two running processes, made by `both`."""
 
     spark: Asked
     duckdb: Asked
 
     def agree(self, question: str, other: str = "") -> None:
-        """Ask once, for the answers alone. other: the question that DuckDB knows it by."""
+        """Ask once and compare the answers. other: DuckDB's name of the question, if it differs."""
         agreed(question, self.spark.ask(question).found, self.duckdb.ask(other or question).found)
 
     def by_turns(self, scene: Scene, questions: Iterable[str], alone: Iterable[str] = ()) -> Costs:
-        """As often as the scene repeats. alone: questions to Spark only.
+        """Ask the questions by turns, as often as the scene repeats. alone: questions to Spark only.
 
         Raises BenchError where answers differ.
         """
@@ -54,7 +54,7 @@ class Both:
         for number in range(scene.repeat + 1):
             scene.say(f"round {number} of {scene.repeat}" + ("" if number else ", not counted"))
             for question, names in asked:
-                # Neither is always the first.
+                # The first one alternates.
                 answers = {
                     who: getattr(self, who).ask(question)
                     for who in (names if number % 2 else reversed(names))
@@ -68,7 +68,7 @@ class Both:
 
 @contextmanager
 def both(lake: Path) -> Iterator[Both]:
-    """Start both on a lake of `laid`, and end them on the way out."""
+    """Start both on a lake written by `lay`, and end them on exit."""
     with (
         asking([sys.executable, "-m", "spark.scans", str(lake), RUN_ID]) as spark,
         asking([sys.executable, "-m", "bench.figures.measure.duck_scans", str(lake)]) as duckdb,
@@ -77,7 +77,7 @@ def both(lake: Path) -> Iterator[Both]:
 
 
 def agreed(question: str, ours: Any, theirs: Any) -> None:
-    """Raises BenchError with the first rows that differ."""
+    """Check that two answers are equal. Raises BenchError with the first rows that differ."""
     if ours != theirs:
         first = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), "")
         counts = f"{len(ours):,} and {len(theirs):,} rows"
@@ -86,7 +86,10 @@ def agreed(question: str, ours: Any, theirs: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """The words and goals of costs. name: what ids begin with. bounded: whether goals hold at this size."""
+    """Texts and goals of cost figures.
+
+    name: the beginning of the ids. bounded: whether goals apply at this size.
+    """
 
     name: str
     messages: int
@@ -94,7 +97,7 @@ class Words:
     repeat: str
 
     def costs(self, costs: Costs, what: Mapping[str, str]) -> Iterator[Figure]:
-        """what: question -> in words."""
+        """Make a figure of each cost. what: question -> its description."""
         for (who, question), used in costs.items():
             yield median_of(
                 used,
@@ -107,7 +110,7 @@ class Words:
     def ratio(
         self, id: str, what: str, used: Sequence[float], over: Sequence[float], goal: Goal
     ) -> Figure:
-        """The middle one of the ratios of all rounds."""
+        """Make a figure of the median of the ratios of all rounds."""
         return median_of(
             [one / other for one, other in zip(used, over, strict=True)],
             id=f"{self.name}.{id}.ratio",

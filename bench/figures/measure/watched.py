@@ -1,4 +1,4 @@
-"""Processes that are watched: a command to its end, with all that it starts, or one that is asked questions.
+"""Processes under observation: a command with its children, or a process that answers questions.
 
 The cost of an answer is the work of a running process, without its start.
 """
@@ -29,7 +29,7 @@ HEAP = "-Xmx"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a process and all that it started. said: its standard output. heap: ``1g``, of a JVM."""
+    """The cost of a process and its children. said: its standard output. heap: ``1g``, of a JVM."""
 
     cpu_s: float
     memory_mib: float
@@ -39,7 +39,7 @@ class Cost:
 
 
 def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
-    """Run a command to its end and see what it uses. Raises BenchError when it fails."""
+    """Run a command to its end and measure its cost. Raises BenchError when it fails."""
     began_s = time.monotonic()
     with subprocess.Popen(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -53,7 +53,7 @@ def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
 
 
 def _watch(root: psutil.Process) -> tuple[float, int, str]:
-    """CPU seconds of a tree of processes, the most memory that it had at once, and a JVM's heap."""
+    """Return a process tree's CPU seconds, the most memory that it had at once, and a JVM's heap."""
     used: dict[int, float] = {}
     most, heap = 0, ""
     while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
@@ -72,13 +72,13 @@ def _watch(root: psutil.Process) -> tuple[float, int, str]:
 
 
 def _heap(process: psutil.Process) -> str:
-    """Read the heap that a JVM was started with, which is what it has: of several, the last one counts."""
+    """Return the heap size that a JVM was started with; of several options the last one counts."""
     given = [argument for argument in process.cmdline() if argument.startswith(HEAP)]
     return given[-1].removeprefix(HEAP) if given else ""
 
 
 def below(root: psutil.Process) -> list[psutil.Process]:
-    """All that it started and that lives."""
+    """Return all living descendants of a process."""
     try:
         found: list[psutil.Process] = root.children(recursive=True)
     except psutil.Error:
@@ -91,7 +91,7 @@ ANSWER_WITHIN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """cpu_s: of the process and all that it started."""
+    """An answer. cpu_s: CPU time of the process and its children."""
 
     found: Any
     cpu_s: float
@@ -99,14 +99,14 @@ class Told:
 
 
 class Asked:
-    """Of `asking`. process: it takes a question a line, and gives a line of JSON for each."""
+    """A process made by `asking`; it reads a question a line, and answers each with a line of JSON."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._tree = psutil.Process(process.pid)
 
     def ask(self, question: str) -> Told:
-        """Raises BenchError when it ends, or takes longer than `ANSWER_WITHIN_S`."""
+        """Ask a question. Raises BenchError when the process ends, or takes longer than `ANSWER_WITHIN_S`."""
         before_s, began_s = self._cpu_s(), time.monotonic()
         assert self._process.stdin
         assert self._process.stdout
@@ -133,7 +133,7 @@ class Asked:
 
 @contextmanager
 def asking(argv: Sequence[str]) -> Iterator[Asked]:
-    """Start a process, and end it on the way out. Raises BenchError with its last words if it failed."""
+    """Start a process; end it on exit. Raises BenchError with its last line of output if it failed."""
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(
@@ -153,6 +153,6 @@ def asking(argv: Sequence[str]) -> Iterator[Asked]:
             last = ([str(fault), *complaints.read().splitlines()])[-1]
             raise BenchError(f"{' '.join(argv[1:3])}: {fault}: {last}") from fault
         finally:
-            # The end of its questions is its own.
+            # The process ends when its input ends.
             assert process.stdin
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""The time until every consumer has attached to a broker that is new in the list."""
+"""The time until every consumer has attached to a new broker of the list."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEAT = "python -m bench figures way.attach"
 
 
 def attach_figures(cluster: LocalCluster, say: Callable[[str], None]) -> Iterator[Figure]:
-    """The last broker leaves the list and enters it again, TIMES times."""
+    """Remove the last broker from the list and add it again, TIMES times; make the figures."""
     bus = BusConfig.from_env(cluster.client_env())
     declare(bus, [f"{TOPIC}/{SUBSCRIPTION}"])
     broker = cluster.node(cluster.names[-1]).broker
@@ -55,7 +55,7 @@ def attach_figures(cluster: LocalCluster, say: Callable[[str], None]) -> Iterato
 
 
 def without(listed: BrokerList, broker: str, generation: int) -> BrokerList:
-    """The list of that generation, less one broker."""
+    """Return the list without one broker, with the given generation."""
     left = tuple(entry for entry in listed if entry.broker.name != broker)
     return dataclasses.replace(listed, listed=left, generation=generation)
 
@@ -69,7 +69,7 @@ def _consumer(bus: BusConfig, number: int, stack: ExitStack) -> Consumer:
 
 
 def _push(cluster: LocalCluster, wanted: BrokerList) -> None:
-    """As the operators' tool does it: every node's copy, then the operators' own."""
+    """Write the list as the operators' tool does: every node's copy first, then the operators' own."""
     files = [cluster.node(name).list_file for name in cluster.names]
     for file in [*files, cluster.layout.list_file]:
         write_atomically(file, wanted.render())

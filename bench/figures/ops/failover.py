@@ -1,7 +1,7 @@
-"""From the power-off of a mirrored broker's host to its serving again, by the steps of the playbook.
+"""The time from the power-off of a mirrored broker's host until it serves again, by steps of the playbook.
 
-Measured where virtual hosts run: `python -m pytest tests/hosts` leaves a file for each power-off. This
-group makes figures of them, and starts nothing.
+It is measured on virtual hosts: `python -m pytest tests/hosts` leaves a file for each power-off. This group
+makes figures of these files, and starts nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPEAT = f"{MEASURE}; {repeat_command(NAME)}"
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """One power-off. steps_s: the playbook's, in order. serving_s: until a publish was confirmed again."""
+    """One power-off. steps_s: the playbook's steps, in order. serving_s: until the next confirmed publish."""
 
     steps_s: tuple[tuple[str, float], ...]
     serving_s: float
@@ -38,7 +38,7 @@ def failover_figures(_scene: Scene) -> Iterator[Figure]:
 
 
 def failovers(folder: Path) -> list[Failover]:
-    """Those that were measured. Raises BenchError when there are none, InputInvalid for a broken file."""
+    """Read the measured power-offs. Raises BenchError if there are none, InputInvalid for a broken file."""
     files = sorted(folder.glob("failover-*.json"))
     if not files:
         raise BenchError(f"no power-off was measured: {MEASURE} leaves them in {folder}")
@@ -55,7 +55,7 @@ def _read(file: Path) -> Failover:
 
 
 def figures_of(found: Sequence[Failover]) -> Iterator[Figure]:
-    """Medians. Hosts change sides from one time to the next: a step has the words of the first."""
+    """Make figures of the medians. Hosts swap roles between runs: steps have the names of the first run."""
     yield median_of(
         [each.serving_s for each in found],
         id=f"{NAME}.serving_s",

@@ -1,8 +1,8 @@
 """The longest gaps of publishers and consumers when a broker is killed, from recorded events.
 
-Four publisher and four consumer processes at a steady rate; each broker in turn is killed and comes
-back. A publisher's gap is the longest time without a confirm while it waited for one. A consumer's
-gap is the longest time without a delivery from any broker that was not killed.
+Four publisher and four consumer processes work at a steady rate. Each broker in turn is killed and comes
+back. A publisher's gap is the longest time without a confirm while one was awaited. A consumer's gap is the
+longest time without a delivery from any broker that was not killed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RATE_PER_S = 600.0
 BODY_BYTES = 1024
 BEFORE_S, AFTER_S = 6.0, 6.0
 GOAL_PUBLISHER_S = 1.0
-# At 600/s a consumer hears of a message every 5 ms. On two shared cores it has silences of 0.2 s without any
-# kill (way.kill.consumer_gap_before_s); half a second would be the kill.
+# At 600/s a consumer gets a message every 5 ms. On two shared cores it has silences of 0.2 s without any
+# kill (way.kill.consumer_gap_before_s); half a second would be the effect of the kill.
 GOAL_CONSUMER_S = 0.5
 S = 1_000_000_000
 REPEAT = "python -m bench figures way.kill"
@@ -95,7 +95,7 @@ def kill_figures(
 
 
 def figures_of(events: Events, incidents: list[Incident]) -> Iterator[Figure]:
-    """Over all kills and all clients, the worst."""
+    """Make the figures: the worst over all kills and all clients."""
     publisher_s = max(_publisher_gap_s(events, incident) for incident in incidents)
     yield Figure(
         id="way.kill.publisher_gap_s",
@@ -131,14 +131,14 @@ def figures_of(events: Events, incidents: list[Incident]) -> Iterator[Figure]:
 
 
 def longest_silence_ns(times_ns: Iterable[int], from_ns: int, until_ns: int) -> int:
-    """The longest stretch between from and until without any of these instants."""
+    """Return the longest time between from and until without any of these instants."""
     inside = sorted(at for at in times_ns if from_ns < at < until_ns)
     marks = [from_ns, *inside, until_ns]
     return max(later - earlier for earlier, later in itertools.pairwise(marks))
 
 
 def _publisher_gap_s(events: Events, incident: Incident) -> float:
-    """From the moment of the kill until the broker is started again, whether a confirm came or none."""
+    """Return the longest gap from the kill until the broker is started again, with or without a confirm."""
     until_ns = incident.done_ns or incident.at_ns
     gaps = []
     for name in PUBLISHERS:

@@ -1,7 +1,7 @@
 """The effects of an operator's acts on clients: gaps of publishers, messages lost and doubled, uneven spread.
 
-Judged from recorded events. Publishers that hold connections and renew them show how evenly the balancer
-has spread them.
+They are taken from recorded events. Publishers that hold connections and renew them show how evenly the
+balancer has spread them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
     "unevenness",
 ]
 
-# With those of the load 36, which two, three, four or six brokers can share evenly.
+# Together with the load's publishers 36, which two, three, four or six brokers can share evenly.
 RESTING = 32
 LIFETIME_S = 10
-# A connection is renewed within 20 % of its lifetime; the last one is then let go of.
+# A connection is renewed within 20 % of its lifetime; the old one is closed after that.
 JITTER, LET_GO_S = 0.2, 1.0
 START_S = 30.0
 
 
 @contextmanager
 def resting(cluster: LocalCluster) -> Iterator[None]:
-    """Publishers with nothing to publish, whose connections live for LIFETIME_S."""
+    """Run publishers without load whose connections live for LIFETIME_S."""
     bus = BusConfig.from_env(cluster.client_env())
     config = PublisherConfig(connection_lifetime_s=LIFETIME_S)
     with ExitStack() as stack:
@@ -58,18 +58,18 @@ def resting(cluster: LocalCluster) -> Iterator[None]:
 
 
 def a_lifetime_passes() -> None:
-    """Wait until each connection that was there is renewed."""
+    """Wait until each present connection has been renewed."""
     time.sleep(LIFETIME_S * (1 + JITTER) + LET_GO_S)
 
 
 def sessions(cluster: LocalCluster) -> Mapping[str, int]:
-    """broker's name -> connections through HAProxy. Raises BalancerUnreachable."""
+    """Return a broker's name -> connections through HAProxy. Raises BalancerUnreachable."""
     found = servers(cluster.layout.admin_socket)
     return {name: state.sessions for name, state in found.items()}
 
 
 def unevenness(sessions: Mapping[str, int]) -> float:
-    """By how many per cent of an even share the broker that is farthest from it is away from it."""
+    """Return the largest deviation of a broker's connections from an even share, in per cent."""
     even = sum(sessions.values()) / len(sessions)
     return 100 * max(abs(count - even) for count in sessions.values()) / even
 
@@ -80,7 +80,7 @@ S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that an operator does. name: in the ids of figures. words: after ``python -m``."""
+    """An act of an operator. name: part of the figures' ids. words: arguments after ``python -m``."""
 
     name: str
     what: str
@@ -102,7 +102,7 @@ class Took:
 
 @dataclass(slots=True)
 class Run:
-    """The measurements that were taken while it lasted; the rest is in the recorded events."""
+    """The measurements taken during a run; the others come from the recorded events."""
 
     consumers: int
     quiet: Took
@@ -113,9 +113,9 @@ class Run:
 
 
 def attach_s(attached: Mapping[str, Mapping[str, int]], broker: str, from_ns: int) -> float:
-    """Until the last consumer had a link to this broker. Raises BenchError when one has none.
+    """Return the time until the last consumer had a link to this broker. Raises BenchError if one has none.
 
-    attached: consumer -> broker -> since when.
+    attached: consumer -> broker -> time of attaching.
     """
     if missing := [name for name, links in attached.items() if broker not in links]:
         raise BenchError(f"not attached to {broker}: {', '.join(missing)}")
@@ -214,9 +214,9 @@ def _fates(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
 
 
 def gaps_s(events: Events, took: Took) -> dict[str, float]:
-    """publisher -> its longest time without a confirm, while it waited for one, in that time.
+    """Return publisher -> its longest time without a confirm in that time, while one was awaited.
 
-    A silence that began in it counts whole. Raises BenchError when one never ended.
+    A silence that began in that time counts whole. Raises BenchError when one never ended.
     """
     found = {}
     for name in sorted({row["publisher"] for row in events.published}):
@@ -230,13 +230,13 @@ def gaps_s(events: Events, took: Took) -> dict[str, float]:
 
 
 def excess_s(gaps: Sequence[Mapping[str, float]], quiet_s: float) -> list[float]:
-    """Above quiet: the worst publisher of each time, or every publisher of the only time."""
+    """Return the gaps above quiet: the worst publisher's of each run, or all publishers' of a single run."""
     found = gaps[0].values() if len(gaps) == 1 else [max(each.values()) for each in gaps]
     return [round(gap_s - quiet_s, 4) for gap_s in found]
 
 
 def lost(events: Events) -> list[Row]:
-    """Publishes that were confirmed and reached nobody."""
+    """Return the confirmed publishes that were delivered to no consumer."""
     reached = {row["message_id"] for row in events.delivered}
     return [
         row
@@ -246,11 +246,11 @@ def lost(events: Events) -> list[Row]:
 
 
 def _lay_on_its_disk(row: Row, killed: Incident) -> bool:
-    """It was confirmed by the broker that died; the new one in its place confirms later."""
+    """Return whether the killed broker confirmed it; the new broker in its place confirms later."""
     return bool(row["broker"] == killed.broker and row["confirmed_ns"] <= (killed.done_ns or 0))
 
 
 def doubled(delivered: Iterable[Row], *, until_ns: int) -> int:
-    """Deliveries beyond the first of a message, before that time."""
+    """Count deliveries beyond the first of a message, before that time."""
     before = [row["message_id"] for row in delivered if row["received_ns"] < until_ns]
     return len(before) - len(set(before))

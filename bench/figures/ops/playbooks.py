@@ -1,12 +1,11 @@
 """The effects on clients while brokers are removed, added, restarted and replaced, and the balancer reloaded.
 
-Four publishers and four consumers, each a process of its own, behind HAProxy; operators' commands as
-an operator types them. First nothing is done for a while: a publisher's longest gap in that time is the
-machine's own, and is taken off every other one. Connections live for ten minutes, so nobody moves
-but for a playbook.
+Four publishers and four consumers, each a process of its own, behind HAProxy; commands are run as an
+operator types them. At first nothing is done for a while. A publisher's longest gap in that time comes from
+the machine itself, and is subtracted from all others. Connections live for ten minutes, so only playbooks
+move clients.
 
-Nobody is killed but by the last act, where a broker dies before it is replaced: what lay on its disk
-then, and nothing else, may be missing.
+Only the last act kills a broker before its replacement. Only messages on that broker's disk may be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CONSUMERS = ("c1", "c2", "c3", "c4")
 RATE_PER_S = 300.0
 BODY_BYTES = 1024
 QUIET_S, RELOADS = 20, 3
-# What a command has set going may be felt a moment after it has ended.
+# Effects of a command may appear a moment after its end.
 AFTER_S = 2.0
 COMMAND_WITHIN_S = 300.0
 FOUND_WITHIN_S = 30.0
@@ -75,7 +74,7 @@ def playbook_figures(scene: Scene) -> Iterator[Figure]:
 
 
 def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
-    """Everything that is done, in its order. moved: leaves and comes back. dead: is replaced."""
+    """Return all acts in order. moved: the broker that leaves and comes back. dead: the one replaced."""
     return (
         Act("reload", "Balancer reloaded", ("lb", "apply", "--reload")),
         Act("remove", "Broker removed", ("ops", "remove", moved, "--yes")),
@@ -90,7 +89,7 @@ def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
 
 
 def _perform(scene: Scene, clients: Crew) -> Run:
-    """All acts, one after the other; three brokers are there before and afterwards."""
+    """Do all acts, one after the other; there are three brokers before and afterwards."""
     cluster = scene.cluster
     moved, dead = cluster.names[-1], cluster.names[-2]
     broker = cluster.node(moved).broker
@@ -130,7 +129,7 @@ def _quiet(seconds: float) -> Took:
 
 
 def _do(scene: Scene, clients: Crew, act: Act) -> Took:
-    """Raises BenchError with the last line that the command said, when it fails."""
+    """Do an act and return its times. Raises BenchError with the command's last line when it fails."""
     env = {**os.environ, "MESSAGEBUS_INVENTORY": str(scene.cluster.inventory)}
     from_ns = time.monotonic_ns()
     ended = subprocess.run(
@@ -154,7 +153,7 @@ def _do(scene: Scene, clients: Crew, act: Act) -> Took:
 
 
 def _kill(cluster: LocalCluster, name: str) -> Incident:
-    """Broker and agent die; publishers have found other brokers when it returns."""
+    """Kill broker and agent; wait until publishers have found other brokers."""
     at_ns = time.monotonic_ns()
     cluster.kill(name)
     cluster.kill(name, agent=True)
@@ -170,14 +169,14 @@ def _attached_s(clients: Crew, broker: str, cluster: LocalCluster) -> float:
 
 
 def _pushed_ns(cluster: LocalCluster) -> int:
-    """Return when the first node got the list that stands; the monotonic time of a file's own time."""
+    """Return the monotonic time at which the first node got the current list, from the file's own time."""
     files = (cluster.node(name).list_file for name in cluster.names)
     monotonic = time.monotonic_ns() - time.time_ns()
     return min(file.stat().st_mtime_ns for file in files) + monotonic
 
 
 def _judged(clients: Crew, cluster: LocalCluster, start_ns: int, run: Run) -> Events:
-    """Raises BenchError when the audit does not hold for another reason than a loss."""
+    """Return the recorded events. Raises BenchError when the audit finds a fault other than a loss."""
     manifest = Manifest(
         run_id=TOPIC,
         topics={TOPIC: (SUBSCRIPTION,)},

@@ -28,21 +28,21 @@ from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 __all__ = ["WINDOW", "Mover"]
 
-# Published and not yet confirmed, over all targets; as many may be there twice after a kill.
+# Messages published and not yet confirmed, over all targets; up to as many are duplicated after a kill.
 WINDOW = 200
 DIAL_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 10.0
 CONFIRM_TIMEOUT_S = 30.0
-# Nothing came for so long, and the broker counts nothing: the queue is empty.
+# No delivery for this time, and none counted by the broker: the queue is empty.
 IDLE_S = 0.5
-# It counts some all the same: somebody else is to have them.
+# No delivery for this time although it counts some: another consumer holds them.
 HELD_S = 10.0
 NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A message, owed to its old broker. key: that it was published under. raw: its properties."""
+    """A message, unanswered at its old broker. key: its routing key. raw: its properties."""
 
     tag: int
     key: str
@@ -51,7 +51,7 @@ class _Taken:
 
 
 class _Way(NamedTuple):
-    """The way of a message: where it is published, and as what."""
+    """The target of a message: exchange and routing key, and the properties of the copy."""
 
     exchange: str
     key: str
@@ -59,9 +59,9 @@ class _Way(NamedTuple):
 
 
 class Mover:
-    """From one broker to others.
+    """The move of messages from one broker to others.
 
-    bus: how to log in everywhere; its broker is not looked at. is_named: brokers call themselves as the
+    bus: the login for all brokers; its broker is ignored. is_named: brokers call themselves as the
     list does, so another one at their address is refused.
     """
 
@@ -74,11 +74,11 @@ class Mover:
     async def move(
         self, queue: str, *, on_moved: Callable[[str, int], None], window: int = WINDOW
     ) -> Counter[str]:
-        """All that is ready in this queue; how many went where.
+        """Move all ready messages of this queue. Returns counts by target.
 
-        window: so many are under way at the same time. on_moved: told target and count, as they are
-        confirmed. Raises TopologyError when a target does not have the queue or takes no more,
-        LinkError; what was confirmed until then was moved.
+        window: number of messages under way at the same time. on_moved: called with target and count, as they
+        are confirmed. Raises TopologyError when a target does not have the queue or takes no more,
+        LinkError; messages confirmed until then were moved.
         """
         async with AsyncExitStack() as open_links:
             source = await open_links.enter_async_context(self._link(self._source))
@@ -96,7 +96,7 @@ class Mover:
 
     @asynccontextmanager
     async def _link(self, broker: str) -> AsyncIterator[Link]:
-        """Closed on the way out: what was not answered goes back."""
+        """Open a link, closed on the way out: unanswered messages go back."""
         timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
         link = await dial(Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms)
         try:
@@ -108,7 +108,7 @@ class Mover:
 
 
 class _Pass:
-    """Once over a queue, until nothing is left in it."""
+    """One pass over a queue, until nothing is left in it."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Pass:
             self._raise_if_late()
 
     async def _take(self) -> None:
-        """Without the link's pipe, which does not tell routing keys."""
+        """Begin to consume, without the link's pipe, which does not tell routing keys."""
 
         def arrived(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
             raw = b"".join(properties.encode())
@@ -193,14 +193,14 @@ class _Pass:
         self._event.clear()
 
     async def _is_over(self, idle_s: float) -> bool:
-        """The broker counts nothing ready. Raises TopologyError when it does and gives us nothing."""
+        """Return whether no message is ready. Raises TopologyError when some are, but none is delivered."""
         left = await _look_for(self._source, self._queue)
         if left and idle_s > HELD_S:
             raise TopologyError(f"{self._queue}: {left:,} messages are another consumer's")
         return not left
 
     async def _settle(self) -> None:
-        """Return when the broker has received all answers: a round trip behind them."""
+        """Wait until the broker has received all answers: a round trip behind them."""
         await _within(self._source.call("basic_qos", prefetch_count=self._window), self._source)
 
     @property
@@ -214,7 +214,7 @@ class _Pass:
 
 
 class _Putting:
-    """Publishes to one queue of one broker, with confirms."""
+    """The publisher to one queue of one broker, with confirms."""
 
     def __init__(self, link: Link, queue: str) -> None:
         self.link, self._queue = link, queue
@@ -257,7 +257,7 @@ class _Putting:
         self.link.pipe.flush()
 
     def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
-        """A return comes before its confirm, so after one nothing is believed any more."""
+        """Record a confirm. A return comes before its confirm, so after one no confirm counts."""
         if self._is_over:
             return
         if not ok:
@@ -273,7 +273,7 @@ class _Putting:
 
 
 async def _steps(link: Link) -> tuple[Delay, ...]:
-    """Of the delay ladder, those that a broker has."""
+    """Return the steps of the delay ladder that a broker has."""
     found = []
     for queue, step in DELAYS.items():
         with contextlib.suppress(TopologyError):
@@ -283,7 +283,7 @@ async def _steps(link: Link) -> tuple[Delay, ...]:
 
 
 def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
-    """Straight into the queue of the same name; what was delayed goes on waiting, in one of these steps."""
+    """Choose exchange and key: the queue of the same name; for a delayed message one of these steps."""
     raw, now_ms = taken.raw, time.time_ns() // 1_000_000
     headers, stamp_ms = read_headers(raw), read_stamp_ms(raw)
     marks: dict[str, Any] = {}
@@ -304,7 +304,7 @@ def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
 
 
 async def _look_for(link: Link, queue: str) -> int:
-    """Return how many messages are ready. Raises TopologyError when the queue is not there."""
+    """Return how many messages are ready. Raises TopologyError when the queue does not exist."""
     try:
         answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
     except ChannelRefused as refused:

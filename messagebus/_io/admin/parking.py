@@ -1,8 +1,8 @@
-"""Parking queues of one broker: looked at, put back into their subscription's queue, dropped.
+"""Parking queues of one broker: inspection, redrive into their subscription's queue, removal.
 
-What is only looked at is taken without an answer and given back, in order, by closing the channel.
-What goes back is published to the queue that it came from, on the same broker, and answered when that
-is confirmed: one message at a time, so that whatever ends the process leaves at most one of them twice.
+Messages to inspect are taken without an answer and given back, in order, by closing the channel.
+A redriven message is published to the queue that it came from, on the same broker, and acked when that
+is confirmed. It is one message at a time, so that an end of the process leaves at most one of them twice.
 Runs on one asyncio loop; every wait is bounded.
 """
 
@@ -44,14 +44,14 @@ __all__ = ["Parking", "SCAN_MAX", "Looked"]
 
 DIAL_TIMEOUT_MS = 2_000
 CALL_TIMEOUT_S = 10.0
-# So long without a delivery: somebody else holds the rest.
+# After this time without a delivery another consumer holds the rest.
 IDLE_S = 3.0
 PUT_TIMEOUT_S = 30.0
-# The largest prefetch there is: so many of one queue are looked at, and no more.
+# The largest prefetch: the bound of messages that are inspected in one queue.
 SCAN_MAX = 65_535
-# Taken ahead where every message is wanted.
+# Prefetch where every message is wanted.
 AHEAD = 100
-# Of messages that wait to be moved; what is taken beyond it is given back and taken again.
+# Bytes of messages that wait to be moved; further ones are given back and taken again.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 NOT_FOUND = 404
 EXCHANGE_PREFIXES, QUEUE_PREFIXES = ("mb.topic/", "mb.to/"), ("mb.queue/", "mb.sub/")
@@ -62,7 +62,7 @@ Turn = Callable[[], Awaitable[None]]
 
 
 class _Taken(NamedTuple):
-    """A parked message, owed to its broker. raw: its properties."""
+    """A parked message, unanswered at its broker. raw: its properties."""
 
     tag: int
     facts: Facts
@@ -75,12 +75,12 @@ class _Taken(NamedTuple):
 
 
 See = Callable[[_Taken], bool]
-"""Is shown each; False: enough."""
+"""Called with each message; False: enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """ready: in the queue when it was opened. seen: of these. all_seen: none was left out."""
+    """The result of an inspection. ready: in the queue when it was opened. seen: number shown of these."""
 
     ready: int
     seen: int
@@ -94,11 +94,11 @@ class Parking:
     """The parking queues of one broker."""
 
     def __init__(self, bus: BusConfig, broker: str, *, is_named: bool) -> None:
-        """is_named: the broker calls itself as the list does, so another one there is refused."""
+        """Set the broker. is_named: it calls itself as the list does; another one there is refused."""
         self._bus, self._broker, self._is_named = bus, broker, is_named
 
     async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
-        """Return how many wait in the parking queue of each; None where there is none. Raises LinkError."""
+        """Return how many messages each parking queue holds; None where there is none. Raises LinkError."""
         async with self._link() as link:
             return {source: await self._count(link, source.parking_queue) for source in sources}
 
@@ -128,11 +128,11 @@ class Parking:
         turn: Turn,
         on_moved: Moved,
     ) -> int:
-        """Put messages back into the source's own queue, the undelivered where they were due; how many.
+        """Put messages back into the source's queue, undelivered ones where they were due. Returns how many.
 
-        turn: awaited before each, for the pace. on_moved: told of each. A queue that is gone, or
-        full, takes nothing more: TopologyError. So is what was left where it was, when all else is
-        done: the undelivered that still have no queue, and what cannot be copied. Raises LinkError.
+        turn: awaited before each, for the pace. on_moved: called for each. Raises TopologyError for a queue
+        that is gone or full and takes nothing more. Raises it too for messages left behind, when all others
+        are done: undelivered ones still without a queue, and those that cannot be copied. Raises LinkError.
         """
         async with self._link() as putting_link:
             putting = _Putting(putting_link)
@@ -141,7 +141,7 @@ class Parking:
             async def move(taking: _Taking, taken: _Taken) -> str:
                 try:
                     raw = _redriven(taken)
-                except Exception as fault:  # whatever others wrote: it must hold back no other
+                except Exception as fault:  # a malformed message must not hold back others
                     return f"cannot be copied: {fault!r}"
                 if isinstance(source, Undelivered):
                     if why := await putting.put_as_due(taken.facts.address, raw, taken.body):
@@ -149,7 +149,7 @@ class Parking:
                 else:
                     await putting.put("", source.amqp_queue, raw, taken.body)
                 taking.ack(taken.tag)
-                # Only now: whoever ends us here leaves no answer behind that the broker has not read.
+                # Wait here, so that an end of the process loses no answer that the broker has not read.
                 await taking.settle()
                 return ""
 
@@ -158,7 +158,7 @@ class Parking:
     async def drop(
         self, source: Parked, ready: int, choice: Choice, *, limit: int, on_moved: Moved
     ) -> int:
-        """Drop messages; how many. Raises LinkError."""
+        """Drop messages. Returns how many. Raises LinkError."""
         if choice.is_everything and limit >= ready:
             async with self._link() as link:
                 answer = await _within(link.call("queue_purge", queue=source.parking_queue), link)
@@ -170,7 +170,7 @@ class Parking:
             return ""
 
         async def turn() -> None:
-            """Take a turn, as fast as it goes."""
+            """Return at once: dropping has no pace."""
 
         return await self._move(source, ready, choice, limit, turn, move, on_moved)
 
@@ -184,7 +184,7 @@ class Parking:
         move: Move,
         on_moved: Moved,
     ) -> int:
-        """Passes over the queue, until one leaves nothing for another: see WAITING_BYTES_MAX."""
+        """Pass over the queue until no message is left for another pass: see WAITING_BYTES_MAX."""
         done, left = 0, Counter[str]()
         while True:
             async with self._link() as link:
@@ -201,7 +201,7 @@ class Parking:
 
     @asynccontextmanager
     async def _link(self) -> AsyncIterator[Link]:
-        """Closed on the way out: what was not answered goes back."""
+        """Open a link, closed on the way out: unanswered messages go back."""
         timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
         link = await dial(Broker.parse(self._broker), credentials(self._bus), timeout_ms=timeout_ms)
         try:
@@ -233,7 +233,7 @@ class _Taking:
         self._fault: Exception | None = None
 
     async def begin(self, arrived: Callable[[_Taken], bool]) -> None:
-        """arrived: is shown each; False: enough."""
+        """Begin to consume. arrived: is shown each; False: enough."""
 
         def on_content(tag: int, _redelivered: bool, raw: bytes, body: bytes) -> None:
             if self.is_over:
@@ -279,7 +279,7 @@ class _Taking:
         self._link.pipe.flush()
 
     async def settle(self) -> None:
-        """Return when the broker has received all answers: a round trip behind them."""
+        """Wait until the broker has received all answers: a round trip behind them."""
         await _within(self._link.call("basic_qos", prefetch_count=self._prefetch), self._link)
 
     def _lost(self, why: Exception) -> None:
@@ -288,14 +288,14 @@ class _Taking:
 
 
 Move = Callable[[_Taking, _Taken], Awaitable[str]]
-"""Returns why it was left where it is, "" when it was moved."""
+"""Returns the reason for leaving it where it is, "" when it was moved."""
 
 
 class _Pass:
-    """Once over a parking queue: each wanted message is moved and answered, all others go back."""
+    """One pass over a parking queue: each wanted message is moved and answered, all others go back."""
 
     def __init__(self, link: Link, source: Parked, ready: int, choice: Choice, limit: int) -> None:
-        # Of the undelivered, those that still have no queue are kept until the end.
+        # Undelivered messages that still have no queue are kept until the end.
         all_move = choice.is_everything and not isinstance(source, Undelivered)
         ahead = min(ready, AHEAD) if all_move else ready
         self._taking = _Taking(link, source, ready, ahead)
@@ -307,7 +307,7 @@ class _Pass:
         self.left = Counter[str]()
 
     async def run(self, turn: Turn, move: Move, on_moved: Moved) -> int:
-        """Return how many were moved. Raises what `move` does, and LinkError."""
+        """Return how many were moved. Raises the errors of `move`, and LinkError."""
         moved, taking = 0, self._taking
         await taking.begin(self._arrived)
         while True:
@@ -340,16 +340,16 @@ class _Pass:
 
 
 class _NoQueue(TopologyError):
-    """Raised when a message was sent back."""
+    """Raised when the broker returned a message."""
 
 
 class _Putting:
-    """Publishes, each confirmed before the next."""
+    """The publisher of redriven messages, each confirmed before the next."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._frames: dict[tuple[str, str], Any] = {}
-        self._nowhere: dict[str, str] = {}  # addresses that have no queue, and what is said of them
+        self._nowhere: dict[str, str] = {}  # addresses -> why they take nothing, "" when they do
         self._answer: asyncio.Future[bool] | None = None
         self._is_returned = False
 
@@ -361,7 +361,7 @@ class _Putting:
         await _within(link.confirm_select(), link)
 
     async def put_as_due(self, address: str, raw: bytes, body: bytes) -> str:
-        """Put it where it was due; returns why it cannot be. Raises as `put`."""
+        """Put it where it was due. Returns the reason when it cannot be. Raises as `put`."""
         why = self._nowhere.get(address)
         if why is None and (why := await self._why_not(address)):
             self._nowhere[address] = why
@@ -377,7 +377,7 @@ class _Putting:
         return ""
 
     async def _why_not(self, address: str) -> str:
-        """A publish to an exchange that is not there would end the link."""
+        """Return why an address takes no publish: one to a missing exchange would end the link."""
         if address.startswith(QUEUE_PREFIXES):
             return ""
         if not address.startswith(EXCHANGE_PREFIXES):
@@ -392,7 +392,10 @@ class _Putting:
         return ""
 
     async def put(self, exchange: str, key: str, raw: bytes, body: bytes) -> None:
-        """Raises TopologyError when the queue is gone or full, LinkError."""
+        """Publish a message and wait for its confirm.
+
+        Raises TopologyError when the queue is gone or full, LinkError.
+        """
         frames = self._frames.get((exchange, key))
         if frames is None:
             frames = self._frames[exchange, key] = self._link.pipe.frames(exchange, key)
@@ -460,7 +463,7 @@ async def _within(call: Any, link: Link) -> Any:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Also when whoever waits is cancelled: a message is not left between its two queues."""
+    """Run it to its end also when the caller is cancelled: a message is not left between its two queues."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -1,10 +1,10 @@
-"""The settling of young queues, so that they survive a kill or a power-off, and the waking of queues.
+"""Settling of young queues, so that they survive a kill or a power-off, and revival of dead queues.
 
 A quorum queue's own name lies in a table that RabbitMQ 3.10 writes to disk up to a second late, so
 a kill before that loses the queue and every confirmed message in it. `Settler` has the table
 written and fsynced by one `erl_call` (3 ms; `rabbitmqctl eval` takes 0.5 s and there is no HTTP way),
 and then the file system of the data folder. The table is an internal of Ra: it is looked up by the
-name of its file, and where that fails `settle` says so, and the caller declares one more queue
+name of its file. Where that fails `names_synced` is False, and the caller declares one more queue
 (which flushes the names before it) and waits SLOW_S.
 
 Sources: reference/topology.md section 3; `ei_connect` and `erl_call` manual pages.
@@ -35,9 +35,9 @@ SYNC_NAMES = (
     b"[dets:sync(T) || T <- dets:all(), "
     b'filename:basename(dets:info(T, filename)) =:= "names.dets"].\n'
 )
-# RabbitMQ 3.10 may start a quorum queue before the supervisor of its dead-letter worker at boot; a
+# RabbitMQ 3.10 may start a quorum queue before the supervisor of its dead-letter worker at boot. A
 # queue that dead-letters at-least-once then dies of `noproc` twice and stays dead: it is listed, its
-# declaration is answered, and it takes and gives nothing. Seen after 1 in 5 kills.
+# declaration is answered, but it stores and delivers nothing. Seen after 1 in 5 kills.
 REVIVE_QUEUES = (
     b"[case whereis(element(1, amqqueue:get_pid(Q))) of undefined -> "
     b"ra:restart_server(quorum_queues, {element(1, amqqueue:get_pid(Q)), node()}); "
@@ -46,8 +46,8 @@ REVIVE_QUEUES = (
 )
 # That supervisor itself ends for good when workers fail twice in 5 s, as they do when queues are deleted
 # while theirs start; all others end with it. From then on every new queue that dead-letters at-least-once
-# dies of `noproc`, and its declaration is answered 541; those that live on, the delay steps too, give
-# nothing out any more, since a queue starts its worker only when it becomes leader.
+# dies of `noproc`, and its declaration is answered 541. Those that live on, the delay steps too, dead-letter
+# nothing any more, since a queue starts its worker only when it becomes leader.
 REVIVE_DEAD_LETTERING = (
     b"case catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup) of {ok, _} -> "
     b"[element(1, supervisor:start_child(rabbit_fifo_dlx_sup, [amqqueue:get_name(Q)])) || "
@@ -55,11 +55,11 @@ REVIVE_DEAD_LETTERING = (
     b'<<"at-least-once">>}, amqqueue:get_arguments(Q)), N <- [element(1, amqqueue:get_pid(Q))], '
     b"whereis(N) =/= undefined, ra_leaderboard:lookup_leader(N) =:= {N, node()}]; _ -> [] end.\n"
 )
-# Ra's own table of leaders: a queue is in it once it has read what it holds. Everything that AMQP and
-# management say of it before (live, a leader, no messages) is only what was known at its declaration.
-# A queue whose name was lost with a kill is begun anew as a follower that nobody ever calls to an
-# election: it would be listed and take nothing for ever. One that has read its messages is a follower
-# for a moment too; the call only hurries it.
+# Ra's own table of leaders: a queue is in it once it has read its messages. Before that, AMQP and
+# management only repeat the state at its declaration (live, a leader, no messages).
+# A queue whose name was lost with a kill starts anew as a follower that nobody ever calls to an
+# election: it would be listed and take nothing for ever. A queue that has read its messages is a
+# follower for a moment too; the call only hurries it.
 ELECT_LEADERS = (
     b"length([case ets:lookup(ra_state, N) of "
     b"[S] when element(2, S) =:= follower -> catch ra:trigger_election({N, node()}); _ -> reads end || "
@@ -109,7 +109,7 @@ class Settler:
         )
 
     async def names_synced(self) -> bool:
-        """Have the names of all queues written and fsynced. False: use the slow way."""
+        """Write and fsync the names of all queues. False: use the slow way."""
         if not self.erl_call:
             return False
         answer = await _run(
@@ -121,11 +121,11 @@ class Settler:
         return True
 
     async def queues_revived(self) -> int | None:
-        """Start what queues died at the broker's boot. Returns how many; None: it is not known."""
+        """Start queues that died at the broker's boot. Returns how many; None: it is not known."""
         return await self._revived(REVIVE_QUEUES, "queues")
 
     async def dead_lettering_revived(self) -> int | None:
-        """Start the workers that hand on what is dead-lettered, where all ended. As `queues_revived`."""
+        """Start the at-least-once dead-letter workers, where all have ended. Returns as `queues_revived`."""
         return await self._revived(REVIVE_DEAD_LETTERING, "dead-lettering")
 
     async def _revived(self, expression: bytes, what: str) -> int | None:
@@ -142,7 +142,7 @@ class Settler:
     async def queues_without_leader(self) -> int | None:
         """Return how many quorum queues cannot answer yet, after the broker's boot. None: it is not known.
 
-        Those that wait for an election are called to it.
+        Triggers the election of queues that wait for one.
         """
         if not self.erl_call:
             return None
@@ -155,7 +155,7 @@ class Settler:
         return int(found[1])
 
     async def files_synced(self) -> bool:
-        """Write out the file system of the data folder. False: not within SYNC_TIMEOUT_S."""
+        """Write out the file system of the data folder. False: failed, or not within SYNC_TIMEOUT_S."""
         if not self.data_dir:
             return True
         done = await _run(["sync", "-f", self.data_dir], b"", {}, timeout_s=SYNC_TIMEOUT_S)
@@ -179,7 +179,7 @@ def _write_cookie(home: Path, cookie: str) -> None:
 async def _run(
     argv: list[str], stdin: bytes, environ: Mapping[str, str], *, timeout_s: float = CALL_TIMEOUT_S
 ) -> str | None:
-    """Standard output of a command, or None when it failed or took too long (it is killed then)."""
+    """Return a command's standard output; None when it failed or took too long (it is killed then)."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -1,6 +1,6 @@
-"""Following the consumer list: a waiting fetch that never ends, and the last good list on disk.
+"""Client of the consumer list: a waiting fetch that never ends, and the last good list on disk.
 
-Runs on one asyncio loop. What is believed is decided by `core.listkeeper`.
+Runs on one asyncio loop. `core.listkeeper` decides which answers are accepted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CONNECT_TIMEOUT_S = 2.0
 # Above the time for which an agent keeps a waiting fetch.
 ANSWER_GRACE_S = 5.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 100, 5_000
-# An agent keeps the request; whoever answers "nothing new" at once is not asked more often than that.
+# An agent keeps the request; a server that answers "nothing new" at once is not asked more often.
 ASK_EVERY_MS = 1_000
-# The first fault is told, then each n-th of a row.
+# The first fault is logged, then each n-th of a row.
 WARN_EVERY = 20
 NOT_MODIFIED = 304
 
@@ -48,10 +48,10 @@ async def fetch_list(
 ) -> BrokerList | None:
     """Fetch the list that consumers connect to; any agent may answer.
 
-    wait_s: how long the agent may keep the request until it has a newer one than `generation`.
+    wait_s: time in s for which the agent may keep the request until it has a newer list than `generation`.
     who: client, subscription, applied: told to the agent.
     Returns None when there is nothing newer. Raises ListUnavailable (keep the last list) or
-    ListInvalid (an answer that is not a list: keep the last list and tell somebody).
+    ListInvalid (an answer that is not a list: keep the last list and report it).
     """
     query: dict[str, str] = dict(who)
     if generation >= 0:
@@ -85,7 +85,7 @@ async def _read_list(answer: httpx.Response) -> BrokerList | None:
 
 
 class ListFollower:
-    """Keeps the list fresh and calls `on_list` for each newer one, first of all for a cached one.
+    """A follower of the consumer list: calls `on_list` for each newer one, and first for a cached one.
 
     Without list addresses the configured broker is the whole list, once.
     """
@@ -126,7 +126,7 @@ class ListFollower:
         while True:
             url = self._bus.list_urls[turn % len(self._bus.list_urls)]
             try:
-                # Anew after each fault, because certificates rotate.
+                # A new client after each fault, because certificates rotate.
                 async with http_client(self._bus, transport=self._transport) as http:
                     while True:
                         await self._fetch(http, url)
@@ -185,7 +185,7 @@ class ListFollower:
         await asyncio.sleep(wait_ms / 1000)
 
     def _read_cache(self) -> None:
-        """A consumer can start while the balancer is down; a cache that is not a list is ignored."""
+        """Apply the cached list, if valid, so that a consumer can start while the balancer is down."""
         if not self._bus.list_cache:
             return
         try:
@@ -212,7 +212,7 @@ class ListFollower:
         candidate = path.with_name(f"{path.name}.{os.getpid()}.new")
         try:
             candidate.unlink(missing_ok=True)
-            # Made anew, so that a link which somebody put there is not followed.
+            # Created, so that a symbolic link put there is not followed.
             with candidate.open("x") as file:
                 file.write(found.render())
             candidate.replace(path)

@@ -12,7 +12,7 @@ from messagebus.config import BusConfig
 
 __all__ = ["http_client"]
 
-# A request that is given up during its TLS handshake waits that long for the end of the handshake.
+# A request that is given up during its TLS handshake waits up to this for the end of the handshake.
 HANDSHAKE_WITHIN_S = 1.0
 
 
@@ -22,13 +22,13 @@ def http_client(
     timeout: float | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
-    """A client for `bus.list_urls`; its certificates are those of now. Raises ConfigError.
+    """Return a client for `bus.list_urls`, with the current certificates. Raises ConfigError.
 
-    timeout: seconds for each phase; None: each request says its own. transport: another way, for tests.
+    timeout: seconds for each phase; None: each request says its own. transport: a substitute, for tests.
     """
 
     async def name(request: httpx.Request) -> None:
-        """The balancer passes TLS through: what answers there is for tls_server_name."""
+        """Set the SNI name: TLS passes through the balancer, to a certificate for tls_server_name."""
         if bus.tls_server_name and request.url.host == bus.address.host.strip("[]"):
             request.extensions["sni_hostname"] = bus.tls_server_name
 
@@ -42,7 +42,7 @@ def http_client(
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """Lets a TLS handshake end before a request is given up.
+    """A transport that lets a TLS handshake end before a request is given up.
 
     httpcore 1.0 leaves the socket of a cancelled handshake to the garbage collector: it closes it
     after an `Exception` only, and a cancellation is none.

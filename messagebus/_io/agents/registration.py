@@ -1,4 +1,4 @@
-"""Bringing about what a client needs: through an agent, or by our own hands where there is none.
+"""Registration of a client's topology: through an agent, or by itself where there is none.
 
 `Agents` asks any agent, which answers for all brokers. `Alone` declares on the one configured broker.
 Both run on one asyncio loop, and both are idempotent.
@@ -58,16 +58,16 @@ log = logging.getLogger("messagebus.topology")
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
-# An agent that has just started knows nothing yet, and behind one address there may be any of them. Each that
-# takes publishes knows what was declared.
+# An agent that has just started knows nothing yet, and any agent may be behind one address. Each agent whose
+# broker takes publishes knows what was declared.
 ABSENT_SURE = 3
-# One agent with a strange certificate is no reason to give up: the next try may be another one's. So
-# many in a row (within half a second) are: then it is our own authority that is wrong.
+# One agent with an unknown certificate is no reason to give up: the next try may reach another agent.
+# STRANGERS_MAX in a row (within half a second) mean that our own authority is wrong.
 STRANGERS_MAX = 4
 # RabbitMQ 3.10 keeps the name of a new quorum queue in memory for up to 3 s; see docs/ARCHITECTURE.md.
 SETTLE_MS = 4_000
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
-# Looks at destinations of one link that are under way together: thousands fit into a dial's time.
+# Concurrent looks at destinations of one link: thousands fit into a dial's time.
 CALLS_AT_ONCE = 256
 OLD = (
     "32 messages that find no queue stop a step of it; when every client has been started with this version,"
@@ -82,7 +82,7 @@ def topology_for(bus: BusConfig) -> Topology:
 
 
 def credentials(bus: BusConfig) -> Credentials:
-    """Read them as they are now: user, password and certificates may rotate. Raises ConfigError."""
+    """Return the current credentials: user, password and certificates may rotate. Raises ConfigError."""
     return Credentials(
         user=bus.current_user(),
         password=bus.current_password(),
@@ -95,7 +95,7 @@ def credentials(bus: BusConfig) -> Credentials:
 
 
 class Agents:
-    """The agents own the topology; we ask one of them through the balancer's list address."""
+    """The topology as owned by the agents; one of them is asked through the balancer's list address."""
 
     def __init__(self, bus: BusConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._bus, self._transport = bus, transport
@@ -177,7 +177,7 @@ class Agents:
                 await asyncio.sleep(wait_ms / 1000)
 
     async def _alive(self, http: httpx.AsyncClient, url: str) -> set[str]:
-        """The names that an agent's map has."""
+        """Return the living names of an agent's map."""
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.get(url, auth=who)
         if answer.status_code in (401, 403):
@@ -212,7 +212,7 @@ class Agents:
 
 
 def _told_if(mark: str, answer: httpx.Response) -> str:
-    """Tell why asking again does not help, "" when it may. mark: the key that says so."""
+    """Return why asking again does not help, "" when it may. mark: the key that says so."""
     try:
         told = answer.json()
     except ValueError:
@@ -222,7 +222,7 @@ def _told_if(mark: str, answer: httpx.Response) -> str:
 
 
 def read_registration(url: str, answer: httpx.Response) -> Registration:
-    """An agent's answer to a registration. Raises LinkLost unless it is one."""
+    """Read an agent's answer to a registration. Raises LinkLost unless it is one."""
     try:
         told = answer.json()
         return Registration(
@@ -237,9 +237,9 @@ def read_registration(url: str, answer: httpx.Response) -> Registration:
 
 
 class Alone:
-    """One RabbitMQ without agents: we declare, settle and bind by ourselves.
+    """The topology of one RabbitMQ without agents: this client declares, settles and binds by itself.
 
-    That a queue is settled is remembered in the broker: an auto-delete exchange bound to the queue,
+    The broker remembers that a queue is settled: an auto-delete exchange bound to the queue is
     declared when it is. It vanishes with the queue, and spares the wait at the next start.
     """
 
@@ -276,7 +276,7 @@ class Alone:
         try:
             await link.try_call("queue_declare", queue=queue.amqp_queue, passive=True)
         except ChannelRefused as fault:
-            # Who may not look finds out when he publishes.
+            # A user who may not look gets the error when publishing.
             return fault.code != NOT_FOUND
         finally:
             await link.close()
@@ -296,14 +296,14 @@ class Alone:
     async def _declare_settled(self, link: Link, wanted: Sequence[Wanted]) -> None:
         is_led_out = await self._declare_ladder(link)
         parts = [declarations(each) for each in wanted]
-        # Nobody else need wait until the queue of the undelivered is settled; then all bind it.
+        # Only registrations of a delay wait until the undelivered queue is settled; then all bind it.
         if any(isinstance(each, Delay) for each in wanted) or await _is_settled(link, _LAST):
             parts.append(_LAST)
         for part in parts:
             await _declare(link, part)
         unsettled = [p for p in parts if p.needs_settling and not await _is_settled(link, p)]
         if unsettled:
-            # One more declaration makes the broker write the names of those before it.
+            # One more declaration makes the broker write the names of the earlier ones.
             await _declare_queue(
                 link, QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
             )
@@ -319,7 +319,7 @@ class Alone:
             await _mark_settled(link, part)
 
     async def _declare_ladder(self, link: Link) -> bool:
-        """Declare where delayed messages come out. False: in the form of an earlier version, which stays.
+        """Declare the exit of the delay ladder. False: an earlier version's form exists and stays.
 
         Clients of that version may have bound queues to it that nobody here knows of.
         """
@@ -344,7 +344,7 @@ class Alone:
             try:
                 await self._bring_about(link, [destination])
             except ChannelRefused as fault:
-                # A user who may not configure: somebody else did it for him.
+                # A user without the right to configure: another client declared it.
                 if fault.code != ACCESS_REFUSED:
                     raise
                 await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
@@ -364,14 +364,14 @@ class Alone:
             await link.close()
 
 
-# Bound behind all else, so that nothing is taken for undelivered whose queue is just being bound.
+# Bound last, so that no message counts as undelivered whose queue is just being bound.
 _LAST = Declarations(queues=LADDER.queues, bindings=LADDER.bindings)
 
 
 async def _side_by_side(
     look: Callable[[T], Awaitable[None]], every: Iterable[T]
 ) -> dict[T, MessageBusError]:
-    """Each of these, CALLS_AT_ONCE at the same time: which failed, and why. Raises LinkLost."""
+    """Look at each of these, CALLS_AT_ONCE at the same time. Returns failures. Raises LinkLost."""
     free, faults = asyncio.Semaphore(CALLS_AT_ONCE), dict[T, MessageBusError]()
 
     async def one(each: T) -> None:
@@ -391,7 +391,7 @@ async def _side_by_side(
 
 
 async def _claim_level(link: Link, wanted: Wanted) -> None:
-    """Have the broker remember how durable a topic is, by the type of an exchange that nobody uses.
+    """Make the broker remember a topic's durability, by the type of an exchange that nobody uses.
 
     A topic itself leaves no trace of it, and a subscription may not be weaker than its topic.
     """
@@ -437,7 +437,7 @@ async def _declare_exchange(link: Link, exchange: Exchange) -> None:
 
 
 async def _declare_queue(link: Link, queue: QueueSpec) -> int:
-    """Declare it; return how many messages are ready in it."""
+    """Declare a queue; return how many messages are ready in it."""
     answer = await link.try_call(
         "queue_declare", queue=queue.name, durable=True, arguments=dict(queue.arguments)
     )

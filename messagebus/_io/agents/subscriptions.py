@@ -1,7 +1,7 @@
-"""Asking the agents about subscriptions, each for its own broker, and having them deleted on all.
+"""Requests to the agents about subscriptions, each for its own broker, and deletion on all brokers.
 
-Everybody is asked at once, each within ANSWER_TIMEOUT_S; who does not answer is named, not counted as
-nothing.
+All agents are asked at once, each within ANSWER_TIMEOUT_S. An agent that does not answer is named, not
+counted as zero.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SubscriptionCount:
 class SubscriptionCounts:
     """Answers of the brokers. counts: by name and broker.
 
-    unanswered: brokers that said nothing, and why. answered: the others, also those that have nothing.
+    unanswered: broker -> why it did not answer. answered: the others, also those that have nothing.
     """
 
     counts: tuple[SubscriptionCount, ...]
@@ -74,14 +74,14 @@ class SubscriptionCounts:
 
 @dataclass(frozen=True, slots=True)
 class PurgedMessages:
-    """Counts of dropped messages: broker -> name -> count. unanswered: brokers, and why."""
+    """Counts of dropped messages: broker -> name -> count. unanswered: broker -> the reason."""
 
     dropped: Mapping[str, Mapping[str, int]]
     unanswered: Mapping[str, str] = field(default_factory=dict)
 
 
 async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
-    """Count everywhere. Raises LoginRefused."""
+    """Count messages and consumers on all brokers. Raises LoginRefused."""
     auth = httpx.BasicAuth(bus.current_user(), bus.current_password().reveal())
     answers, unanswered = await _ask_all(bus, brokers, "GET", "/subscriptions", lambda _: auth)
     counts = []
@@ -103,7 +103,7 @@ async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
 async def purge(
     bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
 ) -> PurgedMessages:
-    """Drop what is ready, everywhere. Raises LoginRefused, or ConfigError for a token that cannot be."""
+    """Drop ready messages on all brokers. Raises LoginRefused, or ConfigError for an impossible token."""
     answers, unanswered = await _ask_all(
         bus,
         brokers,
@@ -118,11 +118,11 @@ async def purge(
 async def delete(
     bus: BusConfig, brokers: BrokerList, names: Sequence[str], *, token: Secret
 ) -> Registration:
-    """Leave tombstones for all brokers, through the first agent that can.
+    """Delete on all brokers by tombstones, through the first agent that can.
 
-    Each is asked at its own address: behind a balancer another one than gave a nonce might answer.
-    Raises TopologyError when no agent could do it, or when one of the names never was; LoginRefused;
-    ConfigError for a token that cannot be one.
+    Each is asked at its own address: behind a balancer another agent than the one that gave a nonce might
+    answer. Raises TopologyError when no agent could do it, or when one of the names never existed;
+    LoginRefused; ConfigError for an impossible token.
     """
     proof = _proof(token)
     fault = "no broker is on the list"
@@ -146,7 +146,7 @@ async def delete(
 
 
 async def known(bus: BusConfig) -> list[Source]:
-    """All subscriptions and queues that there are, as any agent says. Raises TopologyError."""
+    """Return all subscriptions and queues that any agent knows. Raises TopologyError."""
     fault = "no list address: only agents know the subscriptions"
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
         for url in bus.list_urls:
@@ -166,7 +166,7 @@ def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:
-    """A name of a deleted one is good: deleting it again finishes what was incomplete."""
+    """Raise TopologyError for unknown names. A deleted name is known: deleting it again completes it."""
     told = (await http.get(url)).raise_for_status().json()
     known = {entry["wanted"] for entry in told["entries"]} if isinstance(told, dict) else set()
     if unknown := [name for name in names if name not in known]:
@@ -181,7 +181,7 @@ async def _ask_all(
     auth: Callable[[str], httpx.Auth],
     **request: Any,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Each agent's answer, and why there is none, by broker name. auth: of a broker name."""
+    """Return each agent's answer and each failure, by broker name. auth: from a broker name."""
     timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     async with http_client(bus) as http:
 
@@ -217,9 +217,9 @@ def _agent_url(bus: BusConfig, listed: ListedBroker, path: str) -> str:
 
 
 def _proof(token: Secret) -> Callable[[str], httpx.Auth]:
-    """Return what makes, of a broker name, the proof for its agent. Raises ConfigError."""
+    """Return a function from a broker name to the proof for its agent. Raises ConfigError."""
     text = token.reveal()
-    # It may have to be sent, and httpx would show it in its complaint.
+    # A token that cannot be sent would appear in the error of httpx.
     if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise ConfigError("token: printable ASCII without blanks, as in the operators' token file")
     return lambda broker: TokenProof(lambda: token, to=broker)

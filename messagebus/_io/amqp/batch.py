@@ -1,6 +1,6 @@
-"""Several messages as the body of one: docs/WIRE.md, section "Batches", in code.
+"""The encoding of several messages as the body of one: docs/WIRE.md, section "Batches", in code.
 
-A body is a row of entries, each a message as it would travel alone: the length of its property list
+A body is a sequence of entries, each a message as it would travel alone: the length of its property list
 as four bytes, the list, the length of its body as four bytes, the body. Pure.
 """
 
@@ -12,8 +12,8 @@ from struct import error as StructError
 __all__ = ["BATCH_TYPE", "BatchDamaged", "EntryShape", "decode_batch", "encode_entry"]
 
 BATCH_TYPE = "application/vnd.messagebus.batch"
-"""The content type that says that a body is a batch."""
-# More than any publisher packs: `config.Batching`.
+"""The content type of a batch."""
+# Larger than any publisher's batch: `config.Batching`.
 ENTRIES_MAX = 10_000
 
 _LENGTH = Struct(">I")
@@ -21,7 +21,7 @@ SIZES_MAX = 4096
 
 
 class BatchDamaged(ValueError):
-    """Raised for a body that is no row of whole entries."""
+    """Raised for a body that is no sequence of whole entries."""
 
 
 def encode_entry(out: list[bytes], properties: bytes, body: bytes) -> None:
@@ -30,7 +30,7 @@ def encode_entry(out: list[bytes], properties: bytes, body: bytes) -> None:
 
 
 class EntryShape:
-    """Entries that differ in id and body only: their pieces are kept for each size of body."""
+    """Entries that differ in id and body only. Their common parts are cached by body size."""
 
     def __init__(self, shape: tuple[bytes, bytes], id_size: int) -> None:
         before, self._after = shape
@@ -48,7 +48,7 @@ class EntryShape:
 
 
 def decode_batch(body: bytes) -> list[tuple[bytes, bytes]]:
-    """Property list and body of each entry. Raises BatchDamaged, with where."""
+    """Return property list and body of each entry. Raises BatchDamaged, which names the place."""
     if not body:
         raise BatchDamaged("no entries")
     entries: list[tuple[bytes, bytes]] = []

@@ -1,14 +1,14 @@
-"""Subclasses of pika's connection: frames read without harm, and our own frames beside pika's.
+"""Subclasses of pika's connection: safe reading of frames, and our own frames beside pika's.
 
 `GuardedConnection`: pika decodes the properties of every message that it reads and ends the connection
-where it cannot: such a message would come again for ever. And it waits for the whole of a frame of any
-size. Here properties are taken as they are on the wire, and a frame larger than agreed ends the connection.
+where it cannot: such a message would come again for ever. And pika waits for the whole of a frame of any
+size. Here properties stay as they are on the wire, and a frame larger than agreed ends the connection.
 
-`HotConnection` cuts deliveries and confirms out of what is read (`frames.FrameParser`) and writes our
+`HotConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
 publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
 declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
-it in the process see nothing. `guard_problem` and `seam_problem` try every internal that this rests on,
-without a socket; where they find one changed, links fall back to plain pika (`pipe.PlainPipe`).
+it in the process see no change. `guard_problem` and `seam_problem` check all pika internals in use,
+without a socket; where one has changed, links fall back to plain pika (`pipe.PlainPipe`).
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ OVERHEAD = _HEAD.size + 1
 # pika reads 4 KiB at a time until nothing is left; larger reads cost less, and one a turn keeps the
 # links of one loop fair. Above malloc's threshold (128 KiB) each read would map memory anew.
 READ_BYTES = 64 * 1024
-# Of ours, given to the socket and not taken: then sending pauses (`backed_up`).
+# Bytes of our frames in the write buffer above which sending pauses (`backed_up`).
 WRITE_BYTES_MAX = 1 << 20
 FRAME_MIN = 4096
-# Until both sides have agreed: a broker may say much about itself.
+# Frame size before both sides have agreed: a broker may say much about itself.
 FRAME_FIRST_MAX = 131_072
 
 
 class RawProperties(pika.BasicProperties):  # type: ignore[misc]  # pika has no types
-    """Properties of a message, as they are on the wire; read as far as pika can."""
+    """Properties of a message as bytes of the wire, decoded as far as pika can."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__()
         self.raw = raw
-        with contextlib.suppress(Exception):  # whatever pika raises for what others wrote
+        with contextlib.suppress(Exception):  # pika raises anything for malformed properties
             self.decode(raw)
 
     def encode(self) -> list[bytes]:
@@ -67,7 +67,7 @@ class RawProperties(pika.BasicProperties):  # type: ignore[misc]  # pika has no 
 
 class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
     def _read_frame(self) -> tuple[int, Any]:
-        """pika's hook for the next frame in its buffer: how long it is, and the frame; 0 for none yet."""
+        """Override pika's hook: return length and content of the next frame in its buffer; 0 for none yet."""
         data = self._frame_buffer
         if len(data) < _HEAD.size or data.startswith(b"AMQP"):
             return super()._read_frame()  # type: ignore[no-any-return]
@@ -84,15 +84,15 @@ class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
 
 @functools.cache
 def guard_problem() -> str:
-    """Tell why pika's internals are not as expected; "" when they are. Needs no socket."""
+    """Return how pika's internals differ from what is expected; "" when they do not. Needs no socket."""
     return first_problem(_problem)
 
 
 def first_problem(*looks: Callable[[], str]) -> str:
-    """Return what the first of them finds that finds something; "" when none does."""
+    """Return the first problem that a check finds; "" when none does."""
     try:
         return next((problem for look in looks if (problem := look())), "")
-    except Exception as problem:  # whatever is different shows as some exception
+    except Exception as problem:  # any difference may show as an exception
         return f"{type(problem).__name__}: {problem}"
 
 
@@ -113,30 +113,30 @@ def _problem() -> str:
 
 
 class HotSink(Protocol):
-    """The owner of a channel, told of all in the order of the stream."""
+    """The owner of a channel: it gets items in the order of the stream."""
 
     def on_item(self, item: Contents | Confirm) -> None: ...
 
     def on_read(self) -> None:
-        """All that one read brought was told."""
+        """Handle the end of one read: all its items were passed on."""
 
     def on_closed(self) -> None:
-        """The channel has ended: nothing more comes."""
+        """Handle the end of the channel: nothing more comes."""
 
 
 class HotConnection(GuardedConnection):
-    """pika's connection, with channels whose messages do not pass through pika."""
+    """A connection of pika's, with channels whose messages do not pass through pika."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.out: list[bytes] = []
-        """What `flush` writes; pieces of one message must be appended together."""
+        """Output of the next `flush`; pieces of one message must be appended together."""
         self._parser = FrameParser(FRAME_FIRST_MAX)
         self._sinks: dict[int, HotSink] = {}
         self._direct = False
         super().__init__(*args, **kwargs)
 
     def attach(self, channel: Channel, sink: HotSink) -> None:
-        """Deliveries and confirms of this open channel go to the sink, from now on."""
+        """Send deliveries and confirms of this open channel to the sink, from now on."""
         transport = self._transport
         if type(transport) is getattr(io_services_utils, "_AsyncPlaintextTransport", None):
             transport._MAX_RECV_BYTES, transport._MAX_CONSUME_BYTES = READ_BYTES, 1
@@ -153,7 +153,7 @@ class HotConnection(GuardedConnection):
             sink.on_closed()
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """pika's hook for what was read."""
+        """Override pika's hook for input."""
         self.bytes_received += len(data_in)  # pika's heartbeat check watches this number
         for item in self._parser.feed(data_in):
             if type(item) is bytes:
@@ -167,12 +167,12 @@ class HotConnection(GuardedConnection):
             self._terminate_stream(StreamLostError(f"no AMQP: {self._parser.fault}"))
 
     def _output_marshaled_frames(self, marshaled_frames: Any) -> None:
-        """pika's hook for what it writes: ours came first, a close must not overtake it."""
+        """Override pika's hook for output: our frames came first, and a close must not overtake them."""
         self.flush()
         super()._output_marshaled_frames(marshaled_frames)
 
     def flush(self) -> None:
-        """Write what is in `out`, in one piece."""
+        """Write the frames in `out`, in one piece."""
         if not self.out:
             return
         transport = self._transport
@@ -180,8 +180,8 @@ class HotConnection(GuardedConnection):
             data = memoryview(b"".join(self.out))  # a view: a partial send copies no tail
             self.bytes_sent += len(data)
             if self._direct and not transport._tx_buffers:
-                # At once, where nothing waits: saves two epoll_ctl and a turn of the loop each.
-                with contextlib.suppress(OSError):  # full, or broken: pika's own write finds out
+                # Send at once when nothing waits: saves two epoll_ctl and a turn of the loop each.
+                with contextlib.suppress(OSError):  # full, or broken: pika's own write handles it
                     data = data[transport._sock.send(data) :]
             if data:
                 transport.write(data)
@@ -189,14 +189,14 @@ class HotConnection(GuardedConnection):
 
     @property
     def backed_up(self) -> bool:
-        """Tell whether the socket takes less than we write; pika's transport does not tell when it drains."""
+        """True while the socket takes less than we write; pika's transport does not tell when it drains."""
         transport = self._transport
         return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
 
 
 @functools.cache
 def seam_problem() -> str:
-    """Tell why pika's internals are not as expected; "" when they are."""
+    """Return how pika's internals differ from what is expected; "" when they do not."""
     return first_problem(_version_problem, guard_problem, _input_problem, _output_problem)
 
 
@@ -260,7 +260,7 @@ class _ProbeSink:
 
 
 def _probe(on_item: Callable[[Any], None], write: Callable[[Any], None]) -> HotConnection:
-    """A connection that is open as far as it knows, without a socket."""
+    """Return a connection that believes it is open, without a socket."""
     connection = object.__new__(HotConnection)
     connection._parser, connection._direct, connection.out = FrameParser(FRAME_MIN), False, []
     connection._parser.hot.add(1)

@@ -31,18 +31,18 @@ __all__ = [
 # Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
 EVENT_EXCHANGE = "amq.rabbitmq.event"
 EVENT_KEYS = ("queue.deleted", "exchange.deleted", "binding.deleted")
-# Of two messages that open the gate at once the second takes the place of the first.
+# If two messages open the gate at once, the second replaces the first.
 GATE_QUEUE = QueueSpec(name=GATE, arguments={"x-queue-type": "classic", "x-max-length": 1})
 # Declaring one more queue flushes the names of those before it.
 SETTLE_QUEUE = QueueSpec(name="mb.settle", arguments={"x-queue-type": "quorum"})
 # Erlang's port mapper: the question after a node's port and its answer (distribution protocol, epmd).
 EPMD_ASK, EPMD_ANSWER = 122, 119
-# A broker that does not answer a declaration for so long is treated as gone.
+# A broker that does not answer a declaration within this time is treated as gone.
 CALL_TIMEOUT_S = 5.0
-# For a look at one right, of which many are under way.
+# Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
 ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
-# No exchange has this name, and no user need have a right on it.
+# No exchange has this name, and no user needs a right on it.
 NOWHERE = "mb.nowhere"
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '([^']+)' for (queue|exchange) '([^']+)' in vhost '[^']*': "
@@ -54,7 +54,7 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 class Control:
-    """One administrator's link to a broker. dial_again: opens another one."""
+    """One administrator's link to a broker. dial_again: opens another link."""
 
     def __init__(self, link: Link, dial_again: Callable[[], Awaitable[Link]]) -> None:
         self.link = link
@@ -71,7 +71,7 @@ class Control:
         return self.link.is_open
 
     async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
-        """Declare exchanges and queues, and bind nothing yet: a young queue may not confirm anything.
+        """Declare exchanges and queues without bindings: a young queue may not confirm anything.
 
         aside: on channels of their own, so that a refusal leaves the link alone; three times as slow.
         Raises ChannelRefused 406 on a mismatch.
@@ -91,11 +91,11 @@ class Control:
             )
 
     async def mismatch(self, wanted: Declarations) -> str:
-        """Tell what exists otherwise than wanted, in words, "" for nothing. Makes nothing."""
+        """Describe what exists and differs from wanted; "" for nothing. Creates nothing."""
         return await mismatch(self._try, wanted)
 
     async def counts(self, queue: str) -> tuple[int, int] | None:
-        """Messages ready and consumers of a queue; None when it is not there."""
+        """Return the counts of ready messages and consumers of a queue; None when it does not exist."""
         try:
             found = await self._try("queue_declare", queue=queue, passive=True)
         except ChannelRefused as refused:
@@ -105,7 +105,7 @@ class Control:
         return found.message_count, found.consumer_count
 
     async def purge(self, queue: str) -> int | None:
-        """Drop what is ready in a queue. Returns how many; None when it is not there."""
+        """Drop the ready messages of a queue. Returns how many; None when it does not exist."""
         try:
             return int((await self._try("queue_purge", queue=queue)).message_count)
         except ChannelRefused as refused:
@@ -114,7 +114,7 @@ class Control:
             return None
 
     async def bind(self, wanted: Declarations) -> None:
-        """Bind what is declared and settled."""
+        """Make the bindings of declared and settled queues."""
         for binding in wanted.bindings:
             await self._call(
                 "queue_bind",
@@ -124,9 +124,9 @@ class Control:
             )
 
     async def audit(self, wanted: Declarations) -> str:
-        """Look whether all queues are there, and bind them. Returns the name of a missing queue.
+        """Check that all queues exist, and bind them. Returns the name of a missing queue, "" for none.
 
-        The link is lost when one is missing. "" means that all are there.
+        The link is lost when one is missing.
         """
         for queue in wanted.queues:
             try:
@@ -139,7 +139,7 @@ class Control:
         return ""
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue with all that is in it; one that is not there is no error."""
+        """Delete a queue with all its messages; a missing one is no error."""
         await self._call("queue_delete", queue=name)
 
     async def delete_exchange(self, name: str) -> None:
@@ -148,19 +148,20 @@ class Control:
     async def declare_settle_queue(self) -> None:
         """Flush the names of all queues declared before, to the file, not to the disk.
 
-        Deleted and made again: only a queue that is not known yet makes the broker look it up.
+        Deletes the settle queue and declares it again: the broker looks up only an unknown queue.
         """
         await self._call("queue_delete", queue=SETTLE_QUEUE.name)
         await self._declare_queue(SETTLE_QUEUE)
 
     async def gate_is_open(self) -> bool:
-        """Tell whether the mark is there."""
+        """Return whether the gate's mark exists."""
         found = await self.counts(GATE)
         return found is not None and found[0] > 0
 
     async def open_gate(self) -> None:
-        """Make the mark. It is published, over a link of its own: a broker in alarm reads nothing more from a
-        link that has published.
+        """Make the gate's mark. It is published over a link of its own.
+
+        A broker in alarm reads nothing more from a link that has published.
         """
         await self._declare_queue(GATE_QUEUE)
         link = await self._dial_again()
@@ -174,7 +175,7 @@ class Control:
             await link.close()
 
     async def follow_events(self, on_event: OnEvent) -> bool:
-        """Call on_event(key, headers) for what is deleted from now on.
+        """Call on_event(key, headers) for everything deleted from now on.
 
         Returns False when the broker has no event exchange.
         """
@@ -195,7 +196,7 @@ class Control:
         return True
 
     async def declare_probe(self) -> str:
-        """Make a queue of our own, under a name of the broker's choice; returns the name."""
+        """Declare an exclusive queue named by the broker; return the name."""
         answer = await self._call("queue_declare", queue="", exclusive=True)
         return str(answer.queue)
 
@@ -223,7 +224,7 @@ class Control:
         return await self._bounded(self.link.call(method, **arguments), method)
 
     async def _try(self, method: str, **arguments: Any) -> Any:
-        """On a channel of its own."""
+        """Call on a channel of its own."""
         return await self._bounded(self.link.try_call(method, **arguments), method)
 
     async def _bounded(self, call: Awaitable[Any], what: str) -> Any:
@@ -238,7 +239,7 @@ class Control:
 
 
 async def mismatch(try_call: Callable[..., Awaitable[Any]], wanted: Declarations) -> str:
-    """Tell what exists otherwise than wanted, as the broker tells it; declares only what is there.
+    """Describe what exists and differs from wanted, in the broker's words; declares only what exists.
 
     try_call: a request on a channel of its own, as `Link.try_call`.
     """
@@ -275,7 +276,7 @@ async def _mismatch_of(
 
 
 def mismatch_text(reason: str) -> str:
-    """RabbitMQ's refusal of a declaration in fewer words: what, its name, both values."""
+    """Shorten RabbitMQ's refusal of a declaration to the kind, its name, and both values."""
     found = _INEQUIVALENT.search(reason)
     if found is None:
         return reason
@@ -289,7 +290,7 @@ def _value(told: str) -> str:
 
 
 class Right(NamedTuple):
-    """operation: write (to an exchange) or read (a queue). name: of it."""
+    """One permission. operation: write (to an exchange) or read (a queue). name: of the exchange or queue."""
 
     operation: Literal["write", "read"]
     name: str
@@ -298,14 +299,14 @@ class Right(NamedTuple):
 async def rights_of(
     address: Broker, credentials: Credentials, asked: Iterable[Right], *, timeout_ms: int
 ) -> set[Right] | None:
-    """Return the rights of these that a user has, None when the login is refused; nothing changes.
+    """Return which of these rights a user has, None when the login is refused; nothing changes.
 
     timeout_ms: for the login, and once more for the answers, each of which adds RIGHT_MS. Raises LinkLost
     when the broker cannot say.
     """
     try:
         link = await dial(address, credentials, timeout_ms=timeout_ms)
-    except CertificateRefused as fault:  # that is between the agent and its broker
+    except CertificateRefused as fault:  # a fault between the agent and its broker, not the user's
         raise LinkLost(fault.broker, fault.reason) from fault
     except LoginRefused:
         return None
@@ -321,9 +322,9 @@ async def rights_of(
 
 
 async def _has_right(link: Link, right: Right) -> bool:
-    """By a request that fails in any case: for want of the right, which comes first, or after it.
+    """Test a right by a request that fails in any case; the check of the right comes first.
 
-    So it is the broker that judges, whatever it keeps its users in.
+    So the broker decides, whatever its users are stored in.
     """
     try:
         if right.operation == "write":
@@ -341,7 +342,7 @@ async def _has_right(link: Link, right: Right) -> bool:
 
 
 async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
-    """Tell whether the AMQP port refuses connections. No answer in time is not a refusal."""
+    """Return whether the AMQP port refuses connections. No answer in time is not a refusal."""
     try:
         async with asyncio.timeout(timeout_s):
             _reader, writer = await asyncio.open_connection(address.host.strip("[]"), address.port)
@@ -354,10 +355,10 @@ async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
 
 
 async def node_is_gone(host: str, node_name: str, epmd_port: int, *, timeout_s: float) -> bool:
-    """Tell whether Erlang's port mapper on the host says that this node does not live.
+    """Return whether Erlang's port mapper on the host says that this node does not live.
 
-    A node is registered there from before it opens any port until its process has ended. Anything
-    but that word proves nothing: a port that refuses may be suspended, or behind a firewall.
+    A node is registered there from before it opens any port until its process has ended. No other
+    sign proves anything: a port that refuses may be suspended, or behind a firewall.
     """
     name = node_name.partition("@")[0].encode()
     try:

@@ -1,9 +1,9 @@
 """The properties of a delivery's copy: those of the original, and our own headers.
 
-They are made from bytes, not from a `Message`: so it keeps what other clients wrote and the library does
-not read (a content encoding, floats in headers). Left out is what was about the original's way: how long
-it may wait unread, who published it (a broker refuses another's name), headers that would route the
-copy elsewhere too, and those that the broker adds by itself.
+They are made from bytes, not from a `Message`, so the copy keeps properties of other clients that the
+library does not read (a content encoding, floats in headers). It leaves out properties of the original's
+way: how long it may wait unread, who published it (a broker refuses another's name), headers that would
+route the copy elsewhere too, and headers that the broker adds by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from messagebus.message import BINARY
 
 __all__ = ["PROPERTIES_BYTES_MAX", "copied"]
 
-# They must fit into one frame, of 128 KiB by default, or the broker ends the link.
+# Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024
 USER_ID, APP_ID, CLUSTER_ID = 1 << 4, 1 << 3, 1 << 2
 _ORDER = (
@@ -55,9 +55,9 @@ _ORDER = (
 )
 _BYTES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
 _LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
-# RabbitMQ sends what bears these to the queues that they name as well.
+# RabbitMQ routes a message with these to the queues that they name as well.
 _ROUTING = frozenset({"CC", "BCC"})
-# Its own, in deliveries.
+# Added by the broker in deliveries.
 _OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count", "x-acquired-count")
 
 _FLAGS = Struct(">H")
@@ -79,10 +79,10 @@ def copied(
     without: Callable[[str], bool] = _none,
     expires: bool = False,
 ) -> bytes:
-    """The properties of a copy. marks: our headers, in place of those of the same names.
+    """Return the properties of a copy. marks: our headers, in place of those of the same names.
 
-    message_id, stamp_ms: for one that bears none. entry: what is copied came in a batch. without: names
-    of headers that are left out as well. expires: how long it may wait unread is kept, and begins anew.
+    message_id, stamp_ms: for an original without them. entry: the original came in a batch. without: tells
+    which other headers to leave out. expires: keep the time to live, which begins anew.
     """
     found = _spans(raw)
     for flag in list(found):
@@ -106,7 +106,7 @@ def _short(text: str) -> bytes:
 
 
 def _spans(raw: bytes) -> dict[int, bytes]:
-    """Each property as it is, by its flag; what is cut short is absent, with all behind it."""
+    """Return the bytes of each property by its flag. A property cut short is absent, with all after it."""
     found: dict[int, bytes] = {}
     if len(raw) < _FLAGS.size:
         return found
@@ -131,7 +131,7 @@ def _spans(raw: bytes) -> dict[int, bytes]:
 
 
 def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool]) -> bytes:
-    """A header table with these in it, and what can be read of this one."""
+    """Return a header table with the marks and all readable other entries of this one."""
     ours: list[bytes] = []
     pika.data.encode_table(ours, dict(marks))
     spans, _end = entry_spans(raw, 0) if raw else ([], 0)

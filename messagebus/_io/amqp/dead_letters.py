@@ -18,11 +18,11 @@ DELIVERY_COUNT = "x-delivery-count"
 
 
 def _properties(raw: bytes) -> pika.BasicProperties | None:
-    """None for what pika cannot read: such a message passes unchanged."""
+    """Decode properties. None where pika cannot: such a message passes unchanged."""
     properties = pika.BasicProperties()
     try:
         properties.decode(raw)
-    except Exception:  # whatever pika raises for what others wrote
+    except Exception:  # pika raises anything for malformed properties
         return None
     if int.from_bytes(raw[:2]) & HEADERS:
         properties.headers = read_headers(raw)  # pika's loses the fractions of floats
@@ -34,7 +34,7 @@ def _encoded(properties: pika.BasicProperties) -> bytes:
 
 
 def expires_after_ms(raw: bytes) -> int | None:
-    """The time to live that the publisher asked for."""
+    """Return the time to live in ms that the publisher asked for, None for none."""
     if not int.from_bytes(raw[:2]) & EXPIRATION:
         return None
     properties = _properties(raw)
@@ -43,7 +43,7 @@ def expires_after_ms(raw: bytes) -> int | None:
 
 
 def counted(raw: bytes, deliveries: int) -> bytes:
-    """Change it as a quorum queue does that delivers again: it says how often it has done so before."""
+    """Add the number of earlier deliveries, as a quorum queue does that delivers again."""
     properties = _properties(raw)
     if properties is None:
         return raw
@@ -54,9 +54,9 @@ def counted(raw: bytes, deliveries: int) -> bytes:
 def dead_lettered(
     raw: bytes, *, reason: str, queue: str, exchange: str, key: str, count: int = 1
 ) -> bytes:
-    """Change it as a queue does whose dead-letter exchange it leaves by.
+    """Change the headers as a queue does that dead-letters a message to an exchange.
 
-    reason: rejected, expired or delivery_limit. A time to live that the publisher asked for is over.
+    reason: rejected, expired or delivery_limit. A time to live that the publisher asked for is removed.
     """
     properties = _properties(raw)
     if properties is None:

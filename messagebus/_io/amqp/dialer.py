@@ -1,6 +1,6 @@
 """Links to several distinct brokers at once.
 
-A broker says its own name in the handshake (`Link.broker`). A target where another broker answers
+A broker gives its own name in the handshake (`Link.broker`). A target where another broker answers
 is refused here: two names for one broker would count one copy twice.
 """
 
@@ -21,20 +21,20 @@ __all__ = ["Dialed", "Target", "dial_distinct"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """address: where to connect. name: the broker that must answer there."""
+    """An address to connect to. name: the broker that must answer there."""
 
     address: Broker
     name: str
 
     @classmethod
     def named(cls, broker: Broker) -> Target:
-        """One broker and no other."""
+        """Return a target where only this broker may answer."""
         return cls(broker, broker.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialed:
-    """links: to distinct brokers, in the order in which they answered. dials: how many it took."""
+    """The opened links, to distinct brokers, in the order in which they answered. dials: how many it took."""
 
     links: tuple[Link, ...]
     dials: int
@@ -52,7 +52,7 @@ async def _dial_target(target: Target, credentials: Credentials, *, timeout_ms: 
 async def dial_distinct(
     targets: Sequence[Target], count: int, credentials: Credentials, *, timeout_ms: int
 ) -> Dialed:
-    """Open links to `count` distinct named brokers, whichever answer first, each within timeout_ms.
+    """Open links to `count` distinct named brokers, the first that answer, each within timeout_ms.
 
     Raises LinkLost when fewer answered; those links are closed. Ends within
     len(targets) * timeout_ms, because each target is dialled once.
@@ -62,7 +62,7 @@ async def dial_distinct(
     tasks: dict[str, asyncio.Task[Link]] = {}
     try:
         await _search(search, by_name, tasks, credentials, timeout_ms)
-    except BaseException:  # cancelled: what was dialled meanwhile is nobody's
+    except BaseException:  # cancelled: nobody will own the links dialled meanwhile
         await _let_go(tasks.values())
         raise
     return await _conclude(search, tasks, count)
@@ -110,7 +110,7 @@ async def _conclude(search: Distinct, tasks: dict[str, asyncio.Task[Link]], coun
 
 
 async def _let_go(dials: Iterable[asyncio.Task[Link]]) -> None:
-    """Give them up, and close the links of those that are open already."""
+    """Cancel dials, and close the links that are open already."""
     left = list(dials)
     for task in left:
         task.cancel()

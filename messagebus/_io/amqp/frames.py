@@ -1,8 +1,8 @@
-"""The frames of publishing, delivering and answering, as bytes: the hot path's own AMQP.
+"""The frames of publishing, delivering and answering, as bytes: our own AMQP for the hot path.
 
-Pure: no socket, no clock, no pika. pika builds an object for each frame, 12 to 38 us a message; here
-a publish is a few joined pieces and a delivery a few slices of what was read, 1 to 2 us. Everything
-else of the protocol stays pika's: `FrameParser` hands its frames on, whole and in order.
+Pure: no socket, no clock, no pika. pika builds an object for each frame, 12 to 38 us a message. Here
+a publish is a few joined pieces and a delivery a few slices of the input, 1 to 2 us. Everything
+else of the protocol stays pika's: `FrameParser` passes its frames on, whole and in order.
 
 Source: AMQP 0-9-1 specification, sections 2.3.5 (frames) and 4.2.
 """
@@ -41,17 +41,17 @@ _TAG = Struct(">QB")  # delivery tag, redelivered
 _ANSWER = Struct(">BHIIQBB")  # a whole ack or nack frame
 ANSWER_SIZE = _ANSWER.size
 ANSWER_PAYLOAD = ANSWER_SIZE - FRAME_OVERHEAD
-# One piece is cached for each body size that was seen; sizes are as many as an application has kinds.
+# Bound of body sizes with a cached piece each; applications have few different sizes.
 SIZES_MAX = 4096
 
 
 def encode_ack(channel: int, tag: int, multiple: bool) -> bytes:
-    """A whole Basic.Ack frame."""
+    """Return a whole Basic.Ack frame."""
     return _ANSWER.pack(METHOD, channel, ANSWER_PAYLOAD, BASIC_ACK, tag, multiple, FRAME_END)
 
 
 def encode_nack(channel: int, tag: int, requeue: bool) -> bytes:
-    """A whole Basic.Nack frame for one delivery."""
+    """Return a whole Basic.Nack frame for one delivery."""
     return _ANSWER.pack(METHOD, channel, ANSWER_PAYLOAD, BASIC_NACK, tag, requeue << 1, FRAME_END)
 
 
@@ -59,7 +59,7 @@ class PublishFrames:
     """The frames of publishes to one exchange and routing key, mandatory, on one channel.
 
     frame_max: as negotiated; longer bodies go in several frames. All frames of one message must be
-    written together: nothing of the same channel may come between.
+    written together, without any other frame of the channel between them.
     """
 
     def __init__(self, channel: int, exchange: str, routing_key: str, frame_max: int) -> None:
@@ -80,14 +80,14 @@ class PublishFrames:
             self.add_parts(out, body)
 
     def alike(self, shape: tuple[bytes, bytes]) -> AlikeFrames:
-        """For many messages that differ in id and body only.
+        """Return frames for many messages that differ in id and body only.
 
         shape: the properties before the id's text, its length included, and those after it.
         """
         return AlikeFrames(self, shape)
 
     def pieces(self, shape: tuple[bytes, bytes], id_size: int, size: int) -> tuple[bytes, bytes]:
-        """Return what stands before the id and between id and body, for one size of body."""
+        """Return the bytes before the id, and those between id and body, for one size of body."""
         before, after = shape
         header = self._header(len(before) + id_size + len(after), size)
         tail = after + END
@@ -106,21 +106,21 @@ class PublishFrames:
 
 
 class Bare(Protocol):
-    """A message that is nothing but a body under an id."""
+    """A message of only an id and a body."""
 
     message_id: str
     body: bytes
 
 
 class AlikeFrames:
-    """Publishes of one shape: their pieces are kept for each size of body."""
+    """Publishes of one shape. Their common parts are cached by body size."""
 
     def __init__(self, frames: PublishFrames, shape: tuple[bytes, bytes]) -> None:
         self._frames, self._shape = frames, shape
         self._sizes: dict[int, tuple[bytes, bytes]] = {}
 
     def add(self, out: list[bytes], messages: Iterable[Bare]) -> None:
-        """Append messages; their ids are always of one length."""
+        """Append messages; their ids always have one length."""
         sizes, body_max = self._sizes, self._frames.body_max
         for message in messages:
             message_id, body = message.message_id.encode(), message.body
@@ -154,11 +154,11 @@ class Confirm(NamedTuple):
 
 
 Arrived = tuple[int, bool, bytes, bytes]
-"""A delivery's tag, whether it was redelivered, its properties (flags and list, not decoded), its body."""
+"""A delivery's tag, its redelivered flag, its properties (flags and list, not decoded), its body."""
 
 
 class Contents(NamedTuple):
-    """Basic.Deliver with content: all that followed each other on one channel."""
+    """Basic.Deliver with content: consecutive deliveries on one channel."""
 
     channel: int
     arrived: list[Arrived]
@@ -177,14 +177,14 @@ class _Usual(NamedTuple):
 
     @classmethod
     def of(cls, channel: int, frame: bytes) -> _Usual:
-        """frame: the method frame of one such delivery."""
+        """Derive it from the method frame of one such delivery."""
         start = frame[: 12 + frame[11]]
-        names = len(frame) - len(start) - _TAG.size - 1  # exchange and routing key: nobody asks
+        names = len(frame) - len(start) - _TAG.size - 1  # exchange and routing key, not needed
         return cls(channel, start, Struct(f">QB{names}xBBHIIQ"))
 
 
 class _Open:
-    """A delivery whose content has not arrived whole."""
+    """A delivery whose content is still incomplete."""
 
     __slots__ = ("got", "parts", "properties", "redelivered", "size", "tag")
 
@@ -199,20 +199,19 @@ Item = Contents | Confirm | bytes
 
 
 class _Malformed(Exception):
-    """The stream is no AMQP from here on."""
+    """Raised when the stream is no AMQP from here on."""
 
 
 class FrameParser:
-    """Cuts what was read into deliveries, confirms, and frames that are not ours.
+    """A parser of input into deliveries, confirms, and other frames, which are pika's.
 
     Ours are Ack, Nack and Deliver with its content on the channels in `hot`. A header or body frame
-    belongs to whoever got the last method of its channel. After the first malformed frame (`fault`)
-    nothing more is read. Keeps at most one incomplete frame, and the announced content under way, one
-    for each channel.
+    belongs to the owner of the last method of its channel. After the first malformed frame (`fault`)
+    nothing more is read. Keeps at most one incomplete frame, and one incomplete content for each channel.
     """
 
     def __init__(self, frame_max: int) -> None:
-        """frame_max: as negotiated; a larger frame is malformed."""
+        """Create a parser. frame_max: as negotiated; a larger frame is malformed."""
         self.hot: set[int] = set()
         self.frame_max = frame_max
         self._pieces: list[bytes] = []  # of one incomplete frame
@@ -220,10 +219,10 @@ class FrameParser:
         self._open: dict[int, _Open] = {}
         self._usual: _Usual | None = None
         self.fault = ""
-        """What was wrong with the stream; the connection must end."""
+        """The fault in the stream; the connection must end."""
 
     def feed(self, data: bytes) -> list[Item]:
-        """Return what is complete now, in the order of the stream; bytes are whole frames for pika."""
+        """Return the items complete now, in the order of the stream; bytes are whole frames for pika."""
         if self.fault:
             return []
         if self._pieces:  # joined once, when the frame is whole: linear in its size
@@ -249,7 +248,7 @@ class FrameParser:
             self._need += _FRAME.unpack_from(rest)[2]
 
     def _cut(self, data: bytes, found: list[Item]) -> int:
-        """Returns how far whole frames reach. Raises _Malformed; what came before is in `found`."""
+        """Cut whole frames; return where they end. Raises _Malformed; `found` has the items before it."""
         at, end, hot, limit = 0, len(data), self.hot, self.frame_max - FRAME_OVERHEAD
         usual = self._usual
         if usual is not None and usual.channel in hot and usual.channel not in self._open:
@@ -279,7 +278,7 @@ class FrameParser:
         return at
 
     def _method(self, found: list[Item], data: bytes, at: int, stop: int) -> int:
-        """One method frame of a hot channel; a delivery with all of its content, where it is here."""
+        """Read one method frame of a hot channel, and a delivery's whole content if it has arrived."""
         channel, index = data[at + 1] << 8 | data[at + 2], int.from_bytes(data[at + 7 : at + 11])
         if channel in self._open:
             raise _Malformed("method within a content")
@@ -299,9 +298,9 @@ class FrameParser:
         return stop + 1
 
     def _alike(self, found: list[Item], data: bytes, usual: _Usual, at: int = 0) -> int:
-        """Deliveries to one consumer that are here whole, each in one body frame; where they end.
+        """Cut complete deliveries to one consumer, each in one body frame; return where they end.
 
-        The usual case, in a third of the time. It stops at anything else: that is cut frame by frame.
+        The usual case, in a third of the time. It stops at anything else, which is cut frame by frame.
         """
         channel, start, rest = usual
         end, limit, unpack = len(data), self.frame_max - FRAME_OVERHEAD, rest.unpack_from
@@ -331,7 +330,7 @@ class FrameParser:
         return at
 
     def _add_content(self, found: list[Item], channel: int, kind: int, payload: bytes) -> None:
-        """A content frame that did not come together with its method."""
+        """Add a content frame that arrived later than its method."""
         under_way = self._open[channel]
         if kind == HEADER and under_way.properties is None and len(payload) >= 14:
             under_way.size = int.from_bytes(payload[4:12])

@@ -1,4 +1,4 @@
-"""Header tables as other clients wrote them, read without ever raising.
+"""A reader of header tables written by other clients that never raises on their content.
 
 pika's own reader turns floats into whole numbers and ends the connection at a type that it does not
 know or a timestamp out of range. Types as RabbitMQ uses them, which differ from the specification's:
@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["entry_spans", "read_table"]
 
-# RabbitMQ carries whatever fits a frame; deeper ones come as absent.
+# RabbitMQ carries any table that fits a frame; values nested deeper are read as None.
 DEPTH_MAX = 32
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -25,7 +25,7 @@ _DECIMAL = Struct(">Bi")
 
 
 def _timestamp(seconds: int) -> datetime | int:
-    """A number stays one where the calendar ends."""
+    """Convert seconds since 1970; beyond the calendar's range return the number."""
     try:
         return EPOCH + timedelta(seconds=seconds)
     except OverflowError:
@@ -50,11 +50,11 @@ _FIXED: dict[int, tuple[Struct, Callable[[Any], Any]]] = {
 
 
 class _Unreadable(Exception):
-    """A type that nobody knows: what follows cannot be found."""
+    """Raised for an unknown type: the entries after it cannot be found."""
 
 
 def read_table(raw: bytes, at: int) -> tuple[dict[str, Any], int]:
-    """The table at this place, and where it ends. An entry that cannot be read ends the table early.
+    """Read the table at this place; return it and its end. An entry that cannot be read ends the table early.
 
     Raises IndexError when not even its length is there.
     """
@@ -65,9 +65,9 @@ def read_table(raw: bytes, at: int) -> tuple[dict[str, Any], int]:
 
 
 def entry_spans(raw: bytes, at: int) -> tuple[list[tuple[str, int, int]], int]:
-    """Each entry of the table at this place, as (name, begin, end) in raw; and where the table ends.
+    """Return (name, begin, end) in raw of each entry of the table at this place, and the table's end.
 
-    Entries behind one that cannot be read are left out. Raises IndexError as `read_table`.
+    Entries after one that cannot be read are left out. Raises IndexError as `read_table`.
     """
     if at + 4 > len(raw):
         raise IndexError(at)
@@ -144,7 +144,7 @@ def _sized(letter: str, raw: bytes, at: int, stop: int, depth: int) -> Any:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """Read it as pika does: what is no text stays bytes."""
+    """Decode as pika does: bytes that are not UTF-8 stay bytes."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """One AMQP connection with one channel to one broker: dialling, calls, the end.
 
 The only place where pika's exceptions become ours. Runs on one asyncio loop; every method must be
-called on it. A link is dialled once and never comes back: whoever wants another one dials again.
+called on it. A link is dialled once and never comes back: callers dial another one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from messagebus.tls import certificate_fault
 
 __all__ = ["CLOSING_TIMEOUT_S", "TOO_LATE", "Credentials", "Link", "dial"]
 
-# pika logs as errors what it also raises; we tell what matters in our own words.
+# pika logs as errors what it also raises; we log the relevant ones ourselves.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
-# A broker under an alarm reads nothing more from a connection that published: no answer to a close.
+# A broker in alarm reads nothing more from a connection that published, so it answers no close.
 CLOSE_TIMEOUT_MS = 2_000
-# For all links of a client that stops, each of which takes no longer than the two times around this one.
+# For all links of a client that stops; each takes at most CLOSE_TIMEOUT_MS and ABORT_TIMEOUT_MS together.
 CLOSING_TIMEOUT_S = 5.0
-# For what needs no answer of anybody, only turns of the loop.
+# For an abort, which needs no answer, only turns of the loop.
 ABORT_TIMEOUT_MS = 500
-# pika's own deadlines of a dial come so much after ours. Two that end in one turn of the loop are one too
-# many for it: 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
+# pika's own deadlines of a dial come this much after ours. It fails when two end in one turn of the loop:
+# 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
-# What is said of a TimeoutError, which has no text.
+# Text for a TimeoutError, which has none.
 TOO_LATE = "no answer in time"
-# pika tells a broker's last word within its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
+# pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
 BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 
 
@@ -51,8 +51,8 @@ BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", 
 class Credentials:
     """Login data of a link. heartbeat_s: 0 turns heartbeats off. client_id: shown by the broker.
 
-    tls: None for plain TCP. tls_names: what the certificate at an address is for, where that is not
-    its host; sent as SNI.
+    tls: None for plain TCP. tls_names: address -> name in its certificate, where that is not the host;
+    sent as SNI.
     """
 
     user: str
@@ -67,8 +67,8 @@ class Credentials:
 class Link:
     """An open connection and channel. Made by `dial`.
 
-    address: what was dialled. broker: ``host:port`` as the broker calls itself (its cluster name),
-    "" when it does not.
+    address: the address that was dialled. broker: ``host:port`` as the broker calls itself (its cluster
+    name), "" when it does not.
     """
 
     def __init__(self, address: Broker, connection: AsyncioConnection, channel: Channel) -> None:
@@ -89,21 +89,21 @@ class Link:
 
     @functools.cached_property
     def pipe(self) -> Pipe:
-        """Publishes and answers out, confirms and deliveries in.
+        """The way of publishes and answers out, and of confirms and deliveries in.
 
-        From the first look on they are the pipe's; until then they are pika's, as on links of agents.
+        From the first access on they are the pipe's; until then they are pika's, as on links of agents.
         """
         return pipe_for(self.connection, self.channel)
 
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
-        """Call this once when the link ends, for whatever reason; at once if it has ended."""
+        """Call this once when the link ends, for any reason; at once if it has ended."""
         if self._end is not None:
             callback(self._end)
         else:
             self._on_lost = callback
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """One request of the channel, as pika names it: ``queue_declare``, ``basic_qos``, ...
+        """Make one request on the channel, as pika names it: ``queue_declare``, ``basic_qos``, ...
 
         Returns the method of the answer (``method.message_count``, ...). Raises ChannelRefused when
         the broker closes the channel for it (the link is then lost), LinkLost when the link ends.
@@ -111,7 +111,7 @@ class Link:
         return await self._await_answer(getattr(self.channel, method), arguments)
 
     async def confirm_select(self) -> None:
-        """Ask for confirms; `pipe.on_confirm` is told each answer of the broker."""
+        """Ask for confirms; `pipe.on_confirm` gets each answer of the broker."""
 
         def answered(frame: Any) -> None:
             self.pipe.pika_confirm(frame.method)
@@ -137,10 +137,10 @@ class Link:
             self._calls.discard(answer)
 
     async def try_call(self, method: str, **arguments: Any) -> Any:
-        """The same on a channel of its own: a refusal leaves this link alone. Raises as `call`.
+        """Make a request on a channel of its own: a refusal leaves this link alone. Raises as `call`.
 
-        A broker may allow few channels: then some wait. Where it allows only this one, a refusal does
-        end the link.
+        A broker may allow few channels: then some requests wait. Where it allows only one, a refusal
+        ends the link.
         """
         if self.connection.params.channel_max == 1:
             return await self.call(method, **arguments)
@@ -161,7 +161,7 @@ class Link:
         try:
             self.connection.channel(on_open_callback=channel_opened)
             return await opened
-        except LinkError:  # whoever waits for a channel finds that out, too
+        except LinkError:  # others that wait for a channel get the error too
             self._channels_free.release()
             raise
         except pika.exceptions.AMQPError as fault:
@@ -201,7 +201,7 @@ class Link:
         self.connection.add_on_connection_unblocked_callback(lambda *_: callback(False))
 
     def abort(self) -> None:
-        """End the link now, without a word to the broker. It requeues what was owed."""
+        """End the link now, without telling the broker. It requeues unanswered deliveries."""
         self._finish(LinkLost(self.address.name, "hung up"))
         if not self._aborted:
             self._aborted = True
@@ -213,11 +213,11 @@ class Link:
         await _until(self.ended)
 
     async def close(self) -> None:
-        """End the link politely; what was written before is sent. Bounded by CLOSE_TIMEOUT_MS.
+        """End the link politely; frames written before are sent. Bounded by CLOSE_TIMEOUT_MS.
 
-        What is owed comes again in its order: consumers end with their channel and are not cancelled
-        before. Of single active consumers a cancel would have the next one served at once, with what
-        lies behind all that this one was sent and that comes back a moment later.
+        Unanswered deliveries come again in their order, because consumers end with their channel and are not
+        cancelled before. With single active consumers a cancel would let the next one go on at once, before
+        the unanswered deliveries of this one come back.
         """
         self._finish(LinkLost(self.address.name, "closed"))
         if self.connection.is_open and not self._aborted:
@@ -227,7 +227,7 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
                     await asyncio.shield(self.ended)
-        finally:  # also when nobody waits any longer: the socket must not outlive its owner
+        finally:  # also when cancelled: the socket must not outlive its owner
             await self.hang_up()
 
     def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
@@ -310,12 +310,12 @@ def _parameters(
 
 
 def _abort(connection: AsyncioConnection) -> None:
-    """Close the socket whatever state the connection is in; pika tells its callbacks by itself.
+    """Close the socket in any state of the connection; pika calls its callbacks by itself.
 
-    Not by pika's close: before the handshake is done it trips over itself (it hands on a class where
+    pika's close does not do: before the handshake is done it fails (it passes on a class where
     an instance is expected), afterwards it waits for the broker. While the connection opens, an end
-    that is under way already (`_error` is set) is let be, or pika would tell of it twice. A name that
-    is found and not told yet is waited for, or pika would dial on behind its own back.
+    that is under way already (`_error` is set) is left alone, or pika would report it twice. A name that
+    is resolved and not reported yet is waited for, or pika would go on dialling.
     """
     if _is_resolved_just_now(connection):
         asyncio.get_running_loop().call_soon(_abort, connection)
@@ -332,10 +332,10 @@ def _is_resolved_just_now(connection: AsyncioConnection) -> bool:
 
 
 async def _until(ended: asyncio.Future[None]) -> None:
-    """pika closes a socket some turns of the loop later; a loop that stops first would leave it.
+    """Wait until pika has closed the socket, some turns of the loop later, before the loop may stop.
 
-    So whoever is cancelled here waits all the same. A dial is: its deadline and its caller's are one
-    moment, and the second of them strikes while the first one clears up.
+    Waits also when cancelled. A dial is cancelled here: its deadline and its caller's are equal, and the
+    second one comes while the first one is handled.
     """
     loop = asyncio.get_running_loop()
     until_s, cancelled = loop.time() + ABORT_TIMEOUT_MS / 1000, False
@@ -383,7 +383,7 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
 
 
 def _root(why: BaseException) -> BaseException:
-    """Return what pika's connection workflow wrapped, several layers deep."""
+    """Return the exception that pika's connection workflow wrapped, several layers deep."""
     while True:
         layers = [*getattr(why, "exceptions", ()), getattr(why, "exception", None), *why.args[:1]]
         inner = [layer for layer in layers if isinstance(layer, BaseException)]

@@ -1,8 +1,7 @@
 """The fast half of a link: publishes and answers out, confirms and deliveries in.
 
-`HotPipe` speaks through our own codec, `PlainPipe` through pika's channel; what one does the other
-does too, only slower. Which one a link gets is decided once in a process, by `connection.seam_problem`.
-Runs on one asyncio loop.
+`HotPipe` uses our own codec, `PlainPipe` pika's channel; both do the same, one more slowly.
+`connection.seam_problem` decides once in a process which one links get. Runs on one asyncio loop.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["Alike", "Frames", "Pipe", "connection_class", "pipe_for"]
 log = logging.getLogger("messagebus")
 
 HOT_PATH = "MESSAGEBUS_HOT_PATH"
-"""Environment: "0" makes every link plain pika, to compare or to look for a fault."""
+"""Environment variable: "0" makes every link plain pika, to compare or to find a fault."""
 
 
 OnConfirm = Callable[[int, bool, bool], None]
@@ -65,7 +64,7 @@ class Alike(Protocol):
 
 
 class Frames(Protocol):
-    """Publishing to one address; what is added goes out with the pipe's next `flush`."""
+    """The publisher to one address; added messages go out with the pipe's next `flush`."""
 
     def add(self, out: list[bytes], properties: bytes, body: bytes) -> None: ...
 
@@ -73,10 +72,10 @@ class Frames(Protocol):
 
 
 class Pipe(Protocol):
-    """on_confirm(tag, multiple, ok), on_contents(arrived): what came in.
+    """The publishes, answers, confirms and deliveries of one channel.
 
-    on_turn: after one or several of them, once; what it publishes or answers is written after it.
-    out: to be given to `Frames`.
+    on_confirm(tag, multiple, ok), on_contents(arrived): called for input. on_turn: called once after one or
+    several of these; its publishes and answers are written after it. out: pass it to `Frames`.
     """
 
     out: list[bytes]
@@ -94,42 +93,42 @@ class Pipe(Protocol):
 
     @property
     def backed_up(self) -> bool:
-        """Tell whether the socket takes less than we write."""
+        """True while the socket takes less than we write."""
 
     def pika_confirm(self, method: Any) -> None:
-        """For `confirm_delivery`: a confirm that pika read."""
+        """Take a confirm that pika read: the callback for `confirm_delivery`."""
 
     def pika_content(
         self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
     ) -> None:
-        """For `basic_consume`: a delivery that pika read."""
+        """Take a delivery that pika read: the callback for `basic_consume`."""
 
 
 def connection_class() -> Any:
-    """Return the class to dial with."""
+    """Return the connection class to dial with."""
     if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
-        # Guarded against what other clients write, where pika lets us.
+        # Guarded against malformed messages of other clients, where pika allows it.
         return AsyncioConnection if guard_problem() else GuardedConnection
     return HotConnection
 
 
 @functools.cache
 def _seam_holds() -> bool:
-    """Looked at once in a process; where it does not hold, one warning says so."""
+    """Return whether pika's internals are as expected. Checks once in a process; logs one warning if not."""
     if problem := seam_problem():
         log.warning("slow path: pika %s is not as expected: %s", pika.__version__, problem)
     return not problem
 
 
 def pipe_for(connection: Any, channel: Channel) -> Pipe:
-    """The pipe of an open channel."""
+    """Return the pipe of an open channel."""
     if isinstance(connection, HotConnection):
         return HotPipe(connection, channel)
     return PlainPipe(connection, channel)
 
 
 class HotPipe:
-    """Our own frames on pika's connection."""
+    """A pipe with our own frames on pika's connection."""
 
     def __init__(self, connection: HotConnection, channel: Channel) -> None:
         self._connection, self._channel = connection, channel
@@ -185,7 +184,7 @@ class HotPipe:
 
 
 class PlainPipe:
-    """The same through pika's channel."""
+    """A pipe through pika's channel."""
 
     def __init__(self, connection: Any, channel: Channel) -> None:
         self._connection, self._channel = connection, channel

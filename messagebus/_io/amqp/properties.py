@@ -1,8 +1,8 @@
-"""Messages as AMQP property lists and back: docs/WIRE.md in code.
+"""The encoding of messages as AMQP property lists and back: docs/WIRE.md in code.
 
-A property list is what a content header carries behind the body's size: two bytes of flags, then the
-properties that they name, in this order. Bytes, because the hot path writes them as they are; plain
-pika reads them back into its own class. `glance` finds what traces need without reading a list.
+A property list follows the body's size in a content header: two bytes of flags, then the properties
+that they name, in this order. It is bytes, because the hot path writes them unchanged; plain pika reads
+them back into its own class. `glance` finds the trace context without reading a list.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 KEY_HEADER = "mb-key"
-# Ids made by the library are as long as this one.
+# Ids made by the library have this length.
 A_MADE_ID = "0" * 32
 
 CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
@@ -54,9 +54,9 @@ RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPL
 
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
-# Beyond it somebody wrote anything but seconds; in ms it still fits a header.
+# A larger time stamp is not in seconds; in ms this one still fits a header.
 STAMP_S_MAX = 1 << 40
-# RabbitMQ's own notes of dead-lettering, which is how a delayed message comes out of its step.
+# RabbitMQ's own headers of dead-lettering, by which a delayed message leaves its step.
 OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
 NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
 
@@ -72,26 +72,26 @@ _NAME, _STATE, _BAGGAGE = b"traceparent", b"tracestate", b"baggage"
 
 
 def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool = True) -> bytes:
-    """The properties of one publish; stamp_s: seconds since 1970."""
+    """Encode the properties of one publish; stamp_s: seconds since 1970."""
     stamp = _STAMP.pack(stamp_s)
     return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
 
 
 def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
-    """The same message with headers of ours, which no application may set."""
+    """Return a copy of the message with headers of the library, which no application may set."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
     return _arrived(**{**fields, "headers": {**message.headers, **headers}})
 
 
 def due_first(message: Message) -> Message:
-    """The same message to be delayed: the broker is not to see how long it lives after that."""
+    """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
     headers = {**message.headers, TTL_HEADER: message.expires_after_ms}
     return _arrived(**{**fields, "headers": headers, "expires_after_ms": None})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
-    """The same of one entry of a batch, whose own properties say when it was sent and how it is kept."""
+    """Encode the properties of one entry of a batch; the batch's own hold time stamp and delivery mode."""
     return _encode(message, message_id, b"", b"", entry=True)
 
 
@@ -100,7 +100,7 @@ def _encode(
 ) -> bytes:
     flags = 0
     parts: list[bytes] = [b""]
-    # In a batch what is not said is binary, so that the usual case costs nothing.
+    # In a batch the default content type is binary, so that the usual case costs nothing.
     if message.content_type != BINARY if entry else message.content_type:
         flags |= CONTENT_TYPE
         parts.append(_short(message.content_type))
@@ -137,24 +137,24 @@ def _encode(
 
 
 def bare_shape(content_type: str, stamp_s: int, *, persistent: bool = True) -> tuple[bytes, bytes]:
-    """Encode for nothing but a body: what stands before and behind the text of a made id."""
+    """Encode for a bare body: return the bytes before and after the text of a made id."""
     message = Message(body=b"", content_type=content_type)
     return _around_id(encode(message, A_MADE_ID, stamp_s, persistent=persistent))
 
 
 def bare_entry_shape(content_type: str) -> tuple[bytes, bytes]:
-    """The same for `encode_entry`."""
+    """Encode for a bare entry of a batch, as `bare_shape`."""
     return _around_id(encode_entry(Message(body=b"", content_type=content_type), A_MADE_ID))
 
 
 def _around_id(properties: bytes) -> tuple[bytes, bytes]:
-    # The id stands behind every text that an application chooses, so the last match is it.
+    # The id stands after every text that an application chooses, so it is the last match.
     before, _, after = properties.rpartition(A_MADE_ID.encode())
     return before, after
 
 
 def is_bare(message: Message) -> bool:
-    """Tell whether it is nothing but a body of some content type, and its id is left to us."""
+    """Return whether it has only a body and a content type, and its id is left to the library."""
     return not (
         message.headers
         or message.message_id
@@ -171,7 +171,7 @@ def _short(text: str) -> bytes:
 
 
 def decode(raw: bytes, body: bytes) -> Message:
-    """Read what arrived, as far as it makes sense: other clients may set properties wrongly.
+    """Decode an arrived message, as far as it makes sense: other clients may set properties wrongly.
 
     Texts that are not UTF-8 are read with replacement characters, numbers out of range as absent.
     Never raises.
@@ -201,7 +201,7 @@ def decode(raw: bytes, body: bytes) -> Message:
 
 
 def read_message_id(raw: bytes) -> str:
-    """The same property without the others: they are only stepped over."""
+    """Read only the message id; other properties are skipped. "" for none."""
     try:
         flags, at = raw[0] << 8 | raw[1], 2
         if not flags & MESSAGE_ID:
@@ -225,20 +225,20 @@ def read_message_id(raw: bytes) -> str:
 
 
 def read_content_type(raw: bytes) -> str:
-    """The same property without the others: it is the first."""
+    """Read only the content type, the first property. "" for none."""
     if len(raw) < 3 or not raw[0] << 8 & CONTENT_TYPE:
         return ""
     return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
 
 
 def read_marks(raw: bytes) -> Mapping[str, Any]:
-    """The library's own headers, which `decode` leaves out."""
+    """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
     return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
 
 
 def read_headers(raw: bytes) -> Mapping[str, Any]:
-    """All of them: the application's, the library's and the broker's. Never raises."""
+    """Read all headers: the application's, the library's and the broker's. Never raises."""
     try:
         for name, value in _properties(raw) if raw[0] << 8 & HEADERS else ():
             if name == "headers":
@@ -249,7 +249,7 @@ def read_headers(raw: bytes) -> Mapping[str, Any]:
 
 
 def read_stamp_ms(raw: bytes) -> int | None:
-    """Tell when it was sent, in ms since 1970; None when it does not say."""
+    """Return the time of sending, in ms since 1970; None when absent or out of range."""
     try:
         for name, value in _properties(raw) if raw[1] & TIMESTAMP else ():
             if name == "timestamp" and len(value) == _STAMP.size:
@@ -261,9 +261,9 @@ def read_stamp_ms(raw: bytes) -> int | None:
 
 
 class Reading:
-    """The readers by which deliveries read what came alone, and (entry) what came in a batch.
+    """The readers for deliveries of messages that came alone, and (entry) in a batch.
 
-    around: the properties of the whole batch, which say when it was sent.
+    around: the properties of the whole batch, which have its time stamp.
     """
 
     __slots__ = ("_around", "_entry")
@@ -300,12 +300,12 @@ def in_batch(around: bytes) -> Reading:
 
 
 def is_batch(raw: bytes) -> bool:
-    """Tell whether the content type says so."""
+    """Return whether the content type is that of a batch."""
     return raw.startswith(BATCH_START, 2) and raw[0] & 0x80 != 0
 
 
 def _properties(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """Raises IndexError where the list is cut short."""
+    """Yield name and value of each property. Raises IndexError where the list is cut short."""
     flags, at = raw[0] << 8 | raw[1], 2
     for flag, name in _ORDER:
         if not flags & flag:
@@ -339,7 +339,7 @@ _ORDER = (
 
 
 def _arrived(**fields: Any) -> Message:
-    """Make a message of what arrived: it is not judged by the rules for what is sent."""
+    """Make a message that arrived, without the checks for messages to send."""
     message = object.__new__(Message)
     for name, value in fields.items():
         object.__setattr__(message, name, value)
@@ -357,11 +357,11 @@ def _number(text: str) -> int | None:
 
 
 def glance(properties: bytes) -> str | None:
-    """Find the traceparent of a message that has nothing else that a trace needs.
+    """Find the traceparent of a message without any other data that a trace needs.
 
-    A third of the time of reading, for most messages: a handler often asks for nothing but the body, so
-    decoding all of its message only for one header would be the larger part of the costs of tracing.
-    `NOTHING`: it has none. None: look properly, it has more, or something of another form.
+    For most messages it takes a third of the time of reading. A handler often asks for the body only, so
+    decoding all of its message for one header would be the larger part of the costs of tracing.
+    `NOTHING`: it has none. None: read properly, it has more, or another form.
     """
     if len(properties) < 2:
         return None

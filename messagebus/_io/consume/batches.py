@@ -1,7 +1,7 @@
-"""Batches of deliveries for batch handlers: full ones, or what came within a time.
+"""Batches of deliveries for batch handlers: full ones, or those that arrived within a time.
 
-The time begins when the first of a batch is taken. What does not fit the handler's type never gets into a
-batch. Runs on one asyncio loop; whoever runs handlers takes from it, at the end of a run or waiting.
+The time begins when the first of a batch is taken. A delivery that does not fit the handler's type never gets
+into a batch. Runs on one asyncio loop; the runners of handlers take batches, at the end of a run or waiting.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Gathering"]
 
 
 class Gathering:
-    """size: of a batch, at most. linger_s: how long one waits to become full.
+    """The batch being gathered. size: of a batch, at most. linger_s: wait for a batch to become full.
 
-    take: gives a delivery that is there, or None. receive: waits for one so long; None: there is none.
-    is_over: there will be none any more. is_wanted: whether it makes sense still to handle one, or it
-    comes again. read: makes what the handler gets of a delivery.
+    take: returns a waiting delivery, or None. receive: waits for one up to this time in s; None: there is
+    none. is_over: no more will come. is_wanted: whether a delivery may still be handled; if not, it
+    comes again. read: makes the handler's payload of a delivery.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Gathering:
         self._loop = asyncio.get_running_loop()
 
     def take(self) -> Batch | None:
-        """A batch that is full, or whose time is over; None: there is none yet."""
+        """Return a batch that is full, or whose time is over; None: there is none yet."""
         while len(self._held) < self._size and (delivery := self._take()) is not None:
             self._add(delivery)
         if len(self._held) >= self._size or (self._held and self._loop.time() >= self._until_s):
@@ -53,7 +53,7 @@ class Gathering:
         return None
 
     async def receive(self) -> Batch | None:
-        """Wait for a batch; None: there will be none any more. The last one may be of any length."""
+        """Wait for a batch; None: no more will come. The last one may be of any length."""
         while True:
             if (batch := self.take()) is not None:
                 return batch
@@ -65,7 +65,7 @@ class Gathering:
                 return self._made()
 
     def withdraw(self) -> Batch:
-        """Return what waits for its batch, and now will not be in one."""
+        """Take out the deliveries that wait for their batch, which will not be in one now."""
         held, self._held = self._held, Batch()
         return held
 
@@ -82,7 +82,7 @@ class Gathering:
             self._until_s = self._loop.time() + self._linger_s
 
     def _made(self) -> Batch | None:
-        """Without what its link has lost meanwhile: it comes again."""
+        """Return the batch without deliveries whose link was lost meanwhile: they come again."""
         held = self.withdraw()
         if all(map(self._is_wanted, held)):
             return held or None

@@ -1,9 +1,9 @@
-"""Copies of what was delivered, published before the original is answered.
+"""Copies of deliveries, published before the original is answered.
 
-A run of a handler that is to come later, a delivery that is parked with a reason, a part of a batch that
-is given back: none of them can be told to a broker by a nack. So it is published again, over a
-publishing link of its own (a consuming link never publishes), to a queue that every broker has; the
-original is answered after the confirm. Runs on one asyncio loop; the link is made for the first copy.
+A nack cannot tell a broker to run a handler later, to park a delivery with a reason, or to take back a
+part of a batch. So the message is published again, over a publishing link of its own (a consuming link
+never publishes), to a queue that every broker has. The original is answered after the confirm. Runs on one
+asyncio loop; the link is made for the first copy.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
 log = logging.getLogger("messagebus.consumer")
 
 PARK_REASON = "mb-park-reason"
-"""Header of what is parked by a client: why."""
+"""Header of messages parked by a client: the reason."""
 COPY_TIMEOUT_MS = 30_000
-# A full parking queue is asked again after these; what waits is owed, so its broker still has it.
+# Waits between tries with a full parking queue; the originals stay unanswered, so their broker has them.
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
-# How often to look for another broker while copies are refused.
+# Interval of changes to another broker while copies are refused.
 RENEW_S = 5.0
-# A queue that is gone may be made again by an agent, which looks every second; one that was never there
-# (the parking queue of an expiring subscription) will not.
+# Tries without a queue. A deleted queue may be made again by an agent, which looks every second; one that
+# never existed (the parking queue of an expiring subscription) will not.
 UNROUTABLE_MAX = 5
 STOP_TIMEOUT_S = 2.0
 
 
 class Stored(enum.Enum):
-    """The fate of a copy. CANNOT: it never will be stored. UNWANTED: nobody wants it any more."""
+    """The fate of a copy. CANNOT: it never will be stored. UNWANTED: wanted() became False."""
 
     STORED = "stored"
     CANNOT = "cannot"
@@ -51,7 +51,7 @@ class Stored(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """A delivery to copy. properties: as they arrived. entry: in a batch. stamp_ms: when it was published."""
+    """A delivery to copy. properties: as they arrived. entry: in a batch. stamp_ms: time of publishing."""
 
     properties: bytes
     body: bytes
@@ -61,7 +61,7 @@ class Original:
 
 
 class Copies:
-    """The copies of one consumer's deliveries. Of all methods: wanted() False gives up."""
+    """The copies of one consumer's deliveries. All methods give up when wanted() is False."""
 
     def __init__(self, bus: BusConfig, source: Source, wire: Wire) -> None:
         self._bus, self._source, self._wire = bus, source, wire
@@ -71,7 +71,7 @@ class Copies:
         # Copies that wait because their queue did not take them, by the queue's name.
         self._waiting: dict[str, int] = {}
         queue, parking = source.amqp_queue, source.parking_queue
-        # A copy is always confirmed, whatever its queue promises: the original is answered on it.
+        # A copy is always confirmed, with any durability of its queue: the original is answered on it.
         kept = source.durability
         kept = kept if kept is not Durability.NONE else Durability.PAGE_CACHE
         self._back = Shape(Address.queue(queue, kept), BINARY)
@@ -80,7 +80,7 @@ class Copies:
 
     @property
     def can_park(self) -> bool:
-        """Nothing of an expiring subscription outlives it."""
+        """False for an expiring subscription: no message of it outlives it."""
         return not (isinstance(self._source, Subscription) and self._source.expires_s)
 
     async def again(
@@ -91,14 +91,14 @@ class Copies:
         *,
         delay_ms: int = 0,
     ) -> Stored:
-        """Put it at the end of its own queue, after this delay, rounded up to a step; 0 for at once."""
+        """Copy to the end of its own queue, after this delay, rounded up to a step; 0 for at once."""
         shape = self._back if delay_ms <= 0 else self._after(delay_step(delay_ms))
         return await self._copy(original, headers, shape, wanted)
 
     async def park(
         self, original: Original, headers: Mapping[str, Header], wanted: Callable[[], bool]
     ) -> Stored:
-        """Put it into the parking queue of its source."""
+        """Copy to the parking queue of its source."""
         if not self.can_park:
             return Stored.CANNOT
         return await self._copy(original, headers, self._parking, wanted)
@@ -131,7 +131,7 @@ class Copies:
             )
             if len(properties) > PROPERTIES_BYTES_MAX:
                 why = "its headers fill a frame"
-        except Exception as fault:  # whatever others wrote there: it must have an answer
+        except Exception as fault:  # malformed properties need an answer too
             why = f"its properties cannot be written: {fault!r}"
         if why:
             log.warning("copy not possible message=%r reason=%r", message_id, why)
@@ -162,8 +162,10 @@ class Copies:
         return await done
 
     def _try_elsewhere(self) -> None:
-        """Another broker's queue may have room; and RabbitMQ 3.10 goes on to refuse on a channel that
-        it once refused on until the queue is read from, even if it may be longer meanwhile.
+        """Change to another broker, whose queue may have room.
+
+        RabbitMQ 3.10 goes on refusing on a channel that it once refused on until the queue is read from,
+        even if it may be longer meanwhile.
         """
         loop = asyncio.get_running_loop()
         if self._driver is not None and loop.time() >= self._renew_at_s:
@@ -171,7 +173,7 @@ class Copies:
             self._driver.renew()
 
     def _tell(self, shape: Shape, published: Published, *, is_first: bool) -> None:
-        """One line when a queue begins not to take copies, and none for the others that wait then."""
+        """Log one line when a queue first refuses copies, and none for others that wait then."""
         name = shape.address.name
         waiting = self._waiting.get(name, 0)
         if is_first:

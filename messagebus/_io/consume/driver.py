@@ -1,7 +1,7 @@
 """The consumer's driver: fan-in over all brokers of the list, over pika.
 
-Runs on one asyncio loop; every method must be called on it. `core.membership` decides to whom we are
-attached, `core.fanin` what the application gets next, `core.receipts` where answers go. A link here
+Runs on one asyncio loop; every method must be called on it. `core.membership` decides on the attached
+brokers, `core.fanin` on the next delivery, `core.receipts` on the link of each answer. A link here
 only consumes: a connection that publishes is blocked under an alarm, and its acks with it.
 """
 
@@ -41,20 +41,20 @@ __all__ = ["ConsumeDriver"]
 log = logging.getLogger("messagebus.consumer")
 
 TICK_MS = 100
-# While there is more to hand out, answers are collected for so long: a handler that never waits has one
-# run, and one answer, a turn of the loop, and a write for each would cost more than the run.
+# Answers are collected for this time while more is to be handed out. A handler that never waits has one
+# run, and one answer, a turn of the loop; a write for each would cost more than the run.
 FLUSH_S = 0.001
 REGISTER_TIMEOUT_MS = 30_000
 REGISTER_RETRY_MS = 1_000
-# Of failed tries for one reason, the first is told and then one a minute.
+# The first of failed tries for one reason is logged, then one a minute.
 REGISTER_TOLD_EVERY = 60
 LOGIN_RETRY_MS = 10_000
 # For copies of half-answered batches, at the end.
 FINISH_TIMEOUT_S = 5.0
-# For the agents to forget a subscription that goes with its consumer.
+# For the deletion of a subscription that goes with its consumer.
 DELETE_TIMEOUT_MS = 2_000
-# Many clients that start together would make each other's handshakes too late. A dial that takes longer
-# than its turn goes on beside others: a broker that swallows it must not keep us from the rest.
+# Bound of concurrent dials: many clients that start together would delay each other's handshakes. A dial
+# that takes longer than its turn goes on beside others: a broker that never answers must not block the rest.
 DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 NOT_FOUND = 404
 
@@ -70,13 +70,13 @@ class ConsumeDriver:
         on_ready: Callable[[], None],
         wire: Wire,
     ) -> None:
-        """on_ready: called when `take` may have something, at most once a turn."""
+        """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn."""
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
         self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
-        """None until an agent answered; `complete` in it says whether every broker has the queue."""
+        """None until an agent answered; `complete` tells whether every broker has the queue."""
         self._topology = wire.topology()
         self.follower = wire.follow(
             subscription=str(source),
@@ -99,8 +99,8 @@ class ConsumeDriver:
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
         self._leaving: set[str] = set()
-        """Links of a single active consumer that end when nothing of theirs is held any more."""
-        self._misnamed: dict[str, str] = {}  # listed brokers that say they are another
+        """Brokers whose links, of a single active consumer, end when none of their deliveries is held."""
+        self._misnamed: dict[str, str] = {}  # listed broker -> the other name that it gives
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
         self._registering: asyncio.Task[None] | None = None
@@ -123,12 +123,12 @@ class ConsumeDriver:
         self._tick()
 
     def _register_soon(self) -> None:
-        """At the start, and when a broker lacks the queue: one that expires may have done so."""
+        """Register at the start, and when a broker lacks the queue: one that expires may have done so."""
         if self._registering is None or self._registering.done():
             self._registering = self._tasks.spawn(self._register())
 
     async def _register(self) -> None:
-        """Make the subscription exist on every broker; go on until it does."""
+        """Create the subscription on every broker; go on until it is complete."""
         complete, told, same = False, "", 0
         while not complete:
             try:
@@ -164,8 +164,10 @@ class ConsumeDriver:
             self._tell_changed()
 
     def _login_refused(self, fault: LoginRefused) -> None:
-        """Tell whoever waits in start(). A client that runs tries again, slowly: the password may rotate,
-        and one broker's refusal is no reason to leave the others.
+        """Report a refused login to the callers that wait in start().
+
+        A running client tries again, slowly: the password may rotate, and one broker's refusal is no reason
+        to leave the others.
         """
         log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
         self.fatal = fault
@@ -173,7 +175,7 @@ class ConsumeDriver:
         self._on_ready()
 
     async def stop(self, drain_s: float, *, untouched: Sequence[Delivery] = ()) -> int:
-        """Take no more, wait for answers of what is handed out, give the rest back, hang up.
+        """Take no more, wait for answers to handed out deliveries, give the others back, hang up.
 
         untouched: taken, but the application never saw them. Returns how many deliveries it saw and
         did not answer: they will come again.
@@ -191,7 +193,7 @@ class ConsumeDriver:
         left = inbox.handed_out
         await inbox.finish(FINISH_TIMEOUT_S)
         links, self._links = self._links, {}
-        for broker in links:  # an answer from now on goes nowhere
+        for broker in links:  # answers are stale from now on
             inbox.disconnected(broker)
         for link in links.values():
             self._closing.spawn(link.close())
@@ -201,7 +203,7 @@ class ConsumeDriver:
         return left
 
     async def _delete(self, source: Subscription) -> None:
-        """Delete it by an agent; where none does it in time, the brokers do when it expires."""
+        """Delete it by an agent; if none does it in time, the brokers do when it expires."""
         try:
             async with asyncio.timeout(DELETE_TIMEOUT_MS / 1000):
                 await self._topology.delete(source, timeout_ms=DELETE_TIMEOUT_MS)
@@ -209,16 +211,16 @@ class ConsumeDriver:
             log.info("left to expire subscription=%s reason=%r", source, str(fault) or TOO_LATE)
 
     def _cancel_all(self) -> None:
-        """No more deliveries. What is buffered goes back with the channel, in order."""
+        """Cancel all deliveries. Buffered ones go back with the channel, in order."""
         for broker, tag in self._tags.items():
             if self._links[broker].is_open:
                 self._links[broker].channel.basic_cancel(tag)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait for something that a change of links, registration or answers may bring about."""
+        """Wait for a condition on links, registration or answers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                # Told of it, it may be over before we are awake.
+                # It may be over again before this task runs.
                 while not condition():
                     done = self._loop.create_future()
                     self._changed.append((condition, done))
@@ -246,18 +248,18 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ the application's side
     def take(self) -> Delivery | None:
-        """The next delivery; None when there is none or the application holds enough."""
+        """Return the next delivery; None when there is none or the application holds enough."""
         if self._stopping or self._paused:
             return None
         return self._inbox.take()
 
     def asked(self) -> None:
-        """The application waits for a delivery: links that rest are to bring some."""
+        """Resume resting links: the application waits for a delivery."""
         if self.resting and not self._paused:
             self.resting.asked()
 
     def put_back(self, deliveries: list[Delivery]) -> None:
-        """Hand out next what was taken last and the application never saw."""
+        """Hand out next the deliveries taken last, which the application never saw."""
         self._inbox.put_back(deliveries)
         self._wake()
 
@@ -271,11 +273,11 @@ class ConsumeDriver:
         self._wake()
 
     def has(self, delivery: Delivery) -> bool:
-        """Tell whether a delivery came over one of our links, as they are now."""
+        """Return whether a delivery came over a current link of ours."""
         return self._inbox.has(delivery)
 
     def ack(self, delivery: Delivery) -> bool:
-        """Answer a delivery. False: its link has ended, the broker delivers it again; counted."""
+        """Ack a delivery. False, and counted: its link has ended, and the broker delivers it again."""
         if not self._woken:
             self._wake()
         return self._inbox.ack(delivery)
@@ -288,7 +290,7 @@ class ConsumeDriver:
     async def ack_safe(self, delivery: Delivery, timeout_s: float) -> bool:
         """Answer, and return when the broker has received it: after a round trip behind it.
 
-        A part of a batch is received when the whole of it has been answered; until then only we know.
+        A part of a batch is received only when the whole batch has been answered.
         """
         if not self._inbox.ack(delivery):
             return False
@@ -308,13 +310,13 @@ class ConsumeDriver:
     ) -> bool:
         """Answer by a copy for another run after this delay: stored first, then the original is acked.
 
-        headers: of ours, in place of those of the same names. False: the link ended before; both are
-        there then, or only the original. Who waits may be cancelled: the copy goes on.
+        headers: ours, in place of those of the same names. False: the link ended before; then both exist,
+        or only the original. The caller may be cancelled: the copy goes on.
         """
         return await self._inbox.retry(delivery, delay_ms=delay_ms, headers=headers)
 
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
-        """The same with a copy in the parking queue. Nothing of an expiring subscription is parked."""
+        """Answer by a copy in the parking queue, as `retry`. An expiring subscription parks nothing."""
         return await self._inbox.park(delivery, headers=headers)
 
     def _wake(self) -> None:
@@ -323,7 +325,7 @@ class ConsumeDriver:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Once a turn of the loop, or after each read: acks go out together, the application is told."""
+        """Send acks together and call on_ready. Called once a turn of the loop, or after each read."""
         self._woken = False
         is_soon = self._loop.time() - self._flushed_s < FLUSH_S
         if not is_soon or self._stopping or not self._inbox.buffered:
@@ -351,14 +353,14 @@ class ConsumeDriver:
                     self._let_go(broker)
 
     def _is_open_to(self, broker: str) -> bool:
-        """Tell whether a draining broker still waits for something of ours."""
+        """Return whether a draining broker still waits for answers of ours."""
         if self._inbox.in_order:
             return self._inbox.holds(broker)
         return self._inbox.owed(broker) > 0
 
     # ------------------------------------------------------------------ links
     def _on_list(self, brokers: BrokerList) -> None:
-        """A draining broker is consumed from until it leaves the list."""
+        """Apply a new list. A draining broker is consumed from until it leaves the list."""
         self._perform(self._members.refresh(brokers.names, now_ms()))
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -372,7 +374,7 @@ class ConsumeDriver:
                     self._hang_up(broker)
 
     async def _dial(self, broker: str, failures: int) -> None:
-        """One try: connect, log in, consume."""
+        """Try one dial: connect, log in, consume."""
         timeout_ms = min(
             self._bus.dial_timeout_max_ms, self._bus.dial_timeout_ms << min(failures, 10)
         )
@@ -397,7 +399,7 @@ class ConsumeDriver:
 
     @contextlib.asynccontextmanager
     async def _turn_to_dial(self) -> AsyncIterator[None]:
-        """One of the places for dials, until this one ends or its turn is over."""
+        """Hold one of the places for dials, until the dial ends or its turn is over."""
         await self._dialing.acquire()
         holds = [True]
 
@@ -414,7 +416,7 @@ class ConsumeDriver:
             leave()
 
     async def _consume(self, broker: str, link: Link) -> None:
-        """Attach. Deliveries may arrive before the broker's answer: the epoch comes first."""
+        """Attach. Deliveries may arrive before the broker's answer, so the epoch is set first."""
         self._note_name(broker, link.broker)
         epoch = self._inbox.connected(broker, link.pipe)
         self._links[broker] = link
@@ -438,9 +440,9 @@ class ConsumeDriver:
         self._tell_changed()
 
     def _cancel(self, broker: str) -> bool:
-        """No more deliveries of this broker for now; its link stays.
+        """Stop the deliveries of this broker for now; its link stays.
 
-        A single active consumer is not cancelled, and its link ends when nothing of it is held.
+        A single active consumer is not cancelled, and its link ends when none of its deliveries is held.
         """
         if self._inbox.in_order:
             self._leaving.add(broker)
@@ -452,7 +454,7 @@ class ConsumeDriver:
         return True
 
     def _let_go(self, broker: str) -> None:
-        """End the link, so that what it was sent comes again in order, to whoever is active next."""
+        """End the link, so that its deliveries come again in order, to the next active consumer."""
         rests, link = self.resting.rests(broker), self._forget(broker)
         if link is not None:
             self._closing.spawn(link.close())
@@ -463,7 +465,7 @@ class ConsumeDriver:
     def _consume_again(self, broker: str) -> None:
         link = self._links.get(broker)
         if link is None or broker in self._tags or broker in self._members.draining:
-            return  # where it is dialled it consumes at once: it rests no more
+            return  # a dialled link consumes at once, as it no longer rests
         self._consumed += 1
         tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
         self._tasks.spawn(self._consume_on(link, tag))
@@ -478,7 +480,7 @@ class ConsumeDriver:
             )
 
     def _note_name(self, broker: str, named: str) -> None:
-        """A listed broker is consumed from whatever it calls itself: what lies there would stay there."""
+        """Log another name of a listed broker. It is consumed from, or its messages would stay there."""
         if (
             self._bus.list_urls
             and named not in ("", broker)
@@ -496,12 +498,12 @@ class ConsumeDriver:
         if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
             self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
-            # A certificate that is not taken locks no account.
+            # A refused certificate locks no account.
             refused = type(fault) is LoginRefused
             self._members.lost(broker, now_ms(), random.random(), refused=refused)
 
     def _drain(self, broker: str) -> None:
-        """Hand out what is buffered still, wait for what is owed, then hang up."""
+        """Hand out the buffered deliveries, wait for the answers that are owed, then hang up."""
         log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
         if self._inbox.in_order:
             self._inbox.shut(broker)
@@ -549,7 +551,7 @@ class ConsumeDriver:
 
     # ------------------------------------------------------------------ numbers
     def keep_alive(self) -> bool:
-        """Tell whether every listed broker's link is open."""
+        """Return whether every listed broker's link is open."""
         states = self._members.states
         return bool(states) and all(state is State.OPEN for state in states.values())
 

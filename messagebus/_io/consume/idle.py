@@ -1,11 +1,11 @@
-"""The return of deliveries that nobody takes, before the broker's consumer timeout strikes.
+"""The return of untaken deliveries, before the broker's consumer timeout.
 
-A broker that waits for an answer for longer than its consumer timeout (30 minutes, where nobody set it
-otherwise) closes the channel, and everything owed on it comes again. That strikes deliveries in our
+A broker that waits for an answer longer than its consumer timeout (30 minutes by default)
+closes the channel, and all unanswered deliveries on it come again. That affects deliveries in our
 buffers too, where an application rests or is slow. So before that time they are given back, and the
 consumer is cancelled, so that other consumers get them; it goes on when the application asks again.
-What the application holds cannot be helped. A single active consumer is never cancelled: what the broker
-sent it would come again behind what the next one gets. Runs on one asyncio loop.
+Deliveries that the application holds cannot be given back. A single active consumer is never cancelled:
+its deliveries would come again behind those of the next one. Runs on one asyncio loop.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["Resting"]
 
 log = logging.getLogger("messagebus.consumer")
 
-# Of the timeout: a broker looks once a minute, and what it waits for must be on its way by then.
+# Share of the timeout: a broker looks once a minute, and the answers must be on their way by then.
 SHARE = 0.75
-# What is still held then of a batch that was copied in part is copied as well.
+# Share after which the held parts of a partly copied batch are copied as well.
 LAST_SHARE = 0.95
-# Looked at so often, as a share of the timeout, and each second at most.
+# Interval of checks, as a share of the timeout, at most a second.
 LOOK_SHARE, LOOK_MIN_NS = 0.05, 1_000_000_000
 
 
 class Resting:
-    """The links of one consumer that rest.
+    """The resting links of one consumer.
 
-    timeout_s: the broker's consumer timeout. cancel: no more deliveries of this broker; False: it is not
-    cancelled, because of the order, and what waits goes back with its link. consume: again.
+    timeout_s: the broker's consumer timeout. cancel: stops deliveries of this broker; False: it is not
+    cancelled, because of the order, and buffered deliveries go back with its link. consume: restarts them.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Resting:
         self._brokers: set[str] = set()
         self._was_full = False
         self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all_if_any: []
-        """What was taken and the application never saw, if it arrived before that time; or, if there is
-        some, all of it.
+        """Takes out deliveries that the application never saw and that arrived before that time; with
+        the flag, all of them if there is one.
         """
 
     def __bool__(self) -> bool:
-        """Tell whether some link rests. From any thread."""
+        """Return whether any link rests. From any thread."""
         return bool(self._brokers)
 
     def tick(self, now_ns: int) -> None:
-        """Give back what has waited for too long; go on where there is room again."""
+        """Give back deliveries that have waited too long; go on where there is room again."""
         if now_ns - self._looked_ns < self._look_ns:
             return
         self._looked_ns = now_ns
@@ -76,7 +76,7 @@ class Resting:
                     found.add(delivery.ledger.broker)
         for broker in found:
             self._rest(broker, taken.pop(broker, []), before_ns)
-        for deliveries in taken.values():  # of others, in between
+        for deliveries in taken.values():  # of other brokers
             self._inbox.put_back(deliveries)
         self._inbox.finish_batches(now_ns - self._last_ns)
 
@@ -98,20 +98,20 @@ class Resting:
             )
 
     def rests(self, broker: str) -> bool:
-        """Tell whether nothing is to be consumed from this broker until the application asks."""
+        """Return whether nothing is to be consumed from this broker until the application asks."""
         return broker in self._brokers
 
     def goes_on(self, broker: str) -> None:
-        """It rests on a new link."""
+        """Go on resting on a new link."""
         self._brokers.add(broker)
 
     def asked(self) -> None:
-        """The application asks for deliveries, and there are none."""
+        """Consume again from resting brokers: the application asks for deliveries, and there are none."""
         brokers, self._brokers = self._brokers, set()
         self._was_full = False
         for broker in brokers:
             self._consume(broker)
 
     def forget(self, broker: str) -> None:
-        """Its link is gone; a new one begins anew."""
+        """Drop the state of a lost link."""
         self._brokers.discard(broker)

@@ -1,7 +1,7 @@
-"""The deliveries of all brokers that have no answer yet, and the way of each answer to its link.
+"""The unanswered deliveries of all brokers, and the way of each answer to its link.
 
-Runs on one asyncio loop. `core.receipts` decides where answers go, `core.fanin` what the application
-gets next. A batch is unpacked here, into deliveries that are answered one by one.
+Runs on one asyncio loop. `core.receipts` decides where answers go, `core.fanin` which delivery the
+application gets next. A batch is unpacked here, into deliveries that are answered one by one.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = ["Counters", "Inbox"]
 log = logging.getLogger("messagebus.consumer")
 
 DELIVERY_COUNT = "x-delivery-count"
-# Batches that a lost link left half answered, until they come again.
+# Number of batches kept that a lost link left half answered, until they come again.
 BEGUN_MAX = 1_000
-# The properties of what came out of a delay step are longer, by what its broker notes of it.
+# Properties from a delay step are at least this long, because the broker adds headers.
 FROM_A_STEP_MIN = 150
 
 
 @dataclass(slots=True)
 class Counters:
-    """retried, parked: answered by a copy that is stored. given_back: before anybody saw them."""
+    """Counts of one consumer. retried, parked: answered by a stored copy. given_back: returned unseen."""
 
     delivered: int = 0
     acked: int = 0
@@ -63,8 +63,8 @@ class Counters:
 class _Desk:
     """One broker's live link.
 
-    shut: what arrives is handed out no more; `late` keeps it. copied_out: batches some of whose parts
-    were copied before the consumer timeout, by tag, and when they arrived.
+    shut: arriving deliveries are handed out no more; `late` keeps them. copied_out: tag -> time of arrival
+    of batches with parts that were copied before the consumer timeout.
     """
 
     ledger: Ledger
@@ -86,29 +86,29 @@ class Inbox:
         self._source, self._copies, self._on_turn = source, copies, on_turn
         self.counters = Counters()
         self.delivered: dict[str, int] = {}
-        """By broker, since the start."""
+        """Count of deliveries since the start, by broker."""
         self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
         self.take = self._fanin.take
-        """The next delivery; None when there is none or the application holds enough."""
+        """Returns the next delivery; None when there is none or the application holds enough."""
         self._ledgers = Ledgers()
         self._desks: dict[str, _Desk] = {}
         self._copying = Tasks()
-        # Of batches that a lost link left half answered: the parts without an answer.
+        # Batches that a lost link left half answered -> their parts without an answer.
         self._begun: dict[tuple[str, int], set[int]] = {}
         self.delivery_limit = source.delivery_limit
-        """How often what came back is delivered again; 0: for ever."""
+        """Number of times that a returned message is delivered again; 0: no limit."""
         self.in_order = isinstance(source, Subscription) and source.single_active
-        """Whether what is given back must come again in its order: see docs/ARCHITECTURE.md."""
+        """Whether returned deliveries must come again in their order: see docs/ARCHITECTURE.md."""
 
     def exists_as(self, options: Options) -> None:
-        """Take over what the source is, where its consumer asked for less and takes it as it is."""
+        """Take over the source's existing options, where its consumer asked for fewer."""
         limit = options.get("delivery_limit")
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         self.in_order = self.in_order or options.get("single_active") is True
 
     # ------------------------------------------------------------------ links
     def connected(self, broker: str, pipe: Pipe) -> int:
-        """Deliveries of this link are ours from now on. Returns its epoch."""
+        """Take the deliveries of this link from now on. Returns its epoch."""
         ledger = self._ledgers.connected(broker)
         self._desks[broker] = _Desk(ledger, pipe)
         self.delivered.setdefault(broker, 0)
@@ -117,7 +117,7 @@ class Inbox:
         return ledger.epoch
 
     def disconnected(self, broker: str) -> None:
-        """The link is gone: what it owed comes again, whatever the application does with it."""
+        """Drop the link: its unanswered deliveries come again, also those that the application holds."""
         desk = self._desks.pop(broker, None)
         if desk is not None:
             self._remember(desk.ledger)
@@ -127,7 +127,7 @@ class Inbox:
     def _remember(self, ledger: Ledger) -> None:
         """Keep which parts of its batches are answered: they come again with the others.
 
-        Not where a copy is under way: whether it is stored is not known.
+        Leaves out batches with a copy under way: whether it is stored is unknown.
         """
         for unanswered, (raw, body) in ledger.answered_for_good():
             self._begun[_batch_key(raw, body)] = set(unanswered)
@@ -135,25 +135,23 @@ class Inbox:
             del self._begun[next(iter(self._begun))]
 
     def shut(self, broker: str) -> None:
-        """Hand out nothing that arrives from now on; what has arrived is handed out still."""
+        """Hand out nothing that arrives from now on; deliveries that have arrived are still handed out."""
         if desk := self._desks.get(broker):
             desk.shut = True
 
     def holds(self, broker: str) -> bool:
-        """Tell whether the application holds, or is still to get, anything of this broker, or a copy of it is
-        under way.
-        """
+        """Return whether deliveries of this broker are held by the application, buffered, or being copied."""
         desk = self._desks.get(broker)
         return desk is not None and (self._fanin.holds(broker) or desk.ledger.is_claimed)
 
     def owed(self, broker: str) -> int:
-        """AMQP deliveries of the live link without an answer."""
+        """Return the number of AMQP deliveries of the live link without an answer."""
         desk = self._desks.get(broker)
         return desk.ledger.owed if desk else 0
 
     # ------------------------------------------------------------------ arriving
     def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
-        """Take what one read brought."""
+        """Take the deliveries of one read."""
         received_ns = time.monotonic_ns()
         alone: list[Arrived] = []
         for each in arrived:
@@ -166,7 +164,7 @@ class Inbox:
         self._arrived_alone(ledger, received_ns, alone)
 
     def _is_untimely(self, ledger: Ledger, arrived: Arrived) -> bool:
-        """Tell whether it came out of a delay step and is not for now: it waits on, or is parked."""
+        """Return whether it left a delay step at the wrong time: it waits on, or is parked."""
         tag, _redelivered, raw, body = arrived
         if STEP_MARK not in raw:
             return False
@@ -246,7 +244,7 @@ class Inbox:
 
     # ------------------------------------------------------------------ the application's side
     def has(self, delivery: Delivery) -> bool:
-        """Tell whether a delivery came over one of these links, as they are now; on any thread."""
+        """Return whether a delivery came over one of the current links; on any thread."""
         desk = self._desks.get(delivery.broker)
         return desk is not None and desk.ledger is delivery.ledger
 
@@ -283,7 +281,7 @@ class Inbox:
     ) -> bool:
         """Answer by a copy for another run, with these headers. False: as `ack`.
 
-        Whoever waits may be cancelled: the copy goes on.
+        The caller may be cancelled: the copy goes on.
         """
         return await self._answered_by(
             delivery,
@@ -316,7 +314,7 @@ class Inbox:
             try:
                 copying = copy(_original_of(delivery), _is_live(ledger))
                 answered = await self._answer_by(copying, ledger, tag, part, counted)
-            except Exception as fault:  # the waiter is told, whatever it is
+            except Exception as fault:  # the waiter gets any error
                 if not done.done():
                     done.set_exception(fault)
                 return
@@ -340,19 +338,19 @@ class Inbox:
     ) -> bool:
         """Answer the original of a claimed delivery when its copy is stored.
 
-        counted: what the application holds until then, as what it counts.
+        counted: counter of an answer by the application, which holds the delivery until then; "" for others.
         """
         fault: Exception | None = None
         try:
             stored = await copying
         except (
             Exception
-        ) as raised:  # whatever it is: the original has an answer, and the waiter this
+        ) as raised:  # after any error the original is answered, and the waiter gets it
             stored, fault = Stored.CANNOT, raised
         if stored is Stored.UNWANTED:
             answered = False
         elif stored is Stored.CANNOT:
-            # The broker parks it by itself, without a word why, or drops what has no parking queue.
+            # The broker parks it by itself, without a reason, or drops it without a parking queue.
             answered = ledger.claim_refused(tag, part)
             if answered and not part:
                 self._desks[ledger.broker].pipe.nack(tag, False)
@@ -372,24 +370,24 @@ class Inbox:
     # ------------------------------------------------------------------ giving back untouched
     @property
     def brokers(self) -> list[str]:
-        """Those with a live link."""
+        """The brokers with a live link."""
         return list(self._desks)
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the application holds as much as it may."""
+        """True when the application holds as many deliveries as it may."""
         return self._fanin.is_full
 
     def oldest(self, broker: str) -> Delivery | None:
-        """Tell what is handed out next of this broker."""
+        """Return the next delivery of this broker to hand out; None when there is none."""
         return self._fanin.oldest(broker)
 
     def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
-        """Give back what nobody has seen, in order; returns how many.
+        """Give back unseen deliveries, in order; return how many.
 
-        taken: of this broker, handed out and never seen. With them goes what waits here. Of a batch that
-        somebody has begun a copy of each untouched part goes to the end of the queue, if it arrived
-        before that time: it would never be finished if it came again whole.
+        taken: of this broker, handed out and never seen. Buffered deliveries go with them. A batch that the
+        application has begun would never be finished if it came again whole. So each untouched part of it is
+        copied to the end of the queue, if it arrived before that time.
         """
         desk, count = self._desks[broker], 0
         self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
@@ -407,7 +405,7 @@ class Inbox:
         return count
 
     def _give_back_one(self, desk: _Desk, tag: int, parts: list[Delivery]) -> bool:
-        """One AMQP delivery, by a nack, or by a copy where it came back too often. False: it is begun."""
+        """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
         ledger, content = desk.ledger, (parts[0].properties, parts[0].body)
         if parts[0].part:
             whole = ledger.as_one(tag, len(parts))
@@ -428,10 +426,10 @@ class Inbox:
             self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
 
     def _is_worn(self, raw: bytes) -> bool:
-        """Tell whether its broker may soon park it for having come back, although nobody has seen it.
+        """Return whether its broker may soon park it for its returns, although nobody has seen it.
 
-        RabbitMQ counts whatever comes back: by a nack, a closed channel, a lost link. A copy begins anew,
-        at the end of the queue: so not before half of the limit is used up; where order is all, at its end.
+        RabbitMQ counts every return: by a nack, a closed channel, a lost link. A copy counts from zero, but
+        stands at the end of the queue. So the bound is half of the limit, or all of it for ordered queues.
         """
         limit = self.delivery_limit
         if not limit:
@@ -440,7 +438,7 @@ class Inbox:
         return isinstance(count, int) and count >= (limit if self.in_order else (limit + 1) // 2)
 
     def _copy_parts(self, ledger: Ledger, tag: int, parts: list[int]) -> None:
-        """Put these parts of a batch to the end of the queue; the batch is acked when all are answered."""
+        """Copy these parts of a batch to the end of the queue; the batch is acked when all are answered."""
         found = ledger.content(tag)
         if found is None:
             return
@@ -453,14 +451,14 @@ class Inbox:
                 self._copying.spawn(self._answer_by(copying, ledger, tag, part))
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand out next, in this order, what was taken last and nobody has seen."""
+        """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
         for broker, desk in self._desks.items():
             self._fanin.put_back(
                 broker, [each for each in deliveries if each.ledger is desk.ledger]
             )
 
     def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
-        """Hand out nothing more of this broker: all of it goes back with the link, in order.
+        """Hand out nothing more of this broker: all its deliveries go back with the link, in order.
 
         taken: handed out and never seen.
         """
@@ -470,9 +468,9 @@ class Inbox:
         desk.late[:0] = self._fanin.withdraw(broker)
 
     def finish_batches(self, before_ns: int) -> None:
-        """Copy what the application still holds of batches that arrived before that time and are copied.
+        """Copy the parts that the application holds of partly copied batches that arrived before that time.
 
-        Their broker would take back the whole, and all that is copied would be there twice.
+        Their broker would take back the whole batch, and the copied parts would exist twice.
         """
         for desk in self._desks.values():
             for tag, received_ns in list(desk.copied_out.items()):
@@ -480,20 +478,20 @@ class Inbox:
                     del desk.copied_out[tag]
                     held = desk.ledger.open_parts(tag)
                     self._copy_parts(desk.ledger, tag, held)
-                    for _part in held:  # their answers will be stale
+                    for _part in held:  # the application's answers will be stale
                         self._fanin.answered(desk.ledger.broker)
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
         for desk in self._desks.values():
             if desk.ledger.rejected:
-                self._reject_batches(desk)  # before a "multiple" reaches over them
+                self._reject_batches(desk)  # before a "multiple" ack includes them
             for tag, multiple in desk.ledger.flush():
                 desk.pipe.ack(tag, multiple)
             desk.pipe.flush()
 
     def _reject_batches(self, desk: _Desk) -> None:
-        """Their broker keeps them whole: something in them could not be copied."""
+        """Reject batches with a part that could not be copied: their broker keeps them whole."""
         tags, desk.ledger.rejected = desk.ledger.rejected, []
         for tag in tags:
             log.warning(
@@ -503,7 +501,7 @@ class Inbox:
 
     # ------------------------------------------------------------------ the end
     def close(self, untouched: Sequence[Delivery] = ()) -> None:
-        """Hand out nothing more: what is buffered goes back to the brokers with the links.
+        """Hand out nothing more: buffered deliveries go back to the brokers with the links.
 
         untouched: handed out, and the application never saw them.
         """
@@ -511,10 +509,10 @@ class Inbox:
             self.keep_back(broker, untouched)
 
     async def finish(self, timeout_s: float) -> None:
-        """Wait for copies under way, and copy what the end of the links would harm.
+        """Wait for copies under way, and copy deliveries that the end of the links would harm.
 
-        That is what is left of half-answered batches, whose answered parts would be delivered again; not
-        where order is all. And what nobody has seen and came back too often.
+        These are the open parts of half-answered batches, unless the queue is ordered: their answered parts
+        would be delivered again. And unseen deliveries that came back too often.
         """
         for desk in self._desks.values():
             for tag, parts in _by_tag(desk.late).items():
@@ -542,12 +540,12 @@ class Inbox:
 
 
 def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
-    """Return the key by which a batch is known when it comes again."""
+    """Return the key that identifies a batch when it comes again."""
     return read_message_id(raw), hash(body)
 
 
 def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
-    """Of one link: what one AMQP delivery brought, together."""
+    """Group deliveries of one link by their AMQP delivery."""
     found: dict[int, list[Delivery]] = {}
     for delivery in deliveries:
         found.setdefault(delivery.tag, []).append(delivery)
@@ -555,7 +553,7 @@ def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
 
 
 def _is_live(ledger: Ledger) -> Callable[[], bool]:
-    """Tell whether an answer can still go where the delivery came from."""
+    """Return a function that tells whether the delivery's link can still take an answer."""
     return lambda: ledger.is_live
 
 

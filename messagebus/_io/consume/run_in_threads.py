@@ -1,12 +1,12 @@
 """Runs of handlers that are plain functions: each in a thread, never on a loop.
 
-Each run has a context of its own. A thread that overruns its time cannot be ended: its delivery has its
-answer, and another thread takes its place until it comes back. An awaitable that a plain function returns
+Each run has a context of its own. A thread that overruns its time cannot be ended: its delivery is
+answered, and another thread takes its place until it comes back. An awaitable that a plain function returns
 (a coroutine function behind a plain wrapper does) is a part of its run: it is in its span and its context,
 and is cancelled at its limit and at the end.
 
 `Bridge` stands between an application's loop and these threads. The loop takes deliveries for the threads,
-a few more than they run, and gives their answers; it is woken once for all answers that wait.
+a few more than they run, and gives their answers; it is woken once for all waiting answers.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["HandlerThreads", "not_awaited", "Bridge"]
 
 log = logging.getLogger("messagebus.consumer")
 
-# A thread whose deliveries cannot be had, by a fault of ours, asks again that late.
+# Pause of a thread after an error of ours in its loop.
 AGAIN_S = 1.0
-# Taken for the threads beyond what they run, so that none waits for a turn of the loop.
+# Deliveries taken beyond those being run, so that no thread waits for a turn of the loop.
 AHEAD = 32
 
 
 def not_awaited(result: Awaitable[object]) -> Future[object]:
-    """Refuse an awaitable, where no loop is the application's."""
+    """Refuse an awaitable, where the application has no loop."""
     if inspect.iscoroutine(result):
         result.close()
     raise TypeError("the handler gave something to await: AsyncConsumer.run awaits it")
 
 
 class _Worker(threading.Thread):
-    """now: the run that it is in, or was in last. awaits: what it gave to await.
+    """A thread of the pool. now: its current or last run. awaits: the awaitable of that run.
 
     replaced: another thread has its place.
     """
@@ -59,8 +59,8 @@ class _Worker(threading.Thread):
 class HandlerThreads:
     """A number of threads that run a handler.
 
-    receive: waits for a delivery; None ends the thread. context: what each run gets a copy of.
-    awaited: begins to await what the handler returned.
+    receive: waits for a delivery; None ends the thread. context: each run gets a copy of it.
+    awaited: begins to await the handler's result.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class HandlerThreads:
         worker.start()
 
     def join(self, timeout_s: float) -> int:
-        """Wait so long for the threads to end, not for those that overran; then cancel what they await.
+        """Wait up to this time for the threads to end, not for overrun ones; then cancel their awaitables.
 
-        Returns how many runs have not ended, and says so.
+        Returns how many runs have not ended, and logs them.
         """
         until_s = time.monotonic() + timeout_s
         for worker in list(self._workers):
@@ -121,7 +121,7 @@ class HandlerThreads:
         self._start()
 
     def _goes_on(self, worker: _Worker) -> bool:
-        """After a run that overran."""
+        """Return whether the thread keeps its place after a run that overran."""
         with self._lock:
             return not worker.replaced
 
@@ -140,7 +140,7 @@ class HandlerThreads:
                 time.sleep(AGAIN_S)
 
     def _run(self, worker: _Worker, job: Job) -> bool:
-        """False: another thread has its place."""
+        """Run one job. False: another thread has the place of this one."""
         handling = self._handling
         around = handling.around
         worker.now = run = handling.runs.started(job, time.monotonic_ns())
@@ -150,9 +150,9 @@ class HandlerThreads:
             else:
                 with around(job):
                     result = self._called(worker, run)
-        except BaseException as error:  # whatever an application raises must not end the thread
+        except BaseException as error:  # no exception of an application may end the thread
             if handling.runs.ended(run):
-                # What the end cancelled has no answer: it comes again.
+                # A run cancelled at the end gets no answer: its delivery comes again.
                 if not (self._is_ending and isinstance(error, CancelledError)):
                     handling.failed(job, error)
                 return True
@@ -166,7 +166,7 @@ class HandlerThreads:
         result = self._handling.handler(run.item)
         if result is None or not inspect.isawaitable(result):
             return result
-        with self._lock:  # `_replace` finds it there, or has been here before
+        with self._lock:  # `_replace` finds it there, or ran before
             if self._handling.runs.is_overrunning(run):
                 if inspect.iscoroutine(result):
                     result.close()
@@ -181,10 +181,11 @@ class HandlerThreads:
 
 
 class Bridge:
-    """take, receive: what the threads get, on the loop. answering: as their answers are given there.
+    """The queue between the loop and the threads; an `Answering` itself, for any thread.
 
-    held_max: deliveries that the threads have, or one job more; None: one for each and AHEAD. It is an
-    `Answering` itself, for any thread.
+    take, receive: get jobs for the threads, on the loop. answering: gives the threads' answers there.
+    held_max: bound of deliveries held by the threads, exceeded by less than one job; None: one for each
+    thread, and AHEAD.
     """
 
     def __init__(
@@ -200,8 +201,8 @@ class Bridge:
         self._held_max = held_max or threads + AHEAD
         self._answering = answering
         self._loop = asyncio.get_running_loop()
-        # A thread waits for a token and then takes the first job: so that jobs may be withdrawn from
-        # anywhere and none overtakes another.
+        # A thread waits for a token and then takes the first job, so that jobs may be withdrawn from
+        # any place and keep their order.
         self._jobs: deque[Job | None] = deque()
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._taking = threading.Lock()
@@ -212,7 +213,7 @@ class Bridge:
 
     # ------------------------------------------------------------------ on the loop
     async def feed(self) -> None:
-        """Feed until there are no more deliveries; then the threads end after what they run."""
+        """Feed until there are no more deliveries; then the threads end after their current runs."""
         try:
             while (job := self._take() or await self._receive_next()) is not None:
                 self._held += len(deliveries_of(job))
@@ -232,9 +233,9 @@ class Bridge:
         self._tokens.put(None)
 
     def withdraw(self, before_ns: int | None, *, all_if_any: bool = False) -> list[Delivery]:
-        """Return what no thread has begun, and now none will, in order.
+        """Return the deliveries that no thread has begun, in order; none will begin them now.
 
-        before_ns: only what arrived before that time; all_if_any: or, if there is some, all of it.
+        before_ns: only those that arrived before that time; all_if_any: all of them if there is one.
         """
         with self._taking:
             waiting = [job for job in self._jobs if job is not None]
@@ -261,7 +262,7 @@ class Bridge:
             answer = self._answers.popleft()
             try:
                 answer()
-            except Exception:  # the next ones go out all the same
+            except Exception:  # go on with the next ones
                 log.exception("an answer failed, its delivery comes again")
             self._held -= 1
         self._room.set()
@@ -269,7 +270,7 @@ class Bridge:
     def answers(
         self, failed: Callable[[Delivery, Exception], object]
     ) -> Callable[[Delivery, Exception], object]:
-        """The same for a delivery that never came to the threads, and has its answer by way of here."""
+        """Wrap `failed` for a delivery that never came to the threads but is answered through here."""
 
         def answer(delivery: Delivery, error: Exception) -> object:
             self._held += 1
@@ -279,18 +280,18 @@ class Bridge:
 
     # ------------------------------------------------------------------ on any thread
     def receive(self) -> Job | None:
-        """For a thread: the next delivery, or None to end."""
+        """Return the next delivery for a thread, or None to end it."""
         self._tokens.get()
         with self._taking:
             return self._jobs.popleft()
 
     def awaited(self, result: Awaitable[object]) -> Future[object]:
-        """Begin to await on the loop what a handler returned, in the context of this thread."""
+        """Begin to await a handler's result on the loop, in the context of this thread."""
 
         async def wait() -> object:
             try:
                 return await result
-            except (SystemExit, KeyboardInterrupt) as error:  # would end the loop of all
+            except (SystemExit, KeyboardInterrupt) as error:  # would end the application's loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         return asyncio.run_coroutine_threadsafe(wait(), self._loop)
@@ -309,7 +310,7 @@ class Bridge:
         live = delivery.ledger.is_live
         self._answers.append(answer)
         if not self._woken:
-            self._woken = True  # a race wakes twice, never not at all: cleared before taking
+            self._woken = True  # a race wakes twice, never zero times: cleared before taking
             with contextlib.suppress(RuntimeError):  # the loop is closed: it is delivered again
                 self._loop.call_soon_threadsafe(self._give)
         return live

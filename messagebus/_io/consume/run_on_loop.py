@@ -1,13 +1,13 @@
 """Runs of handlers that are coroutine functions: a number at once, on the application's own loop.
 
 Each run is a task with a context of its own, so its own changes (a cancel, context variables, a swallowed
-cancel) end with it, and nobody who kept its task can cancel anything else. A run that ends begins the
+cancel) end with it, and code that kept its task can cancel nothing else. A run that ends begins the
 next one; a task of ours waits for deliveries only while there are none. A run whose time is over is
-cancelled; one that does not end then is let be, and its place is given to another.
+cancelled; if it does not end then, it is left alone, and its place is given to another.
 
-`LoopWatch` notices that the loop is blocked, and says by whom. A coroutine that computes or waits without
-`await` keeps the loop from its links: no heartbeats, no acks, no deliveries. From a thread of its own the
-watch looks whether the loop still turns, and while it does not, in which task it is and where. One thread
+`LoopWatch` logs that the loop is blocked, and the task that blocks it. A coroutine that computes or waits
+without `await` keeps the loop from its links: no heartbeats, no acks, no deliveries. From a thread of its own
+the watch checks whether the loop still turns; if not, it finds the task and the place. One thread
 for each loop, while handlers run on it.
 """
 
@@ -35,10 +35,10 @@ __all__ = ["HandlerTasks", "LoopWatch", "watched"]
 
 log = logging.getLogger("messagebus.consumer")
 
-# How long a run may take to end after it was cancelled.
+# Time that a run may take to end after it was cancelled.
 CANCELLED_NS = 5_000_000_000
 CANCELLED_S = CANCELLED_NS / 1e9
-# Told when a loop has not turned for so long, and again at each ten times of it.
+# Logged when a loop has not turned for this time, and again at each tenfold time.
 BLOCKED_S = 1.0
 AGAIN = 10
 BEAT_S = 0.25
@@ -48,14 +48,14 @@ Describe = Callable[["asyncio.Task[object]"], str]
 
 
 async def _awaited(result: object) -> object:
-    """Await what a handler returned to await: `return work()`, where `return await work()` was meant."""
+    """Await an awaitable result of a handler: `return work()`, where `return await work()` was meant."""
     while inspect.isawaitable(result):
         result = await result
     return result
 
 
 def _may_be_interrupted() -> bool:
-    """Tell whether Ctrl-C raises KeyboardInterrupt; not where it is ignored, or an app hears it by itself."""
+    """Return whether Ctrl-C raises KeyboardInterrupt; not where it is ignored, or an app handles it."""
     heard_by = signal.getsignal(signal.SIGINT)
     return heard_by is not signal.SIG_IGN and not getattr(heard_by, "raises_nothing", False)
 
@@ -72,10 +72,10 @@ class _Place:
 
 
 class HandlerTasks:
-    """So many runs of a handler at once.
+    """A number of concurrent runs of a handler.
 
-    take: gives a delivery that is there, or None. receive: waits for one; None: there are no more.
-    give_back: for what a cancelled run had not finished. context: what each run gets a copy of.
+    take: returns a waiting delivery, or None. receive: waits for one; None: there are no more.
+    give_back: takes the job of an unfinished, cancelled run. context: each run gets a copy of it.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class HandlerTasks:
         if self._is_closed or self._ended.done():
             self._tell_ended()
         elif task.cancelled():
-            # By somebody who cancels all tasks of the loop: nobody would take deliveries any more.
+            # By code that cancels all tasks of the loop: nothing would take deliveries any more.
             log.error("cancelled by the application, goes on handler=%s", self._handling.name)
             self._start_feeding()
         elif fault is not None:
@@ -141,17 +141,17 @@ class HandlerTasks:
             self._ended.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until there are no more deliveries and all runs have ended; raises what keeps it from that."""
+        """Wait until there are no more deliveries and all runs have ended. Raises the fault of feeding."""
         await asyncio.shield(self._ended)
 
     async def end(self, grace_s: float) -> int:
-        """Begin no more, wait so long for the runs to end, then cancel.
+        """Begin no more, wait up to this time for the runs to end, then cancel.
 
         Returns how many were not finished.
         """
         self._is_closed = True
         until_s = self._loop.time() + grace_s
-        # Again and again: a last batch that was gathered already begins as soon as there is a place.
+        # In a loop: a last batch that was gathered already begins as soon as there is a place.
         while (left := self._tasks()) and (wait_s := until_s - self._loop.time()) > 0:
             await asyncio.wait(left, timeout=wait_s)
         unfinished = self._handling.left("runs")
@@ -168,7 +168,7 @@ class HandlerTasks:
         return tasks if self._feeding is None else [*tasks, self._feeding]
 
     def describe(self, task: asyncio.Task[object]) -> str:
-        """Tell what this task does, if it is one of ours; from any thread."""
+        """Describe the run of this task, "" if it is none of ours; from any thread."""
         for place in list(self._places.values()):
             if place.task is task:
                 return f"handler={self._handling.name} message={place.run.item.message_id}"
@@ -182,7 +182,7 @@ class HandlerTasks:
             place.task.cancel()
 
     def tick(self) -> None:
-        """Give the places of runs that were cancelled and do not end to others."""
+        """Give the places of cancelled runs that do not end to others."""
         now_ns = time.monotonic_ns()
         limit_ns = CANCELLED_NS + (self._handling.limit_ns or 0)
         for place in list(self._late):
@@ -202,7 +202,7 @@ class HandlerTasks:
         self._free -= 1
         run = self._handling.runs.started(job, time.monotonic_ns())
         place = self._places[run] = _Place(run)
-        # Not by the loop's factory: an eager one would run it before it is known here.
+        # Without the loop's factory: an eager one would run it before it is registered here.
         place.task = asyncio.Task(
             self._work(place, job), loop=self._loop, context=self._context.copy()
         )
@@ -221,7 +221,7 @@ class HandlerTasks:
                     result = await self._handler(job)
                     if result is not None:
                         result = await _awaited(result)
-        except BaseException as error:  # whatever an application raises ends this run alone
+        except BaseException as error:  # an exception of an application ends this run only
             if self._must_pass_on(error):
                 raise
             self._failed(place, error)
@@ -231,11 +231,11 @@ class HandlerTasks:
         self._leave(place)
 
     def _must_pass_on(self, error: BaseException) -> bool:
-        """Not when a handler raises the same by itself."""
+        """Return whether to raise it on: not when a handler raises the same by itself."""
         match error:
             case KeyboardInterrupt():
                 return self._is_main and _may_be_interrupted()
-            case GeneratorExit():  # the loop is gone, or the handler is a strange one
+            case GeneratorExit():  # the loop is gone, or the handler raised it by itself
                 return not self._loop.is_running()
             case _:
                 return False
@@ -249,7 +249,7 @@ class HandlerTasks:
             self._handling.failed(place.run.item, error)
 
     def _done(self, place: _Place, task: asyncio.Task[None]) -> None:
-        """Do what the run could not do by itself: it never began, or was interrupted."""
+        """Answer for a run that never began, or was interrupted."""
         self._late.discard(place)
         del self._places[place.run]
         fault = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -262,7 +262,7 @@ class HandlerTasks:
         self._tell_ended()
 
     def _leave(self, place: _Place) -> None:
-        """The place is free: the next delivery gets it."""
+        """Free the place: the next delivery gets it."""
         if place.left:
             return
         place.left = True
@@ -278,7 +278,7 @@ class HandlerTasks:
 def watched(describe: Describe) -> Iterator[None]:
     """Watch the running loop meanwhile; one watch serves all handlers of a loop.
 
-    describe: says what a task of that loop is doing, "" when it is none of ours; from any thread.
+    describe: describes the run of a task of that loop, "" when it is none of ours; from any thread.
     """
     loop = asyncio.get_running_loop()
     watch = _watches.get(loop)
@@ -296,7 +296,7 @@ def watched(describe: Describe) -> Iterator[None]:
 
 
 class LoopWatch:
-    """Of the running loop, where it is made; `start` and `stop` are called there."""
+    """A watch over the running loop, where it is made; `start` and `stop` are called there."""
 
     def __init__(self, *, blocked_s: float = BLOCKED_S) -> None:
         self.describing: list[Describe] = []
@@ -310,7 +310,7 @@ class LoopWatch:
             target=self._watch, name="messagebus-loopwatch", daemon=True
         )
         self._told_s = 0.0
-        """How long the loop was blocked when it was last told; 0 while it turns."""
+        """Blocked time at the last log line; 0 while the loop turns."""
 
     def start(self) -> None:
         self._beat()
@@ -330,13 +330,13 @@ class LoopWatch:
         looked_s = time.monotonic()
         while not self._stopped.wait(wait_s):
             now_s = time.monotonic()
-            # A process that was stopped as a whole is no handler's fault.
+            # A stopped process is no handler's fault.
             if now_s - looked_s < self._blocked_s:
                 self.look(now_s)
             looked_s = now_s
 
     def look(self, now_s: float) -> None:
-        """Tell, if there is something to tell."""
+        """Log, when due, that the loop is blocked."""
         blocked_s = now_s - self._beaten_s
         if blocked_s < self._blocked_s:
             self._told_s = 0.0

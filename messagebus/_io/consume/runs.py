@@ -1,7 +1,7 @@
-"""One handler of one consumer: its runs, what becomes of their deliveries, and what is told of them.
+"""One handler of one consumer: its runs, the answers to their deliveries, and their log lines.
 
-`core.attempts` decides; here its decisions become answers, copies' headers, counts and log lines. How a
-handler is called is `_io.consume.run_in_threads`'s and `_io.consume.run_on_loop`'s business. Thread-safe.
+`core.attempts` decides; this module turns its decisions into answers, headers of copies, counts and log
+lines. `_io.consume.run_in_threads` and `_io.consume.run_on_loop` call the handlers. Thread-safe.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ __all__ = [
 
 log = logging.getLogger("messagebus.consumer")
 
-# A handler that fails for every message fills no disk: more lines than that in so long are counted.
+# A handler that fails for every message must not fill a disk: further lines in this time are only counted.
 LINES_MAX, LINES_S = 100, 10.0
-# Runs that go on although their time is over; each holds a thread or a task.
+# Bound of runs that go on after their time; each holds a thread or a task.
 OVERRUNNING_MAX = 100
 TICK_S, TICK_MIN_S = 0.5, 0.01
-# Of the brokers' consumer timeout: a run that has its delivery for so long is told.
+# Share of the brokers' consumer timeout after which a run is logged.
 NEAR_SHARE = 0.8
 
 
@@ -70,9 +70,9 @@ _handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=No
 
 
 def run_context(consumer: object) -> Context:
-    """Make what the runs of this consumer's handlers get a copy of: empty but for a mark of whose they are.
+    """Make the context that the runs of this consumer's handlers copy: empty but for the consumer.
 
-    Not what `run` was called in: a span around it would be the parent of every message's.
+    It is not the context of `run`'s caller: a span around it would be the parent of every message's.
     """
     made = Context()
     made.run(_handled_by.set, consumer)
@@ -80,14 +80,14 @@ def run_context(consumer: object) -> Context:
 
 
 def handled_by() -> object:
-    """The consumer whose handler runs here, in this task or thread or what it began; None: none."""
+    """Return the consumer whose handler runs here, in this task or thread or its children; None for none."""
     return _handled_by.get()
 
 
 class Batch(list[Delivery]):
     """The deliveries of one run of a batch handler, one or more, in the order of their arrival.
 
-    payloads: what was read of each, if something was.
+    payloads: the payload read from each; empty without a reader.
     """
 
     def __init__(self, deliveries: Iterable[Delivery] = ()) -> None:
@@ -96,22 +96,22 @@ class Batch(list[Delivery]):
 
     @property
     def message_id(self) -> str:
-        """For people."""
+        """A name of the batch for people."""
         return f"{self[0].message_id} and {len(self) - 1} more"
 
     @property
     def received_ns(self) -> int:
-        """Of the one that arrived first."""
+        """The earliest arrival of its deliveries."""
         return min(delivery.received_ns for delivery in self)
 
 
 Job = Delivery | Batch
-"""What one run is given."""
+"""The input of one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler:
-    """A function of a batch whose payloads are read before. read: raises what becomes of a misfit."""
+    """A handler function of batches whose payloads are read before. read: raises the answer to a misfit."""
 
     function: Callable[[Batch], object]
     read: Callable[[Delivery], Any] | None
@@ -134,7 +134,7 @@ class Answering(Protocol):
 
 
 def words_of(bus: BusConfig) -> Words:
-    """Words without the password of the bus, as it is now."""
+    """Return words without the current password of the bus."""
     try:
         secrets = {bus.password.reveal(), bus.current_password().reveal()}
     except ConfigError:
@@ -143,7 +143,7 @@ def words_of(bus: BusConfig) -> Words:
 
 
 def is_coroutine_handler(handler: Callable[..., object]) -> bool:
-    """Tell whether a call of it gives something to await; also of an object with such a ``__call__``."""
+    """Return whether a call of it gives an awaitable; also of an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004 - its kind is asked for, not whether it is there
     )
@@ -162,9 +162,9 @@ class _Counts:
 class Handling:
     """The runs of one handler.
 
-    words: makes what hides passwords as they are now. answers_first: at most once, so that a failed run
-    can be answered no more. consumer_timeout_s: the brokers'. on_overran: a run's time is over, and its
-    delivery has its answer.
+    words: makes the object that hides the current passwords in texts. answers_first: at most once, so that a
+    failed run can be answered no more. consumer_timeout_s: the brokers'. on_overran: called when a run's time
+    is over and its delivery has its answer.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Handling:
         self.handler, self.name = handler, _name_of(handler)
         self.answering, self.chain = answering, chain
         self.around: Callable[[Any], AbstractContextManager[None]] | None
-        """Entered around each run with what it is given; None: nobody wants to."""
+        """Entered around each run with its job; None for no hooks."""
         self.around = None if chain is None else chain.handling
         self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
         if faults := retry_faults(policy, answers_first):
@@ -202,7 +202,7 @@ class Handling:
 
     # ------------------------------------------------------------------ the end of a run
     def returned(self, job: Job, result: object) -> None:
-        """A run ended well, and gave this."""
+        """Answer for a run that ended well with this result."""
         try:
             if result is None:
                 self._acked(job)
@@ -213,7 +213,7 @@ class Handling:
             elif not (isinstance(job, Batch) and isinstance(result, Mapping)):
                 self._acked(job)
             elif strange := set(result) - set(job):
-                # The application means something by it that would be lost by an ack.
+                # An ack would lose the meaning of these answers.
                 kind = type(next(iter(strange))).__name__
                 self.failed(
                     job, TypeError(f"answers of {kind}: a mapping of its deliveries wanted")
@@ -225,7 +225,7 @@ class Handling:
                         self._failed(delivery, end)
                     else:
                         self.acked(delivery)
-        except Exception as fault:  # of an object that cannot be looked at, as a proxy of nothing
+        except Exception as fault:  # of an object that cannot be inspected, as an unbound proxy
             self.failed(job, fault)
 
     def _acked(self, job: Job) -> None:
@@ -233,7 +233,7 @@ class Handling:
             self.acked(delivery)
 
     def acked(self, delivery: Delivery) -> None:
-        """A run ended well, and nothing else was said."""
+        """Ack the delivery of a run that ended well without another answer."""
         try:
             live = self.answering.ack(delivery)
         except AlreadySettled:  # by the handler itself
@@ -244,7 +244,7 @@ class Handling:
             self.chain.handled(delivery, "ack" if answered else "stale", None)
 
     def failed(self, job: Job, error: BaseException) -> None:
-        """A run ended by this exception, or gave it. Never raises, whatever the exception is like."""
+        """Answer for a run that ended by this exception, or returned it. Never raises for any exception."""
         for delivery in deliveries_of(job):
             self._failed(delivery, error)
 
@@ -316,7 +316,7 @@ class Handling:
     def _why(
         self, delivery: Delivery, end: End, text: str, words: Words, error: BaseException
     ) -> str:
-        """Tell why there is no further run."""
+        """Return why there is no further run."""
         match end:
             case End.PARK | End.REJECT:
                 return words.text(error)
@@ -326,7 +326,7 @@ class Handling:
                 return f"{delivery.attempt} of {self._rule.attempts_max} attempts failed"
 
     def _tell(self, delivery: Delivery, answer: str, words: Words, error: BaseException) -> None:
-        """One line for a run that did not end well, without its traceback: an exception may be 10 MB."""
+        """Log one line for a run that did not end well, without traceback: an exception may be 10 MB."""
         level = logging.INFO if isinstance(error, RetryLater) else logging.WARNING
         if not log.isEnabledFor(level) or not self._may_tell():
             return
@@ -367,7 +367,7 @@ class Handling:
         self._warn_near(now_ns)
 
     def _warn_near(self, now_ns: int) -> None:
-        """Once for each run whose delivery the broker will soon take back."""
+        """Warn once for each run whose delivery the broker will soon take back."""
         near = {run for run in self.runs.open if now_ns - run.item.received_ns > self._near_ns}
         for run in near - self._near:
             log.warning(
@@ -381,18 +381,18 @@ class Handling:
 
     @property
     def tick_s(self) -> float:
-        """Return the seconds between calls of `tick`."""
+        """The seconds between calls of `tick`."""
         if self._limit_s is None:
             return TICK_S
         return min(TICK_S, max(TICK_MIN_S, self._limit_s / 10))
 
     @property
     def may_replace(self) -> bool:
-        """Tell whether another thread or task may go on for one that overran."""
+        """True when another thread or task may take the place of one that overran."""
         return self.runs.overran <= OVERRUNNING_MAX
 
     def left(self, what: str) -> int:
-        """Say which runs had not ended when there was no more time, and how many."""
+        """Log the runs that had not ended in time; return their number."""
         runs = self.runs.underway()
         if runs:
             oldest_s = self.runs.oldest_ns(time.monotonic_ns()) / 1e9
@@ -408,7 +408,7 @@ class Handling:
         return len(runs)
 
     def stats(self) -> dict[str, Any]:
-        """The fields of `ConsumerStats` that are its own."""
+        """Return the fields of `ConsumerStats` about handling."""
         return {
             "handling": len(self.runs.underway()),
             "oldest_run_s": self.runs.oldest_ns(time.monotonic_ns()) / 1e9,
@@ -419,7 +419,7 @@ class Handling:
 
 
 def _mistake(result: object) -> str:
-    """Tell the fault of what a handler returned, where an ack would lose what it meant; "" for none."""
+    """Return the fault of a handler's result, where an ack would lose its meaning; "" for none."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         return "the handler returned a generator, of which nothing has run"
     if isinstance(result, type) and issubclass(result, RetryLater | Park | Reject):
@@ -428,14 +428,14 @@ def _mistake(result: object) -> str:
 
 
 def checked_limit(time_limit_s: float | None) -> float | None:
-    """Raises ConfigError."""
+    """Return the limit if it is valid. Raises ConfigError."""
     if time_limit_s is not None and not 0 < time_limit_s < math.inf:
         raise ConfigError(f"time_limit_s {time_limit_s!r}: seconds above 0, or None")
     return time_limit_s
 
 
 def checked_count(name: str, count: int) -> int:
-    """Raises ConfigError."""
+    """Return the count if it is valid. Raises ConfigError."""
     if type(count) is not int or not 1 <= count <= COUNT_MAX:
         raise ConfigError(f"{name} {count!r}: 1 to {COUNT_MAX:,}")
     return count
@@ -445,7 +445,7 @@ COUNT_MAX = 10_000
 
 
 def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
-    """Tell the faults of a policy where a delivery is answered before its run, and so comes never again."""
+    """Return the faults of a retry policy where a delivery is answered before its run."""
     if not at_most_once or retry is None or (retry.attempts_max == 1 and retry.then == "drop"):
         return []
     return [
@@ -456,7 +456,7 @@ def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
 def batch_faults(
     batch: object, linger_s: object, config: ConsumerConfig | None = None
 ) -> list[str]:
-    """Tell what is wrong with a batch's size and its time. config: of its consumer."""
+    """Return the faults of a batch's size and its time. config: of its consumer."""
     if batch is None:
         return [] if linger_s is None else [f"linger_s {linger_s!r}: of what? batch wanted"]
     faults = []
@@ -480,12 +480,12 @@ LINGER_S, LINGER_S_MAX = 0.2, 60.0
 
 
 def _seconds(delay_ms: int) -> str:
-    """Return it as it will be: rounded up to a step."""
+    """Return the actual delay in s: rounded up to a step."""
     return f"{delay_step(delay_ms).ms // 1000 if delay_ms > 0 else 0}"
 
 
 class Ticking:
-    """Calls `Handling.tick` on a loop until `stop`; both methods on that loop."""
+    """A timer that calls `Handling.tick` on a loop until `stop`; both methods on that loop."""
 
     def __init__(self, handling: Handling, also: Callable[[], None] = lambda: None) -> None:
         self._handling, self._also = handling, also
@@ -498,7 +498,7 @@ class Ticking:
         try:
             self._handling.tick(time.monotonic_ns())
             self._also()
-        except Exception:  # the next one comes all the same: time limits must hold
+        except Exception:  # go on with the next one: time limits must hold
             log.exception("time limits not looked after handler=%s", self._handling.name)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._handling.tick_s, self.start)

@@ -1,10 +1,10 @@
 """The destinations of one publisher: registered before the first publish, refused when forbidden.
 
 Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
-seen to have it. A broker that forbids an exchange closes the whole link for it; so a forbidden
-destination is refused for REFUSED_S, or each publish to it would cost all the others their link. A queue that
-nobody has declared is not made by publishing to it, unless that is asked for: a mistyped name would keep
-messages that nobody ever reads. Its publishes are unroutable, and it is looked for again after ABSENT_S.
+seen to have it. A broker that forbids an exchange closes the whole link for it. So a forbidden
+destination is refused for REFUSED_S, or each publish to it would cost all the others their link. Publishing
+does not create an undeclared queue, unless that is asked for: a mistyped name would keep messages without
+a reader. Publishes to it are unroutable, and it is looked for again after ABSENT_S.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class _Refusal:
 
 
 class Lanes:
-    """link: gives the current link. settle, wake, leave: what the driver does then.
+    """The open and refused destinations of a publisher.
 
-    on_login_refused: told when an agent refuses our user; retrying does not help.
+    link: gives the current link. settle, wake, leave: callbacks of the driver.
+    on_login_refused: called when an agent refuses our user; retrying does not help.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class Lanes:
         self._on_login_refused = on_login_refused
         self._loop = asyncio.get_running_loop()
         self.known: dict[str, Address] = {}
-        """By lane: what was asked for and is open, or will be."""
+        """Lane -> address of the destinations that are open or being opened."""
         self._refusals: dict[str, _Refusal] = {}
-        # Deleted since they were used, as a link has shown; the next publish registers them again.
+        # Destinations that a link found deleted; the next publish registers them again.
         self._gone: dict[str, Address] = {}
 
     def use(self, address: Address) -> None:
-        """Something is accepted for this address, in this turn of the loop."""
+        """Open the lane of an address for which a message is accepted in this turn of the loop."""
         lane = address.lane
         if lane in self.known:
             return
@@ -95,11 +96,11 @@ class Lanes:
 
     @property
     def opening(self) -> int:
-        """Return how many are registered and settled just now."""
+        """The number of destinations that are being registered and settled."""
         return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
 
     async def verify(self, link: Link) -> None:
-        """Look which of the destinations in use a new link has; the others wait or are refused.
+        """Check which of the destinations in use a new link has; the others wait or are refused.
 
         Raises LinkLost.
         """
@@ -123,13 +124,13 @@ class Lanes:
         self._outbox.close_lane(address.lane)
 
     def open_held(self) -> None:
-        """Register those again that are gone and that something waits for: nobody revives the others."""
+        """Register vanished destinations again for which messages wait; others stay closed."""
         for lane, address in list(self._gone.items()):
             if self._outbox.holds(lane):
                 self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
-        """Refuse what waits for an exchange, if the broker closed the link because that is forbidden."""
+        """Refuse messages for an exchange, if the broker closed the link because it is forbidden."""
         self.open_held()
         if not isinstance(why, ChannelRefused) or why.code != ACCESS_REFUSED:
             return
@@ -155,7 +156,7 @@ class Lanes:
             self._refuse(address, str(fault))
         except LinkError as fault:
             if isinstance(fault, ChannelRefused) and fault.code == ACCESS_REFUSED:
-                # Since RabbitMQ 4.2.6 who has no right on an exchange may not even look at it.
+                # Since RabbitMQ 4.2.6 a user without any right on an exchange may not even look at it.
                 self._refuse(address, fault.reason)
                 return
             # It ended meanwhile, or this broker lacks the exchange: the next link will have it.

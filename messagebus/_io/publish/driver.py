@@ -1,8 +1,8 @@
-"""The publisher's driver: carries out what `core.outbox` and `core.route` decide, over pika.
+"""The publisher's driver: carries out the decisions of `core.outbox` and `core.route`, over pika.
 
-Runs on one asyncio loop; every method must be called on it. Each callback is: translate, one core
-call, perform the actions. Sends are coalesced: however many messages were submitted in one turn of
-the loop, one `_pump` sends them.
+Runs on one asyncio loop; every method must be called on it. Each callback translates, makes one core
+call, and performs the actions. Sends are coalesced: one `_pump` sends all messages submitted in one
+turn of the loop.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ __all__ = ["PublishDriver"]
 
 log = logging.getLogger("messagebus.publisher")
 
-# Looks for deadlines, slow confirms, links to hang up, and dials that are due. A due dial comes as
-# early as TICK_MIN_MS: publishers wait for it.
+# Interval of the check for deadlines, slow confirms, links to hang up, and due dials. A due dial may
+# come after TICK_MIN_MS: publishers wait for it.
 TICK_MS, TICK_MIN_MS = 100, 5
-# A link that was left waits this long for the answers it is owed; then they are unknown.
+# A retiring link waits this long for open answers; then these outcomes are unknown.
 RETIRE_MS = 10_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
-# Why a broker ends a channel for one publish: too large, a wrong property, a user that is another.
+# The code with which a broker ends a channel for one publish: too large, a wrong property, another user.
 PRECONDITION_FAILED = 406
-# How soon to look again whether the socket takes more: pika does not say when it does.
+# Interval of checks whether the socket takes more: pika does not say when it does.
 BACKED_UP_S = 0.005
 
 
 @dataclass(slots=True)
 class Counters:
-    """unconfirmed: sent, and no confirm was wanted."""
+    """Counts of one publisher. unconfirmed: messages sent for which no confirm was wanted."""
 
     unconfirmed: int = 0
     links_lost: int = 0
@@ -85,7 +85,7 @@ class PublishDriver:
     def __init__(
         self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None], wire: Wire
     ) -> None:
-        """on_room: called when messages have left the backlog, at most once a turn."""
+        """Create the driver. on_room: called when messages have left the backlog, at most once a turn."""
         self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
         self.outbox = Outbox(
             messages_max=config.backlog_messages_max,
@@ -103,10 +103,10 @@ class PublishDriver:
         self.counters = Counters()
         self.fatal: LoginRefused | None = None
         self.connected = asyncio.Event()
-        """Set when a link is open, or when there will never be one (`fatal`)."""
+        """Set when a link is open, or when a login was refused (`fatal`)."""
         self._ids = message_ids()
         self._sender: Sender | None = None  # of the current link
-        self._unconfirmed: set[str] = set()  # lanes whose publishes nobody waits for
+        self._unconfirmed: set[str] = set()  # lanes whose publishes need no confirm
         self._follower = wire.follow(
             subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
@@ -134,10 +134,10 @@ class PublishDriver:
         self._stopping = False
         self._woken = False
         self._slow_until_ms = 0
-        self._dead = 0  # the link that did not even answer a question
+        self._dead = 0  # the link that did not answer a request
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
-        # What each flush waits for; a settled item at the end of its list is dropped.
+        # Items that each flush waits for; a settled item at the end of its list is dropped.
         self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
 
     # ------------------------------------------------------------------ life
@@ -146,7 +146,7 @@ class PublishDriver:
         self._tick()
 
     async def stop(self, timeout_s: float) -> int:
-        """Wait for what is open, settle the rest, hang up. Returns how many had no known outcome."""
+        """Wait for open publishes, settle the rest, hang up. Returns how many were still unsettled."""
         await self.flush(timeout_s)
         left = self.outbox.give_up("the publisher was stopped")
         count = sum(item.count for item in left)
@@ -185,9 +185,9 @@ class PublishDriver:
         timeout_ms: int,
         waiter: Waiter | Many | None,
     ) -> Ticket:
-        """Accept a publish, whatever the backlog holds: the caller has asked for room.
+        """Accept a publish without a bound: the caller has asked for room.
 
-        message: None for nothing but a body. waiter: is told the end.
+        message: None for only a body. waiter: gets the end.
         """
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
@@ -200,9 +200,9 @@ class PublishDriver:
             ticket = Ticket(message_id, shape, body, None, deadline_ms, waiter)
             alone = self._goes_alone(shape, message)
             try:
-                # As it is now: the application may change its headers afterwards.
+                # Encode now: the application may change its headers afterwards.
                 ticket.properties = _encode(shape, message, message_id, alone=alone)
-            except Exception as fault:  # whatever an AMQP table cannot hold
+            except Exception as fault:  # an AMQP table cannot hold it
                 self.outbox.refuse(ticket, f"cannot be encoded: {type(fault).__name__}")
                 self._loop.call_soon(tell, [ticket], time.monotonic_ns())
                 return ticket
@@ -220,7 +220,7 @@ class PublishDriver:
         timeout_ms: int,
         waiter: Waiter,
     ) -> None:
-        """Do as `submit`, for one whose properties are encoded and bear this id; it travels alone."""
+        """Do as `submit`, for encoded properties with this id; it travels alone."""
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
         deadline_ms = now_ms() + timeout_ms
@@ -232,7 +232,7 @@ class PublishDriver:
     def submit_bundle(
         self, shape: Shape, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
     ) -> Bundle:
-        """Accept what `packing_of` lets go together, `size` bytes in all. As `submit`."""
+        """Accept bodies that `packing_of` lets travel together, `size` bytes in all. As `submit`."""
         if shape.lane not in self._known_lanes:
             self._open_lane(shape)
         ids = list(itertools.islice(self._ids, len(bodies)))
@@ -242,7 +242,7 @@ class PublishDriver:
         return bundle
 
     def packing_of(self, shape: Shape) -> Packing | None:
-        """Tell how plain bodies given together go together; None where each is its own, or waits for more."""
+        """Return the bounds of a bundle of plain bodies; None where each is its own publish, or lingers."""
         packing = self._packing(shape)
         if packing is None or packing.linger_ms:
             return None
@@ -264,7 +264,7 @@ class PublishDriver:
         return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
 
     def _goes_alone(self, shape: Shape, message: Message) -> bool:
-        """Tell whether it is not put into a batch: the broker must see it, or it is too large."""
+        """Return whether it is kept out of batches: the broker must see it, or it is too large."""
         packing = self._packing(shape)
         return (
             packing is None
@@ -280,7 +280,7 @@ class PublishDriver:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Once a turn of the loop, or after each read: send what the window takes, in one write."""
+        """Send what the window takes, in one write. Called once a turn of the loop, or after each read."""
         self._woken = False
         link = self._links.get(self.route.current or 0)
         if link is not None and link.is_open and not self._blocked and self._sender is not None:
@@ -292,7 +292,7 @@ class PublishDriver:
         self._on_room()
 
     def _lingered(self) -> None:
-        """A batch has waited for more long enough; `_send` arms the timer for the next one."""
+        """Send a batch that has lingered long enough; `_send` arms the timer for the next one."""
         self._linger = None
         self._pump()
 
@@ -334,7 +334,7 @@ class PublishDriver:
             self._hang_up_if_answered(link)
 
     def _settle(self, settled: list[Item]) -> None:
-        """Tell who waits; what it was may have made room."""
+        """Tell the waiters of settled publishes; these may have made room."""
         if settled:
             self._tell(settled)
             self._wake()
@@ -364,7 +364,7 @@ class PublishDriver:
                     self._hang_up(link)
 
     async def _dial(self, number: int, timeout_ms: int) -> None:
-        """One try: connect, log in, ask for confirms, make sure of the destinations in use."""
+        """Try one dial: connect, log in, ask for confirms, verify the destinations in use."""
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -393,7 +393,7 @@ class PublishDriver:
             self.fatal = fault
             self.connected.set()
         self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
-        # A certificate that is not taken locks no account.
+        # A refused certificate locks no account.
         refused = type(fault) is LoginRefused
         self.route.lost(number, now_ms(), random.random(), refused=refused)
         self._arm()
@@ -474,7 +474,7 @@ class PublishDriver:
     def _on_list(self, brokers: BrokerList) -> None:
         """Leave a broker that drains, or that was listed and is no longer.
 
-        One that never was listed under its own name is not identified: nothing follows from the list.
+        A broker that was never listed under its own name is not identified: the list says nothing about it.
         """
         entry = brokers.find(self.route.broker)
         removed = entry is None and self.route.broker in self._ever_listed
@@ -483,7 +483,7 @@ class PublishDriver:
             self.leave()
 
     def leave(self) -> None:
-        """Go to another broker."""
+        """Move to another broker."""
         self.route.leave(now_ms())
         self._perform(self.route.tick(now_ms()))
 
@@ -494,7 +494,7 @@ class PublishDriver:
 
     # ------------------------------------------------------------------ time
     def put_forward(self, ms: int) -> None:
-        """So much time has passed at once: a bus in memory has a clock that is moved."""
+        """Advance the time by ms: a bus in memory has a clock that can be moved."""
         self.outbox.put_forward(ms)
         self._wake()
         self._tick()
@@ -513,7 +513,7 @@ class PublishDriver:
         self._arm()
 
     def _arm(self) -> None:
-        """The one timer: at the next dial that is due, or after a tick."""
+        """Arm the one timer: for the next due dial, or for the next tick."""
         if self._timer is not None:
             self._timer.cancel()
         if self._stopping:
@@ -523,7 +523,7 @@ class PublishDriver:
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
     def _leave_if_slow(self, now: int) -> None:
-        """An fsync stall of all brokers moves nobody twice: until the new one answers, it is stayed with."""
+        """Leave a slow broker, once in 10 * confirm_slow_ms until one answers: all may stall at fsync."""
         slow_ms = self._config.confirm_slow_ms
         if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
             return
@@ -536,7 +536,7 @@ class PublishDriver:
             self._tasks.spawn(self._leave_if_dead(number, link, slow_ms))
 
     async def _leave_if_dead(self, number: int, link: Link, timeout_ms: int) -> None:
-        """Without heartbeats nothing but a question tells a dead path from a broker with a slow disk."""
+        """Send a request: without heartbeats only that tells a dead path from a broker with a slow disk."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await link.call("basic_qos", prefetch_count=0)
@@ -551,7 +551,7 @@ class PublishDriver:
 
     @property
     def settling(self) -> int:
-        """Destinations that are being registered."""
+        """The number of destinations that are being registered."""
         return self._lanes.opening
 
     @property

@@ -1,4 +1,4 @@
-"""A publish on its way: its destination, the message, and the caller who is told the end."""
+"""A publish on its way: its destination, the message, and the waiter for its end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 NEVER_SENT = ("", 0)
-# Far more than an application has kinds of messages; then they are made anew.
+# More shapes than any application has kinds of messages; above it the cache is cleared.
 SHAPES_MAX = 10_000
-# Half the cost of the class's own constructor, which checks its arguments by name.
+# Costs half of the class's own constructor, which checks its arguments by name.
 _new = tuple.__new__
-# Looked up once: an enum's members are found by a slow hook of its class, 0.1 us each time.
+# Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 _NONE = Durability.NONE
 
@@ -52,7 +52,7 @@ def lane_name(exchange: str, routing_key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place that publishes go to. name: for people. wanted: what must exist before."""
+    """A place that publishes go to. name: for people. wanted: what must exist before the first publish."""
 
     name: str
     exchange: str
@@ -62,7 +62,7 @@ class Address:
 
     @classmethod
     def of(cls, destination: Destination, delay: Delay | None = None) -> Address:
-        """A destination, at once or after a delay."""
+        """Make the address of a destination, direct or after a delay."""
         name, durability = str(destination), destination.durability
         if delay is None:
             return cls(name, destination.exchange, "", durability, (destination,))
@@ -70,7 +70,7 @@ class Address:
 
     @classmethod
     def queue(cls, queue: str, durability: Durability) -> Address:
-        """A queue of a broker that is known to be there, past its exchange: for copies."""
+        """Make the address of an existing queue of a broker, past its exchange: for copies."""
         return cls(queue, "", queue, durability)
 
     @property
@@ -90,14 +90,14 @@ class Shape:
 
 
 class Shapes:
-    """The shapes of what was asked for. Any thread may ask."""
+    """A cache of shapes. Any thread may ask."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Durability, bool, Delay | None, str], Shape] = {}
         self._plain: dict[str, Shape] = {}
 
     def plain(self, destination: str) -> Shape:
-        """For bytes to a destination given as text. Raises NameInvalid."""
+        """Return the shape for bytes to a destination given as text. Raises NameInvalid."""
         shape = self._plain.get(destination)
         if shape is None:
             if len(self._plain) >= SHAPES_MAX:
@@ -122,9 +122,10 @@ class Shapes:
 
 
 class Ticket(Item):
-    """properties: encoded; None for one that is nothing but a body of the shape's content type.
+    """One publish with its bytes and its waiter.
 
-    sent: which broker it was sent to last, and when. waiter: whom to tell. settled_ns: set by `tell`.
+    properties: encoded; None for only a body of the shape's content type. sent: broker and time of the
+    last send. waiter: gets the end. settled_ns: set by `tell`.
     """
 
     __slots__ = ("body", "properties", "sent", "settled_ns", "shape", "waiter")
@@ -154,7 +155,7 @@ class Ticket(Item):
         self.settled_ns = 0
 
     def published(self) -> Published:
-        """The end of one that is settled."""
+        """Return the end of a settled publish."""
         assert self.end is not None
         outcome, reason = self.end
         broker, sent_ns = self.sent
@@ -196,13 +197,13 @@ class Bundle(Ticket):
         self.count, self.size = len(ids), size
 
     def all_published(self) -> list[Published]:
-        """One for each message, in order."""
+        """Return one end for each message, in order."""
         end = self.published()[1:]
         return [_new(Published, (message_id, *end)) for message_id in self.ids]
 
 
 def tell(settled: list[Ticket], settled_ns: int) -> None:
-    """They are settled: whoever waits for one is told, once."""
+    """Give each settled publish's end to its waiter, once."""
     for ticket in settled:
         ticket.settled_ns = settled_ns
         waiter, ticket.waiter = ticket.waiter, None
@@ -219,22 +220,22 @@ def tell(settled: list[Ticket], settled_ns: int) -> None:
 class Many:
     """The one waiter of many tickets: `finished` gets a result when the last of them is settled.
 
-    Their ends are made afterwards, in one go: half as many objects live at once.
+    Their ends are made afterwards, together: half as many objects live at once.
     """
 
     def __init__(self, finished: Waiter) -> None:
         self._finished = finished
         self.tickets: list[Ticket] = []
         self.unsettled = 1
-        """One more than are open, until `all_added`. `tell` counts it down."""
+        """Number of open tickets, plus one until `all_added`. `tell` counts it down."""
 
     def add(self, ticket: Ticket) -> None:
-        """A ticket was made that has this as its waiter, in this turn of the loop."""
+        """Add a ticket made in this turn of the loop with this as its waiter."""
         self.tickets.append(ticket)
         self.unsettled += 1
 
     def all_added(self) -> None:
-        """No more are added."""
+        """End the adding of tickets."""
         self.unsettled -= 1
         if not self.unsettled:
             self.finish()
@@ -244,7 +245,7 @@ class Many:
             self._finished.set_result(None)
 
     def results(self) -> list[Published]:
-        """In the order in which they were added."""
+        """Return the ends in the order in which the tickets were added."""
         ends: list[Published] = []
         for ticket in self.tickets:
             if type(ticket) is Bundle:
@@ -255,7 +256,7 @@ class Many:
 
 
 def message_ids() -> Iterator[str]:
-    """32 hex digits each: ten random bytes for the process, six that count.
+    """Yield ids of 32 hex digits: ten random bytes for the process, six bytes of a counter.
 
     The last three digits come from a table: 0.06 us an id instead of 0.28 for formatting a number.
     """

@@ -1,7 +1,7 @@
-"""Publishes as bytes on one link: what the outbox gave out goes to the link's pipe.
+"""Encoding of publishes on one link: from the outbox to the link's pipe.
 
-Runs on one asyncio loop. What publishes have in common is encoded once a second, for each shape; it
-holds the time stamp.
+Runs on one asyncio loop. The common part of publishes, with the time stamp, is encoded once a second for
+each shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Sender"]
 
 
 class Sender:
-    """All that one link publishes."""
+    """The encoder of all publishes of one link."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -31,7 +31,7 @@ class Sender:
         self._stamp_s = 0
 
     def send(self, entries: list[Entry], broker: str, sent_ns: int) -> None:
-        """Append all to the pipe's output, in order. Raises what pika raises, on the slow path only."""
+        """Append all to the pipe's output, in order. Raises pika's exceptions, on the slow path only."""
         stamp_s = int(time.time())
         if stamp_s != self._stamp_s:
             self._stamp_s = stamp_s

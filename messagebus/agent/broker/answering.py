@@ -1,7 +1,7 @@
 """The answer of an agent, for its broker, to a registration of names.
 
 Held: the broker has them, settled. Later: it takes no publish before it has them. No: neither is
-certain. It asks `upkeep` to bring the map about; it waits only so long as somebody can wait for it.
+certain. It asks `upkeep` to apply the map, and waits no longer than the caller can.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from messagebus.errors import LinkError, TopologyError
 
 __all__ = ["Answering"]
 
-# How long a registration waits here for its answer; a slow settle takes SLOW_S.
+# Time that a registration waits here for its answer; a slow settle takes SLOW_S.
 ANSWER_TIMEOUT_S = SLOW_S + 1.5
 PROBE_TIMEOUT_S = 0.5
 
 
 class Answering:
-    """Of one agent. on_used: called with the name of an expiring subscription when a client asks for it."""
+    """The answers of one agent. on_used: called with the name of an expiring subscription asked for."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Answering:
         self._on_used = on_used
 
     async def answer(self, names: Iterable[str]) -> Reply:
-        """After the map with these names was stored."""
+        """Answer for these names, after the map with them was stored."""
         names, stored = list(names), self._register.intact
         upkeep = self._upkeep
         try:
@@ -57,7 +57,7 @@ class Answering:
             return Reply(answer=kind, stored=stored, reason=reason)
 
     async def _bring_about(self, names: Sequence[str]) -> None:
-        """Something else that the broker refuses is not held against these names."""
+        """Apply the map. A refusal of other names does not count against these."""
         try:
             await self._upkeep.bring_about()
         except NotBroughtAbout:
@@ -67,7 +67,7 @@ class Answering:
             raise NotBroughtAbout("its broker refuses it")
 
     async def _renew(self, names: Iterable[str]) -> None:
-        """Somebody is going to use these: one that expired is made again, without being called a loss."""
+        """Note the use of expiring subscriptions; make an expired one again, which is no loss."""
         for name in names:
             entry = self._register.entries.get(name)
             if entry is None or not expires_s_of(entry):
@@ -77,13 +77,13 @@ class Answering:
                 await self._upkeep.make_again(name)
 
     async def _patience_s(self) -> float:
-        """A broker that refuses connections is not waited for."""
+        """Return the time to wait for a link: 0 for a broker that refuses connections."""
         if self._upkeep.condition.linked:
             return LINK_WAIT_S
         return 0.0 if await self._port_refuses() else LINK_WAIT_S
 
     async def _is_shut(self) -> bool:
-        """Tell whether the broker can take no publish before this agent lets it."""
+        """Return whether the broker can take no publish before this agent lets it."""
         try:
             async with asyncio.timeout(LINK_WAIT_S):
                 if await self._upkeep.gate_is_shut():

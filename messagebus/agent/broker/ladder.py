@@ -1,8 +1,8 @@
-"""The way out of the delay ladder on the agent's own broker, and what found no queue there.
+"""The exit of the delay ladder on the agent's own broker, and the messages that found no queue there.
 
-Declared before the queues of the map, bound after them: what is due while they are not all bound waits in
-its step, and is not taken for undelivered. A broker that an earlier version has set up has an exchange
-DUE with bindings of its own; it is made anew in one step when OUT leads to every queue.
+It is declared before the queues of the map and bound after them. A message that is due while they are not
+all bound waits in its step, and does not count as undelivered. A broker set up by an earlier version has an
+exchange DUE with bindings of its own; it is made anew when OUT leads to every queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Ladder"]
 log = logging.getLogger("messagebus.agent")
 
 PRECONDITION_FAILED = 406
-# Each so-manieth look makes again what somebody may have deleted.
+# Every REPAIR_EVERY-th look declares the ladder again, in case a part was deleted.
 REPAIR_EVERY = 10
 
 _DUE = Declarations(exchanges=tuple(e for e in LADDER.exchanges if e.name == DUE))
@@ -30,10 +30,10 @@ _BEFORE_DUE = Declarations(
 
 
 class Ladder:
-    """Of one broker.
+    """The exit of the ladder on one broker.
 
-    leads_out: whether all that is due leaves its step, to its queue or to the undelivered. undelivered:
-    how many of those there are, None before the first look.
+    leads_out: every due message leaves its step, for its queue or the undelivered queue. undelivered:
+    number of messages there, None before the first look.
     """
 
     def __init__(self, broker: str) -> None:
@@ -45,7 +45,7 @@ class Ladder:
         self.undelivered: int | None = None
 
     async def begin(self, control: Control) -> None:
-        """Declare what the bindings of the map need. Raises LinkError."""
+        """Declare the exchanges and queues that the map's bindings need. Raises LinkError."""
         self.leads_out = self._is_old = False
         await control.declare(_BEFORE_DUE)
         try:
@@ -56,12 +56,12 @@ class Ladder:
             self._is_old = True
 
     async def lead_out(self, control: Control) -> None:
-        """All queues are bound, these too are settled: let go what is due. Raises LinkError."""
+        """Bind the exit, after all queues are bound and its own is settled. Raises LinkError."""
         if self.leads_out:
             return
         if self._is_old:
             log.info("delay ladder of an earlier version is led out anew broker=%s", self._broker)
-            # What comes due between these two stays in its step and is tried again.
+            # A message due between these two stays in its step and is tried again.
             await control.delete_exchange(DUE)
             await control.declare(_DUE)
             self._is_old = False
@@ -69,7 +69,7 @@ class Ladder:
         self.leads_out = True
 
     async def look(self, control: Control) -> None:
-        """Count the undelivered, and tell when there are more. Raises LinkError.
+        """Count the undelivered messages, and log when there are more. Raises LinkError.
 
         leads_out is False afterwards when their queue has vanished.
         """
@@ -84,7 +84,7 @@ class Ladder:
         self._tell(found[0])
 
     def _tell(self, undelivered: int) -> None:
-        """A line for the first of them, and whenever there are twice as many."""
+        """Log a line for the first of them, and whenever there are twice as many."""
         self.undelivered = undelivered
         if undelivered >= max(1, 2 * self._told):
             log.warning(

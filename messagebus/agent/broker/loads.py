@@ -1,15 +1,15 @@
-"""Loads of the agent's own broker: the messages in each queue, their age, its consumers, the broker's room.
+"""Loads of the agent's own broker: messages of each queue, their age, its consumers, the broker's room.
 
 `Loads` is for monitoring alone: nothing is decided by it. `Counting` counts and purges for operators.
 
-`Ages` tells how long the oldest message of each queue has waited, from counts alone: quorum queues do not
-tell it. What has arrived is what is there and what has left. A queue is first in, first out, so its oldest
-message arrived when the count of arrivals first passed today's count of departures. Pure; time comes in as
-whole milliseconds.
+`Ages` computes the age of the oldest message of each queue from counts alone, as quorum queues do not
+tell it. Arrivals are the messages present and those departed. A queue is first in, first out, so its oldest
+message arrived when the count of arrivals first passed today's count of departures. Pure; time is passed in,
+as whole milliseconds.
 
-A broker does not count departures other than by acks: rejected into the parking queue, expired. So a queue
-that has them and is never empty looks older than it is, until it is empty once. What was published to it
-is no way out: a queue at its bound refuses, and that is counted as published too.
+A broker counts departures by acks only, not by rejection into the parking queue or by expiry. So a queue
+that has these and is never empty looks older than it is, until it is empty once. Counting publishes would
+not help: a queue at its bound refuses some, and counts them as published too.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["INTERVAL_S", "Loads", "SAMPLES_MAX", "Ages", "Count", "Counting", "s
 
 # A thousand queues take the broker 0.1 s.
 INTERVAL_S = 10.0
-# Of one queue. A backlog is known by so many moments; beyond that every second one is forgotten.
+# Samples kept of one queue; beyond that every second one is dropped.
 SAMPLES_MAX = 500
 
 
 class Loads:
-    """The broker's last word on its queues; nothing while it says nothing."""
+    """The last figures of the broker's queues; empty while the broker gives none."""
 
     def __init__(self, management: Management) -> None:
         self._management = management
@@ -44,7 +44,7 @@ class Loads:
         self._room: Room | None = None
 
     async def watch(self, clock_ms: Callable[[], int]) -> None:
-        """Look every INTERVAL_S, for ever; at once an end where there is no management API."""
+        """Look every INTERVAL_S, for ever; return at once where there is no management API."""
         while self._management.is_there:
             await self.look(clock_ms())
             await asyncio.sleep(INTERVAL_S)
@@ -83,18 +83,18 @@ class Loads:
 
 
 class Ages:
-    """The queues of one broker."""
+    """The ages of the queues of one broker."""
 
     def __init__(self) -> None:
-        # queue -> (when, arrived by then) for each moment that the oldest message may be from
+        # queue -> (time, arrived by then) for each time at which the oldest message may have arrived
         self._arrivals: dict[str, deque[tuple[int, int]]] = {}
         self._departed: dict[str, int] = {}
 
     def sample(self, queue: str, now_ms: int, *, waiting: int, departed: int) -> int:
-        """Return how old the oldest message is at least, in milliseconds; 0 for an empty queue.
+        """Return the minimal age of the oldest message, in milliseconds; 0 for an empty queue.
 
-        waiting: ready or unacknowledged. departed: acknowledged since the broker's start; what was there
-        before the first sample counts from that.
+        waiting: ready or unacknowledged. departed: acknowledged since the broker's start; messages present
+        before the first sample count from that.
         """
         if departed < self._departed.get(queue, 0) or not waiting:
             self._arrivals.pop(queue, None)
@@ -110,7 +110,7 @@ class Ages:
         return now_ms - arrivals[0][0]
 
     def keep_only(self, queues: Iterable[str]) -> None:
-        """Forget queues that are gone."""
+        """Drop queues that are gone."""
         gone = self._departed.keys() - set(queues)
         for queue in gone:
             self._arrivals.pop(queue, None)
@@ -119,7 +119,7 @@ class Ages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """One subscription or queue on one broker.
+    """The counts of one subscription or queue on one broker.
 
     ready: messages that wait; consumers: of this queue. unacked: delivered and not answered, up to
     some seconds old; None where there is no management API or it does not know the queue yet.
@@ -131,13 +131,13 @@ class Count:
 
 
 class Counting:
-    """Counts on the broker of `upkeep`; what is not there is left out."""
+    """Counts on the broker of `upkeep`, without missing queues."""
 
     def __init__(self, upkeep: Upkeep, management: Management) -> None:
         self._upkeep, self._management = upkeep, management
 
     async def counts(self, entries: Mapping[str, Entry]) -> dict[str, Count]:
-        """By name, as the broker says now. Raises LinkError."""
+        """Return the current counts by name. Raises LinkError."""
         queues = sources_of(entries)
         found = await self._upkeep.counts(queues.values())
         unacked = await self._unacked()
@@ -149,7 +149,7 @@ class Counting:
         return counts
 
     async def purge(self, entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, int]:
-        """Drop what is ready; how many by name, without those that are not there. Raises LinkError."""
+        """Drop ready messages. Returns how many by name, without missing queues. Raises LinkError."""
         queues = sources_of(entries)
         wanted = {name: queues[name] for name in names if name in queues}
         dropped = await self._upkeep.purge(wanted.values())
@@ -167,7 +167,7 @@ class Counting:
 
 
 def sources_of(entries: Mapping[str, Entry]) -> dict[str, str]:
-    """Map what of the map lives and can be consumed from to its queue inside a broker."""
+    """Map each living source of the map to its queue inside a broker."""
     queues = dict[str, str]()
     for name, entry in entries.items():
         wanted = with_options(name, dict(entry.options))

@@ -1,8 +1,8 @@
-"""Losses of a broker: what vanished from it, and which entries of the map a deletion strikes.
+"""Losses of a broker: its vanished parts, and the entries of the map that a deletion affects.
 
-`Losses` notices each loss once, tells it, and tells again when it is there again; it repairs nothing.
-`Deletions` and `AuditRounds` decide about events and about what an audit looks at next; they ask the broker
-nothing. An event may come late: what was declared after the deletion that it tells of is there.
+`Losses` notes and logs each loss once, and logs its repair; it repairs nothing. `Deletions` interprets
+events, and `AuditRounds` picks the names of the next audit; they ask the broker nothing. An event may come
+late: a name that was declared after the deletion exists.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LOSSES_KEPT = 100
 SAME_LOSS_MS = 100
 T = TypeVar("T")
 
-# While events are proven to arrive, the audit looks for lost ones only: once round in so many steps.
+# While events are proven to arrive, the audit looks for lost events only: one round in AUDIT_STEPS steps.
 # With 10 entries that is 0.1 % of a core instead of 0.6 %.
 AUDIT_STEPS = 10
-# Names that were deleted or declared by us, the newest: events of earlier ones have come long ago, and
-# one that comes all the same is of a name that is not wanted, or is looked at by the audit.
+# Names kept that we deleted or declared, the newest: events of earlier ones have come long ago. A later
+# event is about an unwanted name, or the audit looks at it.
 NAMES_KEPT = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A queue, binding or exchange that was there and is not any more.
+    """A queue, binding or exchange that has vanished.
 
     how: `event`, `audit`, `expiry`, or `start` when it was missing as the link was opened.
     repaired_at_ms: wall clock, 0 while it is missing.
@@ -51,7 +51,7 @@ class Loss:
 
 
 class Losses:
-    """Of one broker, the newest LOSSES_KEPT. on_report: called when they are others than before."""
+    """The losses of one broker, the newest LOSSES_KEPT. on_report: called when they have changed."""
 
     def __init__(self, broker: str, on_report: Callable[[], None]) -> None:
         self._broker, self._on_report = broker, on_report
@@ -59,21 +59,21 @@ class Losses:
         self.total = 0
 
     def restore(self, losses: Iterable[Loss]) -> None:
-        """Those of an earlier process."""
+        """Add the losses of an earlier process."""
         self.kept.extend(losses)
 
     @property
     def missing(self) -> int:
-        """Return how many are not there again."""
+        """The number of losses that are not repaired."""
         return sum(not loss.repaired_at_ms for loss in self.kept)
 
     @property
     def mark(self) -> int:
-        """Another number whenever `kept` is another list."""
+        """A number that changes whenever `kept` changes."""
         return 2 * self.total - self.missing
 
     def noticed(self, wanted: str, what: str, name: str, *, how: str, now_ms: int) -> None:
-        """Remember it and tell it, unless it is known to be missing."""
+        """Record and log a loss, unless it is known to be missing."""
         if any(loss.name == name and not loss.repaired_at_ms for loss in self.kept):
             return
         self.kept.append(Loss(wanted=wanted, what=what, name=name, how=how, noticed_at_ms=now_ms))
@@ -89,7 +89,7 @@ class Losses:
         self._on_report()
 
     def was_a_queue(self, name: str, deleted_at_ms: int) -> None:
-        """The broker tells of a deleted queue's binding first, perhaps before the repair."""
+        """Turn a binding's loss into its queue's: its event comes first, perhaps before the repair."""
         for number, loss in enumerate(self.kept):
             same = loss.name == name and loss.noticed_at_ms > deleted_at_ms - SAME_LOSS_MS
             if same and loss.what == "binding":
@@ -97,7 +97,7 @@ class Losses:
                 self._on_report()
 
     def repaired(self, now_ms: int) -> None:
-        """Everything is there again."""
+        """Record that everything exists again."""
         if not self.missing:
             return
         for number, loss in enumerate(self.kept):
@@ -108,30 +108,30 @@ class Losses:
 
 
 class Deletions:
-    """Own deletions and declarations, by the name of queue or exchange."""
+    """Deletions and declarations of this agent, by the name of queue or exchange."""
 
     def __init__(self) -> None:
         self._own: dict[str, None] = {}
         self._declared_at_ms: dict[str, int] = {}
 
     def ordered(self, name: str) -> None:
-        """We are going to delete it ourselves."""
+        """Record a deletion that we are going to make."""
         _keep_newest(self._own, name, None)
 
     def declaring(self, wanted: Declarations, now_ms: int) -> None:
-        """We are going to declare these."""
+        """Record declarations that we are going to make."""
         for name in (*(e.name for e in wanted.exchanges), *(q.name for q in wanted.queues)):
             self._own.pop(name, None)
             _keep_newest(self._declared_at_ms, name, now_ms)
 
     def is_ours(self, name: str, headers: Mapping[str, Any]) -> bool:
-        """Ordered by us, or of another virtual host."""
+        """Return whether we ordered the deletion, or it is of another virtual host."""
         return name in self._own or headers.get("vhost", "/") != "/"
 
     def is_undone(self, name: str, deleted_at_ms: int) -> bool:
-        """Declared again since, by the clock of the host that agent and broker share.
+        """Return whether it was declared again since, by the clock of the host that agent and broker share.
 
-        A clock that was set meanwhile may tell it wrongly: look whether it is there.
+        A clock that was set meanwhile may give a wrong result: look whether the part exists.
         """
         return deleted_at_ms < self._declared_at_ms.get(name, 0)
 
@@ -139,7 +139,7 @@ class Deletions:
     def struck(
         entries: Iterable[Entry], what: str, name: str, headers: Mapping[str, Any]
     ) -> Iterator[Entry]:
-        """Those that the deleted queue, binding or exchange belongs to."""
+        """Yield the entries that the deleted queue, binding or exchange belongs to."""
         for entry in entries:
             if entry.alive and _is_part(what, name, headers, wanted_of(entry)):
                 yield entry
@@ -153,7 +153,7 @@ def _keep_newest(names: dict[str, T], name: str, value: T) -> None:
 
 
 def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarations) -> bool:
-    """Every queue has a binding of the broker's own, too."""
+    """Return whether an entry has this part. The binding that the broker makes for every queue is none."""
     match what:
         case "queue":
             return any(queue.name == name for queue in wanted.queues)
@@ -165,7 +165,7 @@ def _is_part(what: str, name: str, headers: Mapping[str, Any], wanted: Declarati
 
 
 class AuditRounds:
-    """The names to look for next: all, or while events are proven some of them in turn."""
+    """The names of the next audit: all, or while events are proven some of them in turn."""
 
     def __init__(self) -> None:
         self._left: deque[str] = deque()

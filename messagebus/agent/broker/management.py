@@ -1,4 +1,4 @@
-"""The broker's management API, for what it alone tells: when queues were born, and alarms.
+"""The broker's management API, the only source of the births of queues and of alarms.
 
 `connection.blocked` would tell alarms too, but only to a connection that publishes, and such a
 connection stands still during the alarm: the agent's link must go on declaring.
@@ -39,7 +39,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """An alarm is raised below disk_limit_bytes of free disk, and above memory_limit_bytes of memory."""
+    """The free disk and used memory of a broker, with its limits.
+
+    An alarm is raised below disk_limit_bytes of free disk, and above memory_limit_bytes of memory.
+    """
 
     disk_free_bytes: int
     disk_limit_bytes: int
@@ -50,7 +53,7 @@ class Room:
 class Management:
     """The management API of one broker.
 
-    is_there: False when none is configured. transport: another way to it, for tests.
+    is_there: False when none is configured. transport: a substitute, for tests.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Management:
         )
 
     async def births(self) -> dict[str, int | None]:
-        """All queues of the broker -> their `mb-born`. Never cached (disable_stats)."""
+        """Return all queues of the broker -> their `mb-born`. Never cached (disable_stats)."""
         answer = await self._get("/api/queues/%2F?columns=name,arguments&disable_stats=true")
         try:
             return {queue["name"]: _born(queue.get("arguments")) for queue in answer.json()}
@@ -75,7 +78,7 @@ class Management:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
     async def arguments(self, queue: str) -> dict[str, Any]:
-        """With which arguments a queue exists, and whether it is durable, as `durable`."""
+        """Return the arguments of an existing queue, and `durable`."""
         answer = await self._get(f"/api/queues/%2F/{quote(queue, safe='')}?disable_stats=true")
         try:
             found = answer.json()
@@ -84,7 +87,7 @@ class Management:
             raise ManagementUnavailable(f"not a queue: {fault!r}") from fault
 
     async def unacked(self) -> dict[str, int]:
-        """Deliveries not answered yet, by queue; up to a statistics interval (5 s) old."""
+        """Return the number of unanswered deliveries by queue; up to a statistics interval (5 s) old."""
         answer = await self._get("/api/queues/%2F?columns=name,messages_unacknowledged")
         try:
             return {
@@ -96,7 +99,7 @@ class Management:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
     async def loads(self) -> list[Load]:
-        """Durable queues that are shared, as the statistics have them: up to an interval (5 s) old."""
+        """Return the loads of durable shared queues; statistics are up to an interval (5 s) old."""
         columns = "name,durable,exclusive,messages,consumers,message_stats"
         answer = await self._get(f"/api/queues/%2F?columns={columns}")
         try:
@@ -105,7 +108,7 @@ class Management:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
     async def room(self) -> Room:
-        """Tell what the broker has left of its disk and its memory, by its own limits."""
+        """Return the broker's free disk and memory use, with its own limits."""
         columns = "disk_free,disk_free_limit,mem_used,mem_limit"
         answer = await self._get(f"/api/nodes?columns={columns}")
         try:
@@ -120,7 +123,7 @@ class Management:
             raise ManagementUnavailable(f"not one node: {fault!r}") from fault
 
     async def alarm(self) -> str:
-        """The alarm of this broker in words, "" for none."""
+        """Return the alarm of this broker in words, "" for none."""
         answer = await self._get("/api/health/checks/local-alarms", may_be=503)
         if answer.status_code == httpx.codes.OK:
             return ""
@@ -154,7 +157,10 @@ class Management:
 
 
 def _is_shared(queue: dict[str, Any]) -> bool:
-    """And counted: a queue that was made just now is not yet. The gate's message is nobody's."""
+    """Return whether a queue is durable, shared and counted; not the gate.
+
+    A queue that was just made has no counts yet. The gate's message is for no consumer.
+    """
     is_listed = queue["durable"] and not queue.get("exclusive") and queue["name"] != GATE
     return bool(is_listed and "messages" in queue)
 

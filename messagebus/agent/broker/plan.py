@@ -1,8 +1,8 @@
-"""The steps on a broker after which it has what the map wants, and no more.
+"""The steps after which a broker has all that the map wants, and no more.
 
-Pure: from the map, what was brought about before, and what the broker has, to steps. A queue whose
-`mb-born` is below the entry's tomb is of an earlier life of the same name: its backlog was deleted
-with it, wherever the broker was then, so the queue is deleted before it is declared again.
+Pure: computed from the map, the entries applied before, and the queues of the broker. A queue whose
+`mb-born` is below the entry's tomb is of an earlier life of the same name. Its backlog was deleted
+with that name, also on a broker that was away, so the queue is deleted before it is declared again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Births = Mapping[str, int | None]
-"""Queues that are on the broker -> their `mb-born`, None for a queue without it."""
+"""Queues of the broker -> their `mb-born`, None for a queue without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ Step = DeleteQueue | DeleteExchange | Declare
 
 
 def wanted_of(entry: Entry) -> Declarations:
-    """All that an entry needs, born with its number."""
+    """Return the declarations that an entry needs, born with its number."""
     return declarations(with_options(entry.wanted, dict(entry.options)), born=entry.number)
 
 
 def expires_s_of(entry: Entry) -> int:
-    """After how many seconds without use it may be deleted, 0 for never."""
+    """Return the seconds without use after which it may be deleted, 0 for never."""
     return int(dict(entry.options).get("expires_s", 0)) if entry.alive else 0
 
 
 def unsure_of(
     entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], held: Mapping[str, int]
 ) -> list[Entry]:
-    """Of which entries `plan` must know when the broker's queues were born.
+    """Return the entries for which `plan` must know when the broker's queues were born.
 
-    held: number of what this agent had brought about here before: that is of this life.
+    held: numbers of the entries that this agent had applied here before: those queues are of this life.
     """
     return [
         entry
@@ -88,10 +88,10 @@ def plan(
     floor: int,
     old_publishers: bool = False,
 ) -> tuple[Step, ...]:
-    """Steps in the order to do them: deletions, then declarations.
+    """Return the steps in their order: deletions, then declarations.
 
-    brought: entries that need nothing, because they are on the broker as they are.
-    births: may lack what nobody asked for; orphans are then left for another time.
+    brought: entries that need nothing, because the broker has them as they are.
+    births: may lack queues that nobody asked for; orphans are then left for another time.
     floor: `Register.floor` of an informed map, otherwise 0.
     old_publishers: as `AgentConfig` has it.
     """
@@ -117,7 +117,7 @@ def _pending(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> Iter
 def _deletions_of_orphans(
     entries: Mapping[str, Entry], births: Births, floor: int
 ) -> Iterator[Step]:
-    """Queues of names that were deleted, and forgotten, while this broker was away."""
+    """Yield deletions of queues whose names were deleted, and forgotten, while this broker was away."""
     old = {name for name, born in births.items() if born is not None and born <= floor}
     if not old:
         return
@@ -136,7 +136,7 @@ def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step
 
 
 def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
-    """With the exchange that a queue was published to by: it had the name of the queue."""
+    """Add the exchange that earlier versions published to a queue by: it has the queue's name."""
     queue = parse_wanted(entry.wanted)
     if not isinstance(queue, Queue):
         return wanted
@@ -150,7 +150,7 @@ def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
 
 def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:
     alive = [parse_wanted(name) for name, entry in entries.items() if entry.alive]
-    # A topic's exchange outlives its entry while a subscription needs it, and goes with the last.
+    # A topic's exchange outlives its entry while a subscription needs it, and is deleted with the last.
     exchanges = dict[str, None]()
     for entry in pending:
         if entry.alive:

@@ -1,9 +1,9 @@
-"""Recovery of a broker's queues: after its boot, before the gate may open, and now and then later.
+"""Recovery of a broker's queues: after its boot, before the gate may open, and at intervals later.
 
 A queue that died at boot is started again. One that is still being read from disk has no leader yet:
 it is listed as live and its declaration is answered, but it confirms nothing. 600,000 messages of
-1 KB in four queues took 10 to 18 s on two busy cores after a SIGKILL, and a publisher that the gate
-let in waited so long for its first confirm. Behind a shut gate nobody waits: others take the publishes.
+1 KB in four queues took 10 to 18 s on two busy cores after a SIGKILL. A publisher let in by the gate
+waited that long for its first confirm. Behind a shut gate nobody waits: others take the publishes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["LEADERS_WAIT_S", "Recovery"]
 
 log = logging.getLogger("messagebus.agent")
 
-# One queue that never comes back must not hold the others back for ever; some millions of messages
-# are read in this time.
+# Limit of the wait, so that one queue that never comes back does not hold the others back for ever. Some
+# millions of messages are read in this time.
 LEADERS_WAIT_S = 120.0
-# Workers that dead-letter end without a word of the broker; until they are started again nothing comes
-# out of a delay step.
+# Dead-letter workers end without notice by the broker; until they are started again no message leaves a
+# delay step.
 LOOK_EVERY_S = 10.0
 
 
 class Recovery:
-    """Of one broker. revived: queues that were dead, in all."""
+    """The recovery of one broker. revived: number of dead queues started again, in all."""
 
     def __init__(self, broker: str, settler: Settler) -> None:
         self._broker, self._settler = broker, settler
@@ -35,7 +35,7 @@ class Recovery:
         self.revived = 0
 
     async def revive(self) -> None:
-        """A queue that died at boot would hold every confirm back."""
+        """Start dead queues: one that died at boot would hold every confirm back."""
         await self._revive_dead_lettering()
         revived = await self._settler.queues_revived()
         if revived:
@@ -43,7 +43,7 @@ class Recovery:
             self.revived += revived
 
     async def look(self) -> None:
-        """Every LOOK_EVERY_S: have what is dead-lettered leave its queues again, where it does not."""
+        """Restart dead-lettering where it has ended. Acts every LOOK_EVERY_S."""
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
             await self._revive_dead_lettering()
 
@@ -53,7 +53,7 @@ class Recovery:
             log.warning("dead-lettering revived broker=%s queues=%d", self._broker, workers)
 
     async def has_leaders(self) -> bool:
-        """Tell whether the queues can confirm; after LEADERS_WAIT_S, and where nobody knows, in any case."""
+        """Return whether the queues can confirm; True after LEADERS_WAIT_S, and where it is unknown."""
         leaderless = await self._settler.queues_without_leader()
         if not leaderless:
             return True
@@ -72,5 +72,5 @@ class Recovery:
         return True
 
     def begin_anew(self) -> None:
-        """The link ended: the next one may lead to another boot."""
+        """Reset the wait: the link ended, and the next one may lead to another boot."""
         self._waiting_since_s = None

@@ -1,6 +1,6 @@
-"""Entries that the broker refused to declare, and how what exists differs from what is wanted.
+"""Entries that the broker refused to declare, and the differences of existing from wanted arguments.
 
-A refused entry is not asked for at every turn, so the others go on.
+A refused entry is not declared at every turn, so the others go on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from messagebus.topology import BORN, Declarations, QueueSpec
 
 __all__ = ["Refusals", "differences", "mismatch_on"]
 
-# An entry that the broker refused is tried again after that; the others do not wait for it.
+# An entry that the broker refused is tried again after this time; the others do not wait for it.
 REFUSED_RETRY_S = 5.0
 
 
@@ -29,7 +29,7 @@ class _Refused:
 
 
 class Refusals:
-    """By name of the entry."""
+    """The refused entries, by name."""
 
     def __init__(self) -> None:
         self._refused: dict[str, _Refused] = {}
@@ -42,11 +42,11 @@ class Refusals:
         self._refused[entry.wanted] = _Refused(entry, reason, retry_at_s)
 
     def taken(self, name: str) -> None:
-        """The broker has it now."""
+        """Drop the refusal of an entry that the broker has now."""
         self._refused.pop(name, None)
 
     def keep(self, names: Mapping[str, Entry]) -> None:
-        """Forget all others: those that live no more, or are wanted otherwise now."""
+        """Drop the refusals of other entries: those that live no more, or have changed."""
         for name, refused in list(self._refused.items()):
             if names.get(name) != refused.entry:
                 del self._refused[name]
@@ -56,15 +56,15 @@ class Refusals:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether one of them is to be tried again."""
+        """True when one of them is to be tried again."""
         return any(not self.rests(refused.entry) for refused in self._refused.values())
 
     def is_about_a_queue(self, name: str) -> bool:
-        """By the words of `messagebus._io.amqp.control.mismatch_text`."""
+        """Return whether a queue is refused, by the text of `messagebus._io.amqp.control.mismatch_text`."""
         return name in self and self._refused[name].reason.startswith("queue ")
 
     def rests(self, entry: Entry) -> bool:
-        """Tell whether exactly this was refused, not long ago."""
+        """Return whether exactly this entry was refused within REFUSED_RETRY_S."""
         refused = self._refused.get(entry.wanted)
         if refused is None or refused.entry != entry:
             return False
@@ -75,9 +75,9 @@ class Refusals:
 
 
 async def mismatch_on(control: Control, management: Management, wanted: Declarations) -> str:
-    """Tell what of it exists otherwise, "" for nothing. Raises LinkError.
+    """Describe how existing parts differ from wanted ones, "" for nothing. Raises LinkError.
 
-    The broker itself names one argument that differs, perhaps not the one that tells most.
+    The broker itself names one argument that differs, perhaps not the most telling one.
     """
     told = await control.mismatch(wanted)
     queue = next((queue for queue in wanted.queues if f"'{queue.name}'" in told), None)
@@ -91,7 +91,7 @@ async def mismatch_on(control: Control, management: Management, wanted: Declarat
 
 
 def differences(queue: QueueSpec, exists: Mapping[str, Any]) -> str:
-    """Tell what is wanted and what exists, argument by argument; the broker does not compare `mb-born`."""
+    """List wanted and existing values of differing arguments; the broker does not compare `mb-born`."""
     wanted = {"durable": True, **queue.arguments}
     keys = [key for key in dict.fromkeys([*wanted, *exists]) if key != BORN]
     # A queue that was declared without a type is a classic one.

@@ -1,13 +1,13 @@
-"""Brings the map about on the agent's own broker, keeps it so, and opens the gate.
+"""The upkeep of the map on the agent's own broker, and of the broker's gate.
 
-One lock: whoever holds it declares, settles, compares versions and opens the gate, so the gate opens
-only for the version that was just brought about, and an answer given after taking the lock knows
-whether it is open. Nobody but this agent opens it.
+One lock: its holder declares, settles, compares versions and opens the gate. So the gate opens
+only for the version that was just applied, and an answer given after taking the lock knows
+whether it is open. Only this agent opens it.
 
 A queue that vanishes is noticed by the broker's event (within milliseconds) or by the audit (within
-AUDIT_INTERVAL_S, or more where there are many queues and events are proven to arrive), told in
-`lost`, and made again. What was in it, and what was published meanwhile, is gone: that is why it is
-told.
+AUDIT_INTERVAL_S, or more where there are many queues and events are proven to arrive), recorded in
+`losses`, and made again. Its messages, and those published meanwhile, are lost: that is why it is
+reported.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ REDIAL_MAX_S = 1.0
 AUDIT_INTERVAL_S = 1.0
 LINK_WAIT_S = 1.0
 EPMD_TIMEOUT_S = 0.5
-# Until the broker has told the consumers of a queue that vanished. One that finds a queue of the same
-# name again instead is attached to it in silence, counts its messages as seen, and gets none
-# (RabbitMQ 3.10: 1,098 waited there). They were told 0.1 s after the deletion on a loaded machine.
+# Wait until the broker has cancelled the consumers of a queue that vanished. A consumer that finds a queue
+# of the same name instead is attached to it silently, counts its messages as seen, and gets none
+# (RabbitMQ 3.10: 1,098 waited there). They were cancelled 0.1 s after the deletion on a loaded machine.
 CANCELLED_S = 0.3
-# The map may change, or a queue vanish, while it is brought about.
+# The map may change, or a queue vanish, while it is applied.
 BRING_ROUNDS = 3
 
 
 class NotBroughtAbout(TopologyError):
-    """Raised when the broker does not have the map now; it is tried again by itself."""
+    """Raised when the broker does not have the map now; `run` tries again."""
 
 
 class StillReading(NotBroughtAbout):
-    """Raised while the broker reads its queues from disk, which every boot does."""
+    """Raised while the broker reads its queues from disk, as at every boot."""
 
 
 class Upkeep:
@@ -103,16 +103,16 @@ class Upkeep:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._linked = asyncio.Event()
-        # Set once the first link is open or failed: before that there is nothing to say.
+        # Set once the first link is open or failed: before that nothing is known.
         self.tried = asyncio.Event()
         self._control: Control | None = None
-        self._gate_open: bool | None = None  # None: not known, the link was lost while it was open
+        self._gate_open: bool | None = None  # None: unknown, the link was lost while it was open
         self._has_events = False
         self._awaited_event = ""
         self.events_proven = False
         self._brought: dict[str, Entry] = {}
         self._vanished: set[str] = set()
-        self._suspects: set[str] = set()  # may have vanished: the clock says that it cannot be
+        self._suspects: set[str] = set()  # may have vanished, although the clock says no
         self._brought_version = 0
         self._behind_since_ms: int | None = None
         self._births: dict[str, int | None] | None = None
@@ -127,11 +127,11 @@ class Upkeep:
         self.dials = 0
         self.fault = ""
 
-    # What others ask.
+    # Questions of other parts.
 
     @property
     def condition(self) -> Condition:
-        """Tell what is known about the broker now; alarm, joining and draining are not ours."""
+        """The known state of the broker; alarm, joining and draining are not set here."""
         return Condition(
             linked=self._linked.is_set(),
             gate_open=bool(self._gate_open),
@@ -144,7 +144,7 @@ class Upkeep:
 
     @property
     def is_settled(self) -> bool:
-        """Exactly the current map is on the broker, and settled; nothing of it is refused."""
+        """True when exactly the current map is on the broker and settled, and nothing of it is refused."""
         return self._linked.is_set() and self._is_brought and not self.refusals
 
     @property
@@ -152,7 +152,7 @@ class Upkeep:
         return self._brought_version == self._register.version
 
     def settled_queues(self) -> dict[str, bool]:
-        """AMQP name of every wanted queue -> whether it is there and settled."""
+        """Return the AMQP name of every wanted queue -> whether it exists, settled."""
         linked = self._linked.is_set()
         return {UNDELIVERED_QUEUE: linked and self.ladder.leads_out} | {
             queue.name: linked and self._brought.get(name) == entry
@@ -162,7 +162,7 @@ class Upkeep:
         }
 
     def wake(self) -> None:
-        """The map may have changed: look at once."""
+        """Look at once: the map may have changed."""
         is_behind = not (self._linked.is_set() and self._is_brought)
         if is_behind and self._behind_since_ms is None:
             self._behind_since_ms = monotonic_ms()
@@ -173,32 +173,32 @@ class Upkeep:
         await self._linked.wait()
 
     async def gate_is_shut(self) -> bool:
-        """Certainly; asked behind whoever is opening it just now, for the map as it was before."""
+        """Return whether the gate is certainly shut; waits while it is being opened for an earlier map."""
         async with self._lock:
             return self._gate_open is False
 
     async def node_is_gone(self) -> bool:
-        """Tell whether the broker's process is certainly dead. Then it has no gate, nor when it boots."""
+        """Return whether the broker's process is certainly dead. It has no gate then, nor after its boot."""
         name = self._config.node_name
         host = name.partition("@")[2] or self._config.address.host
         port = self._config.epmd_port
         return bool(name) and await node_is_gone(host, name, port, timeout_s=EPMD_TIMEOUT_S)
 
     def has(self, names: Iterable[str]) -> bool:
-        """Tell whether the broker has all of these as the map wants them."""
+        """Return whether the broker has all of these as the map wants them."""
         entries = self._register.entries
         return all(self._brought.get(name) == entries.get(name) for name in names)
 
     # Expiring subscriptions.
 
     def expiring(self) -> dict[str, int]:
-        """Names of what expires and was brought about -> after how many seconds without use."""
+        """Return the names of applied expiring entries -> seconds without use after which they expire."""
         return {
             n: expires_s for n, entry in self._brought.items() if (expires_s := expires_s_of(entry))
         }
 
     async def use_of(self, name: str) -> int | None:
-        """Return how many consumers an expiring subscription has here; None when its queue is not there.
+        """Return how many consumers an expiring subscription has here; None when its queue does not exist.
 
         Raises LinkError.
         """
@@ -212,7 +212,7 @@ class Upkeep:
         return None if found is None else found[1]
 
     async def make_again(self, name: str, *, lost: bool = False) -> None:
-        """Have an expiring subscription made again. lost: it was in use, so its messages are a loss."""
+        """Make an expiring subscription again. lost: it was in use, so its messages are a loss."""
         async with self._lock:
             entry = self._brought.get(name)
             if entry is None:
@@ -224,12 +224,12 @@ class Upkeep:
                 self._brought_version = 0
         self.wake()
 
-    # What is on the broker.
+    # The queues of the broker.
 
     async def mismatch(self, wanted: Iterable[Wanted]) -> str:
-        """Tell what of these exists otherwise on the broker, by hand of somebody; "" for nothing.
+        """Describe which of these exist on the broker with other options, made by hand; "" for nothing.
 
-        Also "" when it cannot be said now: then the answer to the registration says it.
+        Also "" when it is unknown now: then the answer to the registration tells it.
         """
         try:
             async with asyncio.timeout(LINK_WAIT_S):
@@ -251,12 +251,12 @@ class Upkeep:
         return ""
 
     async def counts(self, queues: Iterable[str]) -> dict[str, tuple[int, int] | None]:
-        """Messages ready and consumers by name of the queue, None where there is none. Raises LinkError."""
+        """Return ready messages and consumers by queue name, None for a missing one. Raises LinkError."""
         control = self._open_control()
         return {queue: await control.counts(queue) for queue in queues}
 
     async def purge(self, queues: Iterable[str]) -> dict[str, int | None]:
-        """Drop what is ready in these; how many by name. Raises LinkError."""
+        """Drop the ready messages of these queues. Returns how many by name. Raises LinkError."""
         control = self._open_control()
         return {queue: await control.purge(queue) for queue in queues}
 
@@ -281,7 +281,7 @@ class Upkeep:
                 self._let_go()
                 self.tried.set()
             if self._gate_open is None and await self.node_is_gone():
-                self._gate_open = False  # nobody but us opens that of its next life
+                self._gate_open = False  # only we open the gate of its next life
             lived = time.monotonic() - began_s > REDIAL_MAX_S
             pause_s = REDIAL_MIN_S if lived else min(2 * pause_s, REDIAL_MAX_S)
             await asyncio.sleep(pause_s)
@@ -309,13 +309,13 @@ class Upkeep:
             control.abort()
 
     async def _look(self, control: Control) -> None:
-        """Follow events, and see whether the gate is there."""
+        """Follow events, and check whether the gate exists."""
         self._has_events = await control.follow_events(self._event)
         if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._config.broker)
         self._gate_open = await control.gate_is_open()
         if not self._gate_open:
-            # Now, not before: who saw the port refuse, and called a change complete, did so earlier.
+            # Only now: an agent that saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
             self._on_new_life()
 
@@ -330,7 +330,7 @@ class Upkeep:
         return await Control.dial(self._config.address, credentials, timeout_ms=DIAL_TIMEOUT_MS)
 
     async def _list_queues(self) -> dict[str, int | None] | None:
-        """Tell what is on the broker; None when that cannot be known now, {} when never."""
+        """Return the births of the broker's queues; None when unknown now, {} when always unknown."""
         if not self._management.is_there:
             return {}
         try:
@@ -340,14 +340,14 @@ class Upkeep:
             return None
 
     async def _prove_events(self, control: Control) -> None:
-        """The event exchange stays when its plugin is off: only an event proves that they come."""
+        """Delete a queue of our own to prove that events arrive: their exchange stays without its plugin."""
         self.events_proven = False
         if self._has_events:
             self._awaited_event = await control.declare_probe()
             await control.delete_queue(self._awaited_event)
 
     async def _keep(self, control: Control) -> None:
-        """Bring about what changed and audit, until the link is lost."""
+        """Apply changes and audit, until the link is lost."""
         audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
         while control.is_open:
             with contextlib.suppress(TimeoutError):
@@ -358,7 +358,7 @@ class Upkeep:
                 await self.bring_about()
                 self.fault = ""
             except StillReading as fault:
-                self.fault = str(fault)  # `recovery` has told it
+                self.fault = str(fault)  # `recovery` has logged it
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if self.refusals:
@@ -393,10 +393,10 @@ class Upkeep:
             log.warning("broker not kept broker=%s reason=%s", self._config.broker, fault)
         self.fault = fault
 
-    # Bringing about.
+    # Applying the map.
 
     async def bring_about(self) -> None:
-        """Make the broker as the map wants it, settle it, and open the gate when it may.
+        """Apply the map to the broker, settle it, and open the gate when it may.
 
         Raises LinkError, NotBroughtAbout or ManagementUnavailable; `run` tries again.
         """
@@ -412,7 +412,7 @@ class Upkeep:
                 await self.ladder.lead_out(control)
             if may_open(self.condition):
                 await self._need_leaders()
-                # Should the answer be lost, it may be open all the same.
+                # If the answer is lost, it may be open all the same.
                 self._gate_open = None
                 await control.open_gate()
                 self._gate_open = True
@@ -421,7 +421,7 @@ class Upkeep:
                 )
 
     async def _need_leaders(self) -> None:
-        """Raises StillReading after a boot, until the queues are read, or were waited for long enough."""
+        """Raise StillReading after a boot, until the queues are read or the wait was long enough."""
         if not await self.recovery.has_leaders():
             raise StillReading("queues are read from disk: they have no leader yet")
 
@@ -451,7 +451,7 @@ class Upkeep:
                 assert isinstance(step, Declare)
                 del tried[step.entry.wanted]
             elif isinstance(step, Declare) and step.entry.wanted in lost:
-                # Publishes go on without it: what it gets from now on is lost only by a kill.
+                # Publishes go on without it. From now on its messages are lost only by a kill.
                 await control.bind(step.declarations)
         declared = [
             step.declarations
@@ -464,7 +464,7 @@ class Upkeep:
         # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
         for each in declared:
             await control.bind(each)
-        # What vanished while the steps were done is brought about in the next round.
+        # Entries that vanished during the steps are applied in the next round.
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
             return
@@ -481,10 +481,10 @@ class Upkeep:
         self._note_held(entries)
 
     async def _find_births(self, control: Control, unsure: Iterable[Entry]) -> None:
-        """Find what `plan` must know of these, when the management API did not answer at first.
+        """Find the births that `plan` needs, when the management API did not answer at first.
 
-        What is not there is of no earlier life, whoever says so. Raises ManagementUnavailable when one
-        is there: nobody can say then whether it has to be deleted first.
+        A missing queue is of no earlier life. Raises ManagementUnavailable when one exists: then it is
+        unknown whether it has to be deleted first.
         """
         try:
             self._births = await self._management.births()
@@ -497,10 +497,10 @@ class Upkeep:
                         ) from fault
 
     async def _takes_messages(self, control: Control, entry: Entry) -> bool:
-        """Tell whether a queue that is there otherwise than wanted is bound as wanted all the same.
+        """Return whether an existing queue with other options is bound as wanted all the same.
 
-        Then no message misses it, and one name that two wanted otherwise keeps no gate shut and
-        drains nobody; it stays refused, and told.
+        Then no message misses it, and one name wanted with different options keeps no gate shut and
+        drains nobody; it stays refused, and reported.
         """
         wanted = wanted_of(entry)
         if not self.refusals.is_about_a_queue(entry.wanted):
@@ -514,7 +514,7 @@ class Upkeep:
         return True
 
     async def _perform(self, control: Control, step: Step) -> bool:
-        """Returns False when the broker refused a declaration again."""
+        """Perform one step. Returns False when the broker refused a declaration again."""
         match step:
             case DeleteQueue(name):
                 self._deletions.ordered(name)
@@ -535,7 +535,7 @@ class Upkeep:
         return True
 
     async def _declare(self, control: Control, step: Declare) -> bool:
-        """The first refusal costs the link, the next ones nothing: those return False."""
+        """Declare an entry. A first refusal raises and costs the link; a later one returns False."""
         name = step.entry.wanted
         again = name in self.refusals
         try:
@@ -562,10 +562,10 @@ class Upkeep:
         if not await self._settler.files_synced():
             raise NotBroughtAbout("the data folder could not be synced")
 
-    # Noticing what vanished.
+    # Noticing losses.
 
     async def _audit_gate(self, control: Control) -> None:
-        """Open it again, if it may be, where somebody emptied its queue or its process crashed."""
+        """Mark a vanished gate as shut (its queue was emptied, or crashed), so that it may open again."""
         async with self._lock:
             if self._gate_open and not await control.gate_is_open():
                 log.warning("gate vanished broker=%s", self._config.broker)
@@ -573,13 +573,13 @@ class Upkeep:
                 self._wake.set()
 
     def _next_audit(self) -> list[str]:
-        """All names, or some of them while events are proven."""
-        # Whether what expires is there is looked at by `Expiry`.
+        """Return all names, or some of them while events are proven."""
+        # `Expiry` looks after expiring entries.
         alive = (n for n, e in self._brought.items() if e.alive and not expires_s_of(e))
         return self._rounds.next(alive, events_proven=self.events_proven)
 
     async def _audit(self, control: Control, names: Iterable[str]) -> None:
-        """Look for the queues of these, and bind them."""
+        """Check that the queues of these exist, and bind them."""
         for name in names:
             async with self._lock:
                 entry = self._brought.get(name)
@@ -621,7 +621,7 @@ class Upkeep:
                 self._note_loss(entry, what, name, "event")
 
     def _note_losses_at_start(self) -> None:
-        """Note what was held before and is not there, as far as the broker can say what it has."""
+        """Record held queues that are missing, as far as the broker can list its queues."""
         if self._births is None or not self._management.is_there:
             return
         for name, number in list(self.held.items()):
@@ -633,7 +633,7 @@ class Upkeep:
                     self._note_loss(entry, "queue", queue.name, "start")
 
     def _note_loss(self, entry: Entry, what: str, name: str, how: str) -> None:
-        """Remember it, tell it, and have it made again."""
+        """Record and log a loss, and have it made again."""
         self._vanished.add(entry.wanted)
         self._brought.pop(entry.wanted, None)
         self._brought_version = 0
@@ -650,10 +650,10 @@ class Upkeep:
 
 
 def monotonic_ms() -> int:
-    """Read the clock of `Condition.behind_since_ms` and verdicts: no clock that is set decides them."""
+    """Return ms of the clock of `Condition.behind_since_ms` and verdicts, which cannot be set."""
     return time.monotonic_ns() // 1_000_000
 
 
 def _now_ms() -> int:
-    """Wall clock, to be told to people and compared with the broker's events of the same host."""
+    """Return ms of the wall clock, for people and for comparison with events of the same host."""
     return time.time_ns() // 1_000_000

@@ -4,9 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from inventory.tables import Address, Table, nearest
+from inventory.tables import Address, Table
 
 BASE = Path("/somewhere")
 WORD = re.compile("[a-z]+")
@@ -60,11 +58,6 @@ def test_an_unknown_key_names_the_nearest() -> None:
     read.text("address", WORD, required=False)
     read.nothing_else()
     assert faults == ["adress: unknown key; did you mean 'address'?"]
-
-
-@pytest.mark.parametrize(("word", "said"), [("mb3", "; did you mean 'mb1'?"), ("zzzzzz", "")])
-def test_a_name_far_from_all_gets_no_hint(word: str, said: str) -> None:
-    assert nearest(word, ["mb1", "other"]) == said
 
 
 def test_several_tables_may_have_something_in_common() -> None:

@@ -23,7 +23,7 @@ class Shape:
     [
         ({}, "a.needed: is missing"),
         (3, "a: a table wanted"),
-        ({"needed": 1, "nam": 1}, "a.nam is not known; meant is a.name?"),
+        ({"needed": 1, "nam": 1}, "a.nam is not known; did you mean 'a.name'?"),
         ({"needed": 1.0}, "a.needed: a whole number wanted, not 1.0"),
         ({"needed": 1, "share": float("inf")}, "a.share: a number wanted, not inf"),
         ({"needed": 1, "on": 1}, "a.on: true or false wanted, not 1"),

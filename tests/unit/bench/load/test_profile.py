@@ -51,10 +51,10 @@ def scheduled(kind: str, **values: object) -> dict[str, object]:
         ({}, "load.schedule: a table with kind = constant"),
         ([], "a table wanted"),
         (LEAST | {"name": 3}, "name: a text wanted"),
-        (LEAST | {"nam": 3}, "nam is not known; meant is name?"),
+        (LEAST | {"nam": 3}, "nam is not known; did you mean 'name'?"),
         (
             LEAST | {"time": {"measured": 3}},
-            "time.measured is not known; meant is time.measured_s?",
+            "time.measured is not known; did you mean 'time.measured_s'?",
         ),
         (LEAST | {"time": {"measured_s": "3"}}, "time.measured_s: a number wanted, not '3'"),
         (LEAST | {"time": {"measured_s": float("inf")}}, "measured_s: a number wanted, not inf"),
@@ -164,7 +164,7 @@ def test_disturbances_are_tables_with_a_broker_of_the_system() -> None:
         Profile.from_values(LEAST | {"disturbances": [{"broker": 9}]}, "x")
     with pytest.raises(InputInvalid, match="what: one of kill, freeze"):
         Profile.from_values(LEAST | {"disturbances": [{"what": "burn"}]}, "x")
-    with pytest.raises(InputInvalid, match=r"disturbances\.wat is not known; meant is"):
+    with pytest.raises(InputInvalid, match=r"disturbances\.wat is not known; did you mean"):
         Profile.from_values(LEAST | {"disturbances": [{"wat": "kill"}]}, "x")
 
 
