@@ -167,7 +167,7 @@ def _reader(payload: inspect.Parameter, name: str) -> Reader:
         raise BindingError(f"handler {name}: parameter {payload.name!r} has no type: {_WANTED}")
     try:
         return reader(payload.annotation)
-    except Exception as fault:  # what it is made of is the application's own
+    except Exception as fault:  # its parts are the application's own
         raise BindingError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
 
 

@@ -294,7 +294,7 @@ class AsyncPublisher:
         finally:
             if (
                 not is_admitted
-            ):  # timed out or cancelled: its turn, if it was woken, is the next one's
+            ):  # timed out or cancelled: if it was woken, the next one has its turn
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(room)
                 self._on_room()
@@ -305,7 +305,7 @@ class AsyncPublisher:
             return
         outbox, most = self._driver.outbox, self._config.backlog_messages_max
         count = len(self._waiting)
-        if self._status is RUNNING:  # else all: they find that we have stopped
+        if self._status is RUNNING:  # else wake all: they find that we have stopped
             if outbox.waiting > most // 2 or not outbox.has_room(0):
                 return
             count = min(count, most - outbox.waiting)

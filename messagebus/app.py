@@ -263,7 +263,7 @@ class App:
             raise
         self._status = Status.RUNNING
         for each in self._subscribers.values():
-            # In no context: a span around the start is not what its messages belong to.
+            # In an empty context: its messages do not belong to a span around the start.
             task = asyncio.create_task(_handle(each, life), context=Context())
             life.runs[str(each.source)] = task
             task.add_done_callback(lambda task, name=str(each.source): _on_end(life, name, task))  # type: ignore[misc]

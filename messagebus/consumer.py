@@ -144,7 +144,7 @@ class Consumer:
         self._thread = LoopThread("messagebus-consumer")
         self._driver = self._thread.run(self._make_driver())
         self._status = Status.RUNNING
-        self._thread.call_soon(self._on_ready)  # what arrived before there was a driver to ask
+        self._thread.call_soon(self._on_ready)  # for deliveries that arrived before
         try:
             done = self._thread.run(fulfilled(self._driver, require, timeout_s))
         except BaseException:
@@ -204,7 +204,7 @@ class Consumer:
         with self._arrived:
             if self._ending is not None or self._status is not Status.RUNNING:
                 return
-            # Not a daemon: what was answered is still sent when the program ends meanwhile.
+            # Not a daemon: answers are still sent when the program ends meanwhile.
             self._ending = threading.Thread(
                 target=Context().run,
                 args=(self.stop, drain_s),

@@ -35,7 +35,7 @@ __all__ = [
 
 # Bound of a reason or exception in a header or log line; a header must fit a frame with all others.
 TEXT_BYTES_MAX = 1024
-# So much of a text is looked at for passwords: an exception may hold 10 MB.
+# Length of a text that is searched for passwords: an exception may hold 10 MB.
 READ_CHARS_MAX = 4 * TEXT_BYTES_MAX
 FRAMES_MAX = 3
 ATTEMPTS_MAX = 1000
@@ -233,9 +233,7 @@ class Words:
             read = read.replace(secret, HIDDEN)
         is_cut = len(text) > READ_CHARS_MAX + longest
         if is_cut:
-            read = read[
-                : max(0, len(read) - longest)
-            ]  # what is left of a password that was cut in two
+            read = read[: max(0, len(read) - longest)]  # the rest of a password that was cut in two
         raw = read.encode("utf-8", "replace")
         if len(raw) <= TEXT_BYTES_MAX and not is_cut:
             return raw.decode()

@@ -138,7 +138,7 @@ def decode_text(body: bytes, content_type: str) -> str:
         raise WrongPayload(f"content type {content_type!r}: no such charset") from None
     except UnicodeDecodeError as fault:
         raise WrongPayload(f"not {charset}: {fault.reason} at byte {fault.start}") from None
-    except ValueError:  # of charsets that tell no more
+    except ValueError:  # some charsets raise no narrower error
         raise WrongPayload(f"not {charset}") from None
 
 

@@ -20,7 +20,7 @@ __all__ = ["MOVES_AT_ONCE", "MessagesMoved", "MovingProgress", "move_messages"]
 
 MOVES_AT_ONCE = WINDOW
 """Upper bound of the messages that are on both brokers after a move that was killed."""
-# Taken ahead and in memory, of one queue.
+# Messages of one queue that are taken ahead and held in memory.
 AHEAD_BYTES_MAX = 64 * 1024 * 1024
 # Each queue goes to this many brokers, the next queue to others: fewer links.
 TARGETS_MAX = 8

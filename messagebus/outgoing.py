@@ -80,7 +80,7 @@ class Outgoing:
 
         Raises NameInvalid or MessageInvalid.
         """
-        if type(payload) is bytes and not options:  # most are so, and a Message costs 2 us
+        if type(payload) is bytes and not options:  # the usual case: a Message costs 2 us
             if len(payload) > BODY_BYTES_MAX:
                 raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
             if isinstance(destination, str):

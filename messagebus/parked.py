@@ -47,7 +47,7 @@ READ_LIMIT = 20
 REDRIVE_RATE_PER_S = 100.0
 # Bytes of a body that are kept of each message that is read.
 BODY_BYTES_KEPT = 4_096
-# Different reasons that are counted one by one; what comes then is counted together.
+# Different reasons that are counted one by one; later ones are counted together.
 REASONS_MAX = 100
 REASON_CHARS_MAX = 200
 OTHER_REASONS = "other reasons"

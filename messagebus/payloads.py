@@ -273,7 +273,7 @@ def _new_adapter(annotation: Any) -> Any:
 
     try:
         return TypeAdapter(annotation)
-    except Exception as fault:  # of the application's own words
+    except Exception as fault:  # raised by the application's own types
         raise TypeError(f"pydantic cannot read {annotation!r}: {fault}") from fault
 
 
@@ -285,7 +285,7 @@ def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
 
     def read(body: bytes) -> Any:
         value = validate(body)
-        decode_json(body)  # for what pydantic lets pass
+        decode_json(body)  # pydantic lets some faults pass
         if _DOUBTFUL.search(body):
             _check_numbers(value, _inexact(decode_json(body, exact=True)))
         return value

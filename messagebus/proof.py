@@ -87,7 +87,7 @@ class Challenges:
 
     def __init__(self, token: Callable[[], Secret]) -> None:
         self._token = token
-        # Nonce -> what was asked by it already. The newest last; at most two.
+        # Nonce -> the asks that have used it. The newest last; at most two.
         self._nonces: dict[str, set[str]] = {}
         self._since_s = 0.0
 
@@ -126,7 +126,7 @@ class Challenges:
         )
         if not hmac.compare_digest(wanted.encode(), given.get("proof", "").encode()):
             return False
-        # Only who has the token comes as far as this, so he alone can make it many.
+        # Only a client with the token comes as far as this, so no other can make it large.
         is_first = ask not in used
         used.add(ask)
         return is_first

@@ -138,7 +138,7 @@ class Publisher:
         self._driver: PublishDriver | None = None
         self._pid = os.getpid()
         self._outgoing = Outgoing()
-        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queue: what waits for
+        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queue: calls that wait for
         # room, first come, first served, so that no thread is starved by the others.
         self._lock = threading.Lock()
         self._inbox: deque[_Submitted] = deque()
@@ -186,7 +186,7 @@ class Publisher:
 
         Their futures say `unknown`, or `refused` for those that were never sent; so does the log.
         """
-        if os.getpid() != self._pid:  # what is open there is the parent's
+        if os.getpid() != self._pid:  # open publishes are the parent's
             return 0
         with self._lock:
             if self._status is not RUNNING:
@@ -194,7 +194,7 @@ class Publisher:
                 return 0
             self._status = Status.STOPPED
             for waiting in self._queue:
-                waiting.admitted.set()  # finds that we have stopped
+                waiting.admitted.set()  # the call finds that we have stopped
         thread, driver = self._running()
         left = thread.run(self._stop(driver, timeout_s))
         thread.stop()
@@ -233,7 +233,7 @@ class Publisher:
         then nothing is sent.
         """
         future: Future[Published] = Future()
-        # It cannot be cancelled: what is accepted is sent, and ends.
+        # It cannot be cancelled: an accepted publish is sent, and ends.
         future.set_running_or_notify_cancel()
         self._accept(self._outgoing.read(destination, payload, options), timeout_s, future)
         return future
@@ -369,7 +369,7 @@ class Publisher:
                 return
             self._queue.remove(waiting)
             self._check_running()
-        self._running()[0].call_soon(self._take_inbox)  # there may be room for who waits behind it
+        self._running()[0].call_soon(self._take_inbox)  # there may be room for the next call
         size = len(waiting.submitted.body)
         raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms")
 

@@ -37,7 +37,7 @@ def plural(count: int, what: str) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """Return the known word that may have been meant, or "" where none is like it."""
-    import difflib  # only for who mistyped something
+    import difflib  # only needed for a mistyped word
 
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), "")
 

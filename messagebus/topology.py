@@ -52,10 +52,10 @@ GATE = "mb.ready"
 # The exchange where delayed messages leave their steps. Nothing is bound to it: all goes on to OUT, its
 # alternate exchange, so that one declaration leads them there at once, wherever they went before.
 DUE = "mb.due"
-# Leads them to their queues, each of which is bound under its own name and its destination's exchange's.
+# Leads due messages to their queues, each bound under its own name and its destination's exchange's.
 OUT = "mb.out"
-# Takes what OUT has no queue for. Not durable: after a boot it is there again only when all queues
-# are bound, or what is due while the broker still reads its bindings would be taken for undelivered.
+# Takes messages that OUT has no queue for. Not durable: after a boot it exists again only when all queues
+# are bound; else messages due while the broker still reads its bindings would be taken for undelivered.
 UNDELIVERED = "mb.undelivered"
 # Argument of every queue: the number of the topology entry when it was declared. RabbitMQ stores
 # unknown arguments and does not compare them at redeclaration.
@@ -146,7 +146,7 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                 queues=_queues(wanted, mark),
                 bindings=(
                     Binding(exchange=topic.exchange, queue=queue),
-                    # Not through the topic's exchange: of that OUT could not tell whether it leads anywhere.
+                    # Not through the topic's exchange: OUT could not tell whether that leads anywhere.
                     Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
                     Binding(exchange=OUT, queue=queue, routing_key=queue),
                 ),

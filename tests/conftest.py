@@ -21,7 +21,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# How long one example takes says how busy the machine is.
+# The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None)
 settings.load_profile("patient")
 

@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 NEWEST, OTHERS = "sid", ("trixie",)
 UNIT = tuple(f"tests/unit/{name}" for name in ("core", "_io", "agent", "testing", "worker"))
-# What a version of RabbitMQ changes first: rights, the gate, settling, delivery counts, kinds of queues.
+# Tests of what RabbitMQ versions change first: rights, the gate, settling, delivery counts, kinds of queues.
 ALWAYS = (
     "tests/contract/test_faults.py",
     "tests/fault/test_confirmed_survives_a_kill.py",

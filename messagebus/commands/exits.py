@@ -80,7 +80,7 @@ CODES: Codes = {
     ListUnavailable: Exit.SILENT,
     RegistrationIncomplete: Exit.SILENT,
 }
-# AMQP's reply codes that say what went wrong.
+# Exit codes of AMQP's reply codes.
 REFUSALS = {403: Exit.LOGIN, 404: Exit.ABSENT}
 # click 8.1 has none: it prints the help and ends.
 NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())

@@ -33,7 +33,7 @@ __all__ = [
     "message_id_hex",
 ]
 
-# A block is written when it is that large or that old, whichever comes first. 64 KiB is some 150
+# A block is written when it reaches this size or age, whichever comes first. 64 KiB is some 150
 # rows: one write() of 20 us for 150 rows of 2 us.
 BLOCK_BYTES = 64 * 1024
 BLOCK_AGE_NS = 200_000_000

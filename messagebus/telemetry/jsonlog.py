@@ -30,7 +30,7 @@ FIELDS_MAX = 50
 
 _OURS = "messagebus."
 RESERVED = frozenset({"event", "time", "level", "logger", "exception"})
-# pika logs at ERROR what it raises too, and the library tells that in its own words; httpx has a line at
+# pika logs its exceptions at ERROR too, and the library logs them in its own words; httpx has a line at
 # INFO for each request for the list.
 _QUIET = {"pika": logging.CRITICAL, "httpx": logging.WARNING, "httpcore": logging.WARNING}
 _PAIR = re.compile(r"\s(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")

@@ -74,7 +74,7 @@ __all__ = ["OpenTelemetry"]
 SCOPE = "messagebus"
 BAGGAGE = "baggage"
 W3C = frozenset({TRACEPARENT, TRACESTATE, BAGGAGE})
-# Series of one metric that are told apart; what comes later is counted together, as SDKs do it.
+# Series of one metric that are counted apart; later ones are counted together, as in SDKs.
 SERIES_MAX = 1000
 PLACES_MAX = 10_000
 # Runs whose answer is still to come. A runner that dies between the two leaves one behind.
@@ -166,7 +166,7 @@ class OpenTelemetry(Hooks):
         self._contexts = _Contexts(propagator or propagate.get_global_textmap())
         self._meters = _Meters(meter_provider)
         self._batch: ContextVar[_Batch | None] = ContextVar("messagebus_batch", default=None)
-        # By the identity of what is in hand, which is held here so that it stays its own.
+        # By the identity of the object, which is held here so that the identity stays its own.
         self._open: dict[int, tuple[Message, Span | _Batch, int]] = {}
         self._runs: dict[int, tuple[Delivery, SpanContext]] = {}
 
@@ -191,7 +191,7 @@ class OpenTelemetry(Hooks):
 
     def published(self, destination: str, message: Message, published: Published) -> None:
         place, error = _publishing(destination), _error_of(published)
-        if published.attempts:  # what never left was not sent
+        if published.attempts:  # a publish without an attempt was not sent
             self._meters.sent.add(place, published.broker, error)
         _, span, start_ns = self._open.pop(id(message), (None, None, 0))
         if isinstance(span, _Batch):
@@ -350,7 +350,7 @@ class _Run:
             links=None if created is None else [Link(created.span)],
             start_time=self._start_ns,
         )
-        if not is_certain and span.is_recording():  # the id of one that is not is never looked up
+        if not is_certain and span.is_recording():  # else its id is never looked up
             span.set_attributes(_of_delivery(delivery, conversation))
         return span
 

@@ -203,7 +203,7 @@ class _Counters:
     """
 
     def __init__(self) -> None:
-        # By name and labels: the help, what was counted before, what is counted now.
+        # Name and labels -> the help, the count before the last start, the count since.
         self._known: dict[tuple[str, _Labels], tuple[str, float, float]] = {}
 
     def seen(self, now: _Sums) -> None:
@@ -457,7 +457,7 @@ class PrometheusHooks(Hooks):
             is_publish = metric in (self._publish_s, self._published_bytes)
             label = (self._destinations if is_publish else self._subscriptions).value(name)
             found = metric.labels(label, word) if word else metric.labels(label)
-            if label == name:  # what is not told apart is not remembered either
+            if label == name:  # a label that stands for several names is not remembered
                 self._known[metric, name, word] = found
         return found
 

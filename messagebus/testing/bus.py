@@ -27,9 +27,9 @@ __all__ = ["MemoryBus"]
 
 T = TypeVar("T")
 
-# For what a test waits for: it comes at once, or something is wrong.
+# Limit of a test's waits: the event comes at once, or something is wrong.
 WITHIN_S = 5.0
-# For another thread's loop to let its clock be moved; it has nothing else to do.
+# Limit for another thread's loop to move its clock; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
 
 

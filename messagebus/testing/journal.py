@@ -52,7 +52,7 @@ class Journal:
         self._published = 0
         self._answers: deque[tuple[str, str, list[tuple[bytes, bytes]]]] = deque()
         self._answered = 0
-        # By queue and id: what was copied elsewhere, and waits for the ack of its original.
+        # Queue -> id -> kind of a copy stored elsewhere that waits for the ack of its original.
         self._copied: dict[str, dict[str, str]] = {}
 
     # ------------------------------------------------------------------ told by the brokers

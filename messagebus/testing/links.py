@@ -25,7 +25,7 @@ from messagebus.topology import Wanted
 
 __all__ = ["MemoryLink", "MemoryWire"]
 
-# For another thread's loop to notice that its link is gone; it has nothing else to do.
+# Limit for another thread's loop to notice that its link is gone; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
 NOT_FOUND = 404
 

@@ -98,9 +98,9 @@ class MemoryQueue:
         self._single_active = bool(arguments.get("x-single-active-consumer"))
         self.ready: deque[Stored] = deque()
         self._returned = 0  # number of messages at the head that were given back, in that order
-        self._brief: list[Stored] = []  # just put: who has room now may have them
+        self._brief: list[Stored] = []  # just put: takers with room now may have them
         self.takers: deque[Taker] = deque()
-        self._leaving: set[Taker] = set()  # take no more, and owe answers
+        self._leaving: set[Taker] = set()  # takers that get no more, and owe answers
         self._timed = False
         self.unused_since_ms = clock()
 

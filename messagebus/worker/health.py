@@ -25,9 +25,9 @@ from messagebus.worker.pulse import LIVE_S, Look, Pulse
 __all__ = ["Answer", "HealthServer", "answer_of", "parse_address"]
 
 REQUEST_TIMEOUT_S = 5.0
-# Probes come one by one; when there are more, the oldest is hung up on.
+# Probes come one by one; when there are more, the oldest is disconnected.
 REQUESTS_MAX = 16
-# With those that were hung up on and have not noticed yet: they ask for metrics.
+# Including threads of closed connections that have not noticed yet: they ask for metrics.
 THREADS_MAX = 4 * REQUESTS_MAX
 LOOK_S = 0.5
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
@@ -98,7 +98,7 @@ class HealthServer(ThreadingHTTPServer):
         self.ask = ask
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self._timeout_s = timeout_s
-        # When each was accepted, the oldest first.
+        # Connection -> time it was accepted, the oldest first.
         self._open: dict[socket, float] = {}
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(THREADS_MAX)

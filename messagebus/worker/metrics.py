@@ -49,7 +49,7 @@ def metrics_of(app: App) -> Metrics | None:
         if not theirs:
             return CONTENT_TYPE_LATEST, shown + generate_latest(ours)
         if not any(each.watches(app) for each in theirs):
-            # Beside theirs it would be the same families a second time.
+            # Ours beside theirs would give the same families a second time.
             theirs[0].watch(app, CLIENT)
             shown = generate_latest()
         return CONTENT_TYPE_LATEST, shown

@@ -37,7 +37,7 @@ READ_BYTES = 1024
 STOP = b"stop\n"
 # Beyond the handlers' grace: last answers, copies and confirms, hanging up (see `App.stop`).
 LEAVE_AFTER_S = 20.0
-# For what the application wants done at its end: exporters of spans, recorders.
+# Limit of the application's exit functions: exporters of spans, recorders.
 ATEXIT_S = 5.0
 DEFAULT_NAME = "app"
 
@@ -67,7 +67,7 @@ class Parent:
         self._lock = threading.Lock()
         self._app: App | None = None
         self._unsent = b""
-        line.set_inheritable(False)  # what the application starts has no part in it
+        line.set_inheritable(False)  # processes that the application starts do not get it
         threading.Thread(target=self._wait, name="messagebus-parent", daemon=True).start()
 
     def tell(self, look: Look, port: int | None) -> None:
@@ -96,7 +96,7 @@ class Parent:
 
     def _wait(self) -> None:
         with contextlib.suppress(OSError):
-            self._line.recv(READ_BYTES)  # whatever it is, and the end too
+            self._line.recv(READ_BYTES)  # any message, and the end of the connection too
         with self._lock:
             app = self._app
             if app is None:
@@ -149,7 +149,7 @@ async def _work(
     watchdog.start()
     for name, handler in app.handlers.items():
         log.info("handling subscription=%s handler=%s", name, handler)
-        if sys.stderr.isatty():  # who waits at a terminal wants to see that something runs
+        if sys.stderr.isatty():  # a person at a terminal wants to see that something runs
             say(f"handling {name} with {handler}")
     code = EXIT_UNFINISHED
     try:

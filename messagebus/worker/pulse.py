@@ -24,9 +24,9 @@ __all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look", "of_application"]
 log = logging.getLogger("messagebus.worker")
 
 BEAT_S = 0.5
-# A handler that holds the loop for so long is named; heartbeats end after twice `heartbeat_s`.
+# A handler that holds the loop for longer is named; heartbeats end after twice `heartbeat_s`.
 STUCK_S = 2.0
-# Not live: several times what a loaded machine makes a loop late, less than two heartbeats.
+# Not live after this: several times a loop's delay on a loaded machine, less than two heartbeats.
 LIVE_S = 10.0
 FRAMES_TOLD = 3
 

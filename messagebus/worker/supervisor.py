@@ -30,12 +30,12 @@ __all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
 
 PARENT_OPTION = "--parent-fd"
 EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE, EXIT_SILENT = 0, 1, 2, 6
-# A signal that a terminal or systemd sends to all, before a child has asked to hear of it otherwise.
+# Ends by a signal that a terminal or systemd sends to all, before the child has set its handlers.
 ENDED_EARLY = (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
 RESTART_FIRST_MS, RESTART_MAX_MS = 1_000, 30_000
-# A child that lived so long had no trouble at its start: the next wait is the shortest again.
+# A child that lived longer had no trouble at its start: the next wait is the shortest again.
 STEADY_S = 60.0
-# The other children wait so long for the first one to import the application, which may say what is wrong.
+# The other children wait at most this long for the first one to import the application, which may fail.
 LOADED_S = 60.0
 LINE_BYTES_MAX = 1024 * 1024
 
@@ -85,7 +85,7 @@ class Supervisor:
             loop.add_signal_handler(each, self._stop)
         first, *others = self._children
         keeping = [asyncio.create_task(self._keep(first))]
-        # The others once the first has imported the application: what is wrong with it is said once.
+        # The others start once the first has imported the application, so that its fault is reported once.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._loaded.wait(), LOADED_S)
         keeping += [asyncio.create_task(self._keep(child)) for child in others]

@@ -113,7 +113,7 @@ async def test_a_handler_may_stop_its_consumer_and_has_its_answer(bus: Bus) -> N
     work = run(consumer, handle if consumer.blocks else handle_on_a_loop, grace_s=10 * WITHIN_S)
     await publish(bus, "last")
     assert await asyncio.wait_for(work, WITHIN_S) == 0
-    # Whoever else stops it waits until it has hung up.
+    # Another call of stop waits until it has hung up.
     assert await asyncio.wait_for(consumer.call("stop"), WITHIN_S) == 0
     assert (told, consumer.status) == ([0], "stopped")
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
@@ -650,7 +650,7 @@ async def test_a_run_that_is_cancelled_by_the_application_ends_nothing_but_itsel
         task = asyncio.current_task()
         assert task is not None
         for old in tasks:
-            old.cancel()  # of runs that ended: nobody else's
+            old.cancel()  # of runs that ended: of no others
         tasks.append(task)
         if delivery.attempt > 1:
             return

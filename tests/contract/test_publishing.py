@@ -192,7 +192,7 @@ async def test_a_queue_that_nobody_declared_swallows_nothing(bus: Bus) -> None:
     ended = [await publisher.call("submit", typo, b"x") for _ in range(3)]
     assert {(await end_of(each)).outcome for each in ended} == {Outcome.UNROUTABLE}
     assert (await publisher.call("stats")).links_lost == 0
-    # Who declares it, or asks for it to be made, may publish to it.
+    # A client that declares it, or asks for it to be made, may publish to it.
     made = Queue(f"{bus.topic}-typo", create=True)
     published = await publisher.call("send_safe", made, b"x", timeout_s=WITHIN_S)
     assert published.outcome is Outcome.CONFIRMED
@@ -229,7 +229,7 @@ async def test_what_slips_through_and_cannot_be_encoded_harms_no_other_publish(b
     futures = [await publisher.call("submit", bus.topic, each) for each in (b"1", poison, b"2")]
     outcomes = [(await end_of(future)).outcome for future in futures]
     assert outcomes == [Outcome.CONFIRMED, Outcome.REFUSED, Outcome.CONFIRMED]
-    # What was in flight on the link that went with it is sent again, and may come twice.
+    # Publishes in flight on the link that was lost with it are sent again, and may come twice.
     bodies: set[bytes] = set()
     while bodies != {b"first", b"1", b"2"}:
         bodies |= {delivery.body for delivery in await receive(consumer, 1)}

@@ -183,7 +183,7 @@ def _watched(cluster: LocalCluster, bus: BusConfig, topic: str) -> Iterator[Load
         consuming(bus, f"queue:{topic}") as work,
     ):
         _wait_some_more(load, SOME)
-        # A slow machine may dial twice for one link; from now on nobody dials.
+        # A slow machine may dial twice for one link; from now on there is no dial.
         dials = [publisher.stats().dials for publisher in load.publishers]
         yield load
         load.stop()

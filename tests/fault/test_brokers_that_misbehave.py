@@ -39,7 +39,7 @@ ODD_FRAME = b"\x09\x00\x01\x00\x00\x00\x00\xce"
 # One that claims to be larger than anything agreed.
 HUGE_FRAME = b"\x03\x00\x01\xff\xff\xff\xff" + b"x" * 64
 BODY_BYTES = 64 * 1024
-# What a link may have in flight (16 MiB, messagebus/_io), a backlog of one, and what objects cost.
+# A link's limit in flight (16 MiB, messagebus/_io), a backlog of one, and the cost of objects.
 MEMORY_MAX_BYTES = 80 * 1024 * 1024
 
 
@@ -159,7 +159,7 @@ def test_a_link_that_fell_silent_is_left_at_missed_heartbeats(rabbit: FakeRabbit
 def test_without_heartbeats_a_link_that_fell_silent_is_left_for_one_to_the_same_broker(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What was sent on a link that retires would wait for its answers.
+    # Publishes sent on a link that retires would wait for its answers.
     monkeypatch.setattr(publishing_driver, "RETIRE_MS", 10 * int(WITHIN_S * 1000 * FACTOR))
     config = PublisherConfig(confirm_slow_ms=200, deadline_ms=int(WITHIN_S * 1000))
     with publishing(rabbit, config, heartbeat_s=0) as publisher:
@@ -303,7 +303,7 @@ def test_a_broker_that_reads_nothing_fills_the_backlog_and_no_memory(
         tracemalloc.stop()
         rabbit.go_on_reading()
         settled = [future.result(WITHIN_S * FACTOR) for future in futures]
-    # What was in flight is confirmed at last; what waited may have passed its deadline meanwhile.
+    # Publishes in flight are confirmed at last; waiting ones may have passed their deadline meanwhile.
     assert {each.outcome for each in settled} <= {
         Outcome.CONFIRMED,
         Outcome.REFUSED,

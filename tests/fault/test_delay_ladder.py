@@ -29,7 +29,7 @@ from tests.support.raw import Raw, publish_raw
 
 DEADLINE_S = 60.0
 WITHIN_S = 60
-# RabbitMQ's dead-letter worker holds so many that it could not hand on, and then takes no more.
+# Messages that RabbitMQ's dead-letter worker could not hand on and holds; then it takes no more.
 HELD = 32
 UNDELIVERED = "mb.park/mb.due"
 

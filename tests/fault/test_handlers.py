@@ -362,7 +362,7 @@ def test_the_consumer_timeout_strikes_what_a_handler_holds_and_nothing_that_wait
                 within_s=WITHIN_S,
             )
             eventually(lambda: run.consumer.stats().acks_stale == 1, within_s=WITHIN_S)
-            # What waited behind it came once: it had been given back unseen.
+            # Deliveries that waited behind it came once: they had been given back unseen.
             twice = [seen for seen in (run.seen | other.seen).values() if len(seen) > 1]
             assert len(twice) <= 1
 

@@ -26,7 +26,7 @@ SHORT_MAX = 255
 NAME_MAX = 120
 BODY = b"whatever the headers are"
 
-# What pika sends, as every kind that it can, and what a consumer must find.
+# Values that pika sends, of every kind that it can, and the values that a consumer must find.
 KINDS: dict[str, tuple[Any, Any]] = {
     "void": (None, None),
     "true": (True, True),
@@ -45,8 +45,8 @@ KINDS: dict[str, tuple[Any, Any]] = {
     "table": ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}}}),
 }
 
-# Field values as bytes on the wire, after the name: type octet and value. What RabbitMQ lets through,
-# each at its edges.
+# Field values as bytes on the wire, after the name: type octet and value. RabbitMQ lets them through;
+# each is at its edges.
 RAW_KINDS: dict[str, bytes] = {
     "bool": b"t\x01",
     "odd-bool": b"t\xff",
@@ -114,7 +114,7 @@ RAW_PROPERTIES: dict[str, bytes] = {
 }
 
 
-# What RabbitMQ does not let through: only a broker that is broken itself delivers it.
+# Values that RabbitMQ does not let through: only a broker that is broken itself delivers them.
 DAMAGED: dict[str, bytes] = {
     "spec-int16": with_header(b"U" + struct.pack(">h", -32768)),
     "nan": with_header(b"d" + struct.pack(">d", float("nan"))),

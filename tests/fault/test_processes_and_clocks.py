@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INSIST_S = 0.5
 IN_FLIGHT = 500
 ROUNDS = 100
-# A dial through TCP, TLS and AMQP takes at least so many calls of the loop.
+# Lower bound of the loop's calls in a dial through TCP, TLS and AMQP.
 STEPS_MIN = 20
 YEAR_S = 365 * 86_400
 

@@ -30,7 +30,7 @@ BACK_WITHIN_S = 30.0
 # Publishers renew their links every second: that many confirms mean that the broker is in full use.
 IN_USE = 100
 REPAIRED_WITHIN_S = 2.0
-# How long a broker is back before its agent in the experiment of reference/topology.md.
+# Time from a broker's return to its agent's in the experiment of reference/topology.md.
 AGENT_LATER_S = 5.0
 # By then a broker without a gate has taken publishes for seconds.
 CONTROL_MUST_LOSE = 1

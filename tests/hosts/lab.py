@@ -34,7 +34,7 @@ from tests.support.eventually import FACTOR, eventually
 __all__ = ["DATA_DISK", "IMAGES", "Host", "Lab", "build", "missing"]
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of another Debian release than bookworm: $MESSAGEBUS_HOSTS_SUITE.
+# Debian release of the hosts; another one by $MESSAGEBUS_HOSTS_SUITE.
 SUITE = os.environ.get("MESSAGEBUS_HOSTS_SUITE", "bookworm")
 IMAGES = ROOT / ".cache" / ("hosts" if SUITE == "bookworm" else f"hosts-{SUITE}")
 SLOTS = Path("/run/messagebus-hosts")

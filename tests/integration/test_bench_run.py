@@ -130,7 +130,7 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
     assert "publisher-0" in [part.name for part in result.parts]
 
 
-# What `python -m bench run` does, on a cluster that is there already.
+# Does the work of `python -m bench run`, on a cluster that is there already.
 COORDINATOR = """
 import json, sys
 from pathlib import Path
@@ -161,7 +161,7 @@ def test_a_coordinator_that_is_stopped_leaves_a_run_that_can_be_read(
         eventually(lambda: _done(folder) > 0, within_s=60)
         coordinator.send_signal(number)
         coordinator.wait(60)
-    # Load processes notice by themselves that nobody is there any more, and write what they have.
+    # Load processes notice by themselves that the coordinator is gone, and write their records.
     eventually(lambda: len(read_parts(folder)) == 3, within_s=60)
     result = gather(folder)
     assert not result.about["complete"]

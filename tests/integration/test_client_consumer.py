@@ -118,7 +118,7 @@ def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_and_none_star
             held = _receive_all(consumer)
             assert len(held) == min(HANDED_OUT_MAX, len(ids) - len(got))
             assert consumer.stats().handed_out == len(held)
-            # What is held first may be all of the broker that was attached first.
+            # The first deliveries may all be of the broker that was attached first.
             if got:
                 assert {d.broker for d in held} == {broker for broker in left if left[broker]}
             for delivery in held:

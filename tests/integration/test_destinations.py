@@ -277,7 +277,7 @@ def test_an_expiring_subscription_lives_as_long_as_it_is_used_and_then_goes_ever
     for name in cluster.names:
         lost = agent_answer(cluster, name, "/topology")["lost"]
         assert not [loss for loss in lost if loss["wanted"] == str(source)]
-    # Somebody who comes late begins anew.
+    # A consumer that comes late begins anew.
     assert declare(bus, [source]).complete
     assert queue_exists(cluster, "mb3", source.amqp_queue)
 

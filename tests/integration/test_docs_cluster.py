@@ -23,7 +23,7 @@ from tests.support.cluster import MakeCluster
 from tests.support.documents import ROOT, Block, blocks_of, files_of, pages
 from tests.support.eventually import eventually
 
-# Of one block; all of them together take seconds.
+# Limit of one block; all of them together take seconds.
 WITHIN_S = 120
 README = ROOT / "README.md"
 # It kills parts of a cluster, and has tests of its own.

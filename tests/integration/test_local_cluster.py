@@ -22,7 +22,7 @@ from ops.local.layout import Layout
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually
 
-# Linux gives the whole of 127.0.0.0/8 to loopback; nobody else here uses this part of it.
+# Linux gives the whole of 127.0.0.0/8 to loopback; no other test uses this part of it.
 NETWORK = f"127.251.{os.getpid() % 250}"
 
 

@@ -113,7 +113,7 @@ FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
     (
         lambda cluster: cluster.kill("haproxy"),
         lambda cluster: cluster.start("haproxy"),
-        "bring the list that drains mb3 to every agent",  # nobody can tell whether others take publishes
+        "bring the list that drains mb3 to every agent",  # it is unknown whether others take publishes
         "HAProxy",
     ),
     (

@@ -21,7 +21,7 @@ JOBS = sorted(
 # A job is through in ten seconds on a quiet machine; ten times as long, and more, beside all other tests.
 JOB_WITHIN_S = 600 * FACTOR
 STARTED_WITHIN_S = 300
-# Of nine jobs one after the other.
+# For nine jobs one after the other.
 pytestmark = pytest.mark.timeout(3600)
 # Less than the tables of a small run, more than what Java keeps beside them.
 DISK_KB = 40

@@ -14,7 +14,7 @@ from tests.support.leaks import LEAKS
 __all__ = ["MakeCluster", "cluster_factory"]
 
 MakeCluster = Callable[..., LocalCluster]
-# Of this process: several may run at the same time.
+# Clusters of this process: several may run at the same time.
 NUMBERS = itertools.count(1)
 
 

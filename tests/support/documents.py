@@ -27,7 +27,7 @@ from pathlib import Path
 __all__ = ["LANGUAGES", "ROOT", "Block", "blocks_of", "files_of", "pages"]
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a test does with each: a block of any other is a fault.
+# Languages and their treatment by a test; a block of any other is a fault.
 LANGUAGES = {
     "python": "run",
     "sh": "run where it says so, and each of its commands looked up",

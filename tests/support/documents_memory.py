@@ -26,7 +26,8 @@ from tests.support.documents import Block
 
 __all__ = ["Program", "lead_into_memory"]
 
-# How long a receiver looks for what another thread is about to publish; nothing else hangs on it.
+# Time for which a receiver looks for messages that another thread is about to publish; nothing else depends
+# on it.
 LOOK_S = 0.05
 
 

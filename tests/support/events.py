@@ -157,7 +157,7 @@ class Run:
     def _deliver(self, row: Row, subscription: str) -> None:
         took = int(self.random.lognormvariate(1.9, 0.8) * MILLISECOND)
         received = row["sent_ns"] + took
-        # What was on its way at the kill is delivered after the start.
+        # Messages under way at the kill are delivered after the start.
         on_its_way_ns = self.kill_ns - 100 * MILLISECOND
         if row["broker"] == KILLED and on_its_way_ns <= received < self.back_ns:
             received = self.back_ns + int(self.random.expovariate(1 / (200 * MILLISECOND)))

@@ -177,7 +177,7 @@ class _AgentRequest(BaseHTTPRequestHandler):
         if self.path in agent.dies_in:
             self.close_connection = True
             return
-        # Whoever it is asked for: it has no name.
+        # For any agent that is asked for: it has no name.
         header = self.headers["Authorization"] or ""
         me = header.partition('to="')[2].partition('"')[0]
         if agent.challenges.proves(header, me=me, method="POST", target=self.path, body=body):

@@ -41,7 +41,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# What another thread asks of the loop is done within that, or the loop is stuck.
+# Limit of a call from another thread to the loop; after that the loop is stuck.
 CALL_TIMEOUT_S = 10.0
 # A client without agents marks a queue as settled by an exchange of this name and the queue's.
 SETTLED = "mb.settled/"

@@ -25,7 +25,7 @@ CONTENT = Struct(">HHQ")
 FRAME_END = 0xCE
 PROTOCOL = b"AMQP\x00\x00\x09\x01"
 BASIC_CLASS = 60
-# Of a reader that has stopped: the less the kernel takes, the sooner a client notices.
+# Buffer of a reader that has stopped: the less the kernel takes, the sooner a client notices.
 RECEIVE_BUFFER_BYTES = 8_192
 
 

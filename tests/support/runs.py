@@ -158,7 +158,7 @@ def _publisher(
     sent.outcomes = bytearray(CONFIRMED if each else UNKNOWN for each in answered)
     at, waits = np.array(intended, dtype=np.int64), np.array(took, dtype=np.int64)
     sent.settled_ns = array("q", (at + waits).tolist())
-    # What is behind is the system, not the load.
+    # The system is behind, not the load.
     sent.pacing.add("", at, np.minimum(waits // 50, MS))
     broker, own = BROKERS[number], np.array(answered)
     sent.settled.add(broker, (at + waits)[own])

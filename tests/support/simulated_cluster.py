@@ -120,7 +120,7 @@ class SimulatedCluster:
             broker.served = made.listed_text
         return made
 
-    # What happens by itself.
+    # Events that happen by themselves.
 
     def tick(self) -> None:
         """Let the time of a command or look pass: a publish, some consuming."""
@@ -398,7 +398,7 @@ class SimulatedCluster:
             self._agents_look()
         return ""
 
-    # What happens to it from outside.
+    # Events from outside.
 
     def die(self, name: str) -> None:
         """Let the host of a broker die."""

@@ -63,7 +63,7 @@ def test_every_command_says_what_it_does_in_whole_words(
     text = context.get_help()
     assert context.command.get_help_option_names(context) == ["-h", "--help"]
     assert text.startswith(f"Usage: {' '.join([name, *words])}")
-    # Of click's own marks nothing is left, which it does in a text that it does not know as its.
+    # None of click's marks is left; click leaves them in a text that it does not take for its own.
     assert "\\b" not in text
     assert "\b" not in text
 
@@ -88,7 +88,7 @@ OPTIONS = [
     for option in context_of(name, path, words).command.params
     if isinstance(option, click.Option) and not option.hidden
 ]
-# Of one name and two meanings: what each is of, the command says.
+# Options with one name and two meanings, which the command tells apart.
 TWICE = ("--dead", "--dir", "--events", "--keep", "--lines", "--ndjson", "--out", "--rate", "--run")
 
 

@@ -17,11 +17,11 @@ from messagebus.__main__ import _as_json, _as_line, _as_shown
 from messagebus.terminal import did_you_mean, escaped, plural, printable, say
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of bench and spark all that is printed is their own: names and figures of what they started.
+# bench and spark are left out: they print only their own names and figures.
 KITS = ("messagebus", "inventory", "lb", "consumer_lists", "ops")
 PRINTS = {"echo", "print", "add_row"}
 WRITES = {f"sys.{stream}.{name}" for stream in ("stdout", "stderr") for name in ("buffer", "write")}
-# What makes text fit to be printed. json writes ASCII.
+# Functions that make text fit to be printed. json writes ASCII.
 MAKES_FIT = {"printable", "escaped", "plural", "json.dumps", "len"}
 # File -> what it prints all the same, as it is in the source, and why that is well.
 ALLOWED = {
@@ -32,7 +32,7 @@ ALLOWED = {
     },
     "messagebus/agent/__init__.py": {"f'messagebus agent: {fault}'"},  # of its own settings
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
-    # What `consume` writes is made fit for what it writes to: see below.
+    # The output of `consume` is made fit for its stream: see below.
     "messagebus/__main__.py": {"sys.stdout.buffer"},
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
@@ -211,7 +211,7 @@ def test_a_count_goes_with_its_noun(count: int, what: str, said: str) -> None:
     assert plural(count, what) == said
 
 
-# Where a count always is what the code says, of two or more.
+# Counts that the code fixes at two or more.
 NEVER_ONE = re.compile(r"_MAX|BROKERS|CLIENTS|CONSUMERS|TIMES|EVENTS|_BYTES")
 COUNTED = re.compile(
     r"(?<! of )(?<! of all )\{(?P<what>[^{}]*)\} "

@@ -325,7 +325,7 @@ def spans_to_rows(spans: list[tuple[int, int]]) -> list[Row]:
         # Nothing was open between 1 and 9: no silence there.
         ([(0, 1), (9, 10)], Gap(1, 0)),
         ([(0, 1), (1, 8), (7, 9)], Gap(7, 1)),
-        # One message waits while others are confirmed: somebody answers, that is no silence.
+        # One message waits while others are confirmed: there are answers, so it is no silence.
         ([(0, 10), (1, 3), (2, 6)], Gap(4, 6)),
         # A publisher that was held back: intended long before it was sent.
         ([(0, 1), (2, 9), (2, 9)], Gap(7, 2)),
@@ -351,7 +351,7 @@ def test_a_gap_is_what_a_look_at_every_instant_finds(
         end = None if took is None else start + took
         outcome = "unknown" if end is None else "confirmed"
         rows.append(published(0, intended_ns=start, confirmed_ns=end, outcome=outcome))
-    # What has no confirm waits for somebody's next one.
+    # A message without a confirm waits for the next confirm of any other.
     ends = [
         min((at for at in confirms if at >= start), default=END) if took is None else start + took
         for start, took in spans

@@ -22,7 +22,7 @@ from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
 
 Write = Callable[[Path], None]
 FROM_S, KILLED = WARM_UP_S + 2, {"at_s": WARM_UP_S + 2, "what": "kill", "broker": 1, "lasts_s": 3}
-# For three seconds nobody is answered; to the end of the load.
+# Seconds without an answer: three of them; or all to the end of the load.
 OUTAGE, WITHOUT_END = range(FROM_S, FROM_S + 3), range(FROM_S, WARM_UP_S + MEASURED_S)
 
 PLANTED: dict[str, tuple[Write, str]] = {

@@ -229,7 +229,7 @@ class AgainstABroker(RuleBasedStateMachine):
         self.ledger = self.ledgers.connected("mb1:5672")
         self.last_tag = 0
         self.unacked: set[int] = set()  # as the broker sees it
-        # tag -> parts without an answer; {0}: no batch; {CLAIMED}: no batch, and somebody answers it
+        # tag -> parts without an answer; {0}: no batch; {CLAIMED}: no batch, and it is being answered
         self.open: dict[int, set[int]] = {}
         self.sizes: dict[int, int] = {}  # parts of each batch
         self.acked: set[int] = set()  # wholly answered, not seen by the broker yet

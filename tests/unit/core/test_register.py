@@ -665,7 +665,7 @@ def play(steps: list[Step]) -> World:
 @pytest.mark.guarantee("no-clock-decides")
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=40))
-# A and B know k1, C was off. A is wiped and reads C, which has read nobody yet.
+# A and B know k1, C was off. A is wiped and reads C, which has read no other yet.
 @example(
     steps=[
         ("off", "C", "k1"),
@@ -723,7 +723,7 @@ def play(steps: list[Step]) -> World:
         ("create", "C", "k1"),
     ]
 )
-# Somebody answers for C while B, which knows nothing of k1, boots.
+# A liar answers for C while B, which knows nothing of k1, boots.
 @example(
     steps=[
         ("off", "B", "k1"),
@@ -736,7 +736,7 @@ def play(steps: list[Step]) -> World:
         ("pull", "C", "k1"),
     ]
 )
-# B and C know k1, A was off. B is wiped, and A reads nobody else.
+# B and C know k1, A was off. B is wiped, and A reads no other.
 @example(
     steps=[
         ("off", "A", "k1"),

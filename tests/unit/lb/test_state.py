@@ -6,7 +6,7 @@ from inventory.inventory import Address
 from lb.state import cold, rows, warm
 from tests.support.balancer import inventory
 
-# As HAProxy 2.6.12 wrote it: mb1 up, mb2 drained, mb7 of no inventory; and the agents' backend.
+# Written by HAProxy 2.6.12: mb1 up, mb2 drained, mb7 of no inventory; and the agents' backend.
 SAVED = """\
 1
 # be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight \

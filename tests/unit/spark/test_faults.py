@@ -28,7 +28,7 @@ HOUR = 3600.0
 # 2026-11-18, 0:00.
 START_NS = 1_794_960_000 * SECOND
 DAY_S = 24 * HOUR
-# Of one run each; compare and ingest have arguments of their own.
+# Jobs of one run each; compare and ingest have arguments of their own.
 PAGES = ("throughput", "latency", "audit", "imbalance", "backlog", "failover", "report")
 HOST: dict[str, Any] = {"host": "h", "process": "p", "wall_minus_monotonic_ns": START_NS}
 

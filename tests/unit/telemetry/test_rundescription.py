@@ -62,7 +62,7 @@ def test_what_each_recorder_left_out_is_told(tmp_path: Path) -> None:
         "p1": {"share": 0.1, "dropped": 7, "files_deleted": 1},
     }
     assert known["loop"] == "closed"
-    # Whoever changes the manifest besides keeps it.
+    # Another change of the manifest keeps it.
     Manifest.load(tmp_path).save(tmp_path)
     again = json.loads((tmp_path / "manifest.json").read_text())
     assert {name: again[name] for name in ("recorders", "loop", "clocks")} == {

@@ -93,7 +93,7 @@ def test_answers_are_byte_for_byte_what_pika_writes(channel: int, tag: int, flag
 
 
 # ---------------------------------------------------------------------- in
-# What a broker may send, as frames, and what must come out of it.
+# Frames that a broker may send, and the items that must come out of them.
 Sent = tuple[list[Any], list[Any]]
 
 

@@ -238,7 +238,7 @@ async def test_a_queue_that_nobody_declared_is_unroutable_and_not_made(
     assert [end.outcome for end in ends if end] == ["unroutable", "unroutable"]
     assert "queue:remniders was never declared" in ends[0].reason  # type: ignore[union-attr]
     assert bench.topology.asked == 0
-    # Once it is asked for by name, or somebody has declared it, it is open.
+    # Once it is asked for by name, or has been declared, it is open.
     bench.publish(Queue("remniders", create=True))
     await bench.opened(queue)
     monkeypatch.setattr(module, "ABSENT_S", 0.0)

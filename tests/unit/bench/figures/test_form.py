@@ -106,7 +106,7 @@ def test_no_goal_is_met_while_a_repetition_misses_it(
         goal=partial(at_least, 8, unit="times"),
     )
     assert (figure.met, goal(figure)) == (met, told)
-    # Of a file that says otherwise, too.
+    # Also for a file that says otherwise.
     assert Figure.from_json(figure.as_json() | {"met": True}).met is met
 
 

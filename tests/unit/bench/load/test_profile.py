@@ -219,7 +219,7 @@ def test_profiles_are_read_back_as_they_were_written() -> None:
         assert Profile.from_values(profile.as_json(), "x") == profile
 
 
-# What a TOML file may have.
+# Values that a TOML file may have.
 VALUES = st.recursive(
     st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

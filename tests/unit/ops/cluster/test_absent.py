@@ -76,7 +76,7 @@ def test_who_is_silent_and_has_no_process_left_is_dead_part_by_part() -> None:
 
 
 def test_who_is_only_silent_is_not_dead() -> None:
-    silent = {"mb1": "active", "mb1-agent": "deactivating"}  # and nobody knows about mb2
+    silent = {"mb1": "active", "mb1-agent": "deactivating"}  # and nothing is known about mb2
     assert Cluster(set(), silent).absent() == Absent()
 
 
@@ -99,7 +99,7 @@ def test_the_word_of_an_operator_is_not_believed_of_who_answers() -> None:
         ({"lb2": True}, (), {"lb2"}),
         ({"lb2": False}, (), set()),  # it is only silent
         ({"lb2": False}, ("lb2",), {"lb2"}),
-        ({"lb1": True, "lb2": True}, (), set()),  # nobody can tell what is sent where
+        ({"lb1": True, "lb2": True}, (), set()),  # the balancers' state is unknown
     ],
 )
 def test_a_balancer_is_dead_by_proof_or_word_while_another_one_is_there(

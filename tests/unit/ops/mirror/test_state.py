@@ -170,7 +170,7 @@ def test_whole_is_only_what_has_two_good_copies_that_follow_each_other() -> None
         assert recorded(f"{number} {host}").is_whole == (number in whole), path.name
 
 
-# State and host -> may it be promoted: nobody asked, peer asked, peer dead, given up and dead.
+# State and host -> may it be promoted: peer not asked, peer asked, peer dead, given up and dead.
 PROMOTION = {
     "01 A": "no no no no",  # down
     "02 A": "no no no no",  # inconsistent, alone

@@ -16,7 +16,7 @@ from tests.support.balancer import inventory
 from tests.support.systemd import exposure_fault, verify
 
 DEBIAN = Path("/lib/systemd/system/haproxy.service")
-# Of systemd-analyze security, 0 to 100: what each of ours gets here, and a little.
+# Exposure by systemd-analyze security, 0 to 100: each unit's own here, and a little more.
 EXPOSURE_MAX = {
     "messagebus-balancer-state.service": 15,
     "messagebus-worker@.service": 20,

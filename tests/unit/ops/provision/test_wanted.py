@@ -25,7 +25,7 @@ from ops.provision.wanted import (
 )
 from tests.support.systemd import exposure_fault, verify
 
-# Of systemd-analyze security, 0 to 100: what the agent's unit gets here, and a little.
+# Exposure by systemd-analyze security, 0 to 100: the agent's unit's own here, and a little more.
 EXPOSURE_MAX = 20
 
 VALUES: dict[str, Any] = {

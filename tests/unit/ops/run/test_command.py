@@ -46,7 +46,7 @@ def test_the_journal_is_read_when_the_lock_is_held(
     held = command.held
 
     def others_first(file: Path, what: str) -> object:
-        began(tmp_path)  # somebody else, between our start and our turn
+        began(tmp_path)  # another operator, between our start and our turn
         return held(file, what)
 
     monkeypatch.setattr(command, "held", others_first)

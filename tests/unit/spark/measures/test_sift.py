@@ -92,7 +92,7 @@ def test_messages_that_share_a_digest_are_told_apart(
     published = [publish("a"), publish("b")]
     delivered = [*had_by_all("a")[:2], delivery("b", "crm")]
     assert odd_ids(session, published, delivered) == {"a", "b"}
-    # As many rows, of as many subscriptions, as one plain message has.
+    # Together they have as many rows and subscriptions as one plain message.
     monkeypatch.setattr(sift, "_message", lambda: F.lit(1).cast("long").alias("message"))
     monkeypatch.setattr(sift, "_message_of", lambda _rows: F.lit(1).cast("long"))
     assert odd_ids(session, published[:1], [*had_by_all("a")[:2], delivery("b", "crm")]) == {

@@ -93,7 +93,7 @@ def test_the_verdict_names_every_fault(planted: tuple[Truth, Summary, Run]) -> N
         "2 delivered and never published",
         "1 delivered after a later one of the same publisher and key",
         "5 bad lines, 0 allowed",
-        # What changed places with a later one came before it was sent.
+        # A message that changed places with a later one came before it was sent.
         "1 sample of end to end: handed over to received below zero: a clock went back",
         "1 sample of end to end: sent to received below zero: a clock went back",
     ]

@@ -16,7 +16,7 @@ from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.load.profile import Profile
 
-# As Artemis 2.40 writes them.
+# Frames as Artemis 2.40 writes them.
 RECEIPT = b"RECEIPT\nreceipt-id:17\n\n\x00\n"
 MESSAGE = b"MESSAGE\nsubscription:0\ncontent-length:4\nack:56,16\n\nx\x00y\n\x00\n"
 

@@ -8,7 +8,7 @@ from bench.clients.jvm.artemis_java import options, outside_of, read
 from bench.errors import BenchError
 from bench.load.profile import Profile
 
-# As 2.40 writes it: an array with a sample on each line.
+# Artemis 2.40 writes an array with a sample on each line.
 TIMES = (
     '{"mean":"80.41","50":70,"90":120,"99":950,"99.9":4100,"99.99":5000,"max":5000,"count":2000}'
 )
