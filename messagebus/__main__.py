@@ -250,8 +250,9 @@ def consume(
     """Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
 
     They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
-    every byte. On a terminal all that does not print is shown by its escape. Ends with code 6 when no
-    broker can be reached; else runs until it is stopped, unless --count or --idle-exit-s say otherwise.
+    every byte. On a terminal characters that do not print are shown by their escapes. Ends with code 6
+    when no broker can be reached; else runs until it is stopped, unless --count or --idle-exit-s say
+    otherwise.
 
     \b
     Example:
@@ -352,7 +353,7 @@ def declare(
 ) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
 
-    What exists with another durability, or delivery limit, is an error that shows both.
+    An existing one with another durability, or delivery limit, is an error that shows both.
 
     \b
     Example:
@@ -428,7 +429,7 @@ _names_argument = click.argument("names", nargs=-1, required=True)
 @subscriptions.command("list")
 @_as_json_option
 def list_subscriptions(as_json: bool) -> int:
-    """Print what waits in each subscription and queue, on each broker.
+    """Print the message counts of subscriptions and queues, by broker.
 
     READY messages wait, UNACKED are delivered and not answered ("?": the broker does not say; may be
     some seconds old). Exit code 3 when a broker does not answer.
@@ -464,7 +465,7 @@ def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
 @_yes_option
 @_as_json_option
 def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
-    """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with all that waits in them.
+    """Delete NAMES (TOPIC/SUBSCRIPTION or queue:NAME) on all brokers, with their messages.
 
     A broker that is down deletes them when it is back, before it takes publishes; it is named, and the
     exit code is 3. So is one whose agent does not answer: ask again.
@@ -491,7 +492,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
 @_yes_option
 @_as_json_option
 def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
-    """Drop what waits in NAMES now, on all brokers; what is delivered and not answered stays.
+    """Drop the waiting messages of NAMES, on all brokers; those delivered and not answered stay.
 
     A broker that does not answer is named, keeps its messages, and the exit code is 3.
 

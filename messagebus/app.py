@@ -547,8 +547,8 @@ def _told(error: BaseException) -> str:
 class _Signals:
     """Handlers of SIGTERM and SIGINT that ask all running apps of the process to stop. On the main thread.
 
-    They are Python's own signal handlers, which can be put back as they were. An event loop's cannot: they
-    would be lost for whoever added one to the loop before.
+    They are Python's own signal handlers, which can be put back as they were. An event loop's cannot: a
+    handler that was added to the loop before would be lost.
     """
 
     def __init__(self) -> None:

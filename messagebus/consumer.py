@@ -503,7 +503,7 @@ class Consumer:
 
     # ------------------------------------------------------------------ inside
     def _withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
-        """Take back deliveries that wait here since before before_ns and that nobody received. On the loop.
+        """Take back deliveries that nobody received and that arrived before before_ns. On the loop.
 
         all_if_any: if there is one, take back all that wait.
         """

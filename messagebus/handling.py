@@ -216,7 +216,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 class Words:
     """Formatter of exceptions and reasons as short texts without these passwords.
 
-    secrets: the current ones; they are hidden as they are and as they are quoted in an address.
+    secrets: the current ones; hidden both plain and as quoted in an address.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:

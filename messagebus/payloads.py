@@ -8,10 +8,10 @@
 | pydantic models, where pydantic is installed | JSON | pydantic, by the model's own rules |
 | a union with str, a Literal of texts | both | a text as str, JSON as the union |
 
-JSON is application/json, text/json and anything that ends in +json. A message of another client that
-says no content type is taken as what is asked for. Dataclasses are always read by the library itself,
-never by pydantic: what fits must not change because somebody installs a package. Whoever reads it, JSON
-that names one thing twice and numbers that are none (NaN, 1e999 as a float) are refused, both ways.
+JSON is application/json, text/json and anything that ends in +json. A message without a content type, from
+another client, is read as the annotation asks. Dataclasses are always read by the library itself, never by
+pydantic: an installed package must not change which payloads fit. JSON with a name twice in one object, and
+numbers that are not finite (NaN, 1e999 as a float), are refused by all readers, both ways.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ _limit_option = click.option("--limit", type=click.IntRange(min=1), help="So man
 def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> int:
     """Print how many messages of NAMES (default: all) are parked.
 
-    NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for what was delayed and found no queue.
+    NAMES: TOPIC/SUBSCRIPTION, queue:NAME, or undelivered for delayed messages that found no queue.
 
     One line for each parking queue that has some: how many, how long ago the oldest was parked ("?": it
     does not say), and the most frequent reasons. Exit code 3 when a broker does not answer.
@@ -177,8 +177,8 @@ def _count_row(each: ParkedCount) -> dict[str, Any]:
 def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json: bool) -> int:
     """Print parked messages of NAMES; they stay where they are, in order.
 
-    A body is shown as far as its first 200 characters (--json: 4,096 bytes), with escapes for what does
-    not print.
+    A body is shown as far as its first 200 characters (--json: 4,096 bytes), with escapes for characters
+    that do not print.
 
     \b
     Example:

@@ -60,10 +60,11 @@ def worker(
 ) -> int:
     """Run the handlers of MODULE:APP until SIGTERM or SIGINT.
 
-    Then it takes no more, finishes what runs within the grace, answers it, and says in one line what it
-    could not; a second signal ends it at once. Exit code 0: all finished; 1: not all, or it failed; 2:
-    wrong use, or the module does not import; 6: nobody listens where the bus is. A module is looked for in
-    the working directory first. Once it runs it waits for brokers that are away.
+    Then it takes no more deliveries, finishes running handlers within the grace, answers their deliveries,
+    and says in one line what it could not finish; a second signal ends it at once. Exit code 0: all
+    finished; 1: not all, or it failed; 2: wrong use, or the module does not import; 6: nobody listens
+    where the bus is. A module is looked for in the working directory first. Once it runs it waits for
+    brokers that are away.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Redaction of texts that others wrote: short, on one line, without what looks like a password.
+"""Redaction of texts that others wrote: short, on one line, without texts that look like passwords.
 
 An exception's text may be 10 MB long and may quote an address with its password. Passwords cannot be
 recognised for certain: hidden are texts behind a name like ``password=`` or ``token:``, or

@@ -60,7 +60,7 @@ class TraceContext(Hooks):
         return _Carrying(delivery)
 
     def handling_many(self, deliveries: Sequence[Delivery]) -> AbstractContextManager[None]:
-        """Leave the context of a batch handler empty: what it publishes belongs to no single message."""
+        """Leave the context of a batch handler empty: its publishes belong to no single message."""
         return nullcontext()
 
 

@@ -164,7 +164,7 @@ class MemoryLink:
         self._read_soon(self._told.append, lambda: self._finish(fault))
 
     def _read_soon(self, put: Callable[[Any], None], what: Any) -> None:
-        """Keep what came from the broker and wake the loop. Under the lock."""
+        """Keep the broker's message and wake the loop. Under the lock."""
         put(what)
         if not self._woken:
             self._woken = True

@@ -106,7 +106,7 @@ class MemoryQueue:
 
     # ------------------------------------------------------------------ in
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
-        """Add a message at the end. ttl_ms: its time to live, instead of its own. `hand_out` follows."""
+        """Add a message at the end. ttl_ms: its time to live, in place of its own. `hand_out` follows."""
         if stored.raw[0] & EXPIRATION or self.ttl_ms is not None or ttl_ms is not None:
             own_ms = expires_after_ms(stored.raw) if ttl_ms is None else ttl_ms
             lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]

@@ -51,7 +51,7 @@ class Parent:
     """Connection of a worker to the process that supervises it, from the first moment to the last.
 
     It sends the pulse as lines of JSON. When the parent asks for it, or ends in any way, the app is asked to
-    stop, because nobody would supervise it any more. While there is no app yet, and when the app does not end
+    stop, because it would be without supervision. While there is no app yet, and when the app does not end
     in time, the process exits at once; so no child outlives its parent for long, whatever it does.
     """
 
