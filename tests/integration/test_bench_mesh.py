@@ -1,4 +1,4 @@
-"""Small versions of what the figures start: a mesh, and a consumer that reports its memory."""
+"""Small versions of the figures' programs: a mesh, and a consumer that reports its memory."""
 
 from __future__ import annotations
 

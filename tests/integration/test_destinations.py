@@ -178,7 +178,7 @@ def test_a_mismatch_costs_a_publisher_one_destination_and_not_its_link(
 def test_a_broker_that_holds_a_queue_otherwise_is_named_and_hinders_nobody(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """It is as after its disk was exchanged for one that has a queue of that name with other options."""
+    """Its disk might have been exchanged for one that has a queue of that name with other options."""
     cluster, queue, broker = broken, f"mb.queue/{topic}", broken.node("mb2").broker
     cluster.kill("mb2", agent=True)
     cluster.kill("mb2")

@@ -182,7 +182,7 @@ async def received(consumer: AsyncConsumer) -> Any:
 def test_a_link_that_ends_politely_cancels_no_consumer(
     rabbit: FakeRabbit, monkeypatch: pytest.MonkeyPatch, hot_path: str
 ) -> None:
-    """A cancel would make the next single active consumer be served ahead of what comes back."""
+    """A cancel would make the next single active consumer be served ahead of the returned deliveries."""
     monkeypatch.setenv(HOT_PATH, hot_path)
     source = Subscription(Topic("orders"), "billing", single_active=True)
     bus = BusConfig(broker=rabbit.name)

@@ -47,7 +47,7 @@ def test_every_folder_of_unit_tests_belongs_to_a_package() -> None:
 
 
 def test_test_files_of_one_subject_say_what_each_is_about() -> None:
-    """Of files of one folder that import the same names of a kit, no two have one docstring, or none."""
+    """Files of one folder that import the same names of a kit have docstrings, all different."""
     alike: dict[tuple[Path, frozenset[tuple[str, str]]], list[Path]] = defaultdict(list)
     for path in UNIT.rglob("test_*.py"):
         if subject := frozenset(IMPORT.findall(path.read_text())):

@@ -1,4 +1,4 @@
-"""messagebus.topology: what must exist on every broker."""
+"""messagebus.topology: the declarations of every broker."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
 
 
 async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> None:
-    """A delivery of a batch that does not fit its type is such a one."""
+    """A delivery of a batch that does not fit its type is answered so."""
     jobs = [delivery(number) for number in range(1, 200)]
 
     def take() -> Delivery | None:

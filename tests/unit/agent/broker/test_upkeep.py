@@ -569,7 +569,7 @@ async def test_one_refused_entry_does_not_hinder_the_others(rig: Rig) -> None:
 async def test_a_queue_that_exists_otherwise_keeps_no_gate_shut_and_drains_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """It takes the messages; a missing queue would miss them."""
+    """Such a queue takes the messages; a missing one would lose them."""
     monkeypatch.setattr(refusals, "REFUSED_RETRY_S", 0.01)
     rig.broker.kill()
     rig.broker.refuses = "mb.queue/bad"

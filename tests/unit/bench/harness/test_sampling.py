@@ -47,7 +47,7 @@ def test_a_process_that_is_gone_has_no_sample() -> None:
 
 
 def test_a_run_that_is_over_at_once_has_its_first_and_its_last_look() -> None:
-    """All that brokers used between the two is the cost of the messages, however short the run."""
+    """The brokers' usage between the two is the cost of the messages, however short the run."""
     sampler = Sampler([Probe("mb1", os.getpid(), counts)], time.monotonic_ns())
     sampler.start()
     samples, busy = sampler.stop()
