@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
-from spark.measures.faults import Fault
+from spark.measures.faults import Fault, lost_at_least, missing_at_least
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.page import words
@@ -54,6 +54,7 @@ def measure(run: Run) -> Answer:
     found["timeline"] = words.collected(throughput.windows(seconds, width))
     found["span_s"] = run.span_s
     until_s = max(last + 1, words.since_s(run, run.until_ns))
+    found["missing_at_least"] = missing_at_least(run, seconds)
     return Answer(found, _page(run, found, until_s))
 
 
@@ -106,7 +107,10 @@ def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
         f"{run.span_s:,.0f} s, {whole[CONFIRMED]['peak_per_s']:,} in the best second."
         if CONFIRMED in whole
         else "Nothing was confirmed.",
-        faults=() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),),
+        faults=(
+            *(() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),)),
+            *lost_at_least(found["missing_at_least"]),
+        ),
         figures=tuple(figures),
         sections=tuple(sections),
         words=(

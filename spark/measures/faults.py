@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from messagebus.events import FAULTS
 from messagebus.terminal import plural
 from spark.lake.ingest import Ingested
-from spark.measures import gaps, latency
+from spark.measures import gaps, latency, throughput
 from spark.measures.run import Run
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "allowed",
     "clocks",
     "counted",
+    "lost_at_least",
+    "missing_at_least",
     "bad_faults",
     "of_publishes",
     "outcomes",
@@ -55,6 +58,20 @@ def counted(counts: Mapping[str, int]) -> list[Fault]:
         for name, words in FAULTS.items()
         if counts.get(name)
     ]
+
+
+def missing_at_least(run: Run, seconds: DataFrame) -> int:
+    """Return how many deliveries are missing at least, by counts alone; 0 for a day of a run.
+
+    seconds: of `throughput.per_second`. What is confirmed on a day may be delivered on the next.
+    """
+    return 0 if run.day else throughput.missing_at_least(seconds, run.manifest)
+
+
+def lost_at_least(missing: int) -> list[Fault]:
+    """Return the fault of deliveries that never came, in its words."""
+    words = f"at least {missing:,} {FAULTS['lost']}; `spark audit` names them"
+    return [Fault("lost", words, missing)] if missing else []
 
 
 def standing(faults: Iterable[str], allow: Collection[str]) -> list[str]:
