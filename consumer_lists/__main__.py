@@ -36,7 +36,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The place where the commands work. file: in place of the inventory's, None for that."""
+    """The files that the commands work on. file: a list in place of the inventory's; None for the
+    inventory's.
+    """
 
     inventory: Path
     file: Path | None
@@ -63,7 +65,7 @@ class BrokerType(click.ParamType[Broker]):
 
 
 def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
-    """Give the command the list that was said."""
+    """Give the command the list that the options name."""
 
     @functools.wraps(command)
     def given(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -307,7 +309,7 @@ def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
 
 
 def _write(node: Node, path: Path, text: str) -> None:
-    """Write a node's list: here, or on its hosts. Raises OSError when it can be had nowhere."""
+    """Write a node's list: on this machine, or on its hosts. Raises OSError when no host could be written."""
     if not node.hosts:
         pushing.write_local(node, path, text)
     asked = [_write_over_ssh(host, path, text, sudo=host in node.sudo) for host in node.hosts]
@@ -317,7 +319,7 @@ def _write(node: Node, path: Path, text: str) -> None:
 
 
 def _write_over_ssh(host: str, path: Path, text: str, *, sudo: bool) -> str:
-    """Returns the fault, "" for none: of a mirror's hosts one may be down."""
+    """Write a list on one host. Returns the fault, "" for none: one of a mirror's hosts may be down."""
     try:
         with shell.remote(host) as there:
             there.write(path, text, sudo=sudo)

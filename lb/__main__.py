@@ -1,4 +1,4 @@
-"""``python -m lb``: HAProxy's configuration and what it does at run time."""
+"""``python -m lb``: HAProxy's configuration, and its state at run time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _fleet(inventory: Inventory) -> Iterator[Fleet]:
 
 
 def _local(inventory: Inventory) -> list[Inventory]:
-    """One for each balancer of this machine. Raises ConfigError when there is none."""
+    """Return one inventory for each balancer of this machine. Raises ConfigError when there is none."""
     found = [inventory.at(each) for each in inventory.balancers if not each.host]
     if not found:
         raise ConfigError("no balancer of this machine in the inventory; see lb/keeper.py")
