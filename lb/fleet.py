@@ -159,7 +159,10 @@ def _refuse_living(fleet: Fleet, name: str) -> None:
 def _order(
     fleet: Fleet, name: str, order: Callable[[Path], None], is_so: Condition, wanted: str
 ) -> Seen:
-    """Send an order to every balancer, even if some fail. Raises NotReached where the state is not as wanted."""
+    """Send an order to every balancer, even if some fail.
+
+    Raises NotReached where the state is not as wanted.
+    """
     refused = {}
     for balancer, socket in fleet.sockets.items():
         try:

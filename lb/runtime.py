@@ -101,7 +101,10 @@ def servers(socket: Path) -> dict[str, ServerState]:
 
 
 def server_state_text(socket: Path) -> str:
-    """Return the text of a state file with which HAProxy starts again as it is. Raises BalancerUnreachable."""
+    """Return the text of a state file with which HAProxy starts again as it is.
+
+    Raises BalancerUnreachable.
+    """
     with _answers(socket) as ask:
         return "\n".join(ask("show servers state")) + "\n"
 
@@ -123,7 +126,10 @@ def set_drain(socket: Path, name: str, *, on: bool) -> None:
 
 
 def set_weight(socket: Path, name: str, weight: int) -> None:
-    """Set the weight of a broker, its share of new connections: 0 to 255, 100 is normal. Kept over reloads."""
+    """Set the weight of a broker, its share of new connections: 0 to 255, 100 is normal.
+
+    Kept over reloads.
+    """
     if not 0 <= weight <= WEIGHT_MAX:
         raise LbError(f"weight {weight}: 0 to {WEIGHT_MAX}")
     _server(socket, name, lambda server: server.setweight(weight))

@@ -141,7 +141,7 @@ def local(_context: Any, what: str) -> None:
 
 
 def _run(*words: str, **options: str | bool) -> None:
-    """options: a flag that is off, or a text that is empty, is not said."""
+    """Run a command of the kit. options: a flag that is off, or an empty text, is left out."""
     said: list[str] = []
     for name, value in options.items():
         if value:

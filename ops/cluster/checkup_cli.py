@@ -1,4 +1,4 @@
-"""`python -m ops check`: the inventory compared with what is there."""
+"""`python -m ops check`: comparison of the inventory with the running cluster."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _is_open(node: Node, name: str) -> bool:
 
 
 def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
-    """Look as `ops provision` does."""
+    """Yield differences of one host; observe it as `ops provision` does."""
     try:
         with root_of(inventory, name) as root:
             before = time.time()
@@ -155,7 +155,10 @@ def _topology(view: View) -> Iterator[Finding]:
 
 
 def _certificates(inventory: Inventory) -> Iterator[Finding]:
-    """Ours, as files; those of brokers and agents as they show them, which may be older than their files."""
+    """Yield faults of certificates: ours as files, those of brokers and agents as they show them.
+
+    A shown certificate may be older than its file.
+    """
     if not inventory.tls:
         return
     checks = TlsFiles(cert_file=str(inventory.tls.check_cert_file))
