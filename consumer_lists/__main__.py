@@ -36,9 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The files that the commands work on. file: a list in place of the inventory's; None for the
-    inventory's.
-    """
+    """The files that the commands work on. file: a list in place of the inventory's, or None."""
 
     inventory: Path
     file: Path | None

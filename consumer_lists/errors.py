@@ -1,10 +1,10 @@
 """Errors of a list that operators keep.
 
 ListsError
-  EditRefused   the list stays as it is
-    AlreadySo     because there is nothing to change
-  Locked        another operator is editing it
-  PushRefused   nothing was written: the nodes have a list that this one would contradict
+    EditRefused   the list stays as it is
+        AlreadySo     because there is nothing to change
+    Locked        another operator is editing it
+    PushRefused   nothing was written: the nodes have a list that this one would contradict
 """
 
 from __future__ import annotations

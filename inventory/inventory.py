@@ -127,8 +127,9 @@ class Inventory:
         return dataclasses.replace(self, balancer=balancer, more=())
 
     def without(self, names: Collection[str]) -> Inventory:
-        """Return the inventory without these balancers. Raises ConfigError for an unknown name, and when none
-        is left.
+        """Return the inventory without these balancers.
+
+        Raises ConfigError for an unknown name, and when none is left.
         """
         for name in names:
             self.find_balancer(name)

@@ -49,18 +49,18 @@ class Applied:
 
 
 def start_command(inventory: Inventory) -> list[str]:
-    """Return the command that starts HAProxy in the foreground: a master, whose pid file it writes, and a
-    worker.
+    """Return the command that starts HAProxy in the foreground.
+
+    It starts a master, whose pid file it writes, and a worker.
     """
     balancer = inventory.balancer
     return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
 
 
 def check(inventory: Inventory, place: Place = HERE) -> str:
-    """Render the configuration and let HAProxy check it, without touching anything. Returns the
-    configuration.
+    """Render the configuration and let HAProxy check it, without touching anything.
 
-    Raises ConfigError for faults that the lint or HAProxy finds.
+    Returns the configuration. Raises ConfigError for faults that the lint or HAProxy finds.
     """
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))

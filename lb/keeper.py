@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Keeper of HAProxy's knowledge of the brokers over its next start, on HAProxy's own host.
 
-  keeper.py --socket /run/haproxy/admin.sock --file /var/lib/haproxy/messagebus.state --every 2
-  keeper.py --file /var/lib/haproxy/messagebus.state --cold --config /etc/haproxy/haproxy.cfg
+    keeper.py --socket /run/haproxy/admin.sock --file /var/lib/haproxy/messagebus.state --every 2
+    keeper.py --file /var/lib/haproxy/messagebus.state --cold --config /etc/haproxy/haproxy.cfg
 
 The first saves the state of the running process, for ever. The second, before a start from nothing, marks
 every broker of the configuration as down until its first check, and keeps drains. Without it HAProxy would

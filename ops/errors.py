@@ -1,18 +1,18 @@
 """Errors of operating a cluster.
 
 OpsError
-  LocalFault     the local cluster cannot do what was asked; one line says why
-  CommandFailed  a command ended with another exit code than 0, or did not end in time
-    HostUnreachable  there is no SSH to a host: down, another address, no login
-      HostKeyWrong     it answers with another key than the known one, or with an unknown one
-    SudoRefused      the SSH user may not become root without a password
-  NoRoom         a host's disk has too little room to be changed
-  PlanFailed     a step of a playbook failed; the steps before it are in the journal
-  NoAnswer       an agent, a broker or the balancer did not answer a question
-    CannotTell     a host answers, but the question could not be answered there
-  LockHeld       another operator is changing this cluster
-  RunOpen        an unfinished run of a playbook is in the way
-  JournalUnreadable  the record of a playbook's steps cannot be read
+    LocalFault     the local cluster cannot do what was asked; one line says why
+    CommandFailed  a command ended with another exit code than 0, or did not end in time
+        HostUnreachable  there is no SSH to a host: down, another address, no login
+            HostKeyWrong     it answers with another key than the known one, or with an unknown one
+        SudoRefused      the SSH user may not become root without a password
+    NoRoom         a host's disk has too little room to be changed
+    PlanFailed     a step of a playbook failed; the steps before it are in the journal
+    NoAnswer       an agent, a broker or the balancer did not answer a question
+        CannotTell     a host answers, but the question could not be answered there
+    LockHeld       another operator is changing this cluster
+    RunOpen        an unfinished run of a playbook is in the way
+    JournalUnreadable  the record of a playbook's steps cannot be read
 """
 
 from __future__ import annotations

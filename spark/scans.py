@@ -125,9 +125,7 @@ def _latencies(run: Run) -> DataFrame:
 
 
 def _verdict() -> Column:
-    """Return a verdict as in `audit.VERDICTS`, for one subscription, and without repeats that have a
-    reason.
-    """
+    """Return a verdict as in `audit.VERDICTS`, for one subscription, and without explained repeats."""
     confirmed = F.col("outcome") == "confirmed"
     return (
         F.when(F.col("sent").isNull(), "orphan")

@@ -217,9 +217,9 @@ def _write(path: Path, raw: bytes, mode: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
-    """Things that a restore makes. definitions: by broker. left: names of topology that are not restored, and
-    why.
+    """Things that a restore makes. definitions: by broker.
 
+    left: names of topology that are not restored, with the reason.
     generation: the list's generation must be above it; 0 where it is already.
     """
 

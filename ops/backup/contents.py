@@ -78,7 +78,7 @@ NOBODY = Rights()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Definitions that a broker lacks. definitions: to import. told: a line on each thing that is left as it
+    """Definitions that a broker lacks. definitions: to import. told: a line on each thing that stays as it
     is.
     """
 
@@ -223,8 +223,7 @@ def missing_topology(
     floor: int = 0,
     only: Iterable[str] = ("*",),
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the entries to register again, as agents take them; and the other missing names, with the
-    reason.
+    """Return the entries to register again, as agents take them, and the reason for each other missing name.
 
     floor: the agents' floor; an entry that they do not know with a number up to it was deleted.
     only: patterns of the names that may come back.

@@ -66,9 +66,9 @@ def find_absent(
 def dead_balancers(
     view: View, words: Collection[str] = (), silent: Collection[str] | None = None
 ) -> frozenset[str]:
-    """Return the names of dead balancers; none when all are dead: nobody knows then which brokers are sent
-    to.
+    """Return the names of dead balancers; none when all are dead.
 
+    With all dead, it is not known which brokers they send publishers to.
     words: hosts and balancers that are off, by an operator's word. silent: balancers that do not answer.
     """
     silent = view.silent_balancers() if silent is None else silent
@@ -91,9 +91,7 @@ def _answers(ask: Callable[[str], object], name: str) -> bool:
 
 
 def _is_ended(state: Command, runner: Runner) -> bool:
-    """Return whether the supervisor says that the process has ended; one that cannot be asked says
-    nothing.
-    """
+    """Return whether the supervisor says that the process has ended; no answer counts as no."""
     try:
         return runner.run(state).strip() in ENDED
     except CommandFailed:

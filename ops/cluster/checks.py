@@ -47,8 +47,7 @@ NAMES_SHOWN = 5
 
 
 class Steady:
-    """Confidence in statistics that lag: they count when they are the same in looks more than one interval
-    apart.
+    """Confidence in statistics that lag: two equal looks, more than one interval apart, are believed.
 
     Statistics show the past: an event shortly before a look is not in them yet.
     """
@@ -129,9 +128,7 @@ def agents_serve_the_list(view: View) -> Check:
 
 
 def applied_and_attached(view: View, name: str) -> Check:
-    """Check that every live client works by the present list, and that queues consumed elsewhere are consumed
-    here.
-    """
+    """Check that every live client works by the present list, and consumes here as on other brokers."""
 
     def check() -> str:
         if late := _late(view):
@@ -147,8 +144,9 @@ def applied_and_attached(view: View, name: str) -> Check:
 
 
 def knows_the_topology(view: View, name: str) -> Check:
-    """Check that the node's agent has every entry that another agent has. From now on, each change asks it
-    too.
+    """Check that the node's agent has every entry that another agent has.
+
+    From now on, each change asks it too.
     """
 
     def check() -> str:

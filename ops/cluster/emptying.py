@@ -160,8 +160,9 @@ class Emptying:
         return True
 
     def _is_still(self, left: Left) -> bool:
-        """Return whether, for certain, nothing moves in queues with consumers. Raises Blocked where that is
-        not allowed.
+        """Return whether, for certain, nothing moves in queues with consumers.
+
+        Raises Blocked where that is not allowed.
         """
         if left.read != self._last_read:
             self._last_read = left.read
@@ -235,9 +236,7 @@ def _count(queues: Iterable[Queue]) -> int:
 
 
 def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
-    """Return the number of delayed messages, and the longest time in seconds for which one of them
-    may wait.
-    """
+    """Return the number of delayed messages, and the longest delay of their queues in seconds."""
     held = [each for each in queues if each.messages and each.name in DELAYS_S]
     return sum(each.messages or 0 for each in held), max(
         (DELAYS_S[each.name] for each in held), default=0.0

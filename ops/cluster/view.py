@@ -213,8 +213,9 @@ class View:
             raise NoAnswer(f"agent of {name}: {answer['reason']}")
 
     def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
-        """Return which of these exist on its broker with other arguments, in words; "" for none. Raises
-        NoAnswer.
+        """Return which of these exist on its broker with other arguments, in words; "" for none.
+
+        Raises NoAnswer.
         """
         answer = self._operator(name, "/topology/try", {"wanted": wanted})
         return str(answer.json()["mismatch"])
@@ -285,8 +286,8 @@ class View:
         return list(self._balancers_asked()[1])
 
     def balancer_has_ended(self, name: str) -> bool:
-        """Return whether a balancer's host says that none of its processes is left; a silent host says
-        nothing.
+        """Return whether a balancer's host says that none of its processes is left; a silent host does
+        not.
         """
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
@@ -479,9 +480,7 @@ class View:
 
 
 def next_file(file: Path) -> Path:
-    """Return the path of a new password that not all brokers have yet. It exists while a change is not
-    finished.
-    """
+    """Return the path of a new password. The file exists while not all brokers have it."""
     return file.with_name(f"{file.name}.next")
 
 

@@ -108,9 +108,7 @@ def agent_folder(folder: Path) -> Argv:
 
 
 def mount_state(folder: Path) -> Argv:
-    """Mount the agent's state from the broker's disk: else it would have to ask a majority of the other
-    agents.
-    """
+    """Mount the agent's state from the broker's disk: else it would have to ask a majority of agents."""
     return ("mount", "--bind", str(folder / AGENT_FOLDER), str(STATE))
 
 
@@ -154,8 +152,9 @@ def service(word: str, unit: str) -> Argv:
 
 
 def disable(*units: str) -> Argv:
-    """Disable units at boot, so that no broker of a mirror starts: a playbook decides which host has the
-    disk.
+    """Disable units at boot, so that no broker of a mirror starts.
+
+    A playbook decides which host has the disk.
     """
     return ("systemctl", "disable", *units)
 

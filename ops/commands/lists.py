@@ -31,9 +31,7 @@ def remove(inventory: Path, address: str, *, if_needed: bool = False) -> Command
 
 
 def push(inventory: Path, absent: Iterable[str] = ()) -> Command:
-    """Push the list; succeeds only when every agent of the inventory serves it, apart from those of
-    `absent`.
-    """
+    """Push the list; succeeds only when every agent of the inventory serves it, without those of `absent`."""
     without = [word for name in sorted(absent) for word in ("--without", name)]
     return _lists(inventory, "push", *without)
 

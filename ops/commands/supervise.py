@@ -117,9 +117,7 @@ class SystemdNodes:
         return self._systemctl("stop", BROKER_UNIT, name)
 
     def start_agent(self, name: str) -> tuple[Command, ...]:
-        """Start the agent with the broker's present cookie: on a mirrored disk it may differ from the last
-        one.
-        """
+        """Start the agent with the broker's present cookie: a mirrored disk may bring another one."""
         cookie = Command(
             (*self._root(name), *hosts.hand_over_cookie(COOKIE.parent)), self.hosts[name]
         )
@@ -132,8 +130,9 @@ class SystemdNodes:
         return ()
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Install the broker anew. The package's user and folders stay; the contents of the folders are
-        deleted.
+        """Install the broker anew.
+
+        The package's user and folders stay; the contents of the folders are deleted.
         """
         host, root = self.hosts[name], self._root(name)
         package = f"rabbitmq-server={version}" if version else "rabbitmq-server"

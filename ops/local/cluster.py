@@ -514,8 +514,9 @@ class LocalCluster:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock while the cluster as a whole changes. The end of the process frees it, however it
-        ends.
+        """Hold the lock while the cluster as a whole changes.
+
+        The end of the process frees it, however it ends.
         """
         # The folder holds messages and hashes of passwords.
         self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)

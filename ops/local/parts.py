@@ -18,8 +18,7 @@ AGENT_SUFFIX = "-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A long-lived program. kind: epmd, broker, agent or balancer. address: the TCP address at which it
-    answers.
+    """A long-lived program. kind: epmd, broker, agent or balancer. address: answers TCP there.
 
     stop_within_s: time between SIGTERM and SIGKILL.
     """

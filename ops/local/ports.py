@@ -66,9 +66,7 @@ def taken(sockets: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def _claim_block(layout: Layout) -> tuple[int, int]:
-    """Claim the ports of epmd and of Erlang's distribution. Returns the block, and the descriptor of its
-    lock.
-    """
+    """Claim the ports of epmd and of Erlang's distribution. Returns the block and the lock's descriptor."""
     for block in dict.fromkeys([layout.block, *range(BLOCKS)]):
         if (fd := _lock(f"block-{block}")) is None:
             continue

@@ -96,8 +96,9 @@ def of_version(wanted: str, *, say: Callable[[str], None]) -> Path:
 
 
 def make(release: str, *, say: Callable[[str], None]) -> Path:
-    """Return the root folder of a Debian release; make it when it is missing. Raises LocalFault,
-    CommandFailed.
+    """Return the root folder of a Debian release; make it when it is missing.
+
+    Raises LocalFault or CommandFailed.
     """
     ROOTS.mkdir(parents=True, exist_ok=True)
     root, unfinished = ROOTS / release, ROOTS / f"{release}.unfinished"

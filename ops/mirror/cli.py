@@ -101,8 +101,9 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
 
 
 def _see_one_node_name(view: MirrorView) -> None:
-    """Check that the broker is the same node on both hosts: RabbitMQ's data belong to a node. Raises
-    OpsError.
+    """Check that the broker is the same node on both hosts, since RabbitMQ's data belong to a node.
+
+    Raises OpsError.
     """
     home, standby = view.hosts
     here, there = (_node_name(view, host) for host in (home, standby))
@@ -124,8 +125,9 @@ def _node_name(view: MirrorView, host: Host) -> str:
 def _to_be_erased(
     view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
 ) -> list[Host]:
-    """Return hosts whose disk holds data that the operator gave up. Raises OpsError before anything is
-    changed.
+    """Return hosts whose disk holds data that the operator gave up.
+
+    Raises OpsError before anything is changed.
     """
     found, refused = [], []
     for host in among:
@@ -222,8 +224,7 @@ def alone(name: str, host: str, file: Path) -> None:
 @click.argument("name", default="")
 @inventory_option
 def status(name: str, file: Path) -> int:
-    """Show the state of the mirror NAME on both its hosts, or of every mirror. Exit code 7 if not all is
-    well.
+    """Show the state of the mirror NAME on both its hosts, or of every mirror. Exit code 7 on any fault.
 
     \b
     Example:

@@ -60,9 +60,7 @@ def adjust(mirror: str) -> Argv:
 
 
 def events(mirror: str) -> Argv:
-    """Print the mirror's whole state at this moment, in words of DRBD 9; unlike `status` it leaves nothing
-    out.
-    """
+    """Print the mirror's whole state at this moment, in words of DRBD 9. `status` leaves things out."""
     return ("drbdsetup", "events2", "--now", "--statistics", mirror)
 
 
@@ -91,8 +89,9 @@ def demote(mirror: str) -> Argv:
 
 
 def connect(mirror: str, *, discard_my_data: bool = False) -> Argv:
-    """Connect to the peer. discard_my_data: give up the data of this host alone; DRBD refuses it on a
-    primary.
+    """Connect to the peer.
+
+    discard_my_data: give up the data that only this host has; DRBD refuses it on a primary.
     """
     return _adm("connect", *(("--discard-my-data",) if discard_my_data else ()), mirror)
 

@@ -74,7 +74,7 @@ class MirrorView:
 
     @property
     def alone_file(self) -> Path:
-        """The file that records a host that went on alone, beside the journals: a dead host cannot be
+        """The file that records a host that went on alone; beside the journals, since a dead host cannot be
         asked.
         """
         return self.file.parent / "mirrors" / f"{self.name}.alone.json"
@@ -98,8 +98,9 @@ class MirrorView:
         return self.inventory.host(home), self.inventory.host(standby)
 
     def status(self, host: Host) -> Status:
-        """Return the state of one host. Raises NoAnswer where it cannot be reached, CannotTell where it
-        refuses.
+        """Return the state of one host.
+
+        Raises NoAnswer where it cannot be reached, CannotTell where it refuses.
         """
         with self._connect(host.ssh) as there:
             events = _said(there, host, argv.events(self.name), _NO_MIRROR)

@@ -41,8 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The broker that a playbook is about. name: in the inventory. address: ``host:port``, its name in the
-    list.
+    """The broker that a playbook is about. name: in the inventory. address: ``host:port``, as in the list.
 
     ssh: SSH address of its host, "" on a local cluster. sudo: the SSH user is not root.
     """
@@ -153,9 +152,7 @@ def list_brought(name: str, inventory: Path, view: View) -> Step:
 
 
 def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """Return steps after which every client knows the broker, and consumes there what it consumes
-    elsewhere.
-    """
+    """Return steps after which every client knows the broker, and consumes there as elsewhere."""
     name, address = target.name, target.address
     return (
         Step(

@@ -265,9 +265,7 @@ def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
 
 
 def _afterwards(view: View) -> list[str]:
-    """Return a line for each node and balancer that was dead during the run, with the commands it
-    will need.
-    """
+    """Return lines on nodes and balancers that were dead during the run, with the commands they will need."""
     return [
         f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
         " `python -m ops check` says what else differs"

@@ -89,8 +89,9 @@ def see_room(root: Root, *, host: str) -> None:
 def make(
     changes: Sequence[Change], root: Root, program: Program, *, say: Callable[[str], None]
 ) -> None:
-    """Make the changes in their order. say: called before each. Raises CommandFailed; a second run does the
-    rest.
+    """Make the changes in their order. say: called before each.
+
+    Raises CommandFailed; a second run does the rest.
     """
     for change in changes:
         say(change.what)

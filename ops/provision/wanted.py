@@ -298,11 +298,11 @@ def all_users(inventory: Inventory) -> list[User]:
 
 
 def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
-    """Return a salt that is the same at every run, so that a second run changes nothing; another for each
-    password.
+    """Return the salt of a password, another for each password, the same at every run.
 
-    It is made with the operators' token, since it is stored beside the hash: a salt made from the password
-    alone would let guesses be tested.
+    So a second run changes nothing. It is made with the operators' token, since it is stored beside the hash:
+    a
+    salt made from the password alone would let guesses be tested.
     """
     password = secrets[user.password_file].reveal()
     text = f"{inventory.cluster} {user.name} {password}".encode()

@@ -77,8 +77,9 @@ class Go:
 
 
 def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option of the inventory. A link is followed, so that all its names share one lock and one
-    journal.
+    """Add the option of the inventory.
+
+    A link is followed, so that all its names share one lock and one journal.
     """
     option = click.option(
         "--inventory",

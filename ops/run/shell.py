@@ -260,8 +260,9 @@ def forwarded(
 
 
 class _Said:
-    """Output of the far end of a forwarded socket. It begins with HELD, once `cat` runs there with the lock
-    held.
+    """Output of the far end of a forwarded socket.
+
+    The line HELD comes back from `cat` there, once the lock is held.
     """
 
     HELD = "held\n"

@@ -179,9 +179,7 @@ def _events(found: dict[str, Any]) -> list[Around]:
 
 
 def _longest(found: dict[str, Any], number: int) -> list[Gap]:
-    """Return the gaps of publishers and brokers around an incident; of a broker's subscriptions the
-    longest.
-    """
+    """Return the longest gap of each publisher and broker around an incident, over all subscriptions."""
     gaps: dict[tuple[str, str], Gap] = {}
     for kind, key in (("publisher", "publishers"), ("broker", "brokers")):
         for row in found[key]:

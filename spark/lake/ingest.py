@@ -89,9 +89,7 @@ class Ingested:
 
     @property
     def quiet(self) -> list[tuple[str, str]]:
-        """The pairs (topic, subscription) of the manifest that received nothing, as far as files were
-        asked.
-        """
+        """The pairs (topic, subscription) of the manifest that received nothing, as far as files tell."""
         files = [file for file in self.files.values() if file["kind"] == "delivered"]
         if any("pairs" not in file for file in files):
             return []

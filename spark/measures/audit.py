@@ -300,7 +300,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
 
 
 def _is_plain(manifest: Manifest) -> Column:
-    """Return whether a message was confirmed at the first sending, and each subscription had it once,
+    """Return whether a message was confirmed at its first sending, and each subscription had it once,
     unchanged.
     """
     named = F.lit(None).cast("array<string>")
@@ -438,8 +438,9 @@ def _why(one: Column, earlier: Column, manifest: Manifest) -> Column:
 
 
 def _of_a_copy(upto: Column) -> Column:
-    """Return unknown while copies are left for the last repeat, else unexplained. upto: its pair's repeats up
-    to it.
+    """Return unknown while copies are left for a repeat, else unexplained.
+
+    upto: the repeats of its pair, up to and with this one.
     """
     number = F.size(F.filter(upto, lambda one: one.why.isNull()))
     return F.when(number < F.coalesce("copies", F.lit(0)), "unknown").otherwise("unexplained")

@@ -20,8 +20,9 @@ NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of both. a, b: of the first and of the second; None where there is none. unit: "" for a
-    count.
+    """One number of both.
+
+    a, b: of the first and of the second; None where it has none. unit: "" for counts.
     """
 
     name: str
@@ -67,9 +68,7 @@ def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> 
 
 
 def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
-    """Return in words the numbers of b that are worse than those of a by more than that part; empty when none
-    is.
-    """
+    """Return the numbers of b that are worse by more than that part, in words; empty when none is."""
     found = []
     of_b = {_measure(row.name) for row in rows if row.b is not None}
     for row in rows:

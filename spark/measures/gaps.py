@@ -68,9 +68,9 @@ def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataF
 
 
 def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
-    """Return number, kind, at_broker, from_ns, dims, gap_ns, until_ns: the longest gap of each group around
-    each incident.
+    """Return the longest gap of each group around each incident.
 
+    Columns: number, kind, at_broker, from_ns, dims, gap_ns, until_ns.
     gaps: rows of `every`. incidents: rows of `incident_rows`, a handful.
     """
     began = F.col("until_ns") - F.col("gap_ns")

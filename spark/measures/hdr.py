@@ -105,9 +105,7 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
 
 
 def _reported(percentile: float) -> Column:
-    """Return the highest value of its bin; for percentile 0 the lowest of the first, as HdrHistogram
-    has it.
-    """
+    """Return the highest value of its bin; for percentile 0 the lowest, as HdrHistogram does."""
     bound, bin = highest if percentile else lowest, F.col(name(percentile))
     value = F.when(bin == BELOW, F.lit(BELOW).cast("long")).otherwise(bound(bin))
     return value.alias(name(percentile))

@@ -66,8 +66,7 @@ def out_of_order(arrivals: DataFrame) -> DataFrame:
 
 
 def shaken(arrivals: DataFrame) -> DataFrame:
-    """Return stream: digests of the streams that are not in order, or share their digest with one that is
-    not.
+    """Return stream: digests of the streams that are not in order, or share their digest with one of these.
 
     In a piece of time arrivals are compared with the one before; pieces by their lowest and highest.
     """
@@ -131,9 +130,7 @@ def _stream() -> Column:
 
 
 def _is_ordered() -> Column:
-    """Return whether order is judged; false where a column is null, as for a message that was never
-    published.
-    """
+    """Return whether the order is judged; false where a column is null: the message was never published."""
     sent_once = (F.col("attempts") == 1) & F.col("sequence").isNotNull()
     came_once = (F.col("deliveries") > 0) & (F.col("first_redelivered") == 0)
     return F.coalesce(sent_once & came_once, F.lit(False))

@@ -149,9 +149,9 @@ def counts(plain: DataFrame, manifest: Manifest) -> DataFrame:
 
 
 def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> DataFrame:
-    """Return the columns of `order.ARRIVAL`, of deliveries of plain messages. origins: result of
-    `has_origins`.
+    """Return the columns of `order.ARRIVAL`, of deliveries of plain messages.
 
+    origins: result of `has_origins`.
     Cost: without origins a join, to learn the publisher of each message from its publish.
     """
     known = delivered
@@ -164,9 +164,9 @@ def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> Da
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """The events of a run, sifted. published, delivered: of the whole run, also for a day. odd: digests, of
-    `odd`.
+    """The events of a run, sifted. published, delivered: of the whole run, also for a day.
 
+    odd: digests, of `odd`.
     odd_published: the publishes of odd messages. every_fate: `audit.fates` of odd messages; kept.
     """
 
@@ -291,9 +291,7 @@ def _texts(names: Iterable[str]) -> Column:
 
 @contextmanager
 def _no_partial_aggregation(session: SparkSession) -> Iterator[None]:
-    """Turn partial aggregation off: with ids that hardly ever repeat in a task it costs 10 to 25 % of the
-    CPU.
-    """
+    """Turn partial aggregation off. Where ids hardly ever repeat in a task it costs 10 to 25 % of the CPU."""
     session.conf.set(NO_PARTIAL, "true")
     try:
         yield

@@ -86,9 +86,7 @@ class Bars:
 
     @property
     def legend(self) -> list[Part]:
-        """The legend of bars with several parts: each part with its sum; parts without a value are left
-        out.
-        """
+        """The legend of bars with several parts: each part with its sum; parts of 0 are left out."""
         found: dict[str, Part] = {}
         for bar in self.bars:
             for part in bar.parts:

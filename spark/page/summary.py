@@ -172,8 +172,9 @@ def _check(
     messages: Mapping[str, Any],
     lines: Mapping[str, Any],
 ) -> None:
-    """Check that every message has one verdict, and that every good line is in the audit. Raises
-    DoesNotAddUp.
+    """Check that every message has one verdict, and that every good line is in the audit.
+
+    Raises DoesNotAddUp.
     """
     distinct = numbers.rows["distinct_ids"][0]["ids"]
     judged = sum(messages["verdicts"].values())
