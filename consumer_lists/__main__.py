@@ -1,4 +1,4 @@
-"""``python -m consumer_lists``: which brokers consumers attach to."""
+"""``python -m consumer_lists``: the brokers that consumers attach to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
 
 @click.group("consumer_lists", cls=Program, codes=CODES)
 def cli() -> None:
-    """The consumer list: which brokers consumers attach to. Edit it, then push it.
+    """Edit the consumer list, which names the brokers that consumers attach to, and push it.
 
     \b
     Example:
@@ -123,7 +123,7 @@ _if_needed = click.option(
 @cli.command("check")
 @_on_a_list
 def check_command(source: Source) -> int:
-    """Read the list; a bad line is told by its number. Exit code 7 when it is bad.
+    """Read the list; a bad line is reported by its number. Exit code 7 when it is bad.
 
     \b
     Example:
@@ -272,7 +272,7 @@ def diff_command(source: Source) -> int:
         for difference in show.differences(ours, node)
     ]
     found += show.behind(ours, known)
-    # One that serves nothing was told already.
+    # A node that serves nothing is in the list already.
     found += [
         f"{node.node}: its clients are not known: {silent[node.node]}"
         for node in serving

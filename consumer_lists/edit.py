@@ -1,6 +1,6 @@
 """Edits of a consumer list as text. Pure: comments and the order of lines are kept.
 
-Every edit raises the generation by one, which is how clients know that a list is newer. An edit
+Every edit raises the generation by one, so clients know that the list is newer. An edit
 that would change nothing is refused, so that a generation always means a change.
 """
 

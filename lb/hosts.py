@@ -74,7 +74,7 @@ def is_our_master(cmdline: bytes, config: Path) -> bool:
 CHECK_WITHIN_S = 10.0
 """Timeout of `haproxy -c`; host names that do not resolve take it longest."""
 SAVE_WAITS_S = 20.0
-"""For an `apply` of somebody else to end: longer than one may take."""
+"""Time for another operator's `apply` to end: longer than one may take."""
 POLL_S = 0.05
 
 
@@ -166,7 +166,7 @@ Socket = AbstractContextManager[Path]
 
 COMMAND_WITHIN_S = 15.0
 LOCK_WITHIN_S = 20.0
-"""For an `apply` of somebody else to end: longer than one may take."""
+"""Time for another operator's `apply` to end: longer than one may take."""
 
 
 class Connection(Protocol):

@@ -55,7 +55,7 @@ def _look(inventory: Inventory, fleet: Fleet, name: str) -> Shown:
     try:
         wanted = marker(render(inventory.at(inventory.find_balancer(name))))
         current = process.description == wanted
-    except ConfigError:  # who may look need not have the probe's password
+    except ConfigError:  # a user who may look need not have the probe's password
         current = None
     return Shown(name=name, process=process, servers=servers, current=current)
 

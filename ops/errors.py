@@ -144,7 +144,7 @@ class JournalUnreadable(OpsError):
         self.file = file
 
 
-# With those of the kits that this one calls.
+# Exit codes, with those of the kits that this one calls.
 CODES: Codes = {
     **lb.errors.CODES,
     **consumer_lists.errors.CODES,

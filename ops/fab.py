@@ -85,7 +85,7 @@ def storage(
 def drbd(
     _context: Any, what: str, name: str = "", dry_run: bool = False, yes: bool = False
 ) -> None:
-    """The mirror NAME: status of one or all, connect, create, verify, resolve."""
+    """Manage the mirror NAME: status of one or all, connect, create, verify, resolve."""
     _run("drbd", what, *([name] if name else []), dry_run=dry_run, yes=yes)
 
 

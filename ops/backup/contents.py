@@ -78,9 +78,7 @@ NOBODY = Rights()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Definitions that a broker lacks. definitions: to import. told: a line on each thing that stays as it
-    is.
-    """
+    """Definitions that a broker lacks. definitions: to import. told: a line on each thing left unchanged."""
 
     definitions: Mapping[str, list[Any]]
     told: tuple[str, ...]

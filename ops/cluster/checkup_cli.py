@@ -45,10 +45,10 @@ T = TypeVar("T")
 @click.command(short_help="Compare the inventory with what is there.")
 @inventory_option
 def check(file: Path) -> int:
-    """Compare the inventory with reality, and print what differs; changes nothing. Exit code 7 then.
+    """Compare the inventory with reality, and print the differences; changes nothing. Exit code 7 then.
 
     Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
-    Agents: health, list. Balancers: whether they serve what the inventory says. Topology. Certificates.
+    Agents: health, list. Balancers: whether they serve the inventory. Topology. Certificates.
 
     \b
     Example:
@@ -183,7 +183,7 @@ def _shown(inventory: Inventory, node: Node) -> Iterator[Finding]:
         except ssl.SSLError as fault:
             yield Finding(where, certificate_fault(fault) or str(fault))
         except OSError:
-            continue  # nobody listens there, which is told elsewhere
+            continue  # nobody listens there, which is reported elsewhere
         else:
             end_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
             yield from checkup.of_certificate(where, end_s - time.time())

@@ -24,7 +24,7 @@ ASKED_AT_ONCE = 500
 
 @click.group(short_help="Compare the topology of all agents and brokers.")
 def topology() -> None:
-    """Compare the topology of all agents and brokers, and bring it about where it differs.
+    """Compare the topology of all agents and brokers, and repair differences.
 
     \b
     Example:
@@ -35,7 +35,7 @@ def topology() -> None:
 @topology.command(short_help="Print what differs between agents and brokers.")
 @inventory_option
 def diff(file: Path) -> int:
-    """Print what differs: between agents, on brokers, in queues that exist otherwise. Exit code 7 then.
+    """Print differences: between agents, on brokers, and in arguments of existing queues. Exit code 7 then.
 
     \b
     Example:

@@ -200,8 +200,9 @@ def password(
 ) -> None:
     """Change the password of the user NAME on all brokers, and wherever the kit keeps it.
 
-    It is written into the user's file of the inventory. Connections stay. A change that was interrupted
-    is taken up by the same command.
+    It is written into the user's file of the inventory. Connections stay. The same command resumes a change
+    that
+    was interrupted.
 
     \b
     Example:

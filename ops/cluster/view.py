@@ -286,9 +286,7 @@ class View:
         return list(self._balancers_asked()[1])
 
     def balancer_has_ended(self, name: str) -> bool:
-        """Return whether a balancer's host says that none of its processes is left; a silent host does
-        not.
-        """
+        """Return whether a balancer's host says that none of its processes is left; false without answer."""
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
         try:

@@ -83,7 +83,7 @@ def up(
     rabbitmq: str | None,
     root: Path | None,
 ) -> None:
-    """Start what does not run yet, and wait until all brokers take publishes.
+    """Start all parts that do not run yet, and wait until all brokers take publishes.
 
     \b
     Example:
@@ -199,7 +199,7 @@ def start(dir: Path, name: str) -> None:
 @_dir_option
 @click.argument("name")
 def stop(dir: Path, name: str) -> None:
-    """Stop NAME politely.
+    """Stop NAME gracefully.
 
     \b
     Example:

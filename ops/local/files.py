@@ -32,7 +32,7 @@ DISK_FREE_LIMIT_BYTES = 500_000_000
 MEMORY_SHARE = 0.15
 # 512 MiB by default; a short-lived broker would fill the first file of that size for nothing.
 WAL_BYTES_MAX = 67_108_864
-# How long a delay step waits for the queue that a message comes out to before it tries again. RabbitMQ's
+# Time after which a delay step tries again when the queue behind it does not take a message. RabbitMQ's
 # 3 minutes are how late retries were after a kill with 150 queues: the step is up before the others.
 DEAD_LETTER_AGAIN_MS = 15_000
 # Queues and connections report this often, and the management plugin takes what they reported as often as

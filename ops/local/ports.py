@@ -21,7 +21,7 @@ from ops.local.layout import BLOCKS, Layout
 
 __all__ = ["Claim", "claim", "taken"]
 
-# All ports of a cluster move together, by the first of these that is free.
+# Offsets of all ports of a cluster; the first free one is taken.
 OFFSETS = tuple(range(0, 30_000, 1_000))
 
 

@@ -37,7 +37,7 @@ ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
 RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
 # Program to the Debian package that holds it.
 PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD: "erlang-base", HAPROXY: "haproxy"}
-# Its Python is one more version to run tests on.
+# A root folder's Python is one more version to run tests on.
 PYTHON = ("python3", "python3-venv")
 
 ROOTS = CHECKOUT / ".cache" / "roots"
@@ -55,7 +55,7 @@ def default_root() -> Path:
 
 
 def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
-    """Return the command that starts a program of a root folder that works in a folder of this system."""
+    """Return the command that starts a program of a root folder; it works in a folder of this system."""
     if root == HERE:
         return list(argv)
     # A user other than root may do this in a user namespace, where the system allows it.

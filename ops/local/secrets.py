@@ -30,7 +30,7 @@ SALT_BYTES = 4
 
 
 def ensure(folder: Path) -> None:
-    """Make the secrets that are missing."""
+    """Make the missing secrets."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in (ADMIN, BUS, PROBE, TOKEN, COOKIE):
         if not (folder / name).exists():

@@ -206,7 +206,7 @@ def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
 @click.argument("host")
 @inventory_option
 def alone(name: str, host: str, file: Path) -> None:
-    """Write down that HOST writes to the mirror NAME without its partner, if it does; changes no data.
+    """Record that HOST writes to the mirror NAME without its partner, if it does; changes no data.
 
     A step of `promote`, `thaw` and `ops storage failover`. The partner is not promoted without HOST then,
     until both were seen whole.

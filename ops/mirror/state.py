@@ -273,7 +273,7 @@ def is_split(sides: Mapping[str, Status]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Yes:
-    """The verdict that nothing is lost, or only what the operator gave up by name."""
+    """The verdict that no write is lost, or only writes that the operator gave up by name."""
 
     def __bool__(self) -> bool:
         return True

@@ -117,7 +117,7 @@ def start(go: Go, name: str, where: str, consume_only: bool) -> None:
 @click.argument("name")
 @go_options
 def stop(go: Go, name: str) -> None:
-    """Stop the broker NAME and let go of its disk, so that its host may be switched off.
+    """Stop the broker NAME and release its disk, so that its host may be switched off.
 
     \b
     Example:

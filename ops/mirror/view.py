@@ -74,9 +74,7 @@ class MirrorView:
 
     @property
     def alone_file(self) -> Path:
-        """The file that records a host that went on alone; beside the journals, since a dead host cannot be
-        asked.
-        """
+        """The file that records a host that went on alone, beside the journals: a dead host cannot answer."""
         return self.file.parent / "mirrors" / f"{self.name}.alone.json"
 
     @property

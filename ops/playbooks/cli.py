@@ -95,7 +95,7 @@ def add(name: str, dead: tuple[str, ...], go: Go) -> None:
 def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go) -> None:
     """Remove the broker NAME while everything runs: drain it to zero, then stop it.
 
-    An interrupted run is resumed by the same command; --move-remaining may be said then, too.
+    An interrupted run is resumed by the same command; --move-remaining may be added then, too.
 
     \b
     Example:
@@ -190,7 +190,7 @@ def upgrade(
 def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
     """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
 
-    With a mirror this is `ops storage failover`, which wants a proof that the host is dead.
+    With a mirror this is `ops storage failover`, which demands a proof that the host is dead.
 
     \b
     Example:

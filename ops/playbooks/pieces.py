@@ -185,7 +185,7 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
 @click.argument("kept", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @inventory_option
 def put(kept: Path, file: Path) -> None:
-    """Enter the broker that `drop --keep KEPT` took out again.
+    """Enter a broker again that `drop --keep KEPT` took out.
 
     \b
     Example:

@@ -86,7 +86,10 @@ def measure(run: Run) -> Answer:
 
 
 def below(run: Run, samples: DataFrame) -> dict[str, dict[str, int]]:
-    """Return measure -> counts of `latency.below`; across clocks the doubt about these is included."""
+    """Return measure -> counts of `latency.below`, and hidden: 0.
+
+    Across clocks error_ns is at least the doubt about these.
+    """
     asked = {
         f"{measure} {name}": value
         for measure in MEASURES

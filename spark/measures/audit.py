@@ -300,9 +300,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
 
 
 def _is_plain(manifest: Manifest) -> Column:
-    """Return whether a message was confirmed at its first sending, and each subscription had it once,
-    unchanged.
-    """
+    """Return whether a message was confirmed at its first sending, and came once and unchanged everywhere."""
     named = F.lit(None).cast("array<string>")
     for topic, names in manifest.topics.items():
         each = F.array(*[F.lit(name) for name in sorted(names)]).cast("array<string>")

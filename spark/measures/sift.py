@@ -33,7 +33,7 @@ __all__ = [
 SUBSCRIPTIONS_MAX = 32
 # In place of its bit, for a delivery that makes its message odd: all bits together cannot undo it.
 ODD = -(1 << 37)
-# Above all times.
+# A time above all others.
 FAR_NS = 1 << 62
 # Columns that a publisher may send to its consumers in headers.
 ORIGIN = ("publisher", "sequence", "key")

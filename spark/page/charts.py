@@ -53,7 +53,7 @@ LEFT, RIGHT = 0.06, 0.8
 LABEL_LINES = 3
 # Width of a letter of a label above the axis, as a part of the axis.
 LETTER = 0.0088
-# Beside a panel: letters in a line, and inches that a line takes.
+# Text beside a panel: letters in a line, and the height of a line in inches.
 BESIDE_LETTERS, BESIDE_LINE_IN = 26, 0.16
 MARKS_A_LINE = 12
 ROW_IN, TITLE_IN, AXIS_IN = 0.2, 0.42, 0.42
