@@ -138,7 +138,7 @@ def _balancers(inventory: Inventory, file: Path) -> Iterator[Finding]:
     argv = kit("lb", "--inventory", str(file), "status", "--json").argv
     try:
         said = shell.run(argv, timeout_s=STATUS_WITHIN_S, cwd=CHECKOUT)
-    except CommandFailed as fault:  # one that does not answer: what it wrote says which
+    except CommandFailed as fault:  # a balancer does not answer: the output names it
         said = fault.output
     try:
         yield from checkup.of_balancers(inventory, json.loads(said))

@@ -33,11 +33,11 @@ MEMORY_SHARE = 0.15
 # 512 MiB by default; a short-lived broker would fill the first file of that size for nothing.
 WAL_BYTES_MAX = 67_108_864
 # Time after which a delay step tries again when the queue behind it does not take a message. RabbitMQ's
-# 3 minutes are how late retries were after a kill with 150 queues: the step is up before the others.
+# default of 3 minutes made retries that late after a kill with 150 queues: the step is up before the others.
 DEAD_LETTER_AGAIN_MS = 15_000
-# Queues and connections report this often, and the management plugin takes what they reported as often as
-# its finest samples are apart: its counts are as old as both together. 5 s each by default; the playbooks
-# wait for longer than that to believe in an empty queue.
+# Interval of reports of queues and connections. The management plugin reads them at the interval of
+# its finest samples, so its counts are as old as both together. 5 s each by default; the playbooks
+# wait for longer than that before they believe in an empty queue.
 STATISTICS_INTERVAL_MS = 1_000
 SAMPLES_S = 1
 

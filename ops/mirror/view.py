@@ -199,15 +199,16 @@ def _is_unreached(fault: CommandFailed) -> bool:
 
 
 def amqp_answers(view: MirrorView) -> Check:
-    """Check that the broker speaks AMQP at its address, which it does once it has booted."""
+    """Check that the broker speaks AMQP at its address, which it does once it has booted.
+
+    With TLS an accepted connection is enough.
+    """
 
     def check() -> str:
         node = view.node
         with socket.create_connection(node.address, timeout=AMQP_WITHIN_S) as connection:
             if view.inventory.tls:
-                return (
-                    ""  # it would want a certificate first, and takes nobody before it has booted
-                )
+                return ""  # it would want a certificate first, and takes no connection before it has booted
             connection.sendall(AMQP_HEADER)
             return "" if connection.recv(1) == b"\x01" else f"{node.address} does not speak AMQP"
 

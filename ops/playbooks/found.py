@@ -20,7 +20,7 @@ from ops.run.plan import Plan, Step
 
 __all__ = ["plan"]
 
-# A first start is slow where disks are.
+# A first start is slow on slow disks.
 BOOT_WITHIN_S = 600.0
 
 

@@ -50,8 +50,9 @@ PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
 """The files of a broker's host that change with a password."""
 PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 
-# tags; configure, write, read. docs/security.md has the same table. Who may read an exchange and write to
-# something binds and unbinds it, so no application may read any exchange: `Queue.exchange` has a name apart.
+# tags; configure, write, read. docs/security.md has the same table. The rights to read an exchange and to
+# write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
+# exchange: `Queue.exchange` has a name apart.
 OURS = r"mb\..*"
 RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "operator": ("administrator", ".*", ".*", ".*"),
@@ -71,8 +72,8 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     # Retries and parked messages are copies: through the delay ladder, or the default exchange.
     "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
-    # Since RabbitMQ 4.2.6 a look at the gate's queue wants some right on it. To write to it is the one with
-    # which nothing can be done: it is filled through the default exchange, and only readers empty it.
+    # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it. The right to write is
+    # harmless: the gate is filled through the default exchange, and only readers empty it.
     "probe": ("", "^$", r"^mb\.ready$", "^$"),
 }
 

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-# Folder in the folder of a run of bench, which has many others.
+# Subfolder of a bench run's folder, with the events of the run.
 BENCH_EVENTS = "events"
 INCIDENTS = (
     *("kill", "cut", "start", "add", "remove", "reload"),

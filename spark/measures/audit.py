@@ -66,7 +66,7 @@ TURNED_AWAY = ("refused", "unroutable")
 KILL_NOTICED_NS = 1_000_000_000
 # A broker applies acks within milliseconds, one with a slow disk within seconds; not an hour later.
 ACK_UNPROVEN_NS = 60_000_000_000
-# Clocks of hosts are trusted up to this here; smaller errors are the latency report's subject.
+# Clocks of hosts may differ by this much here; smaller negative times are the latency report's subject.
 EARLY_NS = 1_000_000_000
 
 OF_PUBLISH = (
