@@ -12,7 +12,7 @@ __all__ = ["add", "drain", "push", "ready", "recover", "remove"]
 
 
 def add(inventory: Path, address: str, *, agent_port: int) -> Command:
-    """Add a broker to the list. address: of the broker, ``host:port``."""
+    """Add a broker to the list. address: the broker's ``host:port``."""
     return _lists(inventory, "add", address, "--agent-port", str(agent_port))
 
 

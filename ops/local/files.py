@@ -114,7 +114,7 @@ def _management_listener(layout: Layout, node: NodeLayout) -> str:
 def definitions(node: NodeLayout, passwords: Mapping[str, Secret]) -> str:
     """Return users, rights and the broker's own name, as RabbitMQ imports them at every boot.
 
-    passwords: of admin, bus and probe.
+    passwords: those of admin, bus and probe, by name.
     """
     users = [
         {

@@ -165,7 +165,7 @@ class BalancerLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1.
+    """A local cluster. dir: absolute. numbers: its nodes, ascending; 1 is mb1.
 
     balancers: their number, 1 to BALANCERS_MAX: haproxy, haproxy2, ...
     tls: brokers and agents speak TLS alone, and require certificates.

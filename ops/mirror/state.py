@@ -151,7 +151,7 @@ def relation(here: Generations, there: Generations) -> Relation:
 class Status:
     """One host's side of a mirror. The words are DRBD 8.4's; "Unknown" and "DUnknown" where none is known.
 
-    link: of the connection, or DOWN. frozen: why writes wait, "" when they do not.
+    link: state of the connection, or DOWN. frozen: why writes wait, "" when they do not.
     out_of_sync_kib: known differences. size_kib: size of the disk.
     generations: None where they were not asked for, or there are none.
     """

@@ -32,7 +32,7 @@ def plan(
     *,
     balancers: Mapping[str, str],
 ) -> Plan:
-    """Plan the first start. names: of all brokers. balancers: name -> the SSH address of its host."""
+    """Plan the first start. names: all brokers. balancers: name -> the SSH address of its host."""
     names = list(names)
     return Plan(
         name="found cluster",

@@ -28,7 +28,7 @@ def plan(
     *,
     version: str = "",
 ) -> Plan:
-    """Plan the upgrade. version: of RabbitMQ's package; "" for the one in its host's package sources."""
+    """Plan the upgrade. version: that of RabbitMQ's package; "" for the one in its host's package sources."""
     name = target.name
     return Plan(
         name=f"upgrade {name}",

@@ -30,7 +30,7 @@ DIGEST_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The archive. text: base64 of a gzipped tar. digest: of its contents."""
+    """The archive. text: base64 of a gzipped tar. digest: digest of its contents."""
 
     digest: str
     text: str

@@ -61,7 +61,7 @@ ID_TYPES = ("binary", "fixed_size_binary[16]", "large_binary")
 class EventFile:
     """An event file. anchor: None when its first line is none. offset_ns: to add to the file's times.
 
-    size, sha256: of its content when it was looked at. head: the line of its anchor. tail: the text
+    size, sha256: those of its content when it was read. head: the line of its anchor. tail: the text
     after its last line end: a line that a crash cut off, or one that is
     being written. tail_bytes: length including bytes that are no text, half a character.
     """

@@ -22,7 +22,7 @@ NS_PER_MS = 1_000_000
 class Row:
     """One number of both.
 
-    a, b: of the first and of the second; None where it has none. unit: "" for counts.
+    a, b: values of the first and the second; None where it has none. unit: "" for counts.
     """
 
     name: str
@@ -46,7 +46,7 @@ def numbers(
 ) -> list[dict[str, Any]]:
     """Return name, unit, value of one run.
 
-    found: rows of `hdr.percentiles` by measure. span_s: of the run: a stall is in its rate. faults: name in
+    found: rows of `hdr.percentiles` by measure. span_s: length of the run: a stall is in its rate. faults: name in
     `events.FAULTS` -> count. errors: measure -> difference of clocks, ns. A percentile without enough samples
     has no value.
     """

@@ -41,7 +41,7 @@ def arrivals(fates: DataFrame) -> DataFrame:
 def out_of_order(arrivals: DataFrame) -> DataFrame:
     """Return date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
 
-    date: of the arrival, UTC. after: the highest sequence that had come before it, above its own.
+    date: day of the arrival, UTC. after: the highest sequence that had come before it, above its own.
     Cost: one sort of all arrivals.
     """
     before = (

@@ -109,7 +109,7 @@ def without(rows: DataFrame, odd: DataFrame) -> DataFrame:
 
 
 def plain(published: DataFrame, odd_published: DataFrame) -> DataFrame:
-    """Return topic, publisher, broker, messages: of plain messages, each of which was published once."""
+    """Return topic, publisher, broker, messages of plain messages, each of which was published once."""
     every = published.select(*COUNTED, F.lit(1).alias("n"))
     others = odd_published.select(*COUNTED, F.lit(-1).alias("n"))
     counts = every.unionAll(others).groupBy(*COUNTED).agg(F.sum("n").alias("messages"))
@@ -164,7 +164,7 @@ def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> Da
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """The events of a run, sifted. published, delivered: of the whole run, also for a day.
+    """The events of a run, sifted. published, delivered: all of the run, also for a day.
 
     odd: digests, of `odd`.
     odd_published: the publishes of odd messages. every_fate: `audit.fates` of odd messages; kept.

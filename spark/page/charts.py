@@ -97,7 +97,7 @@ class Span:
 class Panel:
     """One of several charts over one time axis. form: stack, step or line.
 
-    unit: of y, count or ms (then by powers of ten); height: relative to the others.
+    unit: unit of y, count or ms (then by powers of ten); height: relative to the others.
     """
 
     title: str

@@ -107,7 +107,7 @@ def against_mean(
 ) -> Bars:
     """Return one bar for each of the largest loads, with its share, beside the mean of all.
 
-    loads: name and load, the largest first; count, total: of all loads, those not among loads too.
+    loads: name and load, the largest first; count, total: over all loads, also those not in `loads`.
     """
     shown = loads[:BARS_MAX]
     rest = count - len(shown)

@@ -41,7 +41,7 @@ class Numbers:
     """Numbers of a report, as plain rows; the transforms define the columns.
 
     negative: measure -> values below 0. backwards, errors: of `latency.below`, by measure. window_s:
-    width of the windows of `timeline` and `latency_timeline`. span_s: of the run. rows: by name
+    width of the windows of `timeline` and `latency_timeline`. span_s: length of the run. rows: by name
     distinct_ids, totals, brokers, publishers, publisher_gaps, broker_gaps, timeline, latency,
     latency_timeline, out_of_order, and, where there are any, repeats and suspects.
     """

@@ -339,7 +339,7 @@ def _gap(manifest: Manifest, gap_ns: int | None, until_ns: int | None) -> dict[s
 
 
 def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
-    """Judge the balance of all brokers of the run: of messages, and of the rate while a broker took any."""
+    """Judge the balance of all brokers of the run: in messages, and in the rate while a broker took any."""
     loads = {(row["kind"], row["broker"]): row for row in rows}
     brokers = sorted({*manifest.brokers, *(broker for _, broker in loads)} - {""})
     confirmed = [loads.get((CONFIRMED, broker)) for broker in brokers]

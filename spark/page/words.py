@@ -115,7 +115,7 @@ def series_by(
 ) -> list[Series]:
     """Return one series for each value of `name`, at most one per colour: the largest, and the others as one.
 
-    width: of windows, where a window without a row means `missing`; 0 where it means nothing. together:
+    width: width of windows, where a window without a row means `missing`; 0 where it means nothing. together:
     joins several values of the others to one.
     """
     found: dict[str, dict[int, float]] = {}
