@@ -46,9 +46,9 @@ def numbers(
 ) -> list[dict[str, Any]]:
     """Return name, unit, value of one run.
 
-    found: rows of `hdr.percentiles` by measure. span_s: length of the run: a stall is in its rate. faults: name in
-    `events.FAULTS` -> count. errors: measure -> difference of clocks, ns. A percentile without enough samples
-    has no value.
+    found: rows of `hdr.percentiles` by measure. span_s: length of the run: a stall is in its rate.
+    faults: name in `events.FAULTS` -> count. errors: measure -> difference of clocks, ns.
+    A percentile without enough samples has no value.
     """
     rows = [_number(CONFIRMED, "", confirmed), _number(RATE, "/s", confirmed / span_s)]
     for row in sorted(found, key=lambda row: str(row["measure"])):
