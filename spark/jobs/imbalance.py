@@ -88,7 +88,7 @@ def _judged(
 
 
 def _brokers(run: Run, rows: list[dict[str, Any]]) -> list[str]:
-    """Brokers of the run without a message are brokers too, and so are those that nobody listed."""
+    """Return the brokers of the run, also those without a message, and brokers that nobody listed."""
     seen = {row["broker"] for row in rows if row["broker"]}
     return [*run.manifest.brokers, *sorted(seen - {*run.manifest.brokers})]
 
@@ -178,7 +178,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 
 
 def _broker_bars(run: Run, found: dict[str, Any]) -> Bars:
-    """Of all brokers of the run, in their order."""
+    """Draw the loads of all brokers of the run, in their order."""
     loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
     named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
     if len(named) > BARS_MAX:

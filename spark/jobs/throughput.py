@@ -28,7 +28,7 @@ from spark.page.page import Figure, Page, Section, table_of
 __all__ = ["command", "measure"]
 
 TABLE = "throughput"
-# Of what counts where one kind alone means something.
+# Tables in which one kind alone has a meaning.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 HEAD = ("messages", "MB", "mean", "seconds with any", "mean of those", "best second")
 
@@ -135,7 +135,7 @@ def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
 
 
 def _rates(run: Run, row: dict[str, Any]) -> str:
-    """Of a sample, with what it stands for."""
+    """Return the rates in words; of a sample also the estimate for all messages."""
     rate, share = row["messages"] / run.span_s, run.manifest.share
     of_all = f", about {rate / share:,.0f}/s of all messages" if share < 1 else ""
     return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
@@ -153,7 +153,7 @@ def _cells(run: Run, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
-    """Per second, summed over everything but those dimensions; to the end of the run, silent or not."""
+    """Return rates per second, summed over all other dimensions; to the end of the run, silent or not."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for row in found["timeline"]:

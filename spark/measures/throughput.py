@@ -27,7 +27,7 @@ DELIVERED = "delivered"
 
 
 def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> DataFrame:
-    """date, kind, broker, topic, subscription, publisher, second, messages, bytes.
+    """Return date, kind, broker, topic, subscription, publisher, second, messages, bytes.
 
     kind: `CONFIRMED` at the time of the confirm (subscription is ""), `DELIVERED` at the time of
     receipt, repeats included. second: whole seconds since the start of the run.
@@ -60,7 +60,7 @@ def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> Dat
 
 
 def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
-    """kind, dims, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
+    """Return kind, dims, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
     each = seconds.groupBy("kind", *dims, "second").agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
     )
@@ -97,7 +97,7 @@ def missing_at_least(seconds: DataFrame, manifest: Manifest) -> int:
 
 
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
-    """kind, broker, topic, subscription, window (its first second), messages, bytes."""
+    """Return kind, broker, topic, subscription, window (its first second), messages, bytes."""
     window = whole("second", width_s).alias("window")
     return seconds.groupBy("kind", "broker", "topic", "subscription", window).agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
@@ -105,7 +105,7 @@ def windows(seconds: DataFrame, width_s: int) -> DataFrame:
 
 
 def publishers(published: DataFrame) -> DataFrame:
-    """publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
+    """Return publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
     outcomes = ("confirmed", "refused", "unroutable", "unknown")
     return published.groupBy("publisher").agg(
         F.count(F.lit(1)).alias("published"),
@@ -116,12 +116,12 @@ def publishers(published: DataFrame) -> DataFrame:
 
 
 def whole(second: str, width_s: int) -> Column:
-    """The first second of the window of `width_s` around one."""
+    """Return the first second of the window of `width_s` around a second."""
     return F.col(second) - F.pmod(F.col(second), F.lit(width_s))
 
 
 def window(column_ns: str, start_ns: int, width_s: int) -> Column:
-    """Seconds from the start of the run to that of the window of `width_s` around a time.
+    """Return seconds from the start of the run to that of the window of `width_s` around a time.
 
     Whole numbers throughout: wall-clock ns are too large for a double.
     """
