@@ -1,1 +1,1 @@
-"""The consumer lists themselves, and the tool that edits, checks and distributes them."""
+"""The consumer lists, and the tool that edits, checks and distributes them."""

@@ -1,4 +1,4 @@
-"""``python -m consumer_lists``: which brokers consumers attach to."""
+"""``python -m consumer_lists``: the brokers that consumers attach to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The place where the commands work. file: in place of the inventory's, None for that."""
+    """The files that the commands work on. file: a list in place of the inventory's, or None."""
 
     inventory: Path
     file: Path | None
@@ -63,7 +63,7 @@ class BrokerType(click.ParamType[Broker]):
 
 
 def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
-    """Give the command the list that was said."""
+    """Give the command the list that the options name."""
 
     @functools.wraps(command)
     def given(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,7 +75,7 @@ def _on_a_list(command: Callable[Concatenate[Source, P], R]) -> Callable[P, R]:
 
 @click.group("consumer_lists", cls=Program, codes=CODES)
 def cli() -> None:
-    """The consumer list: which brokers consumers attach to. Edit it, then push it.
+    """Edit the consumer list, which names the brokers that consumers attach to, and push it.
 
     \b
     Example:
@@ -123,7 +123,7 @@ _if_needed = click.option(
 @cli.command("check")
 @_on_a_list
 def check_command(source: Source) -> int:
-    """Read the list; a bad line is told by its number. Exit code 7 when it is bad.
+    """Read the list; a bad line is reported by its number. Exit code 7 when it is bad.
 
     \b
     Example:
@@ -272,7 +272,7 @@ def diff_command(source: Source) -> int:
         for difference in show.differences(ours, node)
     ]
     found += show.behind(ours, known)
-    # One that serves nothing was told already.
+    # A node that serves nothing is in the list already.
     found += [
         f"{node.node}: its clients are not known: {silent[node.node]}"
         for node in serving
@@ -307,7 +307,7 @@ def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
 
 
 def _write(node: Node, path: Path, text: str) -> None:
-    """Write a node's list: here, or on its hosts. Raises OSError when it can be had nowhere."""
+    """Write a node's list: on this machine, or on its hosts. Raises OSError when no host could be written."""
     if not node.hosts:
         pushing.write_local(node, path, text)
     asked = [_write_over_ssh(host, path, text, sudo=host in node.sudo) for host in node.hosts]
@@ -317,7 +317,7 @@ def _write(node: Node, path: Path, text: str) -> None:
 
 
 def _write_over_ssh(host: str, path: Path, text: str, *, sudo: bool) -> str:
-    """Returns the fault, "" for none: of a mirror's hosts one may be down."""
+    """Write a list on one host. Returns the fault, "" for none: one of a mirror's hosts may be down."""
     try:
         with shell.remote(host) as there:
             there.write(path, text, sudo=sudo)

@@ -1,6 +1,6 @@
 """Edits of a consumer list as text. Pure: comments and the order of lines are kept.
 
-Every edit raises the generation by one, which is how clients know that a list is newer. An edit
+Every edit raises the generation by one, so clients know that the list is newer. An edit
 that would change nothing is refused, so that a generation always means a change.
 """
 
@@ -15,10 +15,10 @@ from messagebus.broker import AGENT_PORT, Broker, BrokerList, ListedBroker
 __all__ = ["GENERATION_MAX", "Edit", "add", "drain", "ready", "remove", "with_generation"]
 
 Edit = Callable[[str], str]
-"""The text of a good list -> that of another good one. Raises ListInvalid or EditRefused."""
+"""A function from the text of a valid list to that of another. Raises ListInvalid or EditRefused."""
 
 GENERATION_MAX = 10**18 - 1
-"""The largest that every client reads."""
+"""Largest generation that every client can read."""
 
 _GENERATION_LINE = re.compile(r"\s*#\s*generation\s*:.*")
 _CLUSTER_LINE = re.compile(r"\s*#\s*cluster\s*:.*")
@@ -56,7 +56,7 @@ def remove(text: str, broker: Broker) -> str:
 
 
 def with_generation(text: str, generation: int) -> str:
-    """The same list under this generation; the header is put in where it is missing."""
+    """Return the list under this generation. The header is inserted where it is missing."""
     if not 1 <= generation <= GENERATION_MAX:
         raise EditRefused(f"generation {generation}: 1 to {GENERATION_MAX}")
     line = f"# generation: {generation}"

@@ -3,7 +3,7 @@
 ListsError
     EditRefused   the list stays as it is
         AlreadySo     because there is nothing to change
-    Locked        somebody else is editing it
+    Locked        another operator is editing it
     PushRefused   nothing was written: the nodes have a list that this one would contradict
 """
 
@@ -23,7 +23,7 @@ class EditRefused(ListsError):
 
 
 class Locked(ListsError):
-    """Raised when somebody else is editing the list; try again when they are done."""
+    """Raised when another operator is editing the list; try again when they are done."""
 
 
 class PushRefused(ListsError):

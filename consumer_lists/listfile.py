@@ -1,6 +1,6 @@
-"""The list as a file: read, changed under a lock, replaced at once and for good.
+"""The list as a file: read, changed under a lock, replaced atomically and durably.
 
-That its history is in version control is advised, and left to the operator.
+Keeping its history in version control is advised, and left to the operator.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
     "replace",
 ]
 
-# Agents that run as another user read it, and it holds no secret.
+# Agents of another user must be able to read the file, and it holds no secret.
 MODE = 0o644
 
 
 def read(path: Path) -> str:
-    """The text of a good list. Raises ListInvalid with the line, OSError."""
+    """Return the text of a valid list. Raises ListInvalid with the line, OSError."""
     with path.open("rb") as file:
         raw = file.read(LIST_BYTES_MAX + 1)
     try:
@@ -46,9 +46,9 @@ def read(path: Path) -> str:
 
 
 def change(path: Path, edit: Edit) -> BrokerList:
-    """Apply an edit to a list file. Returns the list as it is now.
+    """Apply an edit to a list file. Returns the list after the edit.
 
-    Raises Locked, ListInvalid, EditRefused; the file is as before then.
+    Raises Locked, ListInvalid, EditRefused; the file is unchanged then.
     """
     with locked(path):
         text = edit(read(path))
@@ -79,7 +79,7 @@ def replace(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other operators from editing. Raises Locked at once, naming who does.
+    """Keep other operators from editing. Raises Locked at once, naming the one who edits.
 
     The lock ends with the process. Its file stays: removing it would let two hold the same lock.
     """
@@ -107,9 +107,9 @@ GIT_WITHIN_S = 5.0
 
 
 def advice(path: Path, message: str) -> str:
-    """The command that keeps a changed file, in one line; "" when there is nothing to keep.
+    """Return the command that commits a changed file, in one line; "" when there is nothing to commit.
 
-    Where git is not to be had, nothing is said; a file outside of every work tree is told.
+    Returns "" where git cannot be run. A file outside of every work tree is reported as such.
     """
     argv = ["git", "-C", str(path.parent), "status", "--porcelain", "--ignored", "--", path.name]
     try:

@@ -1,6 +1,6 @@
-"""Lists that the nodes serve, and what clients told them: asked of all agents side by side.
+"""Lists that the nodes serve, and generations that clients reported; all agents are asked in parallel.
 
-A node that does not answer is shown as that, and never counted as anything else.
+A node that does not answer is shown as such, and never counted as anything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from messagebus.tls import TlsFiles
 __all__ = ["Client", "Served", "ask_all", "clients", "served"]
 
 ANSWER_WITHIN_S = 3.0
-"""For one request to one agent."""
+"""Timeout of one request to one agent."""
 ASKED_AT_ONCE = 32
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The list that one node serves, or why there is none."""
+    """The list that one node serves, or the reason why there is none."""
 
     node: str
     served: BrokerList | None = None
@@ -36,13 +36,13 @@ class Served:
 
     @property
     def generation(self) -> int:
-        """0 where nothing is served."""
+        """The generation of the served list; 0 where nothing is served."""
         return self.served.generation if self.served else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """One client's newest word over all agents. applied: generation that it works by."""
+    """The newest report of one client over all agents. applied: generation that the client works by."""
 
     id: str
     subscription: str
@@ -51,16 +51,16 @@ class Client:
 
 
 def served(nodes: Sequence[Node]) -> list[Served]:
-    """Return what every node serves now, in the order given."""
+    """Return the lists that the nodes serve now, in the order given."""
     return ask_all(nodes, _served)
 
 
 def clients(nodes: Sequence[Node]) -> tuple[list[Client], dict[str, str]]:
-    """Every living client, and the nodes that could not be asked with the reason.
+    """Return every living client, and the nodes that could not be asked with the reason.
 
-    A client asks one agent at a time, so the truth is the union, newest wins. Ages are told by
-    different agents at different moments: within that they say nothing, and the higher generation
-    is the newer word.
+    A client asks one agent at a time, so the truth is the union, and the newest report wins. Agents tell
+    ages at different moments: ages that differ by less than ANSWER_WITHIN_S say nothing, and the higher
+    generation is then the newer report.
     """
     words: dict[tuple[str, str], list[Client]] = {}
     silent = {}
@@ -80,7 +80,7 @@ def _newest(words: Sequence[Client]) -> Client:
 
 
 def ask_all(nodes: Sequence[Node], ask: Callable[[Node], T]) -> list[T]:
-    """Call for every node, ASKED_AT_ONCE at a time; answers in the order of the nodes."""
+    """Call `ask` for every node, ASKED_AT_ONCE at a time. Returns the answers in the order of the nodes."""
     with ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="node") as pool:
         return list(pool.map(ask, nodes))
 

@@ -1,4 +1,4 @@
-"""Bring the operators' list to every node, and look that every node serves it."""
+"""Distribution of the operators' list to every node, with a check that every node serves it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from messagebus.broker import BrokerList
 __all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
 
 JUMP_MAX = 1_000
-"""Generations that a recovery goes up by without being asked: edits of years."""
+"""Generations that a recovery may go up by without confirmation: edits of years."""
 SERVED_WITHIN_S = 10.0
-"""Agents look at their file every 200 ms; the rest is for slow disks and transport."""
+"""Agents read their file every 200 ms; the rest is for slow disks and transport."""
 POLL_S = 0.1
 
 Write = Callable[[Node, Path, str], None]
-"""Put a text under a path on a node, at once and for good. Raises OSError when it cannot."""
+"""Write a text to a path on a node, atomically and durably. Raises OSError when it cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
     """The outcome of a push. differing: node name -> why it does not serve this list.
 
-    silent: node name -> why a recovery could not ask it, so that it may know a newer generation.
-    jump: from which generation a recovery went up, and on whose word.
+    silent: node name -> why a recovery could not ask it; it may know a newer generation.
+    jump: the generation that a recovery started from, and who reported the highest one.
     """
 
     generation: int
@@ -53,10 +53,10 @@ def push(
 ) -> Pushed:
     """Write the operators' list to every node and wait until each agent serves it.
 
-    without: nodes whose agents are dead, so that they are not waited for.
+    without: nodes whose agents are dead; they are not waited for.
     Raises PushRefused, with nothing written, when a node serves the list of another cluster, a newer
     one or another one of the same generation, or a client has applied a newer one; Locked;
-    ListInvalid. A node that is down is written to all the same, and told in `differing`.
+    ListInvalid. A node that is down is written to all the same, and reported in `differing`.
     """
     with listfile.locked(cluster.list_file):
         text = listfile.read(cluster.list_file)
@@ -74,12 +74,13 @@ def recover(
     without: Collection[str] = (),
     is_jump_meant: bool = False,
 ) -> Pushed:
-    """The same after a disaster: the list gets a generation above all that anybody has seen.
+    """Push the list after a disaster, under a generation above all that any node or client has seen.
 
-    Asks every node what it serves and every client what it has applied; who cannot be asked is told
-    in `silent`, so see that all agents are up that can be. The operators' file is changed, too.
-    Raises PushRefused as well, with nothing changed, for more than JUMP_MAX generations at once, unless
-    is_jump_meant: nothing proves what clients say, and there is no way back to a lower one.
+    Asks every node for its list and every client for the generation it has applied. Nodes that cannot be
+    asked are reported in `silent`: first start all agents that can be started. The operators' file is
+    changed, too. Raises PushRefused as `push` does, with nothing changed, and also for more than JUMP_MAX
+    generations at once, unless is_jump_meant: nothing proves what clients say, and there is no way back to a
+    lower generation.
     """
     with listfile.locked(cluster.list_file):
         text = listfile.read(cluster.list_file)
@@ -100,7 +101,7 @@ def recover(
 
 
 def write_local(_node: Node, path: Path, text: str) -> None:
-    """Write on this machine."""
+    """Write the list on this machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     listfile.replace(path, text)
 
@@ -108,7 +109,7 @@ def write_local(_node: Node, path: Path, text: str) -> None:
 def _newest(
     ours: BrokerList, serving: Sequence[Served], known: Sequence[Client]
 ) -> tuple[int, str]:
-    """The newest generation that anybody has seen, and who says so."""
+    """Return the newest generation that any node or client has seen, and the source of that report."""
     said = [(ours.generation, "the operators' list has it")]
     said += [(node.generation, f"{node.node} serves it") for node in serving]
     said += [
@@ -119,7 +120,10 @@ def _newest(
 
 
 def _refuse_strangers(cluster: Cluster, ours: BrokerList, serving: Sequence[Served]) -> None:
-    """A wrong address in the inventory, or the inventory of another cluster."""
+    """Refuse when the list, the inventory and a node name different clusters.
+
+    Either an address in the inventory is wrong, or it is the inventory of another cluster.
+    """
     if ours.cluster and ours.cluster != cluster.name:
         raise PushRefused(f"the list is of {ours.cluster!r}, the inventory of {cluster.name!r}")
     for node in serving:
@@ -177,7 +181,7 @@ def _distribute(
 
 
 def _write_all(cluster: Cluster, text: str, write: Write) -> dict[str, str]:
-    """Node name -> why it could not be written."""
+    """Write the list to every node. Returns node name -> why it could not be written."""
 
     def written(node: Node) -> str:
         try:

@@ -15,7 +15,7 @@ from messagebus.terminal import printable
 
 __all__ = ["behind", "client_table", "differences", "node_table", "plain"]
 
-# Of clients that are in the same state; --json has all.
+# Names shown of clients in the same state; --json has all.
 NAMES_SHOWN = 3
 
 
@@ -27,7 +27,10 @@ def plain(
     *,
     tls: bool = False,
 ) -> dict[str, Any]:
-    """For programs. silent: node name -> why its clients are not known. tls: agents speak https."""
+    """Return the state for programs.
+
+    silent: node name -> why its clients are not known. tls: agents speak https.
+    """
     begin = "https://" if tls else "http://"
     return {
         "cluster": ours.cluster,
@@ -63,7 +66,7 @@ def plain(
 
 
 def differences(ours: BrokerList, node: Served) -> list[str]:
-    """Return how a node's list differs from ours, a sentence each; empty when it does not."""
+    """Return the differences of a node's list from ours, a sentence each; empty when there are none."""
     if node.served is None:
         return [f"serves no list: {node.fault}"]
     theirs = node.served
@@ -84,7 +87,7 @@ def differences(ours: BrokerList, node: Served) -> list[str]:
 
 
 def behind(ours: BrokerList, clients: Iterable[Client]) -> list[str]:
-    """Clients that work by an older list than ours, a sentence each."""
+    """Return the clients that work by an older list than ours, a sentence each."""
     return [
         f"client {one.id} of {one.subscription or 'no subscription'}: applied {one.applied}"
         f" instead of {ours.generation}, heard of {one.age_s:.0f} s ago"
@@ -109,7 +112,7 @@ def node_table(ours: BrokerList, serving: Sequence[Served]) -> Table:
 
 
 def client_table(ours: BrokerList, clients: Iterable[Client]) -> Table:
-    """A row for each subscription and generation: 10,000 clients still fit a screen."""
+    """Make a table with a row for each subscription and generation: 10,000 clients still fit a screen."""
     table = Table("subscription", _right("applied"), _right("clients"), "who", box=SIMPLE_HEAD)
     groups: dict[tuple[str, int], list[Client]] = {}
     for client in clients:

@@ -1,7 +1,7 @@
-"""The page of what messagebus promises: each promise with the tests that show it.
+"""The page of the guarantees of messagebus: each promise with the tests that show it.
 
-The promises stand in docs/guarantees.toml, and tests name theirs by a marker. This makes
-docs/GUARANTEES.md of both:
+The promises are in docs/guarantees.toml, and tests name theirs by a marker. Both together make
+docs/GUARANTEES.md:
 
     python -m docs.guarantees
 """
@@ -56,7 +56,7 @@ def marked() -> dict[str, list[tuple[str, str]]]:
 def page(
     groups: Mapping[str, Mapping[str, str]], tests: Mapping[str, list[tuple[str, str]]]
 ) -> str:
-    """Render the page."""
+    """Render the page as Markdown."""
     lines = [HEAD]
     for title, texts in groups.items():
         lines.append(f"## {title}\n")

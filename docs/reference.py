@@ -1,6 +1,6 @@
-"""Writes the API reference: `make docs`. One page for each module that applications import.
+"""Generator of the API reference: `make docs`. One page for each module that applications import.
 
-Anything that pdoc warns of, such as a name that is not there, is an error.
+A warning of pdoc, such as a name that does not exist, is an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = Path("out/docs")
 
 
 def write(folder: Path) -> None:
-    """Raises what pdoc warns of."""
+    """Write the pages into a folder. Raises every warning of pdoc as an error."""
     warnings.simplefilter("error")
     # The fields of a named tuple, whose names pdoc looks for in `collections`.
     warnings.filterwarnings("ignore", "Error parsing type annotation ForwardRef")

@@ -1,4 +1,4 @@
-"""One HAProxy of an inventory: addresses, files, times and limits. Values, and how they are read."""
+"""One HAProxy of an inventory: addresses, files, times and limits; and the functions that read it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Balancer", "Timers", "balancer_tables", "read_balancer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timers:
-    """Times of one balancer; `lb.lint` says which go together.
+    """Times of one balancer; `lb.lint` checks that they fit together.
 
     heartbeat_s: the longest AMQP heartbeat that a client of this bus uses. 60 is RabbitMQ's own
         offer, so it covers clients that set none.
-    client_s, server_s: a connection that is silent for so long is cut.
-    connect_ms: for a TCP connect to a broker. It is also how long HAProxy waits, with leastconn,
+    client_s, server_s: a connection that is silent for this long is cut.
+    connect_ms: timeout of a TCP connect to a broker. With leastconn it is also the time that HAProxy waits
         before it tries the next broker after a refused connect: keep it well under a publisher's
         own dial timeout (500 ms).
-    check_ms: for the whole login of the gate check. Two late ones in a row cut a broker's sessions,
+    check_ms: timeout of the whole login of the gate check. Two late logins in a row cut a broker's sessions,
         so it must be above what a busy broker needs.
-    check_inter_ms, check_fast_inter_ms: between two gate checks, and while the state is changing.
+    check_inter_ms, check_fast_inter_ms: time between two gate checks, and while the state is changing.
     rise, fall: checks in a row that bring a broker up, or take it down.
-    agent_inter_ms: between two questions to an agent; bounds how late a drain is seen.
+    agent_inter_ms: time between two questions to an agent; the upper bound of the delay of a drain.
     list_wait_s: the longest waiting fetch that an agent grants.
     list_server_s: silence that is allowed to an agent.
-    connection_lifetime_s: after this a publisher renews its connection (plus a fifth, at random).
-    hard_stop_s: how long the process of before a reload may live on with its connections.
+    connection_lifetime_s: a publisher renews its connection after this time (plus a fifth, at random).
+    hard_stop_s: upper bound of the time that a process from before a reload lives on with its connections.
     """
 
     heartbeat_s: int = 60
@@ -52,7 +52,7 @@ class Timers:
 
 SESSIONS_MAX = 8_000
 BALANCER = "haproxy"
-"""Name of the one that has none of its own."""
+"""Name of a balancer that has none in the inventory."""
 
 _USER = re.compile(r"[!-~]{1,128}")
 
@@ -64,10 +64,10 @@ class Balancer:
     host: name of the host that it runs on; "" for this machine.
     amqp, list, stats: addresses that it binds.
     config, socket, state_file, master_pid_file: absolute paths on its host.
-    probe_password: what the gate check logs in with; None where the file cannot be read, which is
+    probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
     sessions_max: connections at the same time, of all kinds together.
-    server_sessions_max: the same for one broker; who comes then waits for `connect_ms` and is refused.
+    server_sessions_max: the same for one broker; a connection above it waits for `connect_ms` and is refused.
     """
 
     name: str = BALANCER
@@ -88,12 +88,15 @@ class Balancer:
 
     @property
     def lock_file(self) -> Path:
-        """On its host: of who writes configuration or state."""
+        """The lock file, on the balancer's host, for writers of configuration or state."""
         return self.config.with_suffix(".lock")
 
 
 def balancer_tables(top: Table) -> list[Table]:
-    """``[balancer]`` alone is one; beside ``[[balancers]]`` it says what they have in common."""
+    """Return the table of each balancer.
+
+    ``[balancer]`` alone is one; beside ``[[balancers]]`` it holds the values that they have in common.
+    """
     several = top.tables("balancers", common="balancer")
     return several or [top.table("balancer")]
 

@@ -1,6 +1,6 @@
 """The part of a cluster that consumer lists need: the list's file, and every node's agent and file.
 
-Reads those keys of the operators' ``inventory.toml`` and no others; `python -m lb check` validates
+Reads only those keys of the operators' ``inventory.toml``; `python -m lb check` validates
 the whole file.
 """
 
@@ -21,11 +21,11 @@ __all__ = ["Cluster", "Node", "load", "parse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node. agent: HTTP address ``host:port``. list_file: where its agent reads the list.
+    """One node. agent: HTTP address ``host:port``. list_file: path from which its agent reads the list.
 
-    hosts: where that file is, as SSH wants it, ``[user@]host[:port]``: both of a mirror, since either
-        may run the broker; none for this machine. sudo: those where who logs in is not root.
-    tls: what the agent is asked with; None for plain HTTP.
+    hosts: hosts that hold the file, as SSH addresses ``[user@]host[:port]``: both of a mirror, since either
+        may run the broker; none for this machine. sudo: hosts whose SSH user is not root.
+    tls: certificates for requests to the agent; None for plain HTTP.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """list_file: the operators' copy, under version control. nodes: in the inventory's order."""
+    """One cluster. list_file: the operators' copy, under version control. nodes: in the inventory's order."""
 
     name: str
     list_file: Path
@@ -62,7 +62,7 @@ def load(path: str | Path) -> Cluster:
 
 
 def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
-    """Take the keys that matter here; base: folder that relative paths start from."""
+    """Read the keys that consumer lists need. base: folder that relative paths start from."""
     try:
         tls = _tls(values["tls"], base) if "tls" in values else None
         sudo = frozenset(
@@ -89,7 +89,7 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Cluster:
 
 
 def _hosts(values: Mapping[str, Any], broker: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return where a broker may run. On a local cluster: here."""
+    """Return the hosts on which a broker may run; none on a local cluster, where that is this machine."""
     ssh = {_text(each, "name"): _text(each, "ssh") for each in values.get("hosts", [])}
     for mirror in values.get("mirrors", []):
         if mirror["name"] == broker["name"]:

@@ -1,8 +1,8 @@
-"""The operators' view of one cluster: its balancer, its brokers, and where their files are.
+"""The operators' view of one cluster: its balancers, its brokers, and the places of their files.
 
-Reads and validates ``inventory.toml``; all faults are told in one `ConfigError`, contradictions too: names
-that mean nothing, and what two of them claim. Relative paths are relative to the folder of the file.
-Decides nothing about the cluster.
+Reads and validates ``inventory.toml``. One `ConfigError` reports all faults, contradictions too: names
+that refer to nothing, and names or addresses that are used twice. Relative paths start at the folder of
+the file. Decides nothing about the cluster.
 """
 
 from __future__ import annotations
@@ -66,14 +66,15 @@ _USER = re.compile(r"[!-~]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Brokers and agents speak TLS, and want to see certificates.
+    """TLS of a cluster: brokers and agents speak it, and require certificates of their clients.
 
-    ca_file, cert_file, key_file: what operators trust, and who they are.
-    server_name: stands in the certificate of every broker and agent, beside its own host.
-    old_management: management APIs that speak plain HTTP are asked so: those of brokers that were not
-    restarted since their TLS was configured.
+    ca_file, cert_file, key_file: the operators' authority, certificate and key.
+    server_name: a name in the certificate of every broker and agent, beside its own host.
+    old_management: management APIs that still speak plain HTTP are asked by plain HTTP: those of brokers
+        that were not restarted since their TLS was configured.
     check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
-    digest: of what HAProxy reads of these, so that new ones are a new configuration; "" unless loaded.
+    digest: digest of the files that HAProxy reads, so that new ones are a new configuration; "" unless
+    loaded.
     """
 
     ca_file: Path
@@ -119,15 +120,18 @@ class Inventory:
 
     @property
     def balancers(self) -> tuple[Balancer, ...]:
-        """All of them, in the order of the file; at least one."""
+        """All balancers, in the order of the file; at least one."""
         return (self.balancer, *self.more)
 
     def at(self, balancer: Balancer) -> Inventory:
-        """The same, with one balancer alone."""
+        """Return the inventory with this balancer alone."""
         return dataclasses.replace(self, balancer=balancer, more=())
 
     def without(self, names: Collection[str]) -> Inventory:
-        """The same without these balancers. Raises ConfigError for another name, and when none is left."""
+        """Return the inventory without these balancers.
+
+        Raises ConfigError for an unknown name, and when none is left.
+        """
         for name in names:
             self.find_balancer(name)
         left = [each for each in self.balancers if each.name not in names]
@@ -136,7 +140,7 @@ class Inventory:
         return dataclasses.replace(self, balancer=left[0], more=tuple(left[1:]))
 
     def find_balancer(self, name: str) -> Balancer:
-        """Raises ConfigError naming the nearest."""
+        """Return the balancer of this name. Raises ConfigError naming the nearest."""
         for balancer in self.balancers:
             if balancer.name == name:
                 return balancer
@@ -145,7 +149,7 @@ class Inventory:
 
     @property
     def scheme(self) -> str:
-        """Return what agents and management APIs speak."""
+        """The scheme of URLs of agents and management APIs."""
         return "https" if self.tls else "http"
 
     def agent_url(self, node: Node) -> str:
@@ -155,11 +159,14 @@ class Inventory:
         return f"{self.scheme}://{node.management}"
 
     def certificates(self) -> ssl.SSLContext:
-        """To ask agents and management APIs with. Raises ConfigError when the files are missing or wrong."""
+        """Return the TLS context for requests to agents and management APIs.
+
+        Raises ConfigError when the files are missing or wrong.
+        """
         return (self.tls.files if self.tls else TlsFiles()).client_context()
 
     def proof_to(self, node: Node) -> TokenProof:
-        """With which the agent of a broker is shown the operators' token. Raises ConfigError."""
+        """Return the proof of the operators' token for the agent of a broker. Raises ConfigError."""
         try:
             token = Secret(self.token_file.read_text().strip())
         except OSError as fault:
@@ -167,7 +174,7 @@ class Inventory:
         return TokenProof(lambda: token, to=Broker.parse(str(node.address)).name)
 
     def find(self, name: str) -> Node:
-        """The broker of this name or ``host:port``. Raises ConfigError naming the nearest."""
+        """Return the broker of this name or ``host:port``. Raises ConfigError naming the nearest."""
         for node in self.brokers:
             if name in (node.name, str(node.address)):
                 return node
@@ -175,11 +182,11 @@ class Inventory:
         raise ConfigError(f"no broker {name!r} in the inventory{did_you_mean(name, known)}")
 
     def ssh_of(self, node: Node) -> str:
-        """Return how the host that a broker runs on is reached."""
+        """Return the SSH address of the host that a broker runs on."""
         return self.host(node.host).ssh if node.host else node.address.host
 
     def host(self, name: str) -> Host:
-        """Raises ConfigError naming the nearest."""
+        """Return the host of this name. Raises ConfigError naming the nearest."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -187,7 +194,7 @@ class Inventory:
         raise ConfigError(f"no host {name!r} in the inventory{did_you_mean(name, known)}")
 
     def mirror(self, name: str) -> Mirror:
-        """Return that of the broker of this name. Raises ConfigError."""
+        """Return the mirror of the broker of this name. Raises ConfigError."""
         for mirror in self.mirrors:
             if mirror.name == name:
                 return mirror
@@ -219,7 +226,7 @@ def load(path: str | Path) -> Inventory:
 
 
 def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
-    """Validate what an inventory file says; base: folder that relative paths start from.
+    """Validate the values of an inventory file; base: folder that relative paths start from.
 
     Reads no file. Raises ConfigError with every fault.
     """
@@ -266,7 +273,7 @@ def _read_tls(table: Table) -> Tls:
 
 
 def _digest(*files: Path) -> str:
-    """Sum up their content; a file that cannot be read adds nothing: HAProxy tells of it."""
+    """Return a digest of the files' contents. A file that cannot be read adds nothing: HAProxy reports it."""
     summed = hashlib.sha256()
     for file in files:
         with suppress(OSError):
@@ -282,7 +289,7 @@ def _read_secret(path: Path) -> Secret | None:
 
 
 def _clashes(inventory: Inventory) -> list[str]:
-    """One line for each fault; none when all is well."""
+    """Return one line for each fault; none when all is well."""
     return [
         *_of_brokers(inventory),
         *_of_users(inventory),
@@ -337,7 +344,10 @@ def _of_mirrors(inventory: Inventory) -> Iterator[str]:
 
 
 def _not_for_mirrors(where: str, host: Host) -> Iterator[str]:
-    """Fencing that goes the way of what it is to guard fails with it."""
+    """Report why a host cannot hold a mirror.
+
+    Fencing over the replication network would fail together with that network.
+    """
     where = f"{where}: host {host.name}"
     if not host.replication:
         yield f"{where} has no replication address"
@@ -348,7 +358,7 @@ def _not_for_mirrors(where: str, host: Host) -> Iterator[str]:
 
 
 def _of_balancers(inventory: Inventory) -> Iterator[str]:
-    """Names, files of one host, and the addresses of all."""
+    """Report clashes of balancers: their names, the files of one host, and the addresses of all."""
     balancers = inventory.balancers
     by_sudo = {host.name for host in inventory.hosts if host.sudo}
     for each in balancers:
@@ -379,5 +389,5 @@ def _twice(kind: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
-    """Sorted; what is not there at all is not there twice."""
+    """Return the names that occur more than once, sorted; empty names do not count."""
     return sorted(name for name, count in Counter(names).items() if name and count > 1)

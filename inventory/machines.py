@@ -1,6 +1,6 @@
 """Brokers of an inventory, hosts that they run on, mirrors of their disks, users and limits.
 
-Values, and how they are read. Limits have defaults that are right for a host that has nothing else to do.
+Values, and the functions that read them. The defaults of limits suit a host that runs nothing else.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _RATE = re.compile(r"[1-9][0-9]{0,5}[KMG]?")
 class Host:
     """One machine that is reached over SSH.
 
-    ssh: ``[user@]host[:port]``; keys, known hosts and anything else as ~/.ssh/config says.
-    sudo: who logs in is not root and may become it without a password.
+    ssh: ``[user@]host[:port]``; keys, known hosts and the rest as in ~/.ssh/config.
+    sudo: the SSH user is not root and may become root without a password.
     replication: the IP address that DRBD uses there; "" where it mirrors nothing.
-    management: the IP address at which the other host of its mirror fences it: of another network.
+    management: the IP address, in another network, at which the other host of its mirror fences it.
     power: a program on the other host, and here, called as ``PROGRAM off NAME`` and ``PROGRAM status
         NAME``, which prints ``on`` or ``off``; "" where only a person can tell.
     """
@@ -61,11 +61,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """The disk of one broker, kept alike on two hosts by DRBD; also the name of the resource.
+    """The disk of one broker, replicated between two hosts by DRBD; also the name of the resource.
 
-    name: of the broker. hosts: names; the first is where the broker runs when all is well.
-    device: what DRBD makes. disk: what it keeps the data on, on both hosts. mount: the broker's data.
-    address: ``IP/PREFIX`` that goes where the broker goes; "" where its name is moved by other means.
+    name: name of the broker. hosts: names; the first is where the broker runs when all is well.
+    device: DRBD's device. disk: the device below it, on both hosts. mount: the broker's data folder.
+    address: ``IP/PREFIX`` that moves with the broker; "" where its name is moved by other means.
     resync_rate: bytes per second of resync and verify, as ``100M``.
     """
 
@@ -81,13 +81,13 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One broker and what runs beside it.
+    """One broker and the services beside it.
 
-    name: how operators call it, and HAProxy's name of the server.
+    name: the operators' name of it, and HAProxy's name of the server.
     host: name of the host that it runs on; "" on a local cluster, and where its address is its host.
     address: AMQP. agent: HTTP. check: the agent-check line. management: RabbitMQ's HTTP API.
-    node_list_file: where this node's agent reads the consumer list.
-    version: of RabbitMQ's package, "" for any.
+    node_list_file: path from which this node's agent reads the consumer list.
+    version: version of RabbitMQ's package, "" for any.
     """
 
     name: str
@@ -147,7 +147,7 @@ def read_mirror(table: Table) -> Mirror:
 ROLES = ("agent", "application", "publisher", "consumer", "monitor", "operator")
 _USER = re.compile(r"[!-~]{1,128}")
 
-# RabbitMQ's own default of 50 MB leaves no room for what it must still write when it stops taking more.
+# RabbitMQ's own default of 50 MB leaves no room for the writes that follow after it has stopped publishers.
 DISK_FREE_MB = 2_000
 # 40 % is RabbitMQ's default; beside it run an agent and the file system's cache.
 MEMORY_PERCENT = 40
@@ -158,7 +158,7 @@ QUEUE_MB_MAX = 8_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One user of every broker. role: one of ROLES, or the gate check's. password_file: here."""
+    """One user of every broker. role: one of ROLES, or the gate check's. password_file: on this machine."""
 
     name: str
     role: str
@@ -169,10 +169,12 @@ class User:
 class Provision:
     """Limits of every broker; sizes in MB of 1,000,000 bytes.
 
-    disk_free_mb: below that it takes no publishes. memory_percent: of the host's; above that neither.
-    wal_mb_max: of one file of the write-ahead log. queue_mb_max: of one queue, which then refuses more.
-    tls_dir: here, with NAME.pem and NAME.key of every broker; None without TLS.
-    old_publishers: clients of before the exchanges `mb.to/NAME` may publish to queues as they did.
+    disk_free_mb: with less free disk space the broker takes no publishes.
+    memory_percent: percentage of the host's memory; above it the broker takes no publishes either.
+    wal_mb_max: size of one file of the write-ahead log. queue_mb_max: size of one queue, which then refuses
+    more.
+    tls_dir: folder here, with NAME.pem and NAME.key of every broker; None without TLS.
+    old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
     """
 
     disk_free_mb: int = DISK_FREE_MB
@@ -194,7 +196,7 @@ def read_user(table: Table) -> User:
 
 
 def read_provision(table: Table, *, tls: bool) -> Provision:
-    """tls: the cluster has it, so there must be certificates of brokers."""
+    """Read the limits. tls: the cluster has TLS, so the brokers' certificates must be named."""
     numbers = {
         field.name: table.number(field.name, field.default)
         for field in dataclasses.fields(Provision)

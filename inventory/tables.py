@@ -1,4 +1,4 @@
-"""Reads one table of a TOML file strictly: what is unknown, missing or wrong is a fault; all are told."""
+"""Strict reader of one table of a TOML file: unknown, missing and wrong keys are faults; all are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from messagebus.terminal import did_you_mean
 __all__ = ["NAME", "Address", "Table"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-"""Of brokers, hosts and balancers."""
+"""Form of names of brokers, hosts and balancers."""
 
 
 class Address(NamedTuple):
@@ -27,7 +27,7 @@ class Address(NamedTuple):
 
 
 class Table:
-    """One table of the file. Collects faults; returns a placeholder for what is wrong."""
+    """One table of the file. Collects faults; returns a placeholder for a wrong value."""
 
     def __init__(
         self, values: Mapping[str, Any], where: str, base: Path, faults: list[str]
@@ -48,7 +48,7 @@ class Table:
         return value or ""
 
     def choice(self, key: str, *allowed: str, required: bool = True) -> int:
-        """Index of the value in allowed; 0 where it is missing and need not be there."""
+        """Return the index of the value in allowed; 0 where it is missing and not required."""
         if not required and key not in self._values:
             self._known.add(key)
             return 0
@@ -77,7 +77,7 @@ class Table:
         return Address(broker.host, broker.port)
 
     def texts(self, key: str, allowed: re.Pattern[str], *, count: int) -> tuple[str, ...]:
-        """So many different ones."""
+        """Return an array of `count` different texts."""
         values = self._take(key, list)
         if values is None:
             return ("",) * count
@@ -90,7 +90,7 @@ class Table:
         return tuple(map(str, values))
 
     def number(self, key: str, default: int | None) -> int:
-        """A whole number above 0. default None: it must be there."""
+        """Return a whole number above 0. default None: the key is required."""
         self._known.add(key)
         if default is None and key not in self._values:
             self._fault(key, "missing")
@@ -101,7 +101,7 @@ class Table:
         return value
 
     def flag(self, key: str) -> bool:
-        """True or false; false when the key is missing."""
+        """Return true or false; false when the key is missing."""
         self._known.add(key)
         return key in self._values and bool(self._take(key, bool))
 
@@ -112,9 +112,9 @@ class Table:
         return self._sub(self._take(key, dict) or {}, key)
 
     def tables(self, key: str, *, common: str = "") -> list[Table]:
-        """An array of tables; none when the key is missing.
+        """Return an array of tables; none when the key is missing.
 
-        common: key of a table that says what they have in common, where they do not say it.
+        common: key of a table with the values that they have in common; the values of each table win.
         """
         self._known.add(key)
         values = self._values.get(key, [])

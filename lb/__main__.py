@@ -1,4 +1,4 @@
-"""``python -m lb``: HAProxy's configuration and what it does at run time."""
+"""``python -m lb``: HAProxy's configuration, and its state at run time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAVE_EVERY_S = 2.0
 
 @click.group("lb", cls=Program, codes=CODES)
 def cli() -> None:
-    """HAProxy in front of the brokers: render, apply, look, drain.
+    """Manage HAProxy in front of the brokers: render, apply, look, drain.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def _fleet(inventory: Inventory) -> Iterator[Fleet]:
 
 
 def _local(inventory: Inventory) -> list[Inventory]:
-    """One for each balancer of this machine. Raises ConfigError when there is none."""
+    """Return one inventory for each balancer of this machine. Raises ConfigError when there is none."""
     found = [inventory.at(each) for each in inventory.balancers if not each.host]
     if not found:
         raise ConfigError("no balancer of this machine in the inventory; see lb/keeper.py")
@@ -159,7 +159,7 @@ def prepare_start_command() -> None:
 @cli.command("save-state", short_help="Keep what HAProxy knows over its next start.")
 @click.option("--every-s", "every_s", type=click.FloatRange(min=0.1), help="Seconds; else once.")
 def save_state_command(every_s: float | None) -> None:
-    """Keep what a HAProxy of this machine knows of the brokers over its next start; run it beside it.
+    """Save the brokers' state in a HAProxy of this machine for its next start; run it beside HAProxy.
 
     \b
     Example:
@@ -223,10 +223,10 @@ _by_hand = click.option(
 @_by_hand
 @_without
 def drain_command(name: str, within_s: float, by_hand: bool, without: tuple[str, ...]) -> None:
-    """Send no new connections to a broker; those that it has live on. Kept over restarts.
+    """Send no new connections to a broker; its present ones live on. Kept over restarts.
 
-    Its agent is told, and every HAProxy must show it. By hand, the agent takes it back when it is there
-    again.
+    Its agent gets the order, and every HAProxy must show it. With --by-hand, the agent undoes it when it is
+    back.
 
     \b
     Example:

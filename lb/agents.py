@@ -1,7 +1,7 @@
-"""Drain a broker politely, or take it back: by the flag that its agent keeps.
+"""Graceful drain of a broker, or the end of it, by the flag that its agent keeps.
 
-An agent's `ready` cancels a drain that was set by hand in HAProxy, so the agent is the one place
-where it is set. Whether it holds is read back from every HAProxy.
+An agent's `ready` cancels a drain that was set by hand in HAProxy, so the flag is set at the agent alone.
+The result is read back from every HAProxy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lb.runtime import ServerState
 __all__ = ["drain", "ready", "set_draining"]
 
 SEEN_WITHIN_S = 10.0
-"""Until HAProxy shows it: half a second for the agent's line, more for the checks of one coming up."""
+"""Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker."""
 AGENT_WITHIN_S = 5.0
 POLL_S = 0.1
 REASON_CHARS = 200
@@ -32,10 +32,10 @@ def drain(
     within_s: float = SEEN_WITHIN_S,
     fleet: Fleet | None = None,
 ) -> Mapping[str, ServerState]:
-    """Send no new connections to a broker; those that it has live on.
+    """Send no new connections to a broker; its present ones live on.
 
-    fleet: of the balancers that must show it; those of this machine unless given.
-    Returns what every HAProxy shows, by name of the balancer. Raises AgentRefused (nothing has
+    fleet: the balancers that must show it; those of this machine by default.
+    Returns the state that every HAProxy shows, by name of the balancer. Raises AgentRefused (nothing has
     changed), NotReached (the flag is set, and some HAProxy does not show it in time).
     """
     node = inventory.find(name)
@@ -50,14 +50,14 @@ def ready(
     within_s: float = SEEN_WITHIN_S,
     fleet: Fleet | None = None,
 ) -> Mapping[str, ServerState]:
-    """Send new connections to a broker again. As `drain`; NotReached says what stands in the way."""
+    """Send new connections to a broker again. As `drain`; NotReached names the agent's reason."""
     node = inventory.find(name)
     set_draining(inventory, node, draining=False)
     return _wait(inventory, node, "ready", within_s, fleet or local(inventory))
 
 
 def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
-    """Tell an agent, without looking whether HAProxy has seen it. Raises AgentRefused."""
+    """Set the flag at an agent, without checking that HAProxy has seen it. Raises AgentRefused."""
     try:
         answer = httpx.post(
             f"{inventory.agent_url(node)}/drain",
@@ -95,7 +95,7 @@ def _wait(
 
 
 def _health(inventory: Inventory, node: Node) -> str:
-    """Return why an agent calls its broker not ready; "" when it does not say."""
+    """Return the reason for which an agent calls its broker not ready; "" when it gives none."""
     try:
         answer = httpx.get(
             f"{inventory.agent_url(node)}/health",

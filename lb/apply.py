@@ -1,12 +1,12 @@
-"""Bring the inventory to the running HAProxy: write its configuration and reload it, or undo that.
+"""Application of the inventory to the running HAProxy: write its configuration and reload it, or undo that.
 
-Connections outlive a reload: they stay with the process of before, which no longer checks brokers
+Connections outlive a reload: they stay with the old process, which no longer checks brokers
 and is out of the admin socket's reach. That is right for AMQP, whose connections are long and whose
 publishes are in flight: cutting them would leave outcomes unknown. It is bounded twice: publishers
-renew their connections after `connection_lifetime_s`, and `hard_stop_s` ends what is left. Until
-then a broker that freezes is noticed there by its clients alone, by confirms that are late.
+renew their connections after `connection_lifetime_s`, and `hard_stop_s` ends the remaining ones. Until
+then only the clients of such a connection notice that a broker freezes, by late confirms.
 
-Every function is about one balancer, the inventory's `balancer`, and about the place where it runs.
+Every function is about one balancer, the inventory's `balancer`, and about its host, `place`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from messagebus.errors import ConfigError
 __all__ = ["Applied", "apply", "check", "prepare_start", "save_state", "start_command"]
 
 RELOAD_WITHIN_S = 15.0
-"""From the signal until the new process answers with the new configuration; 0.1 s when idle."""
+"""Time from the signal until the new process answers with the new configuration; 0.1 s when idle."""
 POLL_S = 0.05
 TAIL_CHARS = 500
 
@@ -39,8 +39,8 @@ HERE = Here()
 class Applied:
     """The outcome of `apply`.
 
-    changed: the file is another one now. reloaded: a new process serves it.
-    pid: of the process that serves, 0 when HAProxy does not run.
+    changed: the file differs from the one before. reloaded: a new process serves it.
+    pid: process id of the serving process, 0 when HAProxy does not run.
     """
 
     changed: bool
@@ -49,15 +49,18 @@ class Applied:
 
 
 def start_command(inventory: Inventory) -> list[str]:
-    """Return what starts HAProxy in the foreground: a master, whose pid file it writes, and a worker."""
+    """Return the command that starts HAProxy in the foreground.
+
+    It starts a master, whose pid file it writes, and a worker.
+    """
     balancer = inventory.balancer
     return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
 
 
 def check(inventory: Inventory, place: Place = HERE) -> str:
-    """Render and let HAProxy read it, without touching anything. Returns the configuration.
+    """Render the configuration and let HAProxy check it, without touching anything.
 
-    Raises ConfigError for what the lint or HAProxy refuses.
+    Returns the configuration. Raises ConfigError for faults that the lint or HAProxy finds.
     """
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
@@ -68,7 +71,7 @@ def check(inventory: Inventory, place: Place = HERE) -> str:
 
 
 def prepare_start(inventory: Inventory, place: Place = HERE) -> None:
-    """Write what a HAProxy that does not run will read: configuration and state, all brokers down.
+    """Write the files that a stopped HAProxy will read: configuration and state, all brokers down.
 
     Raises ConfigError as `check`.
     """
@@ -77,10 +80,10 @@ def prepare_start(inventory: Inventory, place: Place = HERE) -> None:
 
 
 def apply(inventory: Inventory, place: Place = HERE, *, reload: bool = False) -> Applied:
-    """Make the running HAProxy serve what the inventory says; does nothing when it does already.
+    """Make the running HAProxy serve the inventory; do nothing when it does already.
 
     reload: reload it even then. Where HAProxy does not run, only its files are written.
-    Raises ConfigError (nothing touched), ApplyFailed (the configuration of before serves, or
+    Raises ConfigError (nothing touched), ApplyFailed (the old configuration serves, or
     the text says that it does not), BalancerUnreachable (it runs and does not answer).
     """
     balancer = inventory.balancer
@@ -98,7 +101,7 @@ def apply(inventory: Inventory, place: Place = HERE, *, reload: bool = False) ->
 
 
 def save_state(inventory: Inventory, place: Place = HERE) -> None:
-    """Write the state file from what runs; to be called every few seconds and before a stop.
+    """Write the state file from the running process; to be called every few seconds and before a stop.
 
     Raises BalancerUnreachable; the last state file stands then.
     """
@@ -114,7 +117,7 @@ def _change(
     text: str,
     running: runtime.Process,
 ) -> int:
-    """Move, reload, wait; undo when the new configuration does not serve. Returns the new pid."""
+    """Write, reload, wait; undo when the new configuration does not serve. Returns the new pid."""
     balancer = inventory.balancer
     _save_state(inventory, place, socket)
     place.write(balancer.config, text)
@@ -157,7 +160,7 @@ def _save_state(inventory: Inventory, place: Place, socket: Path) -> None:
 
 
 def _alerts(stderr: str) -> str:
-    """HAProxy's complaints in one line, without the bytes that hold the probe's password."""
+    """Return HAProxy's complaints in one line, without the bytes that hold the probe's password."""
     alerts = [line.partition(" : ")[2] for line in stderr.splitlines() if "[ALERT]" in line]
     said = re.sub(r"[0-9a-f]{40,}", "***", " | ".join(alerts) or stderr)
     return " ".join(said.split())[:TAIL_CHARS]

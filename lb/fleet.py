@@ -1,7 +1,7 @@
-"""All balancers of an inventory as one: what each shows, and an order to each that is read back from each.
+"""All balancers of an inventory as one: the state that each shows, and orders to each, read back from each.
 
 An inventory is applied one by one, after every balancer has been checked.
-One that cannot be reached is told by its name, and never counted as anything else.
+A balancer that cannot be reached is reported by its name, and never counted as anything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Open = Callable[[Balancer], AbstractContextManager[Path]]
-"""Have the admin socket of a balancer of another host here. Raises BalancerUnreachable."""
+"""Forward the admin socket of a balancer on another host. Raises BalancerUnreachable."""
 Condition = Callable[[ServerState], bool]
 
 
@@ -50,7 +50,7 @@ class Seen:
         return not self.silent and all(map(is_so, self.shown.values()))
 
     def but(self, is_so: Condition) -> str:
-        """Return what those say of which it is not so, in one line."""
+        """Return the states that do not meet the condition, and the silent balancers, in one line."""
         found = {
             name: f"HAProxy says {state.verdict} (check: {state.check}; agent: {state.agent})"
             for name, state in self.shown.items()
@@ -63,7 +63,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """sockets: name of a balancer -> its admin socket here, in the inventory's order.
+    """All balancers. sockets: name of a balancer -> its admin socket here, in the inventory's order.
 
     away: name -> why it cannot be reached at all.
     """
@@ -72,7 +72,7 @@ class Fleet:
     away: Mapping[str, str] = field(default_factory=dict)
 
     def look(self, name: str) -> Seen:
-        """At one broker, on every balancer."""
+        """Return the state of one broker on every balancer."""
         shown, silent = {}, dict(self.away)
         for balancer, socket in self.sockets.items():
             try:
@@ -88,13 +88,13 @@ class Fleet:
 
 
 def local(inventory: Inventory) -> Fleet:
-    """All balancers, where they are of this machine."""
+    """Return all balancers by their own sockets, as balancers of this machine."""
     return Fleet({balancer.name: balancer.socket for balancer in inventory.balancers})
 
 
 @contextmanager
 def opened(inventory: Inventory, open_socket: Open) -> Iterator[Fleet]:
-    """All balancers, wherever they are; those that are away are told in the fleet."""
+    """Connect to all balancers, on this machine or another; unreachable ones are in the fleet's `away`."""
     sockets, away = {}, {}
     with ExitStack() as stack:
         for balancer in inventory.balancers:
@@ -108,9 +108,10 @@ def opened(inventory: Inventory, open_socket: Open) -> Iterator[Fleet]:
 
 
 def maint(fleet: Fleet, name: str, *, on: bool) -> Seen:
-    """Take a broker out at once, or back, on every balancer: for one whose agent is dead.
+    """Take a broker whose agent is dead out at once, or back, on every balancer.
 
-    Raises LbError, before anything is changed, when its agent answers; NotReached as all here.
+    Raises LbError, before anything is changed, when its agent answers; NotReached when it is not so
+    everywhere.
     """
     if on:
         _refuse_living(fleet, name)
@@ -124,7 +125,7 @@ def maint(fleet: Fleet, name: str, *, on: bool) -> Seen:
 
 
 def set_drain(fleet: Fleet, name: str, *, on: bool) -> Seen:
-    """Drain a broker whose agent is dead, or take that back. Its agent takes a drain back, too."""
+    """Drain a broker whose agent is dead, or undo that. An agent that comes back undoes a drain, too."""
     _refuse_living(fleet, name)
     return _order(
         fleet,
@@ -136,7 +137,7 @@ def set_drain(fleet: Fleet, name: str, *, on: bool) -> Seen:
 
 
 def set_weight(fleet: Fleet, name: str, weight: int) -> Seen:
-    """Give a broker its share of new connections on every balancer."""
+    """Set the weight of a broker, its share of new connections, on every balancer."""
     return _order(
         fleet,
         name,
@@ -147,7 +148,7 @@ def set_weight(fleet: Fleet, name: str, weight: int) -> Seen:
 
 
 def _refuse_living(fleet: Fleet, name: str) -> None:
-    """Each `ready` of an agent would undo what is ordered by hand."""
+    """Raise LbError when a broker's agent answers: each of its `ready` would undo an order by hand."""
     for balancer, state in fleet.look(name).shown.items():
         if state.agent in SAID:
             raise LbError(
@@ -158,7 +159,10 @@ def _refuse_living(fleet: Fleet, name: str) -> None:
 def _order(
     fleet: Fleet, name: str, order: Callable[[Path], None], is_so: Condition, wanted: str
 ) -> Seen:
-    """To every balancer, whatever becomes of the others. Raises NotReached where it is not so."""
+    """Send an order to every balancer, even if some fail.
+
+    Raises NotReached where the state is not as wanted.
+    """
     refused = {}
     for balancer, socket in fleet.sockets.items():
         try:
@@ -173,11 +177,11 @@ def _order(
 
 
 Reach = Callable[[Balancer], AbstractContextManager[Place]]
-"""Have a balancer's machine at hand."""
+"""Connect to a balancer's machine."""
 
 
 def check_all(inventory: Inventory, reach: Reach) -> None:
-    """Lint, and let every balancer's own HAProxy read its configuration. Touches nothing.
+    """Lint, and let every balancer's own HAProxy check its configuration. Touches nothing.
 
     Raises ConfigError, BalancerUnreachable, ApplyFailed.
     """
@@ -191,7 +195,7 @@ def apply_all(
     """Apply to one balancer after the other; each serves before the next is touched.
 
     Raises as `check_all` with nothing touched; ApplyFailed that names the balancer, with those
-    before it done and those after it as they were.
+    before it done and those after it unchanged.
     """
     with ExitStack() as stack:
         places = _check(inventory, reach, stack)
@@ -205,9 +209,9 @@ def apply_all(
 
 
 def apply_absent(inventory: Inventory, reach: Reach, balancer: Balancer) -> Applied | str:
-    """Apply to a balancer that is said to be dead, as far as it is there: its host may be alive.
+    """Apply to a balancer that is said to be dead, as far as it answers: its host may be alive.
 
-    Returns why nothing was done, where nothing was.
+    Returns the outcome, or the reason why nothing was done.
     """
     try:
         with reach(balancer) as place:

@@ -1,12 +1,12 @@
-"""The gate check: what HAProxy says to a broker to learn whether it may take publishes.
+"""The gate check: the conversation by which HAProxy learns whether a broker may take publishes.
 
 Pure bytes of AMQP 0.9.1: a login, and a passive declaration of the gate's queue, which answers how many
-messages are in it: one when the gate is open. Brokers before RabbitMQ 4.2.6 want no right for that; later
-ones want any right on the queue, and the probe has one with which nothing can be done. (4.2.6 and 4.3.0
-themselves want the right to configure: there the gate is never seen.) A broker that is starting, frozen,
+messages are in it: one when the gate is open. Brokers before RabbitMQ 4.2.6 require no right for that; later
+ones require any right on the queue, and the probe has a right that allows nothing else. (4.2.6 and 4.3.0
+themselves require the right to configure: there the gate is never seen.) A broker that is starting, frozen,
 or lacks something wanted does not pass.
 
-Every step names how long the good answer is, so that any other answer is a failure at once instead
+Every step names the length of the good answer, so that any other answer is a failure at once instead
 of a time-out.
 """
 
@@ -21,7 +21,7 @@ from messagebus.topology import GATE
 __all__ = ["Step", "steps"]
 
 PROTOCOL = b"AMQP\x00\x00\x09\x01"
-# The broker's own offer. Another number than an offered one up to it is refused in silence, 0 too.
+# The broker's own offer. A larger number is refused in silence, and so is 0.
 CHANNEL_MAX = 2047
 # At least 4,096 by AMQP, 8,192 by RabbitMQ 4; at most 131,072, the broker's offer.
 FRAME_MAX = 8_192
@@ -38,11 +38,11 @@ REPLY_SUCCESS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Send these bytes, then expect those among the answer.
+    """One step: send these bytes, then expect others in the answer.
 
     bytes_min: length of the good answer; a longer or equally long one without `expect` fails.
-    fault: what an operator reads when it does.
-    secret: what is sent holds the password.
+    fault: text for the operator when it fails.
+    secret: the bytes to send hold the password.
     """
 
     send: bytes
@@ -53,7 +53,7 @@ class Step:
 
 
 def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
-    """The conversation, in order."""
+    """Return the steps of the conversation, in order."""
     return (
         Step(
             send=PROTOCOL,

@@ -1,7 +1,7 @@
 """The machine of a balancer, as `lb.apply` needs it: this one, or one behind SSH.
 
-Here files, processes and the lock are the system's own; there they are the same, by commands.
-What reaches the host is handed in: this kit runs no SSH of its own.
+Here files, processes and the lock are the system's own; on a host behind SSH the same is done by commands.
+The SSH connection is handed in: this kit runs no SSH of its own.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ HAPROXY = "/usr/sbin/haproxy"
 
 
 class Place(Protocol):
-    """Raises BalancerUnreachable where the machine cannot be reached."""
+    """The machine of a balancer. Every method raises BalancerUnreachable where it cannot be reached."""
 
     def read(self, path: Path) -> str:
-        """A file's text; "" where there is none."""
+        """Return a file's text; "" where there is none."""
 
     def write(self, path: Path, text: str) -> None:
-        """Replace a file at once and for good; only its owner can read it."""
+        """Replace a file atomically and durably; only its owner can read it."""
 
     def complaint(self, text: str, config: Path) -> str:
-        """Return what HAProxy has against a configuration that would go to this path; "" for nothing."""
+        """Return HAProxy's complaint about a configuration for this path; "" for none."""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
-        """Send a signal to our master, none with None. False when it does not run."""
+        """Send a signal to our master, none with None. Returns False when it does not run."""
 
     def locked(self, balancer: Balancer) -> AbstractContextManager[Path]:
-        """Be the one writer of configuration and state, and have the admin socket on this machine.
+        """Hold the lock for writing configuration and state, and yield the admin socket on this machine.
 
-        Raises ApplyFailed when another one does not end in time.
+        Raises ApplyFailed when another writer does not end in time.
         """
 
 
 def is_our_master(cmdline: bytes, config: Path) -> bool:
     """Return whether a process's command line is that of a HAProxy with this configuration.
 
-    A pid file may outlive its process, and its number may belong to another one by now.
+    A pid file may outlive its process, and its number may belong to another process by now.
     """
     arguments = cmdline.split(b"\0")
     return arguments[0].endswith(b"haproxy") and str(config).encode() in arguments
 
 
 CHECK_WITHIN_S = 10.0
-"""For `haproxy -c`; host names that do not resolve take it longest."""
+"""Timeout of `haproxy -c`; host names that do not resolve take it longest."""
 SAVE_WAITS_S = 20.0
-"""For an `apply` of somebody else to end: longer than one may take."""
+"""Time for another operator's `apply` to end: longer than one may take."""
 POLL_S = 0.05
 
 
@@ -83,7 +83,7 @@ class Here:
 
     def read(self, path: Path) -> str:
         try:
-            # What is damaged is compared and looked through, and never stops a start.
+            # A damaged file is only compared and searched: it must never stop a start.
             return path.read_text(errors="replace")
         except FileNotFoundError:
             return ""
@@ -92,11 +92,11 @@ class Here:
         write_private(path, text)
 
     def complaint(self, text: str, config: Path) -> str:
-        # In a folder of its own: HAProxy would find its state file by the same name beside it.
+        # In a folder of its own: beside the real one, HAProxy would find the real state file.
         with tempfile.TemporaryDirectory(prefix="messagebus-lb-") as folder:
             candidate = Path(folder) / config.name
             write_private(candidate, text)
-            # Not "-q": then it is silent about certificates that it cannot load.
+            # Not "-q": it would hide complaints about certificates that cannot be loaded.
             argv = [HAPROXY, "-c", "-f", str(candidate)]
             try:
                 done = subprocess.run(
@@ -107,7 +107,7 @@ class Here:
         return done.stderr if done.returncode else ""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
-        """The process is held by a descriptor while it is looked at."""
+        """Send a signal. A descriptor holds the process while its command line is checked."""
         try:
             pid = int(balancer.master_pid_file.read_text())
             process = os.pidfd_open(pid)
@@ -140,7 +140,7 @@ class Here:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file at once and for good; only its owner can read it."""
+    """Replace a file atomically and durably; only its owner can read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -166,11 +166,11 @@ Socket = AbstractContextManager[Path]
 
 COMMAND_WITHIN_S = 15.0
 LOCK_WITHIN_S = 20.0
-"""For an `apply` of somebody else to end: longer than one may take."""
+"""Time for another operator's `apply` to end: longer than one may take."""
 
 
 class Connection(Protocol):
-    """One host. Both raise MessageBusError for a failed command, and for a host that is away."""
+    """One host. Both methods raise MessageBusError for a failed command, and for a host that is away."""
 
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str: ...
     def write(self, path: Path, text: str, *, mode: int) -> None: ...
@@ -261,7 +261,7 @@ def place_of(ssh: Ssh, inventory: Inventory, balancer: Balancer) -> Iterator[Pla
 def forwarded(
     ssh: Ssh, host: str, balancer: Balancer, *, lock: Path | None = None
 ) -> Iterator[Path]:
-    """Have the admin socket of a balancer on another host here. Raises BalancerUnreachable."""
+    """Forward the admin socket of a balancer on another host. Raises BalancerUnreachable."""
     connecting = ssh.forwarded(host, balancer.socket, lock=lock, within_s=LOCK_WITHIN_S)
     try:
         socket = connecting.__enter__()

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
-"""Keeps what HAProxy knows of the brokers over its next start, on HAProxy's own host.
+"""Keeper of HAProxy's knowledge of the brokers over its next start, on HAProxy's own host.
 
     keeper.py --socket /run/haproxy/admin.sock --file /var/lib/haproxy/messagebus.state --every 2
     keeper.py --file /var/lib/haproxy/messagebus.state --cold --config /etc/haproxy/haproxy.cfg
 
-The first saves what the running process says, for ever; the second, before a start from nothing, marks
+The first saves the state of the running process, for ever. The second, before a start from nothing, marks
 every broker of the configuration as down until its first check, and keeps drains. Without it HAProxy would
-forget drains, and send connections to a broker that it has not looked at. Nothing that the file may hold
-stops it: a line that is damaged or missing is a broker of which nothing is known.
+forget drains, and send connections to a broker that it has not checked. Damage in the file never stops it:
+a line that is damaged or missing is a broker of which nothing is known.
 
 A file by itself, of the standard library alone, so that a host of HAProxy needs nothing else of this kit.
 Where the balancer is the operators' own machine, `python -m lb save-state` does the same.
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def save(admin: Path, file: Path, lock: Path | None) -> str:
-    """Returns the fault, "" for none; the last file stands then."""
+    """Save the state of the running process. Returns the fault, "" for none; the last file stands then."""
     try:
         with locked(lock):
             text = brokers_of(ask(admin))
@@ -89,16 +89,16 @@ def save(admin: Path, file: Path, lock: Path | None) -> str:
 
 
 def brokers_of(text: str) -> str:
-    """The head and the brokers' lines of what HAProxy says to ``show servers state``."""
+    """Return the head and the brokers' lines of HAProxy's answer to ``show servers state``."""
     lines = text.splitlines(keepends=True)
     return "".join([*lines[:2], *(line for line in lines[2:] if _is_broker(line.split()))])
 
 
 def cold(text: str, config: str = "") -> str:
-    """All brokers down until checked; orders of operators stay.
+    """Return a state file with all brokers down until checked; orders of operators stay.
 
-    text: the last file, "" for none; lines that are damaged are left out. config: HAProxy's, of which every
-    broker gets its line; those of the file where it names none.
+    text: the last file, "" for none; damaged lines are left out. config: HAProxy's configuration; each of its
+    brokers gets a line. The brokers of the last file are taken where it names none.
     """
     known = {words[NAME]: words for line in text.splitlines() if _is_broker(words := line.split())}
     brokers = _servers(config) or {
@@ -108,7 +108,7 @@ def cold(text: str, config: str = "") -> str:
 
 
 def _servers(config: str) -> dict[str, tuple[str, str]]:
-    """Host and port of every broker in HAProxy's configuration, by name."""
+    """Return host and port of every broker in HAProxy's configuration, by name."""
     found, section = {}, [""]
     for line in config.splitlines():
         words = line.split()
@@ -121,7 +121,7 @@ def _servers(config: str) -> dict[str, tuple[str, str]]:
 
 
 def _down(name: str, host: str, port: str, known: list[str] | None) -> str:
-    """known: its line of before, None for none."""
+    """Return the line of a broker that is down. known: its line in the last file, None for none."""
     admin = int(known[ADMIN]) & ORDERED_FLAGS if known else 0
     weight = min(int(known[USER_WEIGHT]), WEIGHT_MAX) if known else WEIGHT
     # Checks are configured and enabled (6), the last result is unknown (1), health 0.
@@ -158,7 +158,7 @@ def ask(admin: Path) -> str:
 
 
 def read(file: Path) -> str:
-    """ "" for a file that cannot be read."""
+    """Return a file's text; "" for a file that cannot be read."""
     try:
         return file.read_text(errors="replace")
     except OSError as fault:
@@ -168,7 +168,7 @@ def read(file: Path) -> str:
 
 
 def write(file: Path, text: str) -> None:
-    """At once and for good, for its owner alone."""
+    """Replace a file atomically and durably; only its owner can read it."""
     part = file.with_name(f".{file.name}.keeper")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as stream:
@@ -180,7 +180,7 @@ def write(file: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path | None) -> Iterator[None]:
-    """One writer at a time; an `apply` over SSH holds the same lock. Raises OSError."""
+    """Keep other writers out; an `apply` over SSH holds the same lock. Raises OSError."""
     if path is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Faults that HAProxy would accept and a message bus must not have. Pure."""
+"""Faults that HAProxy accepts and a message bus must not have. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["faults"]
 
 # A Unix socket's address has room for 107 bytes, and HAProxy binds under a longer, temporary name.
 SOCKET_PATH_BYTES_MAX = 97
-# A publisher gives up a first dial after that (BusConfig.dial_timeout_ms).
+# A publisher gives up its first dial after this time (BusConfig.dial_timeout_ms).
 DIAL_TIMEOUT_MS = 500
-# A publisher renews its connection within this part more than its lifetime, at random.
+# A publisher renews its connection at random between its lifetime and this multiple of it.
 LIFETIME_SPREAD = 1.2
 # A waiting fetch must be answered before the balancer gives up on the agent.
 LIST_SLACK_S = 5
-# Of file descriptors, by Debian's rabbitmq-server.service, less those of queues, logs and agents.
+# The file descriptors of Debian's rabbitmq-server.service, less those for queues, logs and agents.
 BROKER_SESSIONS_MAX = 60_000
-# A drain is to be seen by every balancer within half a second.
+# Every balancer must see a drain within half a second.
 AGENT_INTER_MS_MAX = 500
 
 
 def faults(inventory: Inventory) -> list[str]:
-    """One sentence for each fault, in the operator's words; empty when all is well."""
+    """Return one sentence for each fault, in the operator's words; empty when all is well."""
     found = [*_all_balancers(inventory)]
     for balancer in inventory.balancers:
         begin = f"{balancer.name}: " if inventory.more else ""

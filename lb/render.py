@@ -16,7 +16,7 @@ __all__ = ["BROKERS", "WEIGHT", "marker", "render"]
 BROKERS = "mb_brokers"
 """Name of the backend whose servers are the brokers."""
 WEIGHT = 100
-"""Of every broker; an operator may give less or more at run time."""
+"""Weight of every broker; an operator may set another at run time."""
 
 _UNMARKED = "0" * 16
 _MARKER = re.compile(r'^    description "(messagebus \S+ config [0-9a-f]{16})"$', re.MULTILINE)
@@ -31,7 +31,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 def _quoted(value: object) -> str:
-    """One word of HAProxy's language, whatever is in it: nothing is special in '...' but '."""
+    """Return any value as one word of HAProxy's language: nothing is special in '...' but '."""
     return "'" + str(value).replace("'", "'\\''") + "'"
 
 
@@ -39,7 +39,7 @@ _TEMPLATES.filters["quoted"] = _quoted
 
 
 def render(inventory: Inventory) -> str:
-    """The whole configuration of the inventory's balancer; holds the probe's password.
+    """Render the whole configuration of the inventory's balancer; holds the probe's password.
 
     Raises ConfigError when the probe's password could not be read.
     """
@@ -62,6 +62,6 @@ def render(inventory: Inventory) -> str:
 
 
 def marker(config: str) -> str:
-    """Return what ``show info`` of a process with this configuration has as description; "" for none."""
+    """Return the description that ``show info`` of a process with this configuration has; "" for none."""
     found = _MARKER.search(config)
     return found[1] if found else ""

@@ -1,6 +1,6 @@
-"""A running HAProxy: its answers, and what only its admin socket can do.
+"""A running HAProxy: its answers, and the orders that only its admin socket takes.
 
-The one module that uses haproxyadmin. It asks with one command for all servers, because the library
+The only module that uses haproxyadmin. It asks with one command for all servers, because the library
 asks three times for each.
 """
 
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 ANSWER_WITHIN_S = 2.0
-"""For each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
+"""Timeout of each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
 WEIGHT_MAX = 255
-# HAProxy's word for an agent whose last line it understood; which one, it does not say.
+# HAProxy's word for an agent whose last line it understood; it does not say which line.
 AGENT_ANSWERED = "CHECKED"
 
 SAID = ("says ready", "says drain")
@@ -44,7 +44,7 @@ Verdict = Literal["up", "down", "drain", "maint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """The process that serves now. description: marker of its configuration."""
+    """The serving process. description: marker of its configuration."""
 
     pid: int
     uptime_s: int
@@ -55,10 +55,10 @@ class Process:
 class ServerState:
     """One broker as the serving process sees it.
 
-    verdict: whether new connections go there (`up`), or why not.
-    drained: an order to drain stands, whatever else is the matter.
+    verdict: `up` where new connections go there, or why they do not.
+    drained: an order to drain stands, whatever the verdict is.
     check: last result of the gate check in HAProxy's words.
-    agent: one of SAID, or in HAProxy's words why the agent said nothing.
+    agent: one of SAID, or HAProxy's reason for which the agent said nothing.
     sessions: connections of this process; those of the process before a reload are not in it.
     changed_s: seconds since the verdict changed.
     """
@@ -77,7 +77,7 @@ class ServerState:
 
 
 def process(socket: Path) -> Process:
-    """Return the process that serves. Raises BalancerUnreachable."""
+    """Return the serving process. Raises BalancerUnreachable."""
     with _answers(socket) as ask:
         known = dict(line.split(": ", 1) for line in ask("show info") if ": " in line)
         return Process(
@@ -88,7 +88,7 @@ def process(socket: Path) -> Process:
 
 
 def servers(socket: Path) -> dict[str, ServerState]:
-    """Every broker by name, in the order of the configuration. Raises BalancerUnreachable."""
+    """Return every broker by name, in the order of the configuration. Raises BalancerUnreachable."""
     with _answers(socket) as ask:
         listed = state.rows("\n".join(ask("show servers state")))
         lines = ask("show stat")
@@ -101,15 +101,18 @@ def servers(socket: Path) -> dict[str, ServerState]:
 
 
 def server_state_text(socket: Path) -> str:
-    """Return what HAProxy would need to start again as it is. Raises BalancerUnreachable."""
+    """Return the text of a state file with which HAProxy starts again as it is.
+
+    Raises BalancerUnreachable.
+    """
     with _answers(socket) as ask:
         return "\n".join(ask("show servers state")) + "\n"
 
 
 def maint(socket: Path, name: str, *, on: bool) -> None:
-    """Take a broker out at once, or back: for one whose agent is dead and cannot be asked.
+    """Take a broker whose agent is dead and cannot be asked out at once, or back.
 
-    Its sessions are not cut. Raises LbError when its agent lives: each `ready` of it would undo this.
+    Its sessions are not cut. Raises LbError when its agent lives: each of its `ready` would undo this.
     """
     known = servers(socket).get(name)
     if on and known and known.agent in SAID:
@@ -118,12 +121,15 @@ def maint(socket: Path, name: str, *, on: bool) -> None:
 
 
 def set_drain(socket: Path, name: str, *, on: bool) -> None:
-    """Send no new connections to a broker, or again: for one whose agent is dead."""
+    """Drain a broker whose agent is dead: send it no new connections, or again."""
     _server(socket, name, lambda server: server.setstate("drain" if on else "ready"))
 
 
 def set_weight(socket: Path, name: str, weight: int) -> None:
-    """Give a broker its share of new connections: 0 to 255, 100 is normal. Kept over reloads."""
+    """Set the weight of a broker, its share of new connections: 0 to 255, 100 is normal.
+
+    Kept over reloads.
+    """
     if not 0 <= weight <= WEIGHT_MAX:
         raise LbError(f"weight {weight}: 0 to {WEIGHT_MAX}")
     _server(socket, name, lambda server: server.setweight(weight))
@@ -162,7 +168,7 @@ def _server_state(row: Mapping[str, str], listed: state.Row) -> ServerState:
 
 
 def _verdict(status: str) -> Verdict:
-    """HAProxy's status, such as ``UP 1/2`` or ``DRAIN (agent)``, in one word of ours."""
+    """Translate HAProxy's status, such as ``UP 1/2`` or ``DRAIN (agent)``, into one of our words."""
     match status.split():
         case ["UP", *_] | ["no", "check"]:
             return "up"

@@ -1,4 +1,4 @@
-"""The state file that HAProxy reads at its start: which brokers are up, down, drained. Pure.
+"""The state file that HAProxy reads at its start: brokers that are up, down, drained. Pure.
 
 Without it HAProxy forgets drains and takes every server as up until its first check: a shut gate got
 96 connections in 0.9 s. So a broker that the running process does not know, and every broker at a
@@ -29,7 +29,7 @@ COLUMNS = 25
 NUMBER = re.compile("[0-9]{1,5}")
 MAINT_FLAG, DRAIN_FLAG, INHERITED_DRAIN_FLAG = 0x01, 0x08, 0x10
 DRAIN_FLAGS = DRAIN_FLAG | INHERITED_DRAIN_FLAG
-# What an order gave, in contrast to what the configuration or another server gives.
+# Flags set by an order, in contrast to those from the configuration or another server.
 ORDERED_FLAGS = MAINT_FLAG | DRAIN_FLAG
 
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> dict[str, Row]:
-    """The brokers' lines of a state file by name; lines that are none of ours are left out."""
+    """Return the brokers' lines of a state file by name; other lines are left out."""
     found = {}
     for line in text.splitlines():
         words = line.split()
@@ -56,9 +56,9 @@ def rows(text: str) -> dict[str, Row]:
 
 
 def warm(text: str, brokers: Iterable[Node]) -> str:
-    """A state file for a reload: known brokers as they are, new or moved ones down.
+    """Return a state file for a reload: known brokers as they are, new or moved ones down.
 
-    text: what the running process says to ``show servers state``.
+    text: the running process's answer to ``show servers state``.
     """
     known = rows(text)
     return HEAD + "".join(
@@ -70,7 +70,7 @@ def warm(text: str, brokers: Iterable[Node]) -> str:
 
 
 def cold(text: str, brokers: Iterable[Node]) -> str:
-    """A state file for a start from nothing: all down until checked, drains kept.
+    """Return a state file for a start from nothing: all down until checked, drains kept.
 
     text: the last saved state file, "" for none.
     """
@@ -91,7 +91,7 @@ def _down(node: Node, admin_state: int = 0) -> str:
 
 
 def _same(address: Address, node: Node) -> bool:
-    """Return whether a server is still where it was; a host name is taken to mean the same host."""
+    """Return whether a server still has the same address; a host name counts as the same host."""
     literal = _literal(node.address.host)
     return address.port == node.address.port and literal in ("", _literal(address.host))
 

@@ -29,7 +29,7 @@ STYLES = {"up": "green", "drain": "yellow", "maint": "magenta", "down": "bold re
 class Shown:
     """One balancer. fault: why it does not answer; process is None then.
 
-    current: whether it serves what the inventory says; None where that cannot be known.
+    current: whether it serves the present inventory; None where that cannot be known.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Shown:
 
 
 def look(inventory: Inventory, fleet: Fleet) -> list[Shown]:
-    """At every balancer, in the inventory's order."""
+    """Ask every balancer, in the inventory's order."""
     return [_look(inventory, fleet, balancer.name) for balancer in inventory.balancers]
 
 
@@ -55,7 +55,7 @@ def _look(inventory: Inventory, fleet: Fleet, name: str) -> Shown:
     try:
         wanted = marker(render(inventory.at(inventory.find_balancer(name))))
         current = process.description == wanted
-    except ConfigError:  # who may look need not have the probe's password
+    except ConfigError:  # a user who may look need not have the probe's password
         current = None
     return Shown(name=name, process=process, servers=servers, current=current)
 
@@ -65,7 +65,7 @@ def plain(shown: Sequence[Shown]) -> dict[str, Any]:
 
 
 def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
-    """A line for each balancer."""
+    """Yield a line for each balancer."""
     for each in shown:
         if each.process is None:
             yield Text.assemble(
@@ -85,7 +85,7 @@ def headlines(shown: Sequence[Shown]) -> Iterator[Text]:
 
 
 def server_table(shown: Sequence[Shown]) -> Table:
-    """A row for each broker and balancer; what several balancers say of one broker stands together."""
+    """Make a table with a row for each broker and balancer; the rows of one broker stand together."""
     several = len(shown) > 1
     columns = ["broker", "address", *(["balancer"] if several else []), "state"]
     numbers = (Column(title, justify="right") for title in ("sessions", "queue", "weight"))
@@ -112,7 +112,7 @@ def server_table(shown: Sequence[Shown]) -> Table:
 
 
 def in_words(seconds: int) -> str:
-    """In the two largest units: ``2 days 3 h``."""
+    """Return a duration in its two largest units: ``2 days 3 h``."""
     parts = []
     for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)

@@ -45,7 +45,7 @@ for command in (
     *(backup, restore, units),
 ):
     cli.add_command(command)
-# Those that read the inventory have the option already.
+# Commands that read the inventory have the option already.
 option_anywhere(
     cli,
     click.Option(

@@ -1,4 +1,4 @@
-"""The wheel and the source archive of messagebus: the same bytes from the same commit, whoever builds them.
+"""The wheel and the source archive of messagebus: the same bytes from the same commit on any machine.
 
 ``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit.
 """
@@ -22,13 +22,13 @@ __all__ = ["build", "main"]
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGE = "messagebus"
-# Of a checkout without its history: the first that a wheel, which is a ZIP file, can have.
+# Time for a checkout without history: the earliest that a wheel, which is a ZIP file, can hold.
 NO_COMMIT_S = 315_532_800
 BUILD_WITHIN_S = 300
 
 
 def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
-    """Returns the wheel and the archive. Raises OpsError with what the builder said last."""
+    """Build both. Returns the wheel and the archive. Raises OpsError with the builder's last output."""
     at_s = _commit_s(source)
     with tempfile.TemporaryDirectory(prefix="messagebus-dist-") as place:
         copy = Path(place, "source")
@@ -63,7 +63,7 @@ def _commit_s(source: Path) -> int:
 
 
 def _plain(archive: Path, at_s: int) -> bytes:
-    """The same files in the order of their names, of nobody and of one time."""
+    """Repack an archive: files in the order of their names, without owners, all with one time."""
     packed = io.BytesIO()
     with (
         tarfile.open(archive) as old,
@@ -79,7 +79,7 @@ def _plain(archive: Path, at_s: int) -> bytes:
 
 
 def main() -> None:
-    """One line for each file."""
+    """Build both and print one line for each file."""
     try:
         for path in build(Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")):
             print(path)

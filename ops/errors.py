@@ -4,15 +4,15 @@ OpsError
     LocalFault     the local cluster cannot do what was asked; one line says why
     CommandFailed  a command ended with another exit code than 0, or did not end in time
         HostUnreachable  there is no SSH to a host: down, another address, no login
-            HostKeyWrong     it answers with another key than the known one, or with one that is not known
-        SudoRefused      who logs in there may not become root without a password
+            HostKeyWrong     it answers with another key than the known one, or with an unknown one
+        SudoRefused      the SSH user may not become root without a password
     NoRoom         a host's disk has too little room to be changed
-    PlanFailed     a step of a playbook failed; what was done before it is in the journal
+    PlanFailed     a step of a playbook failed; the steps before it are in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
-        CannotTell     a host answers, and what was asked could not be seen there
-    LockHeld       somebody else is changing this cluster
-    RunOpen        an unfinished run of a playbook stands in the way of what was asked
-    JournalUnreadable  what a playbook has done cannot be read
+        CannotTell     a host answers, but the question could not be answered there
+    LockHeld       another operator is changing this cluster
+    RunOpen        an unfinished run of a playbook is in the way
+    JournalUnreadable  the record of a playbook's steps cannot be read
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CommandFailed(OpsError):
 
 
 class HostUnreachable(CommandFailed):
-    """Raised when no SSH connection to a host comes about; nothing was changed there."""
+    """Raised when no SSH connection to a host can be made; nothing was changed there."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(("ssh",), 255, reason, host)
@@ -78,7 +78,7 @@ class HostUnreachable(CommandFailed):
 
 
 class HostKeyWrong(HostUnreachable):
-    """Raised when a host shows a key that known_hosts does not have of it; nothing was said to it."""
+    """Raised when a host's key is not the one in known_hosts, or not known at all; nothing was sent to it."""
 
     def __init__(self, host: str, reason: str) -> None:
         super().__init__(host, reason)
@@ -98,7 +98,7 @@ class SudoRefused(CommandFailed):
 
 
 class NoRoom(OpsError):
-    """Raised when a host's disk has too little room for what is to be written; nothing was changed there."""
+    """Raised when a host's disk has too little room for the files; nothing was changed there."""
 
     def __init__(self, host: str, free_mb: int, wanted_mb: int) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ class CannotTell(NoAnswer):
 
 
 class LockHeld(OpsError):
-    """Raised when another playbook holds the lock of this cluster; wait for it, or look at who it is."""
+    """Raised when another playbook holds the lock of this cluster; wait for it, or find out who runs it."""
 
     def __init__(self, who: str, since: str) -> None:
         super().__init__(f"{who} is changing this cluster since {since}")
@@ -144,7 +144,7 @@ class JournalUnreadable(OpsError):
         self.file = file
 
 
-# With those of the kits that this one calls.
+# Exit codes, with those of the kits that this one calls.
 CODES: Codes = {
     **lb.errors.CODES,
     **consumer_lists.errors.CODES,
@@ -157,6 +157,6 @@ CODES: Codes = {
 
 
 def tail(output: str) -> str:
-    """The last lines of an output, in one line."""
+    """Return the last lines of an output, in one line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return " | ".join(lines[-TAIL_LINES:]) or "no output"

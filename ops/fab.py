@@ -85,7 +85,7 @@ def storage(
 def drbd(
     _context: Any, what: str, name: str = "", dry_run: bool = False, yes: bool = False
 ) -> None:
-    """The mirror NAME: status of one or all, connect, create, verify, resolve."""
+    """Manage the mirror NAME: status of one or all, connect, create, verify, resolve."""
     _run("drbd", what, *([name] if name else []), dry_run=dry_run, yes=yes)
 
 
@@ -141,7 +141,7 @@ def local(_context: Any, what: str) -> None:
 
 
 def _run(*words: str, **options: str | bool) -> None:
-    """options: a flag that is off, or a text that is empty, is not said."""
+    """Run a command of the kit. options: a flag that is off, or an empty text, is left out."""
     said: list[str] = []
     for name, value in options.items():
         if value:

@@ -29,7 +29,7 @@ __all__ = ["jobs", "main"]
     epilog="Example: python -m spark report --events out/run-1 --out out/report",
 )
 def jobs() -> None:
-    """Reports over recorded runs, made with PySpark."""
+    """Report on recorded runs, with PySpark."""
 
 
 for job in (

@@ -50,10 +50,10 @@ __all__ = [
     "write",
 ]
 
-# Up to here a job is over before the JVM's better compiler has paid for itself.
+# Up to this size a job is over before the JVM's better compiler pays for itself.
 QUICK_BYTES_MAX = 300 * 1024 * 1024
-# What a task sorts or groups at once: its share of 4 GiB holds it, so that cost grows with rows alone.
-# Adaptive plans put small ones together.
+# Bytes that a task sorts or groups at once: its share of 4 GiB holds them, so that cost grows with rows only.
+# Adaptive plans join small partitions.
 PARTITION_BYTES = 256 * 1024 * 1024
 PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -69,7 +69,7 @@ CODES: Codes = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """found: for other programs, as JSON; page: for people."""
+    """The result of a job. found: for other programs, as JSON; page: for people."""
 
     found: Mapping[str, Any]
     page: Page
@@ -103,7 +103,7 @@ max_bad_option = click.option(
 
 
 def job_command(name: str, what: str, measure: Measure) -> click.Command:
-    """The command of a job over one run, or one day of it."""
+    """Make the command of a job over one run, or one day of it."""
 
     @click.command(
         name,
@@ -155,7 +155,7 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
 
 
 def check_day(day: str) -> None:
-    """Raises UsageError for what is no day."""
+    """Raise UsageError for a text that is no day."""
     try:
         is_day = bool(DAY.fullmatch(day)) and bool(date.fromisoformat(day))
     except ValueError:
@@ -165,7 +165,7 @@ def check_day(day: str) -> None:
 
 
 def run_of(session: SparkSession, lake: Lake, found: Ingested, day: str | None) -> Run:
-    """A run, or a day of it. Raises RunInvalid for a day on which there was nothing."""
+    """Return a run, or a day of it. Raises RunInvalid for a day without rows."""
     days = lake.days(found.manifest.run_id, tuple(EVENTS))
     if day is not None and day not in days:
         known = ", ".join(days) or "none"
@@ -184,7 +184,7 @@ def write(
 ) -> int:
     """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code.
 
-    allow: names of faults that are put up with. notes: for the first line.
+    allow: names of tolerated faults. notes: for the first line.
     """
     every = list(dict.fromkeys((*answer.page.faults, *faults)))
     page = dataclasses.replace(
@@ -208,7 +208,7 @@ def write(
 
 
 def in_one_line(name: str, work: Callable[[], int]) -> int:
-    """Do the work of a job; what ends it early is one line and an exit code."""
+    """Do the work of a job. An error that ends it early is printed as one line, and becomes the exit code."""
     try:
         return work()
     except (*CODES,) as fault:
@@ -222,13 +222,13 @@ def _cause(text: str) -> str:
     causes = [line for line in lines if line.startswith("Caused by: ")]
     if causes:
         return causes[-1].removeprefix("Caused by: ")
-    # What was called in the JVM, and only behind it what it said.
+    # The first line names the call in the JVM, the second its error.
     return lines[1][2:] if len(lines) > 1 and lines[1].startswith(": ") else lines[0]
 
 
 @contextmanager
 def session_for(name: str, size: int) -> Iterator[SparkSession]:
-    """A session of its own, quick for a small run; ended on the way out. size: bytes of events, as JSON."""
+    """Yield a session, quick for a small run, and stop it at the end. size: bytes of events, as JSON."""
     session = spark_session(f"messagebus {name}", **settings_for(size))
     try:
         yield session
@@ -245,7 +245,7 @@ def settings_for(size: int) -> dict[str, str]:
 
 
 def is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Also where something else was raised because of one."""
+    """Return whether a log record is not about a Ctrl-C, nor about an error raised because of one."""
     error = record.exc_info[1] if record.exc_info else None
     while error is not None:
         if isinstance(error, KeyboardInterrupt):

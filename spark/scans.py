@@ -1,8 +1,8 @@
-"""Questions that a whole run answers with a few rows: what Spark costs for them, beside others.
+"""Questions that a whole run answers with a few rows, to compare the cost of Spark with other tools.
 
 ``python -m spark.scans LAKE RUN`` reads questions from its input, a line each, and answers each with a
-line of JSON, in one session: whoever asks sees what a question costs without the start of a JVM. An
-answer is a list of rows, of plain values and in order, so that another's can be compared with it.
+line of JSON, in one session: so the caller can measure a question without the start of a JVM. An
+answer is a list of rows, of plain values and in order, so that it can be compared with another tool's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["QUESTIONS", "answered", "main"]
 Answer: TypeAlias = list[Any]
 
 GROUP = ("broker", "topic")
-# Of percentile_approx: its own default, one part in so many of the count.
+# Accuracy of percentile_approx: its own default, one part in this number of the count.
 ACCURACY = 10_000
 
 
 def seconds(run: Run) -> Answer:
-    """kind, broker, topic, subscription, second, messages, bytes: sums of the table by publisher."""
+    """Return kind, broker, topic, subscription, second, messages, bytes: sums of the table by publisher."""
     rows = throughput.per_second(
         run.events("published"), run.events("delivered"), run.manifest.start_ns
     )
@@ -42,24 +42,24 @@ def seconds(run: Run) -> Answer:
 
 
 def latency(run: Run) -> Answer:
-    """broker, topic, total, and the percentiles of `CURVE`: until the confirm, from the intended time."""
+    """Return broker, topic, total, and the percentiles of `CURVE` from the intended time to the confirm."""
     return _rows(hdr.percentiles(hdr.bins(_latencies(run), GROUP, "value_ns"), GROUP, CURVE))
 
 
 def approximate(run: Run) -> Answer:
-    """broker, topic, and about the same percentiles, by Spark's own function."""
+    """Return broker, topic, and about the same percentiles, by Spark's own function."""
     wanted = F.array(*[F.lit(each / 100) for each in CURVE])
     found = F.percentile_approx("value_ns", wanted, ACCURACY)
     return _rows(_latencies(run).groupBy(*GROUP).agg(found.alias("found")))
 
 
 def bins(run: Run) -> Answer:
-    """broker, topic, bin, n: what `latency` is made from."""
+    """Return broker, topic, bin, n: the bins of `latency`."""
     return _rows(hdr.bins(_latencies(run), GROUP, "value_ns"))
 
 
 def percentiles(run: Run) -> Answer:
-    """publisher, broker, total, percentiles (of `CURVE` -> value)."""
+    """Return publisher, broker, total, percentiles (of `CURVE` -> value)."""
     dims = ["publisher", "broker"]
     found = hdr.percentiles(hdr.bins(_latencies(run), dims, "value_ns"), dims, CURVE).collect()
     return [
@@ -72,9 +72,9 @@ def percentiles(run: Run) -> Answer:
 
 
 def depths(run: Run) -> Answer:
-    """broker, topic, subscription, second, entered, left, depth, age_ms: of `backlog.depths`.
+    """Return broker, topic, subscription, second, entered, left, depth, age_ms: rows of `backlog.depths`.
 
-    Of the fates that the lake has, which are made first where it has none.
+    Made from the fates in the lake, which are computed first where it has none.
     """
     manifest = run.manifest
     waits = backlog.waits(run.fates())
@@ -83,7 +83,7 @@ def depths(run: Run) -> Answer:
 
 
 def verdicts(run: Run) -> Answer:
-    """verdict, messages: of the audit, of every message."""
+    """Return verdict, messages: the audit's verdicts on every message."""
     judged = sifted(run)
     totals = judged.counts().unionByName(audit.totals(judged.fates))
     told = totals.filter(F.col("of") == "verdict").groupBy("verdict")
@@ -91,7 +91,7 @@ def verdicts(run: Run) -> Answer:
 
 
 def joined(run: Run) -> Answer:
-    """The same by a full outer join, which is what one would write first.
+    """Return the same by a full outer join, the obvious way.
 
     Grouped before it: a plain join counts an id that repeats on both sides several times.
     """
@@ -125,7 +125,7 @@ def _latencies(run: Run) -> DataFrame:
 
 
 def _verdict() -> Column:
-    """Of one subscription, without repeats that have a reason: as `audit.VERDICTS`."""
+    """Return a verdict as in `audit.VERDICTS`, for one subscription, and without explained repeats."""
     confirmed = F.col("outcome") == "confirmed"
     return (
         F.when(F.col("sent").isNull(), "orphan")
@@ -143,14 +143,14 @@ def _rows(found: DataFrame) -> Answer:
 
 
 def answered(run: Run, questions: Iterable[str]) -> Iterator[str]:
-    """A line for each question. What one has kept in memory is forgotten before the next."""
+    """Yield a line for each question. Rows that one keeps in memory are dropped before the next."""
     for question in questions:
         yield json.dumps(QUESTIONS[question.strip()](run))
         run.session.catalog.clearCache()
 
 
 def main(argv: Sequence[str]) -> None:
-    """argv: the lake, and the run in it."""
+    """Answer questions from standard input. argv: the lake, and the run in it."""
     root, run_id = argv
     lake = Lake(Path(root))
     found = ingested(lake, run_id)

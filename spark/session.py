@@ -1,4 +1,4 @@
-"""The one way to make a Spark session. What spark-submit was given wins over what is written here."""
+"""The only place that makes a Spark session. Options of spark-submit win over the settings here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOCAL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.extraJavaOptions": LOG4J,
 }
-# For inputs that are through before the JVM's better compiler, adaptive plans or more partitions would
+# For inputs that are done before the JVM's better compiler, adaptive plans or more partitions would
 # pay: a third less CPU on 70 MB of events, start included. On large ones it would cost.
 QUICK = {
     "spark.sql.adaptive.enabled": "false",
@@ -58,7 +58,7 @@ class JavaMissing(Exception):
 
 
 def java_path(environ: Mapping[str, str]) -> str | None:
-    """The java that Spark would start: JAVA_HOME's, else that of PATH; None when there is none."""
+    """Return the java that Spark would start: JAVA_HOME's, else that of PATH; None when there is none."""
     if home := environ.get("JAVA_HOME"):
         return shutil.which("java", path=str(Path(home) / "bin"))
     return shutil.which("java", path=environ.get("PATH"))
@@ -68,7 +68,7 @@ def spark_session(app: str, **local: str) -> SparkSession:
     """Make or find the session.
 
     local: settings that beat `LOCAL` and `SQL`; under spark-submit those of SQL alone, and only where
-        its command line says nothing.
+        its command line sets nothing.
     Raises JavaMissing. Cost: 4 to 5 s for the first one of a process.
     """
     # Python workers are otherwise `python3` of PATH, which lacks our packages.
@@ -104,9 +104,9 @@ def _start(app: str, settings: Mapping[str, str]) -> None:
 
 @contextmanager
 def _interrupted_afterwards() -> Iterator[None]:
-    """A Ctrl-C in here takes effect at the end of it.
+    """Delay a Ctrl-C in here to the end of it.
 
-    A JVM whose start is not waited for finds nobody to say its port to, and stays for ever.
+    A JVM that is not waited for at its start finds nobody to report its port to, and stays for ever.
     """
     is_heard = signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN)
     if not is_heard or threading.current_thread() is not threading.main_thread():

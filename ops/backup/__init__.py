@@ -1,1 +1,1 @@
-"""Everything of a cluster but its messages, kept in one file."""
+"""Backup and restore: everything of a cluster but its messages, in one file."""

@@ -1,7 +1,7 @@
 """A backup as one file: a gzipped tar with a table of contents, readable by its owner alone.
 
-It knows nothing of clusters. Names inside are paths; what was meant to be there and is not, or is not what
-it was, is a fault of the whole.
+It knows nothing of clusters. Names inside are paths. A listed file that is missing or changed is a fault of
+the whole archive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MEMBER_BYTES_MAX = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """facts: what stands in the table of contents beside the names. secret: names that hold secrets."""
+    """The contents of a backup.
+
+    facts: values of the table of contents beside the names. secret: names of files that hold secrets.
+    """
 
     facts: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -36,7 +39,7 @@ class Archive:
 
 
 def write(path: Path, archive: Archive) -> None:
-    """Raises FileExistsError: a backup is never written over."""
+    """Write an archive. Raises FileExistsError: a backup is never overwritten."""
     contents = {
         "format": FORMAT,
         **archive.facts,
@@ -62,7 +65,7 @@ def write(path: Path, archive: Archive) -> None:
 
 
 def read(path: Path) -> Archive:
-    """Raises OpsError unless everything is there as it was written; OSError."""
+    """Read an archive. Raises OpsError unless every file is there, unchanged; OSError."""
     try:
         with tarfile.open(path, mode="r:gz") as tar:
             found = {member.name: _content(tar, member) for member in tar if member.isfile()}

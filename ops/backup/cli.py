@@ -46,7 +46,7 @@ from ops.run.runner import HostRunner
 __all__ = ["backup", "restore"]
 
 INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
-# Topology of an older backup comes back by name, where nobody remembers what was deleted since.
+# Topology of an older backup comes back by name only, where no agent remembers the deletions since.
 OLD = timedelta(days=14)
 
 
@@ -144,12 +144,12 @@ def restore(
     yes: bool,
     file: Path,
 ) -> None:
-    """Bring back what ARCHIVE holds and is missing now. What is there is never changed.
+    """Bring back what ARCHIVE holds and is missing now. Existing things are never changed.
 
     First, on a machine that has lost them, --files; then the hosts are provisioned and run; then, without
     it, what brokers and agents miss: policies, queues of others, topology. The consumer list gets a
-    generation above all that clients may know. What was deleted on purpose looks like what was lost: look
-    at what it would bring back.
+    generation above all that clients may know. A deliberate deletion looks like a loss: check the list of
+    changes first.
 
     \b
     Example:
@@ -169,9 +169,11 @@ def restore(
 def _restore_files(
     kept: Archive, file: Path, outside: tuple[Path, ...], *, dry_run: bool, yes: bool
 ) -> None:
-    """Write what the inventory names: the one that is here, else the archive's.
+    """Write the files that the inventory names: the inventory here, else the archive's.
 
-    That may name a file anywhere on this machine: outside of its folder by the operator's word only.
+    The inventory may name a file anywhere on this machine. A file outside of its folder is written only by
+    the
+    operator's word.
     """
     text = file.read_text() if file.exists() else kept.files[INVENTORY].decode()
     may_write = {Path(os.path.normpath(Path.cwd() / path)) for path in outside}
@@ -215,9 +217,10 @@ def _write(path: Path, raw: bytes, mode: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
-    """definitions: by broker. left: names of topology that stay away, and why.
+    """Things that a restore makes. definitions: by broker.
 
-    generation: below which the list must not stay, 0 where it is above.
+    left: names of topology that are not restored, with the reason.
+    generation: the list's generation must be above it; 0 where it is already.
     """
 
     definitions: Mapping[str, Missing]
@@ -261,7 +264,7 @@ def _restore_cluster(
 
 
 def _rights(inventory: Inventory) -> Rights:
-    """Return those of the users that the inventory names."""
+    """Return the users that the inventory names, with their rights."""
     admins = {each.name for each in inventory.users if each.role == "operator"}
     admins.add(inventory.admin_user)
     users = {inventory.balancer.probe_user, *(each.name for each in inventory.users)}
@@ -269,7 +272,10 @@ def _rights(inventory: Inventory) -> Rights:
 
 
 def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> Lack:
-    """Raises OpsError where topology would come back that somebody may have deleted long ago."""
+    """Compare a backup with the cluster.
+
+    Raises OpsError where topology would come back that may have been deleted long ago.
+    """
     snapshots = view.snapshots()
     maps = {
         name: {entry["wanted"]: entry for entry in snapshot["entries"]}
@@ -296,7 +302,7 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
 
 
 def _see_young(kept: Archive, names: list[str]) -> None:
-    """Tell what nobody can know. Raises OpsError for a backup that is old."""
+    """Warn that deletions since the backup are not known. Raises OpsError for a backup that is old."""
     made_at = kept.facts["made_at"]
     if not -OLD < age_of(kept, datetime.now(UTC)) < OLD:
         raise OpsError(
@@ -309,7 +315,7 @@ def _see_young(kept: Archive, names: list[str]) -> None:
 
 
 def _is_password(inventory: Inventory, user: str, stored: str) -> bool:
-    """Return whether a broker's stored hash is of the password that the inventory has of this user."""
+    """Return whether a broker's stored hash is that of the user's password in the inventory."""
     files = {
         inventory.admin_user: inventory.admin_password_file,
         inventory.balancer.probe_user: inventory.balancer.probe_password_file,
@@ -322,7 +328,10 @@ def _is_password(inventory: Inventory, user: str, stored: str) -> bool:
 
 
 def _generation_lacking(kept: Archive, view: View) -> int:
-    """Clients that live on would not take an older list than they had."""
+    """Return the backup's generation where some agent serves an older list; else 0.
+
+    Running clients would not take an older list than they had.
+    """
     known = generation_of(kept)
     return known if min(view.generations().values(), default=known) < known else 0
 

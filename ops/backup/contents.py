@@ -1,11 +1,12 @@
-"""The contents of a backup of a cluster, and what of them is missing from a cluster. Pure.
+"""The contents of a backup of a cluster, and the part of them that a cluster lacks. Pure.
 
-In it: the inventory and what it names on this machine, the consumer list, every agent's topology, and every
-broker's definitions. Not in it: messages. Those are on the brokers' disks, and their copies are mirrors.
+A backup holds the inventory and the files that it names on this machine, the consumer list, every agent's
+topology, and every broker's definitions. It holds no messages: those are on the brokers' disks, and their
+copies are mirrors.
 
-What is there is never changed by a restore: only what is missing is made, and what differs is told. What was
-deleted on purpose looks like what was lost, so rights come back only for users that the inventory names, and
-topology only while agents know what was deleted, or by name.
+A restore never changes an existing thing: it makes missing ones, and reports those that differ. A deliberate
+deletion looks like a loss. So rights come back only for users that the inventory names, and topology only
+while agents know the deletions, or by name.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ __all__ = [
 ]
 
 INVENTORY = "inventory.toml"
-# Keys of the inventory that name files of other hosts, or what is made anew by itself.
+# Keys of the inventory that name files of other hosts, or files that are generated again.
 _NOT_OURS = {"state_file", "master_pid_file", "node_list_file"}
 _NO_SECRETS = {"list_file", "ca_file", "cert_file"}
-# Kinds of definitions -> what a thing of that kind is known by. Without the broker's own name and other
+# Kinds of definitions -> the key of a thing of that kind. Without the broker's own name and other
 # global parameters: each broker has its own.
 _KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "vhosts": lambda one: one["name"],
@@ -55,15 +56,18 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "bindings": lambda one: json.dumps(one, sort_keys=True),
 }
 _HASH = "password_hash"
-# Kinds of rights, and where they name their user.
+# Kinds of rights -> the field that names their user.
 _USER = {"users": "name", "permissions": "user", "topic_permissions": "user"}
-# Made by agents, who settle what they make.
+# Prefix of queues and exchanges that agents make and settle.
 _AGENTS = "mb."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """Users whom a restore may make again and give rights to. users: names. admins: those who may do all."""
+    """Users whom a restore may make again and give rights to.
+
+    users: names. admins: names of administrators.
+    """
 
     users: frozenset[str] = frozenset()
     admins: frozenset[str] = frozenset()
@@ -74,7 +78,7 @@ NOBODY = Rights()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """definitions: to import. told: of each thing that differs and is left as it is."""
+    """Definitions that a broker lacks. definitions: to import. told: a line on each thing left unchanged."""
 
     definitions: Mapping[str, list[Any]]
     told: tuple[str, ...]
@@ -89,9 +93,9 @@ class Missing:
 
 
 def files_named(inventory: str, base: Path) -> dict[Path, bool]:
-    """Files of this machine that an inventory names: path -> whether it holds a secret.
+    """Return the files of this machine that an inventory names: path -> whether it holds a secret.
 
-    A folder stands for the files in it, whatever there is now. Files need not be there.
+    A folder stands for the files that are in it now. A named file need not exist.
     """
     found: dict[Path, bool] = {}
     for key, value in _texts(tomllib.loads(inventory)):
@@ -104,7 +108,7 @@ def files_named(inventory: str, base: Path) -> dict[Path, bool]:
 
 
 def is_named(inventory: str, base: Path, path: Path) -> bool:
-    """Return whether an inventory names this path, of a normal form, or its folder. It need not be there."""
+    """Return whether an inventory names this path, in normal form, or its folder. The path need not exist."""
 
     def normal(value: str) -> Path:
         return Path(os.path.normpath(base / value))
@@ -135,7 +139,7 @@ def generation_of(archive: Archive) -> int:
 
 
 def age_of(archive: Archive, now: datetime) -> timedelta:
-    """Return how long ago it was made. Raises ValueError, KeyError when it does not say so."""
+    """Return the age of a backup. Raises ValueError, KeyError when the archive does not tell it."""
     made_at = datetime.strptime(archive.facts["made_at"], "%Y-%m-%dT%H:%M:%SZ")
     return now - made_at.replace(tzinfo=UTC)
 
@@ -147,9 +151,9 @@ def missing_definitions(
     rights: Rights = NOBODY,
     is_password: Callable[[str, str], bool] = lambda user, stored: False,
 ) -> Missing:
-    """Return what of a broker's definitions it does not have any more.
+    """Return the definitions of a backup that a broker lacks now.
 
-    is_password: whether a stored hash is of the password that is known of this user. A broker that was
+    is_password: whether a stored hash is that of the user's known password. A broker that was
     set up anew stores the same password under another salt.
     """
     wanted: dict[str, list[Any]] = {}
@@ -178,7 +182,7 @@ def _why_left(
     there: set[str],
     is_password: Callable[[str, str], bool],
 ) -> str:
-    """Return why a user who is missing, or a right, stays so; "" for what may be made again."""
+    """Return why a missing user or right is not restored; "" where it may be made again."""
     if kind not in _USER:
         return ""
     name = one[_USER[kind]]
@@ -199,7 +203,7 @@ def _differs(
     now: Mapping[str, Any],
     is_password: Callable[[str, str], bool],
 ) -> str:
-    """In words; "" for what is the same."""
+    """Return the difference in words; "" where there is none."""
     if before == now:
         return ""
     if kind != "users" or {**before, _HASH: ""} != {**now, _HASH: ""}:
@@ -217,9 +221,9 @@ def missing_topology(
     floor: int = 0,
     only: Iterable[str] = ("*",),
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return what to register again, as agents take it; and other names they lack, and why that stays so.
+    """Return the entries to register again, as agents take them, and the reason for each other missing name.
 
-    floor: of the agents; what they do not know and has a number up to this was deleted.
+    floor: the agents' floor; an entry that they do not know with a number up to it was deleted.
     only: patterns of the names that may come back.
     """
 
@@ -243,7 +247,7 @@ def missing_topology(
 def without_memory(
     before: Mapping[str, Mapping[str, Any]], snapshots: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Return whether no agent remembers the time of the backup, and so what was deleted since.
+    """Return whether no agent remembers the time of the backup, and so the deletions since.
 
     Numbers of changes never begin again below those that an agent knows.
     """

@@ -1,1 +1,1 @@
-"""A running cluster: what it says about itself, and what must hold in it."""
+"""A running cluster: its state as it reports it, and the conditions that must hold in it."""

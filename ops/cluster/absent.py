@@ -1,7 +1,7 @@
-"""The dead, by proof: a playbook goes on without them. One that is only silent still stops it.
+"""Dead nodes and balancers, by proof: a playbook goes on without them. A silent one still stops it.
 
-Nothing that answers is dead. What does not answer is dead when its supervisor says that no process of
-it is left, or when an operator has seen that its host is off.
+Nothing that answers is dead. A silent process is dead when its supervisor says that none of it is left,
+or when an operator has seen that its host is off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_absent(
     *,
     runner: Runner | None = None,
 ) -> Absent:
-    """Names of the nodes whose broker or agent is dead, without those of `but`, and of dead balancers.
+    """Return the names of nodes whose broker or agent is dead, without those of `but`, and of dead balancers.
 
     dead: nodes and balancers whose host is off, by an operator's word. Raises OpsError for one of these
     that answers, ConfigError for one that is not in the inventory.
@@ -66,9 +66,10 @@ def find_absent(
 def dead_balancers(
     view: View, words: Collection[str] = (), silent: Collection[str] | None = None
 ) -> frozenset[str]:
-    """Names of the balancers that are dead; none when all are: then nobody can tell what is sent where.
+    """Return the names of dead balancers; none when all are dead.
 
-    words: hosts and balancers that are off, by an operator's word. silent: those that do not answer.
+    With all dead, it is not known which brokers they send publishers to.
+    words: hosts and balancers that are off, by an operator's word. silent: balancers that do not answer.
     """
     silent = view.silent_balancers() if silent is None else silent
     every = view.inventory.balancers
@@ -90,7 +91,7 @@ def _answers(ask: Callable[[str], object], name: str) -> bool:
 
 
 def _is_ended(state: Command, runner: Runner) -> bool:
-    """Return whether the supervisor says so; one that cannot be asked says nothing."""
+    """Return whether the supervisor says that the process has ended; no answer counts as no."""
     try:
         return runner.run(state).strip() in ENDED
     except CommandFailed:

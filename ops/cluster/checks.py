@@ -1,6 +1,6 @@
-"""Checks between the steps of a playbook. Each looks once and says what is missing.
+"""Checks between the steps of a playbook. Each looks once and reports an unmet condition.
 
-A check returns "" when it holds. What it looks at is a `View`; what it concludes is pure.
+A check returns "" when it holds. Its input is a `View`; its conclusion is pure.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ NAMES_SHOWN = 5
 
 
 class Steady:
-    """Statistics are believed when they show the same in looks more than one interval apart.
+    """Confidence in statistics that lag: two equal looks, more than one interval apart, are believed.
 
-    They show the past: what began a moment before a look is not in them yet.
+    Statistics show the past: an event shortly before a look is not in them yet.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
-        """interval_s: the longest that the broker's statistics may lag."""
+        """interval_s: upper bound of the lag of the broker's statistics."""
         self._interval_s, self._clock = interval_s, clock
         self._since: float | None = None
 
     def holds(self) -> bool:
-        """Note that it was so in this look. Returns whether it has been for long enough."""
+        """Note that the condition held in this look. Returns whether it has held for long enough."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         return now - self._since > self._interval_s
 
     def broken(self) -> None:
-        """Note that it was not so in this look, or proved wrong."""
+        """Note that the condition did not hold in this look, or proved wrong."""
         self._since = None
 
 
 def some(names: Sequence[str]) -> str:
-    """The first NAMES_SHOWN of them, and how many more there are."""
+    """Return the first NAMES_SHOWN names, and the number of the others."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def answers(view: View, name: str) -> Check:
-    """The broker's management API answers, which it does last of all in its boot."""
+    """Check that the broker's management API answers, which it does last of all in its boot."""
 
     def check() -> str:
         view.queues(name)
@@ -85,7 +85,7 @@ def answers(view: View, name: str) -> Check:
 
 
 def topology_is_there(view: View, name: str) -> Check:
-    """The node has every wanted queue, settled, and its gate is open."""
+    """Check that the node has every wanted queue, settled, and that its gate is open."""
 
     def check() -> str:
         settled = view.settled(name)
@@ -97,7 +97,7 @@ def topology_is_there(view: View, name: str) -> Check:
 
 
 def holds_back(view: View, name: str) -> Check:
-    """The node's agent asks publishers to stay away."""
+    """Check that the node's agent asks publishers to stay away."""
 
     def check() -> str:
         verdict = view.health(name)["verdict"]
@@ -107,7 +107,7 @@ def holds_back(view: View, name: str) -> Check:
 
 
 def welcomes(view: View, name: str) -> Check:
-    """The node takes publishes and its agent sends publishers there."""
+    """Check that the node takes publishes and that its agent sends publishers there."""
 
     def check() -> str:
         health = view.health(name)
@@ -117,7 +117,7 @@ def welcomes(view: View, name: str) -> Check:
 
 
 def agents_serve_the_list(view: View) -> Check:
-    """Every agent serves the generation of the operators' copy."""
+    """Check that every agent serves the generation of the operators' copy."""
 
     def check() -> str:
         wanted = view.listed.generation
@@ -128,7 +128,7 @@ def agents_serve_the_list(view: View) -> Check:
 
 
 def applied_and_attached(view: View, name: str) -> Check:
-    """Every live client works by the list as it is, and what is consumed elsewhere is consumed here."""
+    """Check that every live client works by the present list, and consumes here as on other brokers."""
 
     def check() -> str:
         if late := _late(view):
@@ -144,7 +144,10 @@ def applied_and_attached(view: View, name: str) -> Check:
 
 
 def knows_the_topology(view: View, name: str) -> Check:
-    """The node's agent has what any agent has. From now on, each change asks it too."""
+    """Check that the node's agent has every entry that another agent has.
+
+    From now on, each change asks it too.
+    """
 
     def check() -> str:
         missing = behind(view.maps(), name)
@@ -156,7 +159,7 @@ def knows_the_topology(view: View, name: str) -> Check:
 def left_by_publishers(
     view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Check:
-    """No application has a connection to the broker, apart from those that consume, for certain.
+    """Check that no application but consumers has a connection to the broker, for certain.
 
     A connection is in the statistics only after an interval: see `Steady`.
     """
@@ -173,7 +176,7 @@ def left_by_publishers(
 
 
 def left_by_clients(view: View, nobody_is_connected: Check) -> Check:
-    """Every live client works by the list without the broker, and that other check holds, too."""
+    """Check that every live client works by the list without the broker, and that the other check holds."""
 
     def check() -> str:
         left = nobody_is_connected()
@@ -185,7 +188,7 @@ def left_by_clients(view: View, nobody_is_connected: Check) -> Check:
 def nobody_is_connected(
     view: View, name: str, *, interval_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Check:
-    """No application has a connection to the broker, for certain."""
+    """Check that no application has a connection to the broker, for certain."""
     steady = Steady(interval_s, clock)
 
     def check() -> str:
@@ -199,9 +202,9 @@ def nobody_is_connected(
 
 
 def off_the_list(view: View, name: str, address: str) -> Check:
-    """No list that anybody serves names the broker, and no balancer sends publishers there.
+    """Check that no served list names the broker, and that no balancer sends publishers there.
 
-    Its own agent may be away, and so may those that are known to be dead.
+    Its own agent may be away, and so may agents and balancers that are known to be dead.
     """
 
     def check() -> str:
@@ -220,9 +223,9 @@ def off_the_list(view: View, name: str, address: str) -> Check:
 
 
 def unused(view: View, name: str, address: str) -> Check:
-    """Check as `off_the_list` does; and the broker, if it answers, has no message and no client.
+    """Check as `off_the_list` does; also that the broker, if it answers, has no message and no client.
 
-    For a broker that was never in use: one that was is emptied first.
+    For a broker that was never in use: a used one is emptied first.
     """
     is_off = off_the_list(view, name, address)
 
@@ -244,10 +247,10 @@ def unused(view: View, name: str, address: str) -> Check:
 
 
 def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
-    """So many brokers take publishes while those of these names do not. Raises Blocked.
+    """Check that `wanted` brokers take publishes while those of these names do not. Raises Blocked.
 
     A broker serves when it is on the list and not draining, its agent says ready, and every balancer
-    that is there sends publishers to it.
+    that is not absent sends publishers to it.
     """
 
     def check() -> str:
@@ -269,7 +272,7 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
 
 
 def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
-    """Return `View.sending`; and why it is not known, where it is not."""
+    """Return `View.sending`; and the reason why it is not known, "" where it is."""
     try:
         return view.sending(), ""
     except NoAnswer as fault:
@@ -287,7 +290,7 @@ def _not_serving(
 
 
 def not_ready(view: View, name: str, address: str) -> str:
-    """Return why a broker should not be published to, by the list and by its agent; "" when it should."""
+    """Return why a broker should not be published to, by the list and its agent; "" when it should."""
     entry = view.listed.find(address)
     if entry is None or entry.draining:
         return "draining" if entry else "not on the list"
@@ -299,7 +302,7 @@ def not_ready(view: View, name: str, address: str) -> str:
 
 
 def is_dead(view: View, name: str) -> Check:
-    """Nothing answers there: not the broker, not its agent. Raises Blocked when something does."""
+    """Check that neither the broker nor its agent answers. Raises Blocked when one does."""
 
     def check() -> str:
         for what, ask in (("broker", view.queues), ("agent", view.health)):
@@ -315,7 +318,7 @@ def is_dead(view: View, name: str) -> Check:
 
 
 def nobody_answers(view: View) -> Check:
-    """See that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
+    """Check that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
 
     def check() -> str:
         for node in view.nodes:
@@ -344,7 +347,7 @@ def all_welcome(view: View) -> Check:
 
 
 def publishes_arrive(view: View, name: str) -> Check:
-    """The broker has been published to since this check was made, and consumed from."""
+    """Check that the broker has been published to since this check was made, and consumed from."""
     before: list[tuple[int, int]] = []
 
     def check() -> str:
@@ -359,13 +362,13 @@ def publishes_arrive(view: View, name: str) -> Check:
 
 
 def unattached(here: Iterable[Queue], elsewhere: Iterable[Queue]) -> list[str]:
-    """Names of queues that have consumers elsewhere and none here."""
+    """Return the names of queues that have consumers elsewhere and none here."""
     wanted = {queue.name for queue in elsewhere if queue.consumers}
     return sorted(wanted - {queue.name for queue in here if queue.consumers})
 
 
 def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -> list[str]:
-    """Names of topology entries of which another agent has a later state than this one."""
+    """Return the names of topology entries of which another agent has a later state than this one."""
     mine = maps[name]
     later = {
         wanted
@@ -377,7 +380,10 @@ def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -
 
 
 def clients_told(view: View) -> str:
-    """Return how many clients work by the list as it is, for a proof. Raises NoAnswer."""
+    """Return a sentence on the number of clients that work by the present list, for a proof.
+
+    Raises NoAnswer.
+    """
     clients, wanted = view.clients(), view.listed.generation
     applied = sum(each.applied >= wanted for each in clients)
     return f"{applied} of {len(clients)} clients work by generation {wanted}"
@@ -388,7 +394,10 @@ def _who(connections: Iterable[Connection]) -> str:
 
 
 def _late(view: View) -> str:
-    """Name who is late; that nobody is proves nothing where queues are consumed and nobody asks."""
+    """Return the clients that work by an older list, in words.
+
+    Without any client, that proves nothing where queues are consumed: then the queues are named.
+    """
     wanted, clients = view.listed.generation, view.clients()
     if not clients:
         queues = (queue for node in view.brokers for queue in view.queues(node.name))
@@ -404,7 +413,7 @@ def _late(view: View) -> str:
 
 
 def listed_ready(view: View, address: str) -> Check:
-    """The operators' list names the broker, and not as draining: consumers know it."""
+    """Check that the operators' list names the broker, and not as draining: consumers know it."""
 
     def check() -> str:
         entry = view.listed.find(address)

@@ -1,4 +1,4 @@
-"""Differences of a cluster from its inventory. Pure: each function takes what was seen, and tells them."""
+"""Differences of a cluster from its inventory. Pure: each function takes observations and yields findings."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = [
     "of_lists",
 ]
 
-# Certificates, and "parked since", are read by other machines' clocks.
+# Other machines judge certificates and "parked since" by their own clocks.
 CLOCK_S_MAX = 1.0
-# A broker with less room than so many times its limit is near to taking no more.
+# A broker with less free disk than this multiple of its limit will soon refuse publishes.
 DISK_FREE_LIMITS = 3
 DISK_PERCENT_MAX = 85
-# As long as an authority may need, and longer than `ops/monitoring` waits with its alert.
+# Enough time for an authority, and earlier than the alert of `ops/monitoring`.
 CERTIFICATE_DAYS_LEFT = 30
 DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """where: a host, broker, agent, balancer or the list. what: is wrong there, in words."""
+    """One difference. where: a host, broker, agent, balancer or the list. what: the fault, in words."""
 
     where: str
     what: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def of_lists(inventory: Inventory, ours: BrokerList, served: Iterable[Served]) -> Iterator[Finding]:
-    """Tell faults of the operators' list, and of what each agent serves."""
+    """Yield faults of the operators' list, and of the list that each agent serves."""
     known = {str(node.address) for node in inventory.brokers}
     if ours.cluster and ours.cluster != inventory.cluster:
         yield Finding("list", f"is of cluster {ours.cluster!r}, not {inventory.cluster!r}")
@@ -71,7 +71,7 @@ def _of_served(inventory: Inventory, ours: BrokerList, one: Served) -> Iterator[
 
 
 def of_health(name: str, health: Mapping[str, Any]) -> Iterator[Finding]:
-    """Tell faults by what an agent says of its broker."""
+    """Yield faults of a broker by its agent's answer."""
     if health["verdict"] != "ready":
         reason = health.get("reason", "no reason given")
         yield Finding(name, f"takes no new publishers: {health['verdict']}, {reason}")
@@ -80,7 +80,7 @@ def of_health(name: str, health: Mapping[str, Any]) -> Iterator[Finding]:
 def of_broker(
     node: Node, overview: Mapping[str, Any], resources: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Tell faults by what a broker says of itself."""
+    """Yield faults of a broker by its own answers."""
     version = str(overview.get("rabbitmq_version", ""))
     if node.version and node.version.partition("-")[0] != version:
         yield Finding(node.name, f"runs RabbitMQ {version}, not {node.version}")
@@ -97,7 +97,7 @@ def of_broker(
 
 
 def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Finding]:
-    """Tell faults by what every HAProxy shows. shown: `lb status --json`."""
+    """Yield faults by the state that every HAProxy shows. shown: `lb status --json`."""
     names = {node.name for node in inventory.brokers}
     for balancer in shown["balancers"]:
         where = f"balancer {balancer['name']}"
@@ -115,14 +115,14 @@ def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Fin
 
 
 def of_clock(host: str, seconds: float) -> Iterator[Finding]:
-    """seconds: how far the host's clock is ahead of ours."""
+    """Yield a fault of a host's clock. seconds: how far it is ahead of ours."""
     if abs(seconds) > CLOCK_S_MAX:
         word = "ahead of" if seconds > 0 else "behind"
         yield Finding(host, f"its clock is {abs(seconds):.1f} s {word} this machine's")
 
 
 def of_disks(host: str, said: str) -> Iterator[Finding]:
-    """said: what ``df --output=pcent,target`` wrote."""
+    """Yield faults of a host's disks. said: output of ``df --output=pcent,target``."""
     for line in said.splitlines():
         percent, _, target = line.strip().partition(" ")
         if (
@@ -134,7 +134,7 @@ def of_disks(host: str, said: str) -> Iterator[Finding]:
 
 
 def of_certificate(where: str, left_s: float) -> Iterator[Finding]:
-    """left_s: until it ends."""
+    """Yield a fault of a certificate. left_s: seconds until it ends."""
     if left_s <= 0:
         yield Finding(where, "its certificate has ended")
     elif left_s < CERTIFICATE_DAYS_LEFT * DAY_S:

@@ -1,4 +1,4 @@
-"""`python -m ops check`: the inventory compared with what is there."""
+"""`python -m ops check`: comparison of the inventory with the running cluster."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ T = TypeVar("T")
 @click.command(short_help="Compare the inventory with what is there.")
 @inventory_option
 def check(file: Path) -> int:
-    """Compare the inventory with reality, and print what differs; changes nothing. Exit code 7 then.
+    """Compare the inventory with reality, and print the differences; changes nothing. Exit code 7 then.
 
     Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
-    Agents: health, list. Balancers: whether they serve what the inventory says. Topology. Certificates.
+    Agents: health, list. Balancers: whether they serve the inventory. Topology. Certificates.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def _is_open(node: Node, name: str) -> bool:
 
 
 def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
-    """Look as `ops provision` does."""
+    """Yield differences of one host; observe it as `ops provision` does."""
     try:
         with root_of(inventory, name) as root:
             before = time.time()
@@ -138,7 +138,7 @@ def _balancers(inventory: Inventory, file: Path) -> Iterator[Finding]:
     argv = kit("lb", "--inventory", str(file), "status", "--json").argv
     try:
         said = shell.run(argv, timeout_s=STATUS_WITHIN_S, cwd=CHECKOUT)
-    except CommandFailed as fault:  # one that does not answer: what it wrote says which
+    except CommandFailed as fault:  # a balancer does not answer: the output names it
         said = fault.output
     try:
         yield from checkup.of_balancers(inventory, json.loads(said))
@@ -155,7 +155,10 @@ def _topology(view: View) -> Iterator[Finding]:
 
 
 def _certificates(inventory: Inventory) -> Iterator[Finding]:
-    """Ours, as files; those of brokers and agents as they show them, which may be older than their files."""
+    """Yield faults of certificates: ours as files, those of brokers and agents as they show them.
+
+    A shown certificate may be older than its file.
+    """
     if not inventory.tls:
         return
     checks = TlsFiles(cert_file=str(inventory.tls.check_cert_file))
@@ -180,7 +183,7 @@ def _shown(inventory: Inventory, node: Node) -> Iterator[Finding]:
         except ssl.SSLError as fault:
             yield Finding(where, certificate_fault(fault) or str(fault))
         except OSError:
-            continue  # nobody listens there, which is told elsewhere
+            continue  # nobody listens there, which is reported elsewhere
         else:
             end_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
             yield from checkup.of_certificate(where, end_s - time.time())

@@ -1,4 +1,4 @@
-"""The emptiness of a broker, and what is said of it when it does not become empty.
+"""The emptiness of a broker, and the report when it does not become empty.
 
 Statistics show the past: so zeros in two looks more than one interval apart, then a basic.get on every
 queue that finds nothing. Messages that nobody will take are not waited for.
@@ -19,10 +19,10 @@ from ops.run.plan import Blocked
 __all__ = ["HELD_WITHIN_S", "Emptying", "Left", "delayed", "in_words"]
 
 DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
-"""Queues whose messages leave by themselves, after so long."""
-# A delayed message that is there for so much longer than its step does not leave any more.
+"""Queue whose messages leave by themselves -> seconds after which they do."""
+# A delayed message that is there for this much longer than its step does not leave any more.
 DELAY_GRACE_S = 60.0
-# So long without an answer, and nothing else moves: their worker is dead, or as good as that. RabbitMQ's
+# Time without an answer while nothing else moves: the worker is dead, or as good as dead. RabbitMQ's
 # own limit for one delivery is 30 minutes.
 HELD_WITHIN_S = 600.0
 
@@ -31,7 +31,8 @@ HELD_WITHIN_S = 600.0
 class Left:
     """Messages left in a broker, by who will take them.
 
-    read: somebody consumes it. unread: nobody does, and it does not leave by itself. delayed: it does.
+    read: in queues with a consumer. unread: in queues without one, and not delayed. delayed: they leave by
+    themselves.
     """
 
     read: tuple[Queue, ...]
@@ -54,13 +55,13 @@ class Left:
 
 
 class Emptying:
-    """A check: the broker's queues are empty, for certain.
+    """A check that the broker's queues are empty, for certain.
 
-    A queue that holds messages and has no consumer is told as soon as that is certain; so are delayed
+    A queue that holds messages and has no consumer is reported as soon as that is certain; so are delayed
     messages that do not leave when their time has passed (their destination was deleted), and
     deliveries that nobody answers any more.
-    moves: what nobody takes will be moved to other brokers: the check holds when only such is left.
-    is_held: it held because deliveries are kept without an answer, and whoever keeps them is to be left.
+    moves: messages that nobody takes will be moved to other brokers: the check holds when only such are left.
+    is_held: it held because deliveries are kept without an answer; their consumers are to be disconnected.
     """
 
     def __init__(
@@ -75,8 +76,11 @@ class Emptying:
         unread_within_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """interval_s: the longest that the broker's counts may lag. unread_within_s: so long messages may
-        be counted in queues that nobody reads; interval_s unless it is known that they were just taken.
+        """interval_s: upper bound of the lag of the broker's counts.
+
+        unread_within_s: time for which messages may be counted in queues that nobody reads; interval_s unless
+        it is
+        known that they were just taken.
         """
         self._view, self._name, self._clock = view, name, clock
         self._moves, self._may_be_held = moves, may_be_held
@@ -110,7 +114,7 @@ class Emptying:
         return self._progress(left)
 
     def taken(self) -> str:
-        """Return how many messages left while this was looked at, for a proof."""
+        """Return the number of messages that left during the check, in words, for a proof."""
         began = self._first[1] if self._first else 0
         return f"{plural(max(0, began - self._left), 'message')} taken by their consumers"
 
@@ -131,7 +135,10 @@ class Emptying:
         return ""
 
     def _is_unread(self, left: Left) -> bool:
-        """Return whether it is certain who reads what. Raises Blocked for what nobody does."""
+        """Return whether messages that no consumer takes are left, for certain.
+
+        Raises Blocked for them unless they may be moved.
+        """
         if not self._moves:
             self._raise_if_overdue(left.delayed)
         if not left.unread and not (self._moves and not left.read):
@@ -153,7 +160,10 @@ class Emptying:
         return True
 
     def _is_still(self, left: Left) -> bool:
-        """Nothing moves where somebody consumes. Raises Blocked where that may not be."""
+        """Return whether, for certain, nothing moves in queues with consumers.
+
+        Raises Blocked where that is not allowed.
+        """
         if left.read != self._last_read:
             self._last_read = left.read
             self._still.broken()
@@ -170,7 +180,10 @@ class Emptying:
         )
 
     def _raise_if_overdue(self, held: Sequence[Queue]) -> None:
-        """With nobody publishing, a step is empty when its time has passed once."""
+        """Raise Blocked for delayed messages that are overdue.
+
+        With nobody publishing, a delay step is empty when its time has passed once.
+        """
         now = self._clock()
         since = {queue.name: self._delayed_since.get(queue.name, now) for queue in held}
         self._delayed_since = since
@@ -210,7 +223,7 @@ def _named(queues: Iterable[Queue]) -> str:
 
 
 def _raise_if_kept(queues: Iterable[Queue]) -> None:
-    """Raises Blocked for streams: consumers take nothing out of them."""
+    """Raise Blocked for streams: consumers take nothing out of them."""
     if kept := [each for each in queues if each.kind == "stream" and each.messages]:
         raise Blocked(
             f"{_named(kept)} keep what is read: copy the streams and delete them here,"
@@ -223,7 +236,7 @@ def _count(queues: Iterable[Queue]) -> int:
 
 
 def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
-    """Return how many delayed messages wait, and for how many seconds the longest of them may."""
+    """Return the number of delayed messages, and the longest delay of their queues in seconds."""
     held = [each for each in queues if each.messages and each.name in DELAYS_S]
     return sum(each.messages or 0 for each in held), max(
         (DELAYS_S[each.name] for each in held), default=0.0
@@ -231,7 +244,7 @@ def delayed(queues: Iterable[Queue]) -> tuple[int, float]:
 
 
 def in_words(seconds: float) -> str:
-    """In the largest unit that the steps of the ladder are whole in."""
+    """Return a duration in the largest unit in which it is a whole number."""
     for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size and not seconds % size:
             return f"{seconds / size:.0f} {unit}".replace("1 days", "1 day")

@@ -1,7 +1,7 @@
-"""The comparison of what all agents know of the topology, and every broker has. Pure.
+"""Comparison of the topology that all agents know with the queues of every broker. Pure.
 
-Agents repeat what they know to each other every second, so a difference that stays is one of an agent that
-is not on the list, is cut off, or cannot bring its broker about.
+Agents exchange their maps every second. So a lasting difference is that of an agent that is not on the list,
+is cut off, or cannot change its broker.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ __all__ = [
     "wanted_items",
 ]
 
-# What we declare; other queues are other people's.
+# Prefixes of queues that we declare; others are not ours.
 OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/")
 
 Entry = Mapping[str, Any]
-"""As an agent tells it: wanted, number, origin, alive, and options."""
+"""An entry of an agent's map: wanted, number, origin, alive, and options."""
 Maps = Mapping[str, Mapping[str, Entry]]
 """Name of the node -> wanted -> its entry."""
 
 
 Link = tuple[str, str, str]
-"""A binding: its exchange, what it leads to, its routing key."""
-# By which a client without agents remembers that a queue is settled.
+"""A binding: its exchange, its destination, its routing key."""
+# Prefix of exchanges by which a client without agents remembers that a queue is settled.
 SETTLED_MARK = "mb.settled/"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Difference:
-    """node: whose agent or broker. about: the entry or the queue. what: is different, in words."""
+    """One difference. node: its agent or broker differs. about: the entry or the queue. what: in words."""
 
     node: str
     about: str
@@ -52,7 +52,7 @@ class Difference:
 
 
 def latest(maps: Maps) -> dict[str, Entry]:
-    """The newest entry of each name, over all agents."""
+    """Return the newest entry of each name, over all agents."""
     found: dict[str, Entry] = {}
     for entries in maps.values():
         for wanted, entry in entries.items():
@@ -62,7 +62,10 @@ def latest(maps: Maps) -> dict[str, Entry]:
 
 
 def newer_than(mine: Mapping[str, Entry], theirs: Mapping[str, Entry]) -> list[str]:
-    """Names of which they have a newer entry; not deletions of what is not here: those are forgotten."""
+    """Return the names of which they have a newer entry.
+
+    Deletions of names that are not here are left out: those are forgotten.
+    """
     return [
         wanted
         for wanted, entry in theirs.items()
@@ -75,10 +78,10 @@ def differences(
     settled: Mapping[str, Mapping[str, bool]],
     queues: Mapping[str, Mapping[str, int | None]],
 ) -> list[Difference]:
-    """Return what one agent or broker has otherwise than the newest map says.
+    """Return the differences of agents and brokers from the newest map.
 
-    settled: node -> wanted queue -> whether it is there and settled, as its agent says. queues: node ->
-    queue that its broker has -> messages in it.
+    settled: node -> wanted queue -> whether it is there and settled, by its agent's word. queues: node ->
+    queue of its broker -> messages in it.
     """
     return sorted(
         [
@@ -120,7 +123,7 @@ def _strange(
 
 
 def strangers(wanted: Mapping[str, bool], has: Iterable[str]) -> list[str]:
-    """Queues of ours that a broker has and the map does not."""
+    """Return queues of ours that a broker has and the map does not."""
     return sorted(queue for queue in has if queue.startswith(OURS) and queue not in wanted)
 
 
@@ -131,10 +134,10 @@ def foreign(
     *,
     old_publishers: bool = False,
 ) -> Iterator[Difference]:
-    """Bindings from or to things of ours that no entry asks for.
+    """Yield bindings from or to things of ours that no entry asks for.
 
-    No right of an application makes one, so they are an operator's, or of before the rights were so. They
-    are told and not removed: from a map that is not whole, what is wanted would look the same.
+    No right of an application makes one, so they come from an operator, or from before these rights. They
+    are reported and not removed: with an incomplete map, wanted ones would look the same.
     old_publishers: queues are published to by the exchanges of an earlier version, too.
     """
     wanted = {(b.exchange, b.queue, b.routing_key) for b in LADDER.bindings}
@@ -157,7 +160,7 @@ def foreign(
 
 
 def wanted_items(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Those that are wanted, as an agent takes them in a question."""
+    """Return the entries that are alive, in the form of a request to an agent."""
     known = ("wanted", "number", "origin", "alive", "tomb", "changed_at_ms")
     return [
         {"name": entry["wanted"], **{key: entry[key] for key in entry if key not in known}}

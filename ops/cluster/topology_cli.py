@@ -1,4 +1,4 @@
-"""`python -m ops topology`: whether all brokers have the same, and bringing it about."""
+"""`python -m ops topology`: comparison of the topology of all brokers, and repair of differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKED_AT_ONCE = 500
 
 @click.group(short_help="Compare the topology of all agents and brokers.")
 def topology() -> None:
-    """Compare the topology of all agents and brokers, and bring it about where it differs.
+    """Compare the topology of all agents and brokers, and repair differences.
 
     \b
     Example:
@@ -35,7 +35,7 @@ def topology() -> None:
 @topology.command(short_help="Print what differs between agents and brokers.")
 @inventory_option
 def diff(file: Path) -> int:
-    """Print what differs: between agents, on brokers, in queues that exist otherwise. Exit code 7 then.
+    """Print differences: between agents, on brokers, and in arguments of existing queues. Exit code 7 then.
 
     \b
     Example:
@@ -56,7 +56,7 @@ def diff(file: Path) -> int:
 def sync(file: Path) -> None:
     """Tell every agent what any agent knows, and wait until every broker has it, settled.
 
-    What nobody wants is left where it is, and told.
+    Queues that nobody wants are left where they are, and reported.
 
     \b
     Example:
@@ -85,11 +85,12 @@ def sync(file: Path) -> None:
 @inventory_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def adopt(file: Path, yes: bool) -> None:
-    """Vouch for the maps that are left, when so many were lost that no majority of agents can.
+    """Vouch for the maps that are left, when most maps were lost and no majority of agents can.
 
     A map is not intact when its agent lost it, and had not yet read a majority of others. Where half of
-    the agents or more are so, nothing can be registered and no gate opens. This makes what all agents
-    that answer know together the map of each of them. Changes that only the lost maps knew are gone.
+    the agents or more have no intact map, nothing can be registered and no gate opens. This joins the maps of
+    all agents that answer, and makes the result the map of each of them. Changes that only the lost maps knew
+    are gone.
 
     \b
     Example:
@@ -119,7 +120,7 @@ def adopt(file: Path, yes: bool) -> None:
 
 
 def drift(view: View) -> list[Difference]:
-    """Between all agents and brokers of the inventory. Raises NoAnswer."""
+    """Return the differences between all agents and brokers of the inventory. Raises NoAnswer."""
     names = [node.name for node in view.nodes]
     maps = {name: _entries(found) for name, found in view.snapshots().items()}
     newest, old = latest(maps), view.inventory.provision.old_publishers
@@ -144,7 +145,7 @@ def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
 
 
 def _tell_all(view: View) -> int:
-    """Each agent's map to those that are behind it; how many entries that were."""
+    """Send each agent's map to those that are behind it. Returns the number of newer entries."""
     snapshots, told = view.snapshots(), 0
     for name, mine in snapshots.items():
         known = _entries(mine)
@@ -158,7 +159,7 @@ def _tell_all(view: View) -> int:
 
 
 def _otherwise(view: View) -> list[str]:
-    """Queues and exchanges that somebody declared with other arguments than we would."""
+    """Return queues and exchanges that exist with other arguments than we would declare, in words."""
     told = []
     for name, snapshot in view.snapshots().items():
         items = wanted_items(_entries(snapshot).values())

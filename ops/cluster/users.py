@@ -1,7 +1,7 @@
-"""Passwords of RabbitMQ's users, changed on every broker, at agents and at balancers while everything runs.
+"""Change of passwords of RabbitMQ's users on every broker, at agents and at balancers while everything runs.
 
-The new one lies beside the old one, in ``FILE.next``, until all have it: the same command takes up a change
-that was interrupted, whatever had it by then. That command is `python -m ops users`.
+The new password lies beside the old one, in ``FILE.next``, until all have it: the same command resumes an
+interrupted change, wherever it stopped. That command is `python -m ops users`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ __all__ = [
 
 SECRET_BYTES = 24
 STAND_IN = ".next"
-"""End of the name of the user that balancers have while the probe's password is changed."""
+"""Suffix of the user name that balancers use while the probe's password is changed."""
 
 
 def find_user(inventory: Inventory, name: str) -> User:
-    """The user of this name: the operators', the probe, or one of the inventory's. Raises ConfigError."""
+    """Return the user of this name: the operators', the probe, or one of the inventory's.
+
+    Raises ConfigError.
+    """
     users = {user.name: user for user in all_users(inventory)}
     if name not in users:
         raise ConfigError(f"no user {name!r} in the inventory{did_you_mean(name, list(users))}")
@@ -61,7 +64,7 @@ def change_password(
 ) -> None:
     """Give a user a new password: at every broker, in the files of the hosts, at every balancer.
 
-    given: the new one; None makes one, or takes up the one of a change that was not finished.
+    given: the new password; None makes one, or takes that of an unfinished change.
     without: names of brokers that are dead. say: gets one line for each thing that was done.
     Raises OpsError, LbError, ConfigError; the same call then does the rest.
     """
@@ -94,7 +97,10 @@ def change_password(
 
 
 def _known(view: View, node: Node, user: User) -> Mapping[str, Any]:
-    """Raises NoAnswer: before the first is changed, all are there."""
+    """Return a user as a broker has it.
+
+    Raises NoAnswer: all brokers must answer before the first is changed.
+    """
     try:
         return view.user(node.name, user.name)
     except NoAnswer as fault:
@@ -112,7 +118,7 @@ def _body(known: Mapping[str, Any], password: Secret) -> dict[str, Any]:
 
 
 def _new_password(file: Path, given: Secret | None) -> Secret:
-    """On disk before anybody is told it."""
+    """Return the new password. It is on disk before any broker gets it."""
     kept = next_file(file)
     if kept.exists():
         password = Secret(kept.read_text().strip())
@@ -135,7 +141,7 @@ def _keep(file: Path, password: Secret) -> None:
 
 
 def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str], None]) -> None:
-    """Have every balancer look at brokers as this user."""
+    """Make every balancer log in to brokers as this user."""
     first, *more = (
         dataclasses.replace(each, probe_user=name, probe_password=password)
         for each in inventory.balancers
@@ -146,7 +152,10 @@ def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str
 
 
 def _write_at_hosts(inventory: Inventory, node: Node, user: User, password: Secret) -> None:
-    """Write what its broker reads at its next start, and its agent at each use: before the broker is told."""
+    """Write the passwords that a broker reads at its next start, and its agent at each use.
+
+    They are written before the broker is changed.
+    """
     known = {**read_secrets(inventory), user.password_file: password}
     for host in sorted(hosts_of(inventory, node)):
         files = wanted_host(inventory, host, known, program="").files
@@ -190,8 +199,9 @@ def password(
 ) -> None:
     """Change the password of the user NAME on all brokers, and wherever the kit keeps it.
 
-    It is written into the user's file of the inventory. Connections stay. A change that was interrupted
-    is taken up by the same command.
+    It is written into the user's file of the inventory. Connections stay. The same command resumes a change
+    that
+    was interrupted.
 
     \b
     Example:

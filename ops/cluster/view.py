@@ -1,7 +1,7 @@
-"""A cluster as it shows itself: questions to agents, management APIs and HAProxy.
+"""A cluster as it reports itself: questions to agents, management APIs and HAProxy, and orders to them.
 
-Only reads, apart from `hang_up` and `merge`. Every question has a deadline; who does not answer is told by
-NoAnswer with its name, never left out in silence.
+Every question has a deadline. A part that does not answer is reported by NoAnswer with its name, never left
+out in silence.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from ops.run import shell
 __all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View", "next_file"]
 
 TIMEOUT_S = 3.0
-# An agent brings a change about, and settles it, before it answers.
+# An agent makes a change, and settles it, before it answers.
 CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
 SINGLE_ACTIVE = "x-single-active-consumer"
-# AMQP's answers to a basic.get on a queue that a consumer has for itself, as the management API tells them.
+# AMQP's answers, in the management API's words, to a basic.get on a queue that is exclusive to a consumer.
 NOT_TO_BE_HAD = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
 DEFAULT_VHOST = "/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """messages: ready and unacknowledged; None while the broker has not counted them yet.
+    """One queue. messages: ready and unacknowledged; None while the broker has not counted them yet.
 
-    unacked: those of them that were delivered and are not answered. body_bytes: of all together.
-    kind: classic, quorum or stream. single_active: of its consumers one is served at a time.
+    unacked: messages that were delivered and are not answered. body_bytes: sum over all messages.
+    kind: classic, quorum or stream. single_active: only one of its consumers is served at a time.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A connection of an application. name: the broker's. client: what it calls itself, or its address.
+    """A connection of an application. name: the broker's. client: its own name, or its address.
 
     unacked: deliveries that it holds without an answer.
     """
@@ -93,7 +93,7 @@ class Connection:
 class Absent:
     """Names of nodes whose broker, or agent, is known to be dead, and of dead balancers.
 
-    Nobody asks those nodes anything. A balancer is asked, because it may come back by itself, and need not
+    Those nodes are never asked. A balancer is asked, because it may come back by itself, and need not
     answer.
     """
 
@@ -106,7 +106,7 @@ class Absent:
         return sorted(self.brokers | self.agents)
 
     def in_words(self) -> str:
-        """Each of them; "" for nobody."""
+        """Return each of them in words; "" for none."""
         return ", ".join(
             f"{what} {name}"
             for what, names in (
@@ -122,9 +122,9 @@ NOBODY = Absent()
 
 
 class View:
-    """Asks the cluster of one inventory, which is read anew for every question.
+    """The cluster of one inventory, which is read anew for every question.
 
-    absent: who is left out of every question to all.
+    absent: nodes and balancers that are left out of questions to all.
     """
 
     def __init__(self, inventory: Path, absent: Absent = NOBODY) -> None:
@@ -148,7 +148,7 @@ class View:
 
     @property
     def brokers(self) -> tuple[Node, ...]:
-        """Those that are not absent."""
+        """The brokers that are not absent."""
         return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
 
     @property
@@ -163,23 +163,23 @@ class View:
         return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
 
     def served(self) -> list[Served]:
-        """Return what each agent serves, or why it does not."""
+        """Return the list that each agent serves, or why it serves none."""
         return nodes.served(self._agents)
 
     def generations(self) -> dict[str, int]:
-        """Return which generation each agent serves, by name of the node. Raises NoAnswer."""
+        """Return the generation that each agent serves, by name of the node. Raises NoAnswer."""
         served = self.served()
         _raise_silent({one.node: one.fault for one in served if one.served is None})
         return {one.node: one.generation for one in served}
 
     def clients(self) -> list[Client]:
-        """Every live client once, as the agent that saw it last tells. Raises NoAnswer."""
+        """Return every live client once, as the agent reports that saw it last. Raises NoAnswer."""
         found, silent = nodes.clients(self._agents)
         _raise_silent(silent)
         return found
 
     def maps(self) -> dict[str, dict[str, tuple[int, str, bool]]]:
-        """Each agent's topology: wanted name to (number, origin, alive). Raises NoAnswer."""
+        """Return each agent's topology: wanted name to (number, origin, alive). Raises NoAnswer."""
         return {
             name: {
                 str(entry["wanted"]): (entry["number"], entry["origin"], entry["alive"])
@@ -189,11 +189,11 @@ class View:
         }
 
     def snapshots(self) -> dict[str, dict[str, Any]]:
-        """Each agent's whole map, as it tells it. Raises NoAnswer."""
+        """Return each agent's whole map, as it reports it. Raises NoAnswer."""
         return {name: answer.json() for name, answer in self._all("/topology")}
 
     def snapshots_told(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """The same of the agents that answer, and why each other does not."""
+        """Return the maps of the agents that answer, and for each other agent the reason why it does not."""
         told, silent = dict[str, dict[str, Any]](), dict[str, str]()
         for node in self.nodes:
             try:
@@ -203,29 +203,32 @@ class View:
         return told, silent
 
     def adopt(self, name: str, snapshot: Mapping[str, Any]) -> None:
-        """Have an agent take this map on our word, with what it has. Raises NoAnswer."""
+        """Make an agent take this map on our word, joined with its own. Raises NoAnswer."""
         self._operator(name, "/topology/adopt", dict(snapshot))
 
     def merge(self, name: str, snapshot: Mapping[str, Any]) -> None:
-        """Tell an agent another one's map: it keeps what is newer. Raises NoAnswer when it does not."""
+        """Send an agent another one's map: it keeps the newer entries. Raises NoAnswer when it does not."""
         answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
         if not answer["stored"] and answer["answer"] == "no":
             raise NoAnswer(f"agent of {name}: {answer['reason']}")
 
     def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
-        """Return what of these exists otherwise on its broker, in words; "" for nothing. Raises NoAnswer."""
+        """Return which of these exist on its broker with other arguments, in words; "" for none.
+
+        Raises NoAnswer.
+        """
         answer = self._operator(name, "/topology/try", {"wanted": wanted})
         return str(answer.json()["mismatch"])
 
     def want(self, items: list[dict[str, Any]]) -> str:
-        """Register these, as an application would; what came of it, in words. Raises NoAnswer."""
+        """Register these, as an application would. Returns the outcome in words. Raises NoAnswer."""
         first = self.inventory.brokers[0].name
         answer = self._operator(first, "/topology", {"wanted": items}).json()
         missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
         return "complete" if answer["complete"] else f"incomplete: {missing}"
 
     def _operator(self, name: str, path: str, body: object) -> httpx.Response:
-        """A request with the operators' token, of which an agent may take longer to answer."""
+        """Send an agent a request with the operators' token; its answer may take longer than others."""
         inventory = self.inventory
         return _ask(
             f"agent of {name}",
@@ -265,9 +268,9 @@ class View:
     # Balancers.
 
     def sending(self) -> dict[str, frozenset[str]]:
-        """Each balancer with the names of the brokers that it sends new connections to. Raises NoAnswer.
+        """Return the names of the brokers that each balancer sends new connections to. Raises NoAnswer.
 
-        Without those that are absent, unless they answer by now.
+        Absent balancers are left out, unless they answer by now.
         """
         found, silent = self._balancers_asked()
         for name, fault in silent.items():
@@ -279,11 +282,11 @@ class View:
         }
 
     def silent_balancers(self) -> list[str]:
-        """Names of the balancers that do not answer."""
+        """Return the names of the balancers that do not answer."""
         return list(self._balancers_asked()[1])
 
     def balancer_has_ended(self, name: str) -> bool:
-        """Return whether its host says that none of its processes is left; a silent one says nothing."""
+        """Return whether a balancer's host says that none of its processes is left; false without answer."""
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
         try:
@@ -293,7 +296,7 @@ class View:
             return False
 
     def _balancers_asked(self) -> tuple[dict[str, dict[str, ServerState]], dict[str, str]]:
-        """Return what each shows of each broker; and why it does not, where it does not."""
+        """Return the state of each broker at each balancer; and for silent balancers the reason."""
         found = dict[str, dict[str, ServerState]]()
         with lb.fleet.opened(self.inventory, self._admin_socket) as fleet:
             silent = dict(fleet.away)
@@ -310,9 +313,10 @@ class View:
     # Brokers.
 
     def queues(self, name: str) -> list[Queue]:
-        """Return those of one broker, as its statistics have it: up to one interval old. Raises NoAnswer.
+        """Return the queues of one broker, by its statistics: up to one interval old. Raises NoAnswer.
 
-        Without those that belong to one connection, as each agent has one for events, and the gate's.
+        Queues that belong to one connection are left out, such as each agent's for events, and so is the
+        gate's.
         """
         return [each for each in self.all_queues(name) if each.vhost == DEFAULT_VHOST]
 
@@ -338,16 +342,16 @@ class View:
         ]
 
     def bindings(self, name: str) -> list[tuple[str, str, str]]:
-        """Exchange, what it leads to, and routing key of every binding of a broker. Raises NoAnswer."""
+        """Return exchange, destination and routing key of every binding of a broker. Raises NoAnswer."""
         found = self._manage(
             name, "GET", "/api/bindings/%2F?columns=source,destination,routing_key"
         )
         return [(each["source"], each["destination"], each["routing_key"]) for each in found.json()]
 
     def holds_message(self, name: str, queue: Queue) -> bool | None:
-        """Return whether a basic.get finds one; it is put back. Raises NoAnswer.
+        """Return whether a basic.get finds a message; it is put back. Raises NoAnswer.
 
-        None where one cannot be had: of streams, and where a consumer has the queue for itself.
+        None where no message can be fetched: from streams, and where a consumer has the queue for itself.
         """
         if queue.kind == "stream" or queue.single_active:
             return None
@@ -361,7 +365,7 @@ class View:
         raise NoAnswer(f"management of {name}: HTTP 400 {answer.text.strip()[:200]}")
 
     def connections(self, name: str) -> list[Connection]:
-        """Those of applications to one broker, as its statistics have them. Raises NoAnswer."""
+        """Return the connections of applications to one broker, by its statistics. Raises NoAnswer."""
         inventory = self.inventory
         agents = [user.name for user in inventory.users if user.role == "agent"]
         ours = {inventory.admin_user, inventory.balancer.probe_user, *agents}
@@ -383,7 +387,7 @@ class View:
         ]
 
     def _held(self, name: str) -> Counter[str]:
-        """Deliveries without an answer, by connection."""
+        """Return the number of deliveries without an answer, by connection."""
         columns = "columns=connection_details,messages_unacknowledged"
         held = Counter[str]()
         for found in self._manage(name, "GET", f"/api/channels?{columns}").json():
@@ -402,21 +406,21 @@ class View:
         return dict(found[0]) if found else {}
 
     def definitions(self, name: str) -> dict[str, Any]:
-        """All that one broker was told to have, with hashes of passwords. Raises NoAnswer."""
+        """Return all definitions of one broker, with hashes of passwords. Raises NoAnswer."""
         answer: dict[str, Any] = self._manage(name, "GET", "/api/definitions").json()
         return answer
 
     def define(self, name: str, definitions: Mapping[str, Any]) -> None:
-        """Have one broker make these, too. Raises NoAnswer."""
+        """Import these definitions into one broker. Raises NoAnswer."""
         self._manage(name, "POST", "/api/definitions", json=dict(definitions), fine=(200, 201, 204))
 
     def user(self, name: str, user: str) -> dict[str, Any]:
-        """A user as one broker has it, with the hash of its password. Raises NoAnswer."""
+        """Return a user as one broker has it, with the hash of its password. Raises NoAnswer."""
         answer: dict[str, Any] = self._manage(name, "GET", _user_path(user)).json()
         return answer
 
     def put_user(self, name: str, user: str, body: Mapping[str, Any]) -> None:
-        """Have one broker make a user, or change it. Raises NoAnswer."""
+        """Create a user on one broker, or change it. Raises NoAnswer."""
         self._manage(name, "PUT", _user_path(user), json=dict(body), fine=(201, 204))
 
     def grant_as(self, name: str, user: str, other: str) -> None:
@@ -428,16 +432,16 @@ class View:
             self._manage(name, "PUT", path, json=rights, fine=(201, 204))
 
     def drop_user(self, name: str, user: str) -> None:
-        """Have one broker forget a user; it may not know it. Raises NoAnswer."""
+        """Delete a user from one broker; it may not know it. Raises NoAnswer."""
         self._manage(name, "DELETE", _user_path(user), fine=(204, 404))
 
     def counts(self, name: str) -> tuple[int, int]:
-        """Messages published to and acknowledged from one broker since its start."""
+        """Return the numbers of messages published to and acknowledged from one broker since its start."""
         stats = self.overview(name).get("message_stats", {})
         return int(stats.get("publish", 0)), int(stats.get("ack", 0))
 
     def hang_up(self, name: str, connection: str) -> None:
-        """Have a broker close one connection; it may be gone already. Raises NoAnswer."""
+        """Make a broker close one connection; it may be gone already. Raises NoAnswer."""
         path = f"/api/connections/{quote(connection, safe='')}"
         self._manage(name, "DELETE", path, fine=(204, 404))
 
@@ -468,13 +472,13 @@ class View:
         file, changed = inventory.admin_password_file, next_file(inventory.admin_password_file)
         if not changed.exists():
             return ask(file, fine)
-        # Its change is not finished: some brokers have the one password, some the other.
+        # During a change, some brokers have the one password and some the other.
         answer = ask(file, (*fine, httpx.codes.UNAUTHORIZED))
         return answer if answer.status_code in fine else ask(changed, fine)
 
 
 def next_file(file: Path) -> Path:
-    """Return where a new password lies until all have it. There is one while its change is not finished."""
+    """Return the path of a new password. The file exists while not all brokers have it."""
     return file.with_name(f"{file.name}.next")
 
 
@@ -510,7 +514,7 @@ def _ask(
     plain_too: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> httpx.Response:
-    """plain_too: ask what speaks no TLS without it."""
+    """Send one request. plain_too: repeat it without TLS where the other side speaks none."""
 
     def ask(url: str) -> httpx.Response:
         return httpx.request(

@@ -1,1 +1,1 @@
-"""Argv builders: pure functions, no shell text. What runs them is `ops.run.shell` or `ops.local`."""
+"""Argv builders: pure functions, no shell text. `ops.run.shell` and `ops.local` run the commands."""

@@ -1,4 +1,4 @@
-"""Commands that change HAProxy, and whom it sends publishers to. Pure."""
+"""Commands that change HAProxy, and the brokers that it sends publishers to. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["apply", "drain", "hold", "ready"]
 def apply(inventory: Path, absent: Iterable[str] = ()) -> Command:
     """Make HAProxy's configuration that of the inventory; it reloads when that changes.
 
-    absent: balancers that are dead: what can be written on their hosts is.
+    absent: balancers that are dead; their files are written where their hosts can be reached.
     """
     return _lb(inventory, "apply", *_without(absent))
 
 
 def drain(inventory: Path, name: str, absent: Iterable[str] = ()) -> Command:
-    """The broker's agent asks publishers to stay away, and HAProxy is seen to heed it.
+    """Make the broker's agent ask publishers to stay away, and check that HAProxy heeds it.
 
-    absent: balancers that are dead, of which nothing is seen.
+    absent: balancers that are dead; they are not checked.
     """
     return _lb(inventory, "drain", name, *_without(absent))
 
 
 def ready(inventory: Path, name: str, absent: Iterable[str] = ()) -> Command:
-    """The opposite of `drain` and `hold`."""
+    """Send publishers to a broker again: the opposite of `drain` and `hold`."""
     return _lb(inventory, "ready", name, *_without(absent))
 
 

@@ -23,7 +23,9 @@ ERLANG_ARGS = (
 
 
 def start(node: NodeLayout) -> list[str]:
-    """RABBITMQ_ALLOW_INPUT (see `environment`) makes the script become the Erlang machine, so that
+    """Start a broker in the foreground.
+
+    RABBITMQ_ALLOW_INPUT (see `environment`) makes the script become the Erlang machine, so that
     the pid is the broker's; -noinput takes the input away again.
 
     The node's name is given to Erlang itself: distribution is then up before RabbitMQ looks, which
@@ -42,7 +44,7 @@ def start(node: NodeLayout) -> list[str]:
 
 
 def environment(node: NodeLayout, *, epmd_port: int) -> dict[str, str]:
-    """All of it: nothing of the user's own RabbitMQ settings reaches a local broker."""
+    """Return a broker's whole environment: no RabbitMQ setting of the user reaches a local broker."""
     nothing = str(node.dir / "none")
     return {
         **epmd_environment(epmd_port),
@@ -62,7 +64,10 @@ def environment(node: NodeLayout, *, epmd_port: int) -> dict[str, str]:
 
 
 def epmd(hosts: Iterable[str] = (), *, port: int) -> list[str]:
-    """In the foreground, so that its pid is known. hosts: where agents of other brokers ask it."""
+    """Start epmd in the foreground, so that its pid is known.
+
+    hosts: addresses at which agents of other brokers ask it.
+    """
     return [EPMD, "-address", ",".join(["127.0.0.1", *hosts]), "-port", str(port)]
 
 

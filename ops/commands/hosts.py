@@ -49,22 +49,22 @@ Argv = tuple[str, ...]
 
 
 def as_root(host: Host, argv: Argv) -> Argv:
-    """The same, by who logs in there."""
+    """Return the command with sudo, where the SSH user of the host is not root."""
     return ("sudo", "-n", "--", *argv) if host.sudo else argv
 
 
 def on(where: Sequence[Host], *argvs: Argv) -> tuple[Command, ...]:
-    """On each of these hosts in turn, all of these."""
+    """Run all of these on each of these hosts in turn."""
     return tuple(Command(as_root(host, argv), host.ssh) for host in where for argv in argvs)
 
 
 def erase(disk: Path) -> Argv:
-    """Make a disk blank, as far as its signatures say; there is no way back."""
+    """Erase the signatures of a disk, so that it counts as blank; there is no way back."""
     return ("wipefs", "--all", "--quiet", str(disk))
 
 
 def has_file_system(device: Path) -> Argv:
-    """Ends with 0 when it has one, or anything else that blkid knows."""
+    """Succeed where the device has a file system, or anything else that blkid knows."""
     return ("blkid", "-p", str(device))
 
 
@@ -89,23 +89,26 @@ def unmount(folder: Path) -> Argv:
 
 
 def close_mount_point(folder: Path) -> Argv:
-    """Without its disk no broker may write there: it would start empty, and be believed."""
+    """Make a folder that no broker can write to while its disk is not mounted there.
+
+    Otherwise a broker would start empty, and clients would trust it.
+    """
     return ("install", "-d", "-o", "root", "-g", "root", "-m", "555", str(folder))
 
 
 def broker_folder(folder: Path) -> Argv:
-    """The mounted disk is RabbitMQ's."""
+    """Give the mounted disk to RabbitMQ's user."""
     return ("install", "-d", "-o", "rabbitmq", "-g", "rabbitmq", "-m", "750", str(folder))
 
 
 def agent_folder(folder: Path) -> Argv:
-    """For the agent's state, on the disk that is mounted there."""
+    """Make the folder for the agent's state, on the disk that is mounted there."""
     owner = ("-o", AGENT_USER, "-g", AGENT_USER)
     return ("install", "-d", *owner, "-m", "750", str(folder / AGENT_FOLDER))
 
 
 def mount_state(folder: Path) -> Argv:
-    """Move what the agent knows with its broker: else it would have to ask a majority of the others."""
+    """Mount the agent's state from the broker's disk: else it would have to ask a majority of agents."""
     return ("mount", "--bind", str(folder / AGENT_FOLDER), str(STATE))
 
 
@@ -118,43 +121,46 @@ def write_out(folder: Path) -> Argv:
 
 
 def settle(folder: Path) -> Argv:
-    """Wait, write out, and see that it was all: after topology, users, cookie or a first start."""
+    """Wait and write out, then check that nothing is left: after topology, users, cookie or a first start."""
     return (f"{PROGRAMS}/settle", str(folder))
 
 
 def node_name() -> Argv:
-    """Writes what RabbitMQ's settings call the node; nothing where they leave it to the host's name."""
+    """Print the node name of RabbitMQ's settings; nothing where they leave it to the host's name."""
     return ("sed", "-n", "s/^NODENAME=//p", "/etc/rabbitmq/rabbitmq-env.conf")
 
 
 def same_node(folder: Path) -> Argv:
-    """Fails where the broker would not be the one whose data are there."""
+    """Fail where the broker would not be the one whose data are there."""
     return (f"{PROGRAMS}/same-node", str(folder))
 
 
 def hand_over_cookie(folder: Path) -> Argv:
-    """The agent's own copy of the broker's cookie, with which it asks the node; as provisioning makes it."""
+    """Copy the broker's cookie for the agent, which asks the node with it; as provisioning does."""
     owner = ("-o", AGENT_USER, "-g", AGENT_USER)
     return ("install", "-m", "400", *owner, str(folder / COOKIE.name), str(COOKIE_COPY))
 
 
 def address(word: str, address: str) -> Argv:
-    """word: take or drop. address: with its prefix."""
+    """Take or drop an address. word: take or drop. address: with its prefix."""
     return (f"{PROGRAMS}/move-address", word, address)
 
 
 def service(word: str, unit: str) -> Argv:
-    """word: start, stop or is-active."""
+    """Control a unit. word: start, stop or is-active."""
     return ("systemctl", word, unit)
 
 
 def disable(*units: str) -> Argv:
-    """A boot starts no broker of a mirror: which host has the disk is for a playbook to decide."""
+    """Disable units at boot, so that no broker of a mirror starts.
+
+    A playbook decides which host has the disk.
+    """
     return ("systemctl", "disable", *units)
 
 
 def say_dead(proof: str) -> Argv:
-    """proof: the file by which the fencing handler is told."""
+    """Write the proof of a host's death. proof: the file that the fencing handler looks for."""
     return ("install", "-D", "-m", "600", "/dev/null", proof)
 
 
@@ -163,5 +169,5 @@ def forget_death(proof: str) -> Argv:
 
 
 def power(program: str, word: str, host: str) -> Argv:
-    """word: off or status."""
+    """Ask a power controller. word: off or status."""
     return (program, word, host)

@@ -1,4 +1,4 @@
-"""The kits: where they are, and how their own commands are called."""
+"""The kits: their folder, and calls of their commands."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def kit(module: str, *words: str) -> Command:
-    """``python -m module words...`` on the operator's machine."""
+    """Run ``python -m module words...`` on the operator's machine."""
     return Command((sys.executable, "-m", module, *words))

@@ -1,4 +1,4 @@
-"""Commands that change the consumer list and bring it to the agents. Pure."""
+"""Commands that change the consumer list and distribute it to the agents. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["add", "drain", "push", "ready", "recover", "remove"]
 
 
 def add(inventory: Path, address: str, *, agent_port: int) -> Command:
-    """address: of the broker, ``host:port``."""
+    """Add a broker to the list. address: the broker's ``host:port``."""
     return _lists(inventory, "add", address, "--agent-port", str(agent_port))
 
 
@@ -21,23 +21,23 @@ def drain(inventory: Path, address: str) -> Command:
 
 
 def ready(inventory: Path, address: str, *, if_needed: bool = False) -> Command:
-    """if_needed: ends well where it is so already."""
+    """Take back a drain. if_needed: succeeds also where the broker is not draining."""
     return _lists(inventory, "ready", address, *_if(if_needed))
 
 
 def remove(inventory: Path, address: str, *, if_needed: bool = False) -> Command:
-    """if_needed: ends well where the list does not name it."""
+    """Remove a broker from the list. if_needed: succeeds also where the list does not name it."""
     return _lists(inventory, "remove", address, *_if(if_needed))
 
 
 def push(inventory: Path, absent: Iterable[str] = ()) -> Command:
-    """Ends well only when every agent of the inventory serves the list, but for those of `absent`."""
+    """Push the list; succeeds only when every agent of the inventory serves it, without those of `absent`."""
     without = [word for name in sorted(absent) for word in ("--without", name)]
     return _lists(inventory, "push", *without)
 
 
 def recover(inventory: Path) -> Command:
-    """The same after a disaster, under a generation above all that anybody knows."""
+    """Push the list after a disaster, under a generation above all known ones."""
     return _lists(inventory, "push", "--recover")
 
 

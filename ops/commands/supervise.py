@@ -1,4 +1,4 @@
-"""Starts and stops of brokers and agents where they run. Pure.
+"""Starts and stops of brokers and agents on their hosts. Pure.
 
 A local node is a part of `ops local`; elsewhere a node is a host with systemd units.
 """
@@ -18,12 +18,12 @@ from ops.run.plan import Command
 __all__ = ["ENDED", "LocalNodes", "Supervisor", "SystemdNodes"]
 
 BROKER_UNIT = "rabbitmq-server"
-# What systemd calls a unit of which no process is left.
+# systemd's words for a unit without a process.
 ENDED = ("inactive", "failed")
 AGENT_UNIT = "messagebus-agent"
-# A file's name, size, time of its last change and inode: any start of a broker makes some of them others.
+# A file's name, size, time of its last change and inode: any start of a broker changes some of them.
 LISTED = "%p %s %T@ %i\\n"
-# What a node has learned: nothing of it is any good for an empty broker.
+# Folders with the state of a node: useless for an empty broker.
 STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
 APT = (
     *("env", "DEBIAN_FRONTEND=noninteractive"),
@@ -38,8 +38,8 @@ BALANCER_UNIT = "haproxy"
 class Supervisor(Protocol):
     """Commands that concern one node; none where there is nothing to do.
 
-    data: lists the files of its broker, one a line, none where there are none.
-    broker_state, agent_state: write one of systemd's words for the state of its process.
+    data: prints the files of its broker, one a line, none where there are none.
+    broker_state, agent_state: print one of systemd's words for the state of its process.
     """
 
     def provision(self, name: str) -> tuple[Command, ...]: ...
@@ -56,7 +56,7 @@ class Supervisor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalNodes:
-    """dir: of the local cluster."""
+    """The nodes of a local cluster. dir: folder of the cluster."""
 
     dir: Path
 
@@ -79,7 +79,7 @@ class LocalNodes:
         return self._local("forget", name)
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """Install the version that this machine has."""
+        """Install the broker anew, in the version that this machine has."""
         return (*self._local("forget", name), *self._local("provision", name))
 
     def data(self, name: str) -> Command:
@@ -98,9 +98,10 @@ class LocalNodes:
 
 @dataclass(frozen=True, slots=True)
 class SystemdNodes:
-    """hosts: name of the node to its host, which is installed before, and wiped after, by hand.
+    """Nodes on hosts with systemd. hosts: name of the node -> its host.
 
-    sudo: nodes where who logs in is not root.
+    Hosts are installed before, and wiped after, by hand.
+    sudo: nodes whose SSH user is not root.
     """
 
     hosts: dict[str, str]
@@ -116,7 +117,7 @@ class SystemdNodes:
         return self._systemctl("stop", BROKER_UNIT, name)
 
     def start_agent(self, name: str) -> tuple[Command, ...]:
-        """With the cookie that the broker has by now: on a mirrored disk it is another one than before."""
+        """Start the agent with the broker's present cookie: a mirrored disk may bring another one."""
         cookie = Command(
             (*self._root(name), *hosts.hand_over_cookie(COOKIE.parent)), self.hosts[name]
         )
@@ -129,7 +130,10 @@ class SystemdNodes:
         return ()
 
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
-        """The package's own user and folders stay, what is in them goes."""
+        """Install the broker anew.
+
+        The package's user and folders stay; the contents of the folders are deleted.
+        """
         host, root = self.hosts[name], self._root(name)
         package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
         return (
@@ -154,14 +158,14 @@ class SystemdNodes:
         return Command(argv, self.hosts[name])
 
     def genesis(self, name: str) -> tuple[Command, ...]:
-        """The agent's first start, in the life of a cluster that has none."""
+        """Prepare the agent's first start in a new cluster."""
         script = f"from messagebus.agent import genesis; genesis({STATES[1]!r})"
         program = ("env", f"PYTHONPATH={PROGRAM}", "python3", "-P", "-c", script)
         argv = ("runuser", "-u", AGENT_USER, "--", *program)
         return (Command((*self._root(name), *argv), self.hosts[name]),)
 
     def start_balancer(self, host: str) -> Command:
-        """host: how it is reached. Anew, where it runs: it reads its files."""
+        """Start HAProxy, or restart it so that it reads its files. host: SSH address."""
         return Command(("systemctl", "restart", BALANCER_UNIT, BALANCER_STATE_UNIT), host)
 
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
@@ -172,5 +176,8 @@ class SystemdNodes:
 
 
 def _find(above: Path, folder: Path) -> tuple[str, ...]:
-    """above: a folder that is always there, so that one that is not lists nothing."""
+    """Print the files of a folder.
+
+    above: a folder that always exists, so that a missing one prints nothing.
+    """
     return ("find", str(above), "-path", f"{folder}/*", "-type", "f", "-printf", LISTED)

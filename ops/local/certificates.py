@@ -1,7 +1,7 @@
-"""The certificates of a local cluster: an authority of its own, and what it signs.
+"""The certificates of a local cluster: an authority of its own, and the certificates that it signs.
 
 Made with `cryptography`, which Fabric needs anyway: names, uses and dates are plain values there, and no
-output of a program is to be read. An authority for real hosts is the operator's business.
+output of a program must be parsed. An authority for real hosts is the operator's business.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CA", "Authority", "issue_missing"]
 
 CA = "ca.pem"
 CA_DAYS = 3_650
-# What devices take at most; `issue_missing` makes them anew before.
+# The longest that devices accept; `issue_missing` renews them before.
 LEAF_DAYS = 397
 RENEW_DAYS = 30
 # Clocks of other machines may be late.
@@ -30,14 +30,14 @@ BACKDATED = dt.timedelta(hours=1)
 
 
 class Authority:
-    """Signs certificates. Its key and its certificate stand in one folder."""
+    """An authority that signs certificates. Its key and its certificate are in one folder."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self.certificate, self._key = certificate, key
 
     @classmethod
     def make(cls, name: str, *, days: int = CA_DAYS) -> Authority:
-        """days: below 0 for one that has expired."""
+        """Make a new authority. days: lifetime; below 0 for one that has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _name(name)
         builder = (
@@ -60,7 +60,7 @@ class Authority:
     def issue(
         self, name: str, hosts: Iterable[str] = (), *, days: int = LEAF_DAYS
     ) -> tuple[str, str]:
-        """Certificate and key as PEM. hosts: names and addresses; without any it is a client's."""
+        """Return certificate and key as PEM. hosts: names and addresses; without any it is a client's."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_general_name(host) for host in hosts]
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]

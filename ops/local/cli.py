@@ -27,7 +27,7 @@ _SIGNALS = {"STOP": signal.SIGSTOP, "CONT": signal.SIGCONT, "KILL": signal.SIGKI
 
 
 def default_dir() -> Path:
-    """$MESSAGEBUS_LOCAL_DIR, else .local in the checkout."""
+    """Return $MESSAGEBUS_LOCAL_DIR, else .local in the checkout."""
     return Path(os.environ.get("MESSAGEBUS_LOCAL_DIR") or CHECKOUT / ".local")
 
 
@@ -43,7 +43,7 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(short_help="A whole cluster on this machine.")
 def local() -> None:
-    """A whole cluster on loopback addresses: brokers, agents, HAProxy.
+    """Run a whole cluster on loopback addresses: brokers, agents, HAProxy.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def up(
     rabbitmq: str | None,
     root: Path | None,
 ) -> None:
-    """Start what does not run yet, and wait until all brokers take publishes.
+    """Start all parts that do not run yet, and wait until all brokers take publishes.
 
     \b
     Example:
@@ -151,7 +151,7 @@ def status(dir: Path, as_json: bool) -> None:
 @_dir_option
 @click.argument("name")
 def state(dir: Path, name: str) -> None:
-    """Print whether the process of NAME, a part, is there: active or inactive.
+    """Print whether the process of the part NAME exists: active or inactive.
 
     \b
     Example:
@@ -199,7 +199,7 @@ def start(dir: Path, name: str) -> None:
 @_dir_option
 @click.argument("name")
 def stop(dir: Path, name: str) -> None:
-    """Stop NAME politely.
+    """Stop NAME gracefully.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""A local cluster that is brought up, broken and stopped: for the shell, for tests and for the bench.
+"""A local cluster that can be started, broken and stopped: for the shell, for tests and for the bench.
 
     cluster = LocalCluster(folder, brokers=3)
     cluster.up()
@@ -6,7 +6,7 @@
     cluster.down()
 
 The folder holds everything: settings, secrets, data, logs, pid files. Any number of `LocalCluster`
-objects, in any process, may speak of one folder; what changes its set of nodes holds its lock.
+objects, in any process, may share one folder; changes of its set of nodes hold its lock.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ LOG_TAIL_LINES = 3
 
 
 class LocalCluster:
-    """One folder with a cluster in it. Thread-safe as far as two calls do not concern one part.
+    """One folder with a cluster in it. Thread-safe as long as two calls do not concern one part.
 
-    dir: made by `up` where it is missing. brokers: of a cluster that does not exist yet.
-    port_offset: moves all ports; None takes the first offset whose ports are free.
-    tls, balancers: of a cluster that does not exist yet; see `Layout`.
-    root: of a cluster that does not exist yet; see `Layout.root`. None is $MESSAGEBUS_LOCAL_ROOT, else /.
-    say: gets one line for whatever a person should know. show: what is waited for at the moment.
+    dir: made by `up` where it is missing. brokers: number of brokers of a new cluster.
+    port_offset: added to all ports; None takes the first offset whose ports are free.
+    tls, balancers: settings of a new cluster; see `Layout`.
+    root: setting of a new cluster; see `Layout.root`. None is $MESSAGEBUS_LOCAL_ROOT, else /.
+    say: called with one line for each thing that a person should know. show: with the thing waited for now.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class LocalCluster:
     # -- the whole cluster
 
     def up(self) -> None:
-        """Bring up whatever is missing and wait until every broker takes publishes.
+        """Start all missing parts and wait until every broker takes publishes.
 
-        Raises LocalFault; what this call started is then stopped again.
+        Raises LocalFault; the parts that this call started are then stopped again.
         """
         with self._lock():
             known = self._known()
@@ -124,7 +124,7 @@ class LocalCluster:
                 raise
 
     def down(self, *, wipe: bool = False) -> None:
-        """Stop everything, politely first. wipe: remove the data too. Does nothing when nothing runs."""
+        """Stop everything, gracefully first. wipe: remove the data too. Does nothing when nothing runs."""
         with self._lock():
             if layout := self._known():
                 self._stop_parts(layout, part_names(layout))
@@ -152,7 +152,7 @@ class LocalCluster:
         self.wait_ready()
 
     def _claim(self, layout: Layout) -> ports.Claim:
-        """Ports of a cluster of which nothing runs."""
+        """Claim ports for a cluster of which nothing runs."""
         if len(self._stopped_parts(layout)) < len(part_names(layout)):
             return ports.Claim(layout, ())
         claim = ports.claim(layout, port_offset=self._port_offset)
@@ -166,7 +166,7 @@ class LocalCluster:
     # -- one part: "mb2", "mb2-agent", "haproxy" or "epmd"
 
     def start(self, name: str, *, agent: bool = False, wait: bool = True) -> None:
-        """Start a part that does not run. wait: until it answers on its port."""
+        """Start a part that does not run. wait: return when it answers on its port."""
         wanted = part(self.layout, _part_name(name, agent))
         if not self._find(wanted.name):
             process.kill(process.marked(self._mark(wanted.name)))
@@ -175,13 +175,13 @@ class LocalCluster:
             self._wait_answers(wanted)
 
     def stop(self, name: str, *, agent: bool = False) -> None:
-        """Stop a part politely; SIGKILL after its bound."""
+        """Stop a part gracefully; with SIGKILL after its time limit."""
         self._stop_parts(self.layout, [_part_name(name, agent)])
 
     def kill(
         self, name: str, *, agent: bool = False, number: signal.Signals = signal.SIGKILL
     ) -> None:
-        """Signal a part, SIGKILL by default, and see it gone. Raises LocalFault when it does not run."""
+        """Signal a part, SIGKILL by default, and wait for its end. Raises LocalFault when it does not run."""
         wanted = part(self.layout, _part_name(name, agent)).name
         found = self._find(wanted)
         if not found or not process.send(found, number):
@@ -192,7 +192,7 @@ class LocalCluster:
             process.kill(process.marked(self._mark(wanted)))
 
     def freeze(self, name: str, *, agent: bool = False) -> None:
-        """SIGSTOP: it still holds its sockets and answers nothing."""
+        """Stop a part by SIGSTOP: it still holds its sockets and answers nothing."""
         self.kill(name, agent=agent, number=signal.SIGSTOP)
 
     def thaw(self, name: str, *, agent: bool = False) -> None:
@@ -203,7 +203,7 @@ class LocalCluster:
     def provision(self, name: str) -> None:
         """Make a node's folder and enter it into the inventory; nothing is started.
 
-        It gets the list as it is, which does not name it.
+        It gets the present list, which does not name it.
         """
         with self._lock():
             layout = self.layout.with_node(name)
@@ -211,7 +211,7 @@ class LocalCluster:
             layout.node(name).list_file.write_text(layout.list_file.read_text())
 
     def forget(self, name: str) -> None:
-        """Take a stopped node out of the inventory and remove its folder; again does no harm."""
+        """Remove a stopped node from the inventory, with its folder; a second call does no harm."""
         with self._lock():
             layout = self.layout
             folder = layout.with_node(name).node(name).dir
@@ -225,14 +225,14 @@ class LocalCluster:
 
     @property
     def layout(self) -> Layout:
-        """Addresses and files. Raises LocalFault when there is no cluster in the folder."""
+        """The addresses and files. Raises LocalFault when there is no cluster in the folder."""
         if layout := self._known():
             return layout
         raise LocalFault(f"no cluster in {self.dir}: `python -m ops local up` makes one")
 
     @property
     def names(self) -> list[str]:
-        """Return those of all brokers: mb1, mb2, ..."""
+        """The names of all brokers: mb1, mb2, ..."""
         return [node.name for node in self.layout.nodes]
 
     def node(self, name: str) -> NodeLayout:
@@ -253,7 +253,7 @@ class LocalCluster:
 
     @property
     def password(self) -> Secret:
-        """Return that of the user bus."""
+        """The password of the user bus."""
         return secrets.read(self.layout.secret(secrets.BUS))
 
     @property
@@ -262,11 +262,11 @@ class LocalCluster:
 
     @property
     def token(self) -> Secret:
-        """Operators' token of the agents."""
+        """The operators' token of the agents."""
         return secrets.read(self.layout.secret(secrets.TOKEN))
 
     def client_env(self) -> dict[str, str]:
-        """Return what a client's process needs in its environment."""
+        """Return the environment variables of a client's process."""
         layout = self.layout
         env = {
             "MESSAGEBUS_BROKER": self.broker,
@@ -285,7 +285,7 @@ class LocalCluster:
         return env
 
     def management(self, name: str) -> httpx.Client:
-        """A client of this broker's management API, as admin; close it after use."""
+        """Return a client of this broker's management API, as admin; close it after use."""
         return httpx.Client(
             base_url=f"{self.layout.scheme}://{self.node(name).management}",
             auth=("admin", self.admin_password.reveal()),
@@ -295,15 +295,15 @@ class LocalCluster:
         )
 
     def consumer_list(self) -> BrokerList:
-        """The operators' copy."""
+        """Return the operators' copy of the consumer list."""
         return BrokerList.parse(self.layout.list_file.read_text())
 
     def process_of(self, name: str, *, agent: bool = False) -> Process | None:
-        """The running process of a part."""
+        """Return the running process of a part."""
         return self._find(_part_name(name, agent))
 
     def status(self) -> dict[str, Any]:
-        """Return what runs where, as `python -m ops local status --json` prints it."""
+        """Return the state of all parts, as `python -m ops local status --json` prints it."""
         layout = self.layout
         listed = self.consumer_list()
         return {
@@ -329,7 +329,7 @@ class LocalCluster:
     def wait_ready(self, names: Iterable[str] = (), *, within_s: float = READY_WITHIN_S) -> None:
         """Wait until these brokers, all by default, take publishes through the balancer.
 
-        Raises LocalFault with who does not, and why.
+        Raises LocalFault with the brokers that do not, and the reasons.
         """
         nodes = [self.node(name) for name in names] or self.layout.nodes
         until = time.monotonic() + within_s
@@ -342,7 +342,7 @@ class LocalCluster:
     # -- inside
 
     def _not_ready(self, nodes: list[NodeLayout]) -> list[str]:
-        """Each broker that takes no publishes, with the reason."""
+        """Return each broker that takes no publishes, with the reason."""
         layout = self.layout
         silent = [
             f"{node.name} ({verdict})"
@@ -376,7 +376,7 @@ class LocalCluster:
         )
 
     def _write_files(self, layout: Layout) -> None:
-        """Everything that the parts read. State and secrets are kept, the rest is written anew."""
+        """Write all files that the parts read. State and secrets are kept, the rest is written anew."""
         secrets.ensure(layout.secrets_dir)
         if layout.tls:
             _write_certificates(layout)
@@ -391,7 +391,7 @@ class LocalCluster:
         self._save(layout)
 
     def _write_lists(self, layout: Layout) -> None:
-        """The list of a new cluster, or of one whose ports have moved."""
+        """Write the list of a new cluster, or of one whose ports have moved."""
         known = self._known()
         if known is None or known.offset != layout.offset:
             generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
@@ -450,7 +450,7 @@ class LocalCluster:
         return f"{said or 'it said nothing'} ({log})"
 
     def _stop_parts(self, layout: Layout, names: Iterable[str]) -> None:
-        """In the order opposite to their start; parts of one kind together."""
+        """Stop parts in the order opposite to their start; parts of one kind together."""
         parts = [part(layout, name) for name in names]
         for kind in ("balancer", "agent", "broker", "epmd"):
             self._stop_together([one for one in parts if one.kind == kind])
@@ -468,7 +468,7 @@ class LocalCluster:
             (self._pid_file(one.name)).unlink(missing_ok=True)
 
     def _wipe(self) -> None:
-        """Remove what we made; a folder that holds something else is left with that."""
+        """Remove our files; a folder that holds other files is left with them."""
         fronts = [front.name for front in self.layout.fronts] if self._known() else [BALANCER]
         for name in ("nodes", "run", *fronts, "secrets", "tls", "consumer_lists", "journal"):
             shutil.rmtree(self.dir / name, ignore_errors=True)
@@ -503,7 +503,7 @@ class LocalCluster:
         }
 
     def _state(self, wanted: Part) -> str:
-        """running, booting (alive, does not answer), frozen, stopped (by us), gone (died)."""
+        """Return running, booting (alive, does not answer), frozen, stopped (by us) or gone (died)."""
         file = self._pid_file(wanted.name)
         found = process.find(file)
         if found is None:
@@ -514,8 +514,11 @@ class LocalCluster:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Held while the cluster as a whole changes. Freed by the end of the process, however it ends."""
-        # Messages and hashes of passwords lie in it.
+        """Hold the lock while the cluster as a whole changes.
+
+        The end of the process frees it, however it ends.
+        """
+        # The folder holds messages and hashes of passwords.
         self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(self.dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -569,8 +572,10 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def _write_certificates(layout: Layout) -> None:
-    """Every node's is good for its own address, for a name of its own, and for the one that clients of
-    the balancer know.
+    """Write the certificates of all nodes, and those of clients.
+
+    A node's certificate is valid for its own address, for a name of its own, and for the name that clients of
+    the balancer use.
     """
     wanted: dict[str, tuple[str, ...]] = {
         node.name: (node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}") for node in layout.nodes
@@ -593,7 +598,7 @@ def _operator(layout: Layout) -> TlsFiles:
 
 
 def _verdict(layout: Layout, node: NodeLayout) -> str:
-    """Return what the node's agent says: ready, drain or down; silent when it does not answer."""
+    """Return the verdict of the node's agent: ready, drain or down; silent when it does not answer."""
     try:
         answer = httpx.get(
             f"{layout.scheme}://{node.agent}/health",
@@ -607,7 +612,7 @@ def _verdict(layout: Layout, node: NodeLayout) -> str:
 
 
 def _balancer_states(front: BalancerLayout) -> dict[str, str]:
-    """Return what HAProxy says of each broker: up, down, drain, maint; empty when it does not answer."""
+    """Return HAProxy's verdict on each broker: up, down, drain, maint; empty when it does not answer."""
     try:
         return {name: server.verdict for name, server in servers(front.admin_socket).items()}
     except LbError:

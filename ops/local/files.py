@@ -30,14 +30,14 @@ PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 DISK_FREE_LIMIT_BYTES = 500_000_000
 # Five brokers on one machine stay below three quarters of its memory.
 MEMORY_SHARE = 0.15
-# 512 MiB by default; a short-lived broker fills the first file of that size with nothing gained.
+# 512 MiB by default; a short-lived broker would fill the first file of that size for nothing.
 WAL_BYTES_MAX = 67_108_864
-# How long a delay step waits for the queue that a message comes out to before it tries again. RabbitMQ's
-# 3 minutes are how late retries were after a kill with 150 queues: the step is up before the others.
+# Time after which a delay step tries again when the queue behind it does not take a message. RabbitMQ's
+# default of 3 minutes made retries that late after a kill with 150 queues: the step is up before the others.
 DEAD_LETTER_AGAIN_MS = 15_000
-# Queues and connections report this often, and the management plugin takes what they reported as often as
-# its finest samples are apart: its counts are as old as both together. 5 s each by default; the playbooks
-# wait for longer than that to believe in an empty queue.
+# Interval of reports of queues and connections. The management plugin reads them at the interval of
+# its finest samples, so its counts are as old as both together. 5 s each by default; the playbooks
+# wait for longer than that before they believe in an empty queue.
 STATISTICS_INTERVAL_MS = 1_000
 SAMPLES_S = 1
 
@@ -49,13 +49,13 @@ _USERS = {
 
 
 CLIENT, OPERATOR, PROBE_CERTIFICATE = "client", "operator", "probe"
-"""Names of the certificates that are no node's."""
+"""Names of the certificates that do not belong to a node."""
 # HAProxy wants the certificate and its key in one file.
 CHECK_PEM = "probe-both.pem"
 
 
 def broker_config(layout: Layout, node: NodeLayout) -> str:
-    """RabbitMQ's settings as Erlang terms.
+    """Return RabbitMQ's settings as Erlang terms.
 
     Not rabbitmq.conf: translating that costs a node one to two seconds of its boot.
     """
@@ -85,7 +85,7 @@ def broker_config(layout: Layout, node: NodeLayout) -> str:
 
 
 def _listeners(layout: Layout, node: NodeLayout) -> str:
-    """With TLS there is no plain port beside it: what is not there needs no guard."""
+    """Return the settings of the AMQP listener. With TLS there is no plain port beside it."""
     listener = f"{{{_erlang(node.host)}, {node.amqp_port}}}"
     if not layout.tls:
         return f"{{tcp_listeners, [{listener}]}}"
@@ -112,9 +112,9 @@ def _management_listener(layout: Layout, node: NodeLayout) -> str:
 
 
 def definitions(node: NodeLayout, passwords: Mapping[str, Secret]) -> str:
-    """Users, rights and the broker's own name, as RabbitMQ imports them at every boot.
+    """Return users, rights and the broker's own name, as RabbitMQ imports them at every boot.
 
-    passwords: of admin, bus and probe.
+    passwords: those of admin, bus and probe, by name.
     """
     users = [
         {
@@ -171,7 +171,7 @@ def _agent_tls(layout: Layout, node: NodeLayout) -> dict[str, object]:
 
 
 def inventory_toml(layout: Layout) -> str:
-    """The operators' view of the cluster. Paths are relative to the file."""
+    """Return the text of the operators' inventory. Paths are relative to the file."""
 
     def here(path: Path) -> Path:
         return path.relative_to(layout.dir)

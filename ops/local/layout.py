@@ -1,4 +1,4 @@
-"""Names, addresses, ports and files of a local cluster. Pure; looks at nothing and starts nothing.
+"""Names, addresses, ports and files of a local cluster. Pure; reads nothing and starts nothing.
 
 Every node has an address of its own (127.0.0.11, .12, ...), HAProxy has 127.0.0.10. So all nodes use
 the same ports, as real hosts would. `offset` moves all of these ports together. epmd and the
@@ -41,7 +41,7 @@ AGENT_PORT = 8081
 CHECK_PORT = 8082
 STATS_PORT = 8404
 
-# What the certificates of brokers and agents are for, beside their own addresses.
+# The name in certificates of brokers and agents, beside their own addresses.
 SERVER_NAME = "bus.test"
 
 # 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
@@ -61,7 +61,7 @@ _NODE = re.compile(r"mb([1-9][0-9]?)")
 
 
 def node_number(name: str) -> int:
-    """1 for ``mb1``. Raises LocalFault for anything that is not the name of a local node."""
+    """Return the number of a node: 1 for ``mb1``. Raises LocalFault for other names."""
     found = _NODE.fullmatch(name)
     if not found:
         raise LocalFault(f"{name!r}: local brokers are called mb1, mb2, ... mb{NODES_MAX}")
@@ -83,7 +83,7 @@ class NodeLayout:
 
     @property
     def broker(self) -> str:
-        """``host:port``: its name in the consumer list, and its cluster_name."""
+        """The broker's ``host:port``: its name in the consumer list, and its cluster_name."""
         return f"{self.host}:{self.amqp_port}"
 
     @property
@@ -100,12 +100,12 @@ class NodeLayout:
 
     @property
     def node_name(self) -> str:
-        """Erlang's name of the node."""
+        """The name of the Erlang node."""
         return f"{self.name}@localhost"
 
     @property
     def home(self) -> Path:
-        """HOME of the broker: Erlang looks for its cookie there."""
+        """The HOME of the broker: Erlang looks for its cookie there."""
         return self.dir / "home"
 
     @property
@@ -122,7 +122,7 @@ class NodeLayout:
 
     @property
     def python_dir(self) -> Path:
-        """Modules that its agent imports before all others: a trial sets its clock there."""
+        """The folder of modules that its agent imports before all others: tests set its clock there."""
         return self.dir / "python"
 
     @property
@@ -131,7 +131,7 @@ class NodeLayout:
 
     @property
     def sockets(self) -> list[tuple[str, int]]:
-        """Return where it listens for others."""
+        """The addresses at which the node listens for others."""
         ports = (self.amqp_port, self.management_port, self.agent_port, self.check_port)
         return [(self.host, port) for port in ports]
 
@@ -165,10 +165,10 @@ class BalancerLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A local cluster. dir: absolute. numbers: of its nodes, ascending; 1 is mb1.
+    """A local cluster. dir: absolute. numbers: its nodes, ascending; 1 is mb1.
 
-    balancers: how many, 1 to BALANCERS_MAX: haproxy, haproxy2, ...
-    tls: brokers and agents speak TLS alone, and want to see certificates.
+    balancers: their number, 1 to BALANCERS_MAX: haproxy, haproxy2, ...
+    tls: brokers and agents speak TLS alone, and require certificates.
     root: folder of the system whose brokers and HAProxy these are; / is this one's.
     """
 
@@ -199,7 +199,7 @@ class Layout:
         return [self._node(number) for number in self.numbers]
 
     def node(self, name: str) -> NodeLayout:
-        """Raises LocalFault for a name that this cluster does not have."""
+        """Return a node. Raises LocalFault for a name that this cluster does not have."""
         number = node_number(name)
         if number not in self.numbers:
             names = ", ".join(f"mb{known}" for known in self.numbers)
@@ -220,7 +220,7 @@ class Layout:
 
     @property
     def epmd_hosts(self) -> list[str]:
-        """Return where agents ask epmd about another broker, which may be added later."""
+        """The addresses at which agents ask epmd about another broker, also one that is added later."""
         return [self._node(number).host for number in range(1, EPMD_HOSTS_MAX + 1)]
 
     def with_node(self, name: str) -> Layout:
@@ -232,12 +232,12 @@ class Layout:
 
     @property
     def fronts(self) -> list[BalancerLayout]:
-        """Its balancers, in their order; each has an address of its own."""
+        """The balancers, in their order; each has an address of its own."""
         return [self._front(number) for number in range(1, self.balancers + 1)]
 
     @property
     def front(self) -> BalancerLayout:
-        """The first of them."""
+        """The first balancer."""
         return self._front(1)
 
     def _front(self, number: int) -> BalancerLayout:
@@ -269,7 +269,7 @@ class Layout:
 
     @property
     def sockets(self) -> Iterator[tuple[str, int]]:
-        """Return where the cluster listens for others: what must be free before it starts."""
+        """The addresses at which the cluster listens for others: they must be free before it starts."""
         for front in self.fronts:
             for address in (front.amqp, front.list_address, front.stats):
                 host, _, port = address.rpartition(":")
@@ -294,7 +294,7 @@ class Layout:
 
     @property
     def scheme(self) -> str:
-        """Return what agents and management APIs speak."""
+        """The scheme of URLs of agents and management APIs."""
         return "https" if self.tls else "http"
 
     @property
@@ -319,7 +319,7 @@ class Layout:
         return self.front.admin_socket
 
     def log_file(self, part: str) -> Path:
-        """Return what a part (mb1, mb1-agent, haproxy, epmd) writes to its standard output."""
+        """Return the file with the standard output of a part (mb1, mb1-agent, haproxy, epmd)."""
         return self.run_dir / f"{part}.log"
 
     @property
@@ -341,7 +341,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, dir: Path, text: str) -> Layout:
-        """Read what `to_json` wrote. Raises LocalFault for anything else."""
+        """Read the text of `to_json`. Raises LocalFault for anything else."""
         try:
             state = json.loads(text)
             numbers = tuple(int(number) for number in state.pop("numbers"))

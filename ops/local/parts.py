@@ -1,4 +1,4 @@
-"""The programs of a local cluster: what each is called, how it is started, where it answers. Pure."""
+"""The programs of a local cluster: their names, commands and addresses. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ AGENT_SUFFIX = "-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A long-lived program. kind: epmd, broker, agent or balancer. address: where it answers TCP.
+    """A long-lived program. kind: epmd, broker, agent or balancer. address: answers TCP there.
 
-    stop_within_s: it gets SIGTERM and that long, then SIGKILL.
+    stop_within_s: time between SIGTERM and SIGKILL.
     """
 
     name: str
@@ -36,13 +36,13 @@ def agent_part(node: str) -> str:
 
 
 def part_names(layout: Layout) -> list[str]:
-    """All parts in the order in which they start."""
+    """Return all parts in the order in which they start."""
     nodes = [node.name for node in layout.nodes]
     return [EPMD, *nodes, *map(agent_part, nodes), *(front.name for front in layout.fronts)]
 
 
 def part(layout: Layout, name: str) -> Part:
-    """Raises LocalFault for a name that this cluster does not have."""
+    """Return a part. Raises LocalFault for a name that this cluster does not have."""
     if name == EPMD:
         return _epmd(layout)
     for front in layout.fronts:
@@ -98,7 +98,7 @@ def _agent(layout: Layout, name: str) -> Part:
 
 
 def _balancer(layout: Layout, front: BalancerLayout) -> Part:
-    """Master and worker: the master keeps its pid over reloads."""
+    """Return HAProxy as master and worker: the master keeps its pid over reloads."""
     host, _, port = front.amqp.rpartition(":")
     argv = [HAPROXY, "-W", "-f", str(front.config), "-p", str(front.master_pid_file)]
     return Part(

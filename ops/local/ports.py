@@ -21,13 +21,13 @@ from ops.local.layout import BLOCKS, Layout
 
 __all__ = ["Claim", "claim", "taken"]
 
-# All ports of a cluster move together, by the first of these that is free.
+# Offsets of all ports of a cluster; the first free one is taken.
 OFFSETS = tuple(range(0, 30_000, 1_000))
 
 
 @dataclass(slots=True)
 class Claim:
-    """A layout whose ports are ours. fds: descriptors of the locks; close them once epmd has them."""
+    """A layout whose ports are reserved. fds: descriptors of the locks; close them once epmd has them."""
 
     layout: Layout
     fds: tuple[int, ...]
@@ -61,12 +61,12 @@ def claim(layout: Layout, *, port_offset: int | None = None) -> Claim:
 
 
 def taken(sockets: Iterable[tuple[str, int]]) -> list[str]:
-    """Return which of these addresses cannot be listened on, as ``host:port``."""
+    """Return the addresses that cannot be listened on, as ``host:port``."""
     return [f"{host}:{port}" for host, port in sockets if not _is_free(host, port)]
 
 
 def _claim_block(layout: Layout) -> tuple[int, int]:
-    """The ports of epmd and of Erlang's distribution."""
+    """Claim the ports of epmd and of Erlang's distribution. Returns the block and the lock's descriptor."""
     for block in dict.fromkeys([layout.block, *range(BLOCKS)]):
         if (fd := _lock(f"block-{block}")) is None:
             continue
@@ -79,11 +79,11 @@ def _claim_block(layout: Layout) -> tuple[int, int]:
 
 
 def _lock(name: str) -> int | None:
-    """Descriptor of the locked file, None when somebody has it."""
+    """Lock a file. Returns its descriptor, None when another process holds the lock."""
     folder = Path(tempfile.gettempdir()) / f"messagebus-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
-        # Anybody may have made it: the temporary folder is everybody's.
+        # Any user may have made it: the temporary folder belongs to all.
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as fault:
         raise LocalFault(f"{folder}: not a folder of ours: {fault.strerror}") from fault

@@ -1,4 +1,4 @@
-"""Conditions before a local cluster starts: programs, memory, disk, short paths."""
+"""Conditions for the start of a local cluster: programs, memory, disk, short paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOCKET_PATH_BYTES_MAX = 107 - len(".12345.tmp")
 def check(layout: Layout, *, to_start: int) -> None:
     """Raise LocalFault, in one line, when the cluster cannot start here.
 
-    to_start: how many of its nodes do not run yet.
+    to_start: number of its nodes that do not run yet.
     """
     faults = [
         _missing(layout.root),

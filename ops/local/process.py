@@ -1,11 +1,11 @@
-"""Long-lived processes: start them, find them again in another run, signal them, see them end.
+"""Long-lived processes: start them, find them again in another run, signal them, wait for their end.
 
-A process is named by its pid and the time it started (field 22 of /proc/PID/stat), so a pid that now
-belongs to somebody else is never signalled. Everything that a part starts carries a mark in its
-environment, so that its children are found although they leave its process group.
+A process is identified by its pid and its start time (field 22 of /proc/PID/stat), so a pid that now
+belongs to another process is never signalled. All processes that a part starts carry a mark in their
+environment, so that children are found although they leave its process group.
 
-These processes outlive the command that starts them, which `sh` is not made for; commands that end
-are run by `ops.run.shell`.
+These processes outlive the command that starts them, which `sh` is not made for; `ops.run.shell` runs
+commands that end.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ KILL_WITHIN_S = 10.0
 
 
 class Process(NamedTuple):
-    """started: in ticks since the machine's boot."""
+    """One process. started: in ticks since the machine's boot."""
 
     pid: int
     started: int
 
     @property
     def state(self) -> str:
-        """R, S, D, T (stopped by a signal), ... as in proc(5); "" when it has ended.
+        """The state: R, S, D, T (stopped by a signal), ... as in proc(5); "" when it has ended.
 
-        Z is one whose first thread has ended and others not yet: its sockets are still open.
+        Z is a process whose first thread has ended and others not yet: its sockets are still open.
         """
         stat = _stat(self.pid)
         if stat is None or stat[1] != self.started:
@@ -64,7 +64,7 @@ def spawn(
 ) -> Process:
     """Start a program in a session of its own and write its pid file.
 
-    log: gets its standard output and standard error, appended. keep_fds: descriptors it inherits.
+    log: its standard output and standard error are appended to it. keep_fds: descriptors it inherits.
     """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -88,7 +88,7 @@ def spawn(
 
 
 def recorded(pid_file: Path) -> Process | None:
-    """Return what a pid file says, alive or not; None when there is none or it makes no sense."""
+    """Return the process in a pid file, alive or not; None when there is no valid file."""
     try:
         pid, started = pid_file.read_text().split()
         return Process(int(pid), int(started))
@@ -97,13 +97,13 @@ def recorded(pid_file: Path) -> Process | None:
 
 
 def find(pid_file: Path) -> Process | None:
-    """The process of a pid file, if it still runs."""
+    """Return the process of a pid file, if it still runs."""
     process = recorded(pid_file)
     return process if process and process.is_alive else None
 
 
 def marked(mark: str) -> list[Process]:
-    """Every process of this user whose mark begins so, children included."""
+    """Return all processes of this user whose mark begins with this text, children included."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -119,13 +119,13 @@ def marked(mark: str) -> list[Process]:
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Signal exactly this process. False when it has ended."""
+    """Signal exactly this process. Returns False when it has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        # The descriptor cannot come to mean another process, so look and signal are one.
+        # The descriptor always means the same process, so there is no race between look and signal.
         if not process.is_alive:
             return False
         signal.pidfd_send_signal(fd, number)
@@ -143,7 +143,7 @@ def kill(processes: Iterable[Process]) -> None:
 
 
 def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]:
-    """Wait until these have ended. Returns those that have not, in time."""
+    """Wait until these have ended. Returns those that have not ended in time."""
     left = [process for process in processes if process.is_alive]
     until = time.monotonic() + within_s
     while left and time.monotonic() < until:
@@ -153,7 +153,7 @@ def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]
 
 
 def _has_threads(pid: int) -> bool:
-    """Return whether more than the first one is left."""
+    """Return whether a thread beside the first is left."""
     try:
         return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except OSError:
@@ -161,7 +161,7 @@ def _has_threads(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start time. The name, in parentheses, may hold anything."""
+    """Return state and start time. The name, in parentheses, may hold anything."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Programs of a local cluster: this system's, or those in a root folder of another Debian release.
 
 A root folder is a whole small system that is entered by chroot. So brokers and balancers of other versions
-run beside those that are installed, and nothing here is changed.
+run beside the installed ones, and this system is not changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
-"""Root folder of new local clusters that are not told of one."""
+"""Variable with the default root folder of new local clusters."""
 # RabbitMQ's version to the Debian release that has it.
 RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
 # Program to the Debian package that holds it.
 PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD: "erlang-base", HAPROXY: "haproxy"}
-# Its Python is one more version to run tests on.
+# A root folder's Python is one more version to run tests on.
 PYTHON = ("python3", "python3-venv")
 
 ROOTS = CHECKOUT / ".cache" / "roots"
@@ -50,22 +50,22 @@ INSTALL_WITHIN_S = 240.0
 
 
 def default_root() -> Path:
-    """$MESSAGEBUS_LOCAL_ROOT, else this system's."""
+    """Return $MESSAGEBUS_LOCAL_ROOT, else this system's root."""
     return Path(os.environ.get(ENV_ROOT) or HERE).resolve()
 
 
 def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
-    """Return the command that starts a program of a root folder that works in a folder of this system."""
+    """Return the command that starts a program of a root folder; it works in a folder of this system."""
     if root == HERE:
         return list(argv)
-    # Whoever is not root may do this in a user namespace of his own, where the system allows it.
+    # A user other than root may do this in a user namespace, where the system allows it.
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     unshare = ["/usr/bin/unshare", *as_root, "--mount", "--propagation", "private", "--"]
     return [*unshare, "/bin/sh", str(ENTER), str(root), str(folder), *argv]
 
 
 def missing(root: Path) -> list[str]:
-    """Programs that are not there, each with its package."""
+    """Return the programs that are not there, each with its package."""
     return [
         f"{program} (package {package})"
         for program, package in PROGRAMS.items()
@@ -74,15 +74,15 @@ def missing(root: Path) -> list[str]:
 
 
 def version(root: Path) -> str:
-    """RabbitMQ's version in a root folder, "" where there is none."""
+    """Return RabbitMQ's version in a root folder, "" where there is none."""
     found = sorted((root / SERVERS).glob("rabbitmq_server-*"))
     return found[-1].name.partition("-")[2] if found else ""
 
 
 def of_version(wanted: str, *, say: Callable[[str], None]) -> Path:
-    """Root folder with this version of RabbitMQ, a key of RELEASES: this system's where it has it.
+    """Return the root folder with this version of RabbitMQ, a key of RELEASES: this system's where it has it.
 
-    Raises LocalFault when Debian has another one meanwhile.
+    Raises LocalFault when Debian's release has another version by now.
     """
     if _is(version(HERE), wanted):
         return HERE
@@ -96,7 +96,10 @@ def of_version(wanted: str, *, say: Callable[[str], None]) -> Path:
 
 
 def make(release: str, *, say: Callable[[str], None]) -> Path:
-    """Root folder of a Debian release; made when it is not there. Raises LocalFault or CommandFailed."""
+    """Return the root folder of a Debian release; make it when it is missing.
+
+    Raises LocalFault or CommandFailed.
+    """
     ROOTS.mkdir(parents=True, exist_ok=True)
     root, unfinished = ROOTS / release, ROOTS / f"{release}.unfinished"
     with (ROOTS / f"{release}.lock").open("w") as lock:
@@ -117,7 +120,7 @@ def _mmdebstrap(release: str, folder: Path) -> list[str]:
     return [
         "mmdebstrap",
         "--variant=minbase",
-        # An unstable release's word is good for a week; a clock that is ahead must not matter.
+        # An unstable release's index is valid for a week; a clock that is ahead must not matter.
         '--aptopt=Acquire::Check-Valid-Until "false"',
         f"--include={','.join([*PROGRAMS.values(), *PYTHON])}",
         release,

@@ -30,7 +30,7 @@ SALT_BYTES = 4
 
 
 def ensure(folder: Path) -> None:
-    """Make the secrets that are missing."""
+    """Make the missing secrets."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in (ADMIN, BUS, PROBE, TOKEN, COOKIE):
         if not (folder / name).exists():
@@ -39,7 +39,7 @@ def ensure(folder: Path) -> None:
 
 
 def write(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file that nobody else can ever read: it has its mode before it has its text."""
+    """Write a file that no other user can ever read: it has its mode before it has its text."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

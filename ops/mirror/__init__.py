@@ -1,1 +1,1 @@
-"""The mirrored disk of a broker: what DRBD says of it, and the playbooks about it."""
+"""The mirrored disk of a broker: its state by DRBD, and the playbooks about it."""

@@ -47,7 +47,7 @@ _overwrite_option = click.option(
 
 @click.group()
 def drbd() -> None:
-    """The mirror of a broker's disk. NAME is the broker's.
+    """Manage the mirror of a broker's disk. NAME is the broker's.
 
     \b
     Example:
@@ -101,7 +101,10 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
 
 
 def _see_one_node_name(view: MirrorView) -> None:
-    """The broker must be the same node on both: RabbitMQ's data are a node's. Raises OpsError."""
+    """Check that the broker is the same node on both hosts, since RabbitMQ's data belong to a node.
+
+    Raises OpsError.
+    """
     home, standby = view.hosts
     here, there = (_node_name(view, host) for host in (home, standby))
     if here != there:
@@ -114,7 +117,7 @@ def _see_one_node_name(view: MirrorView) -> None:
 def _node_name(view: MirrorView, host: Host) -> str:
     try:
         name = view.tells(host, hosts.node_name()).strip() or "rabbit"
-    except NoAnswer:  # it was asked something before, so that there are no settings
+    except NoAnswer:  # the host answered before: its settings file is missing
         name = "rabbit"
     return name if "@" in name else f"{name}@{host.name}"
 
@@ -122,7 +125,10 @@ def _node_name(view: MirrorView, host: Host) -> str:
 def _to_be_erased(
     view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
 ) -> list[Host]:
-    """Hosts whose disk holds what the operator gave up. Raises OpsError before anything is changed."""
+    """Return hosts whose disk holds data that the operator gave up.
+
+    Raises OpsError before anything is changed.
+    """
     found, refused = [], []
     for host in among:
         holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
@@ -139,7 +145,7 @@ def _to_be_erased(
 
 
 def _is_ours(side: Status) -> bool:
-    """Tell a disk of an earlier run of the plan: DRBD holds it, or it has metadata and never had data."""
+    """Return whether an earlier run made the disk: DRBD holds it, or it has metadata and never had data."""
     is_new = side.generations is not None and not side.generations.current
     return is_new or (side.is_up and side.disk != "Diskless")
 
@@ -150,7 +156,7 @@ def _is_ours(side: Status) -> bool:
 @_overwrite_option
 @go_options
 def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
-    """HOST has a new disk for the mirror NAME: everything is copied to it from the other host.
+    """Copy everything to HOST's new disk for the mirror NAME from the other host.
 
     \b
     Example:
@@ -177,7 +183,7 @@ def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
 @click.option("--give-up", metavar="HOST", default="", help="What only this host has may be lost.")
 @go_options
 def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
-    """The frozen writes of the mirror NAME go on, because the other host is dead.
+    """Let the frozen writes of the mirror NAME go on, because the other host is dead.
 
     \b
     Example:
@@ -200,7 +206,7 @@ def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
 @click.argument("host")
 @inventory_option
 def alone(name: str, host: str, file: Path) -> None:
-    """Write down that HOST writes to the mirror NAME without its partner, if it does; changes no data.
+    """Record that HOST writes to the mirror NAME without its partner, if it does; changes no data.
 
     A step of `promote`, `thaw` and `ops storage failover`. The partner is not promoted without HOST then,
     until both were seen whole.
@@ -218,7 +224,7 @@ def alone(name: str, host: str, file: Path) -> None:
 @click.argument("name", default="")
 @inventory_option
 def status(name: str, file: Path) -> int:
-    """What both hosts of the mirror NAME say, or those of every mirror. Exit code 7 if not all is well.
+    """Show the state of the mirror NAME on both its hosts, or of every mirror. Exit code 7 on any fault.
 
     \b
     Example:
@@ -232,7 +238,7 @@ def status(name: str, file: Path) -> int:
 
 
 def _show(view: MirrorView) -> bool:
-    """Returns whether all is well."""
+    """Print the state of a mirror. Returns whether all is well."""
     sides = view.sides()
     note_whole(view, sides)
     for host, side in sides.items():
@@ -274,7 +280,7 @@ def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
 @click.argument("host")
 @go_options
 def demote(go: Go, name: str, host: str) -> None:
-    """HOST does not write to the mirror NAME any more; its disk must be unmounted.
+    """Make HOST stop writing to the mirror NAME; its disk must be unmounted.
 
     \b
     Example:
@@ -304,7 +310,7 @@ def connect(go: Go, name: str) -> None:
 @click.argument("host")
 @go_options
 def disconnect(go: Go, name: str, host: str) -> None:
-    """HOST lets go of the mirror NAME, to be worked on; its partner goes on with a single copy.
+    """Disconnect HOST from the mirror NAME, for work on it; its partner goes on with a single copy.
 
     \b
     Example:
@@ -389,7 +395,7 @@ def resolve(go: Go, name: str, victim: str) -> None:
 
 
 def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
-    """Show what each side has, and have a person say which is given up."""
+    """Show the data of each side, and ask a person which is given up."""
     sides = both_answer(view)
     if not is_split(sides):
         raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
@@ -407,7 +413,7 @@ def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
 
 
 def _belongings(view: MirrorView, host: Host, side: Status) -> str:
-    """Return what an operator decides by."""
+    """Return the state of a side, in words, for an operator's decision."""
     words = [str(side), f"{side.out_of_sync_kib:,} KiB written since the other was lost"]
     runs = view.succeeds(host, hosts.service("is-active", hosts.BROKER_UNIT))
     words.append("its broker runs" if runs else "no broker runs")

@@ -1,6 +1,6 @@
 """Commands for one mirror on one of its hosts: DRBD 8.4, as drbd-utils 9 drives it. Pure.
 
-mirror: its name, which is the name of the DRBD resource.
+mirror: name of the mirror and of the DRBD resource.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def load_module() -> Argv:
 
 
 def signatures(disk: Path) -> Argv:
-    """Writes what is on the disk by its signatures, one a line; nothing where it is blank."""
+    """Print the signatures on the disk, one a line; nothing where it is blank."""
     return ("wipefs", "--no-act", "--noheadings", "--output", "TYPE", str(disk))
 
 
 def create_metadata(mirror: str) -> Argv:
-    """Overwrites what is at the end of the disk, without asking: look at its signatures before."""
+    """Write metadata over the end of the disk, without asking: look at its signatures before."""
     return _adm("create-md", "--force", mirror)
 
 
@@ -60,27 +60,27 @@ def adjust(mirror: str) -> Argv:
 
 
 def events(mirror: str) -> Argv:
-    """Its whole state at this moment. In words of DRBD 9; nothing is left out, as `status` does."""
+    """Print the mirror's whole state at this moment, in words of DRBD 9. `status` leaves things out."""
     return ("drbdsetup", "events2", "--now", "--statistics", mirror)
 
 
 def link(mirror: str) -> Argv:
-    """The state of the connection, in one word of DRBD 8.4."""
+    """Print the state of the connection, in one word of DRBD 8.4."""
     return _adm("cstate", mirror)
 
 
 def generations(mirror: str) -> Argv:
-    """Return which generation of the data the host has, and which came before. Also where it is down."""
+    """Print the generation of the host's data, and those before it. Also where the mirror is down."""
     return _adm("get-gi", mirror)
 
 
 def promote(mirror: str) -> Argv:
-    """Refused by DRBD without up-to-date data, and by the fencing handler without a proof."""
+    """Promote this host. DRBD refuses without up-to-date data, and the fencing handler without a proof."""
     return _adm("primary", mirror)
 
 
 def promote_first(mirror: str) -> Argv:
-    """Declare this host's data, whatever they are, the good ones. For a new mirror."""
+    """Promote this host and declare its data the good ones, whatever they are. For a new mirror."""
     return _adm("primary", "--force", mirror)
 
 
@@ -89,7 +89,10 @@ def demote(mirror: str) -> Argv:
 
 
 def connect(mirror: str, *, discard_my_data: bool = False) -> Argv:
-    """discard_my_data: what this host alone has is given up; refused by DRBD on a primary."""
+    """Connect to the peer.
+
+    discard_my_data: give up the data that only this host has; DRBD refuses it on a primary.
+    """
     return _adm("connect", *(("--discard-my-data",) if discard_my_data else ()), mirror)
 
 
@@ -98,12 +101,15 @@ def disconnect(mirror: str) -> Argv:
 
 
 def outdate(mirror: str) -> Argv:
-    """Says 0 and does nothing while this host believes that it is connected: read the state back."""
+    """Mark this host's data as outdated.
+
+    Ends with 0 and does nothing while this host believes that it is connected: read the state back.
+    """
     return _adm("outdate", mirror)
 
 
 def thaw(mirror: str) -> Argv:
-    """Writes go on, whatever is known of the peer: it must be dead."""
+    """Let writes go on, whatever is known of the peer: it must be dead."""
     return _adm("resume-io", mirror)
 
 
@@ -118,7 +124,7 @@ def verify(mirror: str) -> Argv:
 
 
 def set_rate(mirror: str, rate: str) -> Argv:
-    """rate: bytes per second of resync and verify, as ``40M``; until the next adjust."""
+    """Set bytes per second of resync and verify, until the next adjust. rate: as ``40M``."""
     return _adm("disk-options", f"--resync-rate={rate}", mirror)
 
 

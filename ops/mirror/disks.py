@@ -1,6 +1,6 @@
 """The two disks of a mirror: made, connected, compared, and brought together again.
 
-What may lose data is decided before the first step, by what the operator named.
+Decisions that may lose data are made before the first step, by the names that the operator gave.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ COPY_WITHIN_S = 48 * 3600.0
 def create(
     view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host], agent: bool
 ) -> Plan:
-    """Steps that make a new mirror on two disks, with a file system, mounted on the first host.
+    """Plan a new mirror on two disks, with a file system, mounted on the first host.
 
-    The broker's address comes there, too, so that `ops found` and `ops add` find a host like any other.
-
-    erase: hosts whose disk holds something that the operator gave up by the exact phrase.
-    agent: the hosts have one.
+    The broker's address is taken there, too, so that `ops found` and `ops add` find a host like any other.
+    erase: hosts whose disk holds data that the operator gave up by the exact phrase.
+    agent: the hosts run agents.
     """
     mirror, (home, standby) = view.mirror, view.hosts
     both = (home, standby)
@@ -145,12 +144,12 @@ def _copied_from(view: MirrorView, home: Host) -> tuple[Step, ...]:
 
 
 def connect(view: MirrorView) -> Plan:
-    """Both hosts look for each other; what differs is copied from the one that has newer data."""
+    """Plan a connection of both hosts; differences are copied from the one that has newer data."""
     home, standby = view.hosts
     step = Step(
         name="connect the two",
         commands=(
-            # What an interrupted or abandoned run said of a host that is here again.
+            # An interrupted or abandoned run may have called a host dead that is here again.
             *proof_forgotten(view, home).commands,
             *on([home], commands.adjust(view.name)),
             *proof_forgotten(view, standby).commands,
@@ -164,12 +163,12 @@ def connect(view: MirrorView) -> Plan:
 
 
 def disconnect(view: MirrorView, host: Host) -> Plan:
-    """The host that is not primary lets go, and knows from then on that its data are outdated."""
+    """Plan to disconnect the host that is not primary; from then on it knows that its data are outdated."""
     return Plan(name=f"drbd disconnect {view.name}", steps=(_disconnected(view, host),))
 
 
 def verify(view: MirrorView, host: Host) -> Plan:
-    """Compare the two disks, block by block, while everything runs."""
+    """Plan to compare the two disks, block by block, while everything runs."""
     return Plan(
         name=f"drbd verify {view.name}",
         steps=(
@@ -185,9 +184,9 @@ def verify(view: MirrorView, host: Host) -> Plan:
 
 
 def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
-    """A new disk instead of a failed one, on the host that is not primary.
+    """Plan a new disk instead of a failed one, on the host that is not primary.
 
-    erase: it holds something that the operator gave up by the exact phrase.
+    erase: it holds data that the operator gave up by the exact phrase.
     """
     mirror = view.mirror
     steps = (
@@ -213,7 +212,7 @@ def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
 
 
 def rate(view: MirrorView, value: str) -> Plan:
-    """Until the next `adjust`; the inventory's is for ever."""
+    """Plan another rate of copying, until the next `adjust`; the inventory's rate is permanent."""
     step = Step(
         name=f"copy and compare with {value} bytes a second",
         commands=on(view.hosts, commands.set_rate(view.name, value)),
@@ -222,9 +221,9 @@ def rate(view: MirrorView, value: str) -> Plan:
 
 
 def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) -> Plan:
-    """The victim gives up what only it has, and gets the other's data.
+    """Plan the end of a split brain: the victim gives up its own changes, and gets the other's data.
 
-    is_primary: the victim was, when that was decided. agent: it has one.
+    is_primary: the victim was primary at the decision. agent: it runs an agent.
     """
     survivor = partner(view.inventory, view.mirror, victim)
     return Plan(
@@ -251,7 +250,10 @@ def resolve(view: MirrorView, victim: Host, *, is_primary: bool, agent: bool) ->
 
 
 def _disconnected(view: MirrorView, host: Host) -> Step:
-    """Disconnect; of a host that is alone already the kernel does not know the connection, and refuses."""
+    """Disconnect a host.
+
+    Where the host is alone already, the kernel does not know the connection, and refuses.
+    """
     return Step(
         name=f"disconnect {host.name}",
         commands=on([host], commands.disconnect(view.name)),
@@ -262,7 +264,7 @@ def _disconnected(view: MirrorView, host: Host) -> Step:
 
 
 def _seen_whole(view: MirrorView) -> Step:
-    """Make the step that writes down that no host goes on alone any more."""
+    """Make the step that records that no host goes on alone any more."""
     return Step(name="see that both hosts say so", commands=_kit(view.file, "status", view.name))
 
 

@@ -1,16 +1,16 @@
-"""Move a broker to the other host of its mirror: because its host died, or back home.
+"""Move of a broker to the other host of its mirror: because its host died, or back home.
 
 The order is part of the correctness:
 
-1. The old host is dead, proved by its power controller or an operator's word, or it lets go in good
-   order. A silent host proves nothing: two hosts that both write are the one thing that a mirror
+1. The old host is dead, proved by its power controller or an operator's word, or it hands over in good
+   order. A silent host proves nothing: two hosts that both write are the one fault that a mirror
    cannot mend.
 2. Then the new host is promoted. DRBD asks the fencing handler, which wants the same proof, and refuses
    a host whose data are outdated.
 3. The file system is checked before it is mounted, and mounted before the broker starts: a broker
    that found an empty folder would start as a new one.
 4. The broker starts under the same node name, or not at all, and at the same address. With consumers
-   only: its agent holds publishers back until somebody says `lb ready`.
+   only: its agent holds publishers back until an operator says `lb ready`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def failover(
     agent: bool,
     away: Iterable[str] = (),
 ) -> Plan:
-    """Steps that bring the broker up on `host`, whose partner is dead; see `promotion`.
+    """Plan the start of the broker on `host`, whose partner is dead; see `promotion`.
 
-    agent: the hosts have one. away: names of the balancers that are dead.
+    agent: the hosts run agents. away: names of the balancers that are dead.
     """
     return Plan(
         name=f"storage failover {view.name}",
@@ -71,7 +71,7 @@ def start(
     agent: bool,
     away: Iterable[str] = (),
 ) -> Plan:
-    """Steps that bring the broker up on `host`: the mirror is new, or all was switched off."""
+    """Plan the start of the broker on `host`: the mirror is new, or both hosts were switched off."""
     alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
     return Plan(
         name=f"storage start {view.name}",
@@ -83,7 +83,7 @@ def start(
 
 
 def stop(view: MirrorView, host: Host, *, agent: bool) -> Plan:
-    """Steps that stop the broker and let go of its disk, so that the host may be switched off."""
+    """Plan to stop the broker and release its disk, so that the host may be switched off."""
     return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=agent))
 
 
@@ -96,7 +96,7 @@ def failback(
     agent: bool,
     away: Iterable[str] = (),
 ) -> Plan:
-    """Steps that move the broker to `host` from its partner, both alive and the mirror whole."""
+    """Plan the move of the broker to `host` from its partner, both alive and the mirror whole."""
     here = partner(view.inventory, view.mirror, host)
     return Plan(
         name=f"storage failback {view.name}",
@@ -165,7 +165,7 @@ def _arriving(
                 name=f"start the agent of {name} on {host.name}",
                 commands=on(
                     [host],
-                    # The cookie is the disk's: what was there before on this host is another one.
+                    # The cookie is on the disk: this host's own cookie of before differs.
                     hosts.hand_over_cookie(mirror.mount),
                     hosts.service("start", hosts.AGENT_UNIT),
                 ),
@@ -178,6 +178,6 @@ def _arriving(
                 commands=(order,),
             )
         )
-        # Last: it ends well only when every agent serves the list, those of other brokers too.
+        # Last, because it succeeds only when every agent serves the list, those of other brokers too.
         steps.append(add.list_brought("bring the list to every agent", file, View(file)))
     return tuple(steps)

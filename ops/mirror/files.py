@@ -1,4 +1,4 @@
-"""The files that a host of a mirror has: DRBD's resource, fencing, and what playbooks call there. Pure.
+"""The files on a host of a mirror: DRBD's resource, fencing, and programs that playbooks call there. Pure.
 
 Nothing here is secret: the key of the fencing handler is made on its host and never leaves it.
 """
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 PROGRAMS = "/usr/local/lib/messagebus"
-"""Folder on every host of a mirror, with what is in ops/mirror/on_host/."""
+"""Folder on every host of a mirror, with the programs of ops/mirror/on_host/."""
 FENCE_KEY = "/etc/messagebus/fence/id_ed25519"
 KNOWN_PEERS = "/etc/messagebus/fence/known_hosts"
 _SOURCES = Path(__file__).with_name("on_host")
@@ -49,12 +49,12 @@ _TEMPLATES.filters["endpoint"] = _endpoint
 
 
 def partner(inventory: Inventory, mirror: Mirror, host: Host) -> Host:
-    """The other host of the mirror."""
+    """Return the other host of the mirror."""
     return inventory.host(next(name for name in mirror.hosts if name != host.name))
 
 
 def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile, ...]:
-    """All that this host needs for the mirror, in the order in which it is written."""
+    """Return all files that this host needs for the mirror, in the order in which they are written."""
     names = {
         "mirror": mirror,
         "host": host,
@@ -82,7 +82,7 @@ def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile,
 
 
 def authorized_line(peer: Host, public_key: str) -> str:
-    """Return root's authorized key: the peer's may have this host outdate its data, and nothing else.
+    """Return root's authorized key: it lets the peer outdate this host's data, and nothing else.
 
     public_key: as ``ssh-keygen`` wrote it; its comment is replaced, so that it is found again.
     """
@@ -91,5 +91,5 @@ def authorized_line(peer: Host, public_key: str) -> str:
 
 
 def proof_of_death(mirror: str, host: str) -> str:
-    """The file by which the fencing handler is told that a host is dead; it forgets at boot."""
+    """Return the file that tells the fencing handler that a host is dead; a boot deletes it."""
     return f"/run/messagebus/dead/{mirror}.{host}"

@@ -1,4 +1,4 @@
-"""The common parts of commands about mirrors: their options, their checks before a plan, and running it."""
+"""Common parts of commands about mirrors: their options, their checks before a plan, and running it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_mirror(view: MirrorView, name: str) -> Host:
-    """Raises ConfigError when the host has nothing to do with the mirror."""
+    """Return a host of the mirror. Raises ConfigError when the host is not one of its hosts."""
     host = view.inventory.host(name)
     if host.name not in view.mirror.hosts:
         of = " and ".join(view.mirror.hosts)
@@ -63,7 +63,7 @@ def of_mirror(view: MirrorView, name: str) -> Host:
 
 
 def both_answer(view: MirrorView) -> dict[str, Status]:
-    """Return what each host says. Raises NoAnswer when one of them cannot be asked."""
+    """Return the state of each host. Raises NoAnswer when one of them cannot be asked."""
     sides = view.sides()
     for side in sides.values():
         if isinstance(side, NoAnswer):
@@ -73,7 +73,7 @@ def both_answer(view: MirrorView) -> dict[str, Status]:
 
 
 def note_alone(view: MirrorView, host: Host) -> Alone | None:
-    """Keep that this host writes without its peer, or is about to. None where it has one: nothing is kept.
+    """Record that this host writes without its peer, or is about to. None where it has one: nothing is kept.
 
     Before it writes its generation is not known, so this is done again afterwards.
     """
@@ -91,13 +91,13 @@ def note_alone(view: MirrorView, host: Host) -> Alone | None:
 
 
 def note_whole(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
-    """Forget who went on alone, where both hosts say now that they have the same."""
+    """Delete the record of a host that went on alone, where both hosts report the same data now."""
     if all(isinstance(side, Status) and side.is_whole for side in sides.values()):
         view.alone_file.unlink(missing_ok=True)
 
 
 def not_dead(name: str, answer: Status | NoAnswer) -> None:
-    """Raises OpsError when a host that is said to be dead answers, be it that nothing could be seen there."""
+    """Raise OpsError when a host that is said to be dead answers, even when its state cannot be read."""
     if isinstance(answer, CannotTell):
         raise OpsError(f"{name} is not dead: it answers, and refuses what it is asked: {answer}")
     if isinstance(answer, Status):
@@ -110,7 +110,7 @@ def agents(view: MirrorView, host: Host) -> bool:
 
 
 def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[str, bool]:
-    """Return how the host may be promoted: the arguments of `ops.mirror.promotion.promotion`.
+    """Return the arguments of `ops.mirror.promotion.promotion` with which the host may be promoted.
 
     Raises OpsError with the reason when it may not.
     """

@@ -1,4 +1,4 @@
-"""The host of a mirror that writes: how one becomes primary, and how it lets go.
+"""The host of a mirror that writes: how one becomes primary, and how it hands over.
 
 `ops.mirror.state.may_promote` decides whether a promotion may lose data, before the first step, and again
 after the proof of the other's death and an operator's time to think.
@@ -22,19 +22,20 @@ __all__ = ["demote", "leaving", "promote", "promotion", "proof_forgotten", "stat
 
 PROMOTE_WITHIN_S = 60.0
 POWER_WITHIN_S = 120.0
-# The settings of the connection say lost after 4 s.
+# The settings of the connection call it lost after 4 s.
 NOTICE_WITHIN_S = 30.0
-# It asks once a second, and for an answer by SSH up to 20 s.
+# The handler asks once a second, and waits up to 20 s for an answer by SSH.
 HANDLER_WITHIN_S = 25.0
 
 
 def promotion(
     view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
 ) -> tuple[Step, ...]:
-    """Steps that make a host primary; a part of other playbooks.
+    """Return steps that make a host primary; a part of other playbooks.
 
-    is_dead: the other one is, by an operator's word. power: it has a power controller, which is asked.
-    given_up: what only the other has may be lost. force: and the data here are marked as outdated.
+    is_dead: the other host is dead, by an operator's word. power: it has a power controller, which is asked.
+    given_up: changes that only the other has may be lost. force: as given_up, with data here marked as
+    outdated.
     """
     other = partner(view.inventory, view.mirror, host)
     proof = proof_of_death(view.name, other.name)
@@ -84,7 +85,7 @@ def promotion(
 
 
 def _noted(view: MirrorView, host: Host, name: str) -> Step:
-    """Make the step that notes who goes on alone; it does nothing where the host has its peer."""
+    """Make the step that records a host that goes on alone; it does nothing where the host has its peer."""
     words = ("ops", "drbd", "alone", view.name, host.name, "--inventory", str(view.file))
     return Step(name=name, commands=(kit(*words),))
 
@@ -92,14 +93,17 @@ def _noted(view: MirrorView, host: Host, name: str) -> Step:
 def promote(
     view: MirrorView, host: Host, *, is_dead: bool, power: bool, given_up: bool, force: bool
 ) -> Plan:
-    """Steps that make one host primary; see `promotion`."""
+    """Plan to make one host primary; see `promotion`."""
     steps = promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force)
     forgotten = (proof_forgotten(view, host),) if is_dead or power else ()
     return Plan(name=f"drbd promote {view.name}", steps=(*steps, *forgotten))
 
 
 def proof_forgotten(view: MirrorView, host: Host) -> Step:
-    """A word of death is for one run: a peer that is back and lost again is outdated, not taken for dead."""
+    """Make the step that deletes the proof of death, which is valid for one run.
+
+    A peer that is back and lost again is then outdated, not taken for dead.
+    """
     other = partner(view.inventory, view.mirror, host)
     return Step(
         name="forget the proof",
@@ -108,7 +112,7 @@ def proof_forgotten(view: MirrorView, host: Host) -> Step:
 
 
 def demote(view: MirrorView, host: Host) -> Plan:
-    """A host that has its disk mounted refuses, and nothing is changed."""
+    """Plan to make a host secondary. One that has its disk mounted refuses, and nothing is changed."""
     step = Step(
         name=f"demote {host.name}",
         commands=on([host], commands.demote(view.name)),
@@ -119,7 +123,7 @@ def demote(view: MirrorView, host: Host) -> Plan:
 
 
 def thaw(view: MirrorView, host: Host) -> Plan:
-    """Writes of the primary go on: its partner is dead, by an operator's word."""
+    """Plan to let writes of the primary go on: its partner is dead, by an operator's word."""
     other = partner(view.inventory, view.mirror, host)
     return Plan(
         name=f"drbd thaw {view.name}",
@@ -147,9 +151,9 @@ def thaw(view: MirrorView, host: Host) -> Plan:
 
 
 def leaving(view: MirrorView, host: Host, *, agent: bool) -> tuple[Step, ...]:
-    """Steps that take the broker from a host, in order, and can be taken back.
+    """Return steps that take the broker from a host, in order; they can be undone.
 
-    agent: the host has one.
+    agent: the host runs an agent.
     """
     mirror = view.mirror
     units = (*((hosts.AGENT_UNIT,) if agent else ()), hosts.BROKER_UNIT)
@@ -193,7 +197,7 @@ def _state_left(view: MirrorView, host: Host) -> Step:
 
 
 def state_brought(view: MirrorView, host: Host) -> Step:
-    """The agent's state is on the mirrored disk, which is mounted there."""
+    """Make the step that mounts the agent's state from the mirrored disk."""
     folder = view.mirror.mount
     return Step(
         name=f"bring the agent's state to {host.name}",
@@ -204,7 +208,7 @@ def state_brought(view: MirrorView, host: Host) -> Step:
 
 
 def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool) -> Check:
-    """Looked at again after the proof, and after an operator thought about it."""
+    """Check that the host may be promoted, again after the proof and the operator's confirmation."""
     peer = partner(view.inventory, view.mirror, host).name
 
     def check() -> str:

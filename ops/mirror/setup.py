@@ -1,4 +1,7 @@
-"""Puts on both hosts of a mirror what it needs, and has them know each other. Touches no disk of a mirror."""
+"""Setup of both hosts of a mirror: their files, and their keys for each other.
+
+Touches no disk of a mirror.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 
 
 def set_up(view: MirrorView) -> None:
-    """A second time changes nothing. Raises CommandFailed; HostUnreachable and SudoRefused, too."""
+    """Set up both hosts; a second call changes nothing.
+
+    Raises CommandFailed, HostUnreachable, SudoRefused.
+    """
     with ThreadPoolExecutor(2) as pool:
         home, standby = view.hosts
         of_home, of_standby = pool.map(lambda host: _furnish(view, host), view.hosts)
@@ -35,7 +41,7 @@ def _as_root(host: Host) -> Iterator[Root]:
 
 
 def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
-    """Write the host's files. Returns its host key, and the key of its fencing handler; public both."""
+    """Write the host's files. Returns its host key, and the key of its fencing handler; both public."""
     with _as_root(host) as root:
         for each in files(view.inventory, view.mirror, host):
             root.write(each)
@@ -46,7 +52,7 @@ def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
 
 
 def _acquaint(host: Host, peer: Host, keys: tuple[str, str]) -> None:
-    """The host knows its peer, and lets the peer's fencing handler in, for that alone."""
+    """Write the peer's keys on a host, and allow the peer's fencing handler to log in, for that alone."""
     with _as_root(host) as root:
         _write_keys(root, peer, *keys)
 

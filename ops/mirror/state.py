@@ -1,11 +1,11 @@
-"""The state of a mirror by DRBD 8.4, as values, and what may be done then. Pure.
+"""The state of a mirror by DRBD 8.4, as values, and the decisions that it allows. Pure.
 
-A state is read from ``drbdsetup events2 --now --statistics``, which tells the connection in words of
-DRBD 9, and told in those of 8.4, which operators find in ``drbdadm cstate`` and /proc/drbd. Never from
-``drbdadm status``: of a mirror that has no connection it shows one healthy host, so that a split
-brain looks like nothing. JSON is refused by an 8.4 kernel, and DRBD 9 has states that are not here.
+A state is read from ``drbdsetup events2 --now --statistics``, which reports the connection in words of
+DRBD 9. It is shown in those of 8.4, which operators find in ``drbdadm cstate`` and /proc/drbd. It is never
+read from ``drbdadm status``: for a mirror without a connection that shows one healthy host, so that a split
+brain looks like nothing. An 8.4 kernel refuses JSON, and DRBD 9 has states that are not here.
 
-Which host has newer data is told by generations (``drbdadm get-gi``): a random number that changes
+Generations (``drbdadm get-gi``) tell which host has newer data: a random number that changes
 when a host begins to write alone, with the numbers before it.
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 DOWN = "Unconfigured"
 """The link of a mirror that the kernel does not know."""
 
-# Connections of DRBD 9 to those of 8.4. Where both are connected, the replication's word is the state.
+# Connections of DRBD 9 -> those of 8.4. Where both are connected, the replication's word is the state.
 _LINKS = {"Connecting": "WFConnection"}
 _ESTABLISHED = {"Established": "Connected", "Off": "WFReportParams"}
 # Set up between both: data are alike, being copied, or being compared.
@@ -58,18 +58,19 @@ CONNECTED = frozenset(
 COPYING = frozenset({"SyncSource", "SyncTarget", "PausedSyncS", "PausedSyncT"})
 COMPARING = frozenset({"VerifyS", "VerifyT"})
 APART = frozenset({"StandAlone", "WFConnection"})
-"""Links that stay as they are until something is done; what is in no set here passes by itself."""
+"""Links that stay as they are until something is done; a link in none of these sets passes by itself."""
 
 
 class Bad(OpsError):
-    """Raised when DRBD says something that is not of version 8.4; look at what it wrote."""
+    """Raised when DRBD's output is not that of version 8.4; look at the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """current: of the data. base: that the peer had when they parted; "" while nobody is ahead of it.
+    """Generations of a host's data. current: that of the data now.
 
-    history: before these, newest first. was_up_to_date: the flags kept on the disk say so.
+    base: the peer's when they parted; "" while neither is ahead.
+    history: those before, newest first. was_up_to_date: by the flags on the disk.
     """
 
     current: str
@@ -84,7 +85,7 @@ _GENERATIONS = re.compile(r"[0-9A-F]{16}(:[0-9A-F]{16}){3}(:[0-9]){7}")
 
 
 def parse_generations(text: str) -> Generations | None:
-    """Return None for a disk without DRBD's metadata. Raises Bad."""
+    """Parse the output of ``drbdadm get-gi``. Returns None for a disk without metadata. Raises Bad."""
     line = text.strip().splitlines()[-1].strip() if text.strip() else ""
     if not line:
         return None
@@ -101,7 +102,7 @@ def parse_generations(text: str) -> Generations | None:
 
 
 def _bare(number: str) -> str:
-    """Without the lowest bit, which says whether the host was primary; "" for none."""
+    """Clear the lowest bit, which says whether the host was primary. Returns "" for no generation."""
     value = int(number, 16) & ~1
     return f"{value:016X}" if value not in (_NONE, _JUST_CREATED) else ""
 
@@ -110,7 +111,7 @@ def _bare(number: str) -> str:
 class Alone:
     """The record of a host that wrote without its peer; kept until both were seen whole.
 
-    since: the day and time. generation: of what it wrote; "" where that is not known, or not yet.
+    since: the day and time. generation: that of its writes; "" where that is not known, or not yet.
     """
 
     host: str
@@ -125,7 +126,7 @@ class Relation(Enum):
     AHEAD = auto()
     BEHIND = auto()
     SPLIT = auto()
-    """Both went on alone from what was the same."""
+    """Both went on alone from the same data."""
     FOREIGN = auto()
     """Never the same, or too long ago to know."""
     EMPTY = auto()
@@ -133,7 +134,7 @@ class Relation(Enum):
 
 
 def relation(here: Generations, there: Generations) -> Relation:
-    """The decision that DRBD makes at each connection (drbd_uuid_compare), in its order."""
+    """Compare generations as DRBD does at each connection (drbd_uuid_compare), in its order."""
     if not here.current or not there.current:
         return Relation.EMPTY
     if here.current == there.current:
@@ -148,10 +149,10 @@ def relation(here: Generations, there: Generations) -> Relation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One host's side of a mirror. The words are DRBD 8.4's; "Unknown" and "DUnknown" of what is not.
+    """One host's side of a mirror. The words are DRBD 8.4's; "Unknown" and "DUnknown" where none is known.
 
-    link: of the connection, or DOWN. frozen: why writes wait, "" when they do not.
-    out_of_sync_kib: differences that are known. size_kib: of the disk.
+    link: state of the connection, or DOWN. frozen: why writes wait, "" when they do not.
+    out_of_sync_kib: known differences. size_kib: size of the disk.
     generations: None where they were not asked for, or there are none.
     """
 
@@ -175,18 +176,18 @@ class Status:
 
     @property
     def is_passing(self) -> bool:
-        """On the way from one state to another, by itself."""
+        """True while the mirror changes from one state to another by itself."""
         return self.is_up and self.link not in CONNECTED | APART
 
     @property
     def is_whole(self) -> bool:
-        """Two good copies, and every write reaches both."""
+        """True where there are two good copies, and every write reaches both."""
         both = self.disk == self.peer_disk == "UpToDate"
         return both and self.is_connected and not self.frozen
 
     @property
     def done_percent(self) -> float:
-        """Return the percentage of the copying."""
+        """The part of the disk that is copied, in percent."""
         if not self.size_kib:
             return 100.0
         return 100.0 * (1 - self.out_of_sync_kib / self.size_kib)
@@ -205,7 +206,7 @@ class Status:
 
 
 def parse_events(text: str, generations: Generations | None = None) -> Status:
-    """Read what ``drbdsetup events2 --now`` wrote, of one mirror. Raises Bad."""
+    """Parse the output of ``drbdsetup events2 --now`` for one mirror. Raises Bad."""
     said: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         what, kind, *pairs = line.split() or [""] * 2
@@ -244,7 +245,7 @@ def _link(connection: str, replication: str) -> str:
 
 
 def parse_link(text: str) -> str:
-    """Read what ``drbdadm cstate`` wrote. Raises Bad."""
+    """Parse the output of ``drbdadm cstate``. Raises Bad."""
     lines = text.split()
     if len(lines) != 1 or not lines[0].isalnum():
         raise Bad(f"cstate: {text!r}")
@@ -252,10 +253,10 @@ def parse_link(text: str) -> str:
 
 
 def is_split(sides: Mapping[str, Status]) -> bool:
-    """Two hosts that both went on alone.
+    """Return whether both hosts went on alone.
 
-    By their generations, which know it before the two have met again; also two primaries, however
-    each of them believes that the other is outdated. Two that are connected have settled it: while
+    Generations show it before the two have met again. Two primaries are a split, too, even if
+    each believes that the other is outdated. Two that are connected have settled it: while
     one copies from the other, their generations look like those of a split.
     """
     if len(sides) != 2:
@@ -272,7 +273,7 @@ def is_split(sides: Mapping[str, Status]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Yes:
-    """The verdict that nothing is lost, or only what the operator gave up by name."""
+    """The verdict that no write is lost, or only writes that the operator gave up by name."""
 
     def __bool__(self) -> bool:
         return True
@@ -280,7 +281,7 @@ class Yes:
 
 @dataclass(frozen=True, slots=True)
 class No:
-    """reason: one line, and what to do about it."""
+    """The verdict that writes may be lost. reason: one line, and the remedy."""
 
     reason: str
 
@@ -305,13 +306,13 @@ def may_promote(
     given_up: str = "",
     alone: Alone | None = None,
 ) -> Verdict:
-    """Return whether making this host primary keeps every write that was ever confirmed.
+    """Return whether all writes that were ever confirmed survive the promotion of this host.
 
-    there: what the peer itself says; None where it cannot be asked, which proves nothing. A peer that is
-        down, and whose generations cannot be read, says nothing either.
-    peer: its name. peer_is_dead: proved by a power controller, or an operator gave their word.
-    given_up: the peer's name, typed by an operator who knows that what only it has is lost.
-    alone: who went on alone, as far as operators know. It counts where the peer cannot be asked.
+    there: the peer's own state; None where it cannot be asked, which proves nothing. A peer that is
+        down, and whose generations cannot be read, proves nothing either.
+    peer: its name. peer_is_dead: proved by a power controller, or by an operator's word.
+    given_up: the peer's name, typed by an operator who knows that changes that only it has are lost.
+    alone: the host that went on alone, as far as operators know. It counts where the peer cannot be asked.
     """
     if not here.is_up:
         return No("the mirror is down here; bring it up first")
@@ -331,7 +332,7 @@ def may_promote(
 
 
 def lacks(here: Status, alone: Alone | None, *, peer: str) -> str:
-    """Return why this host lacks what its peer wrote alone, "" where it has it, or nobody wrote so."""
+    """Return why this host lacks writes of its peer alone; "" where it has them, or there are none."""
     if alone is None or alone.host != peer:
         return ""
     mine = here.generations

@@ -48,9 +48,9 @@ def storage() -> None:
 @proof_options
 @go_options
 def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up: str) -> None:
-    """The host of the broker NAME is dead: start the broker on its mirror, under the same name.
+    """Start the broker NAME on the other host of its mirror, because its host is dead; its name stays.
 
-    That it is dead is proved by its power controller, or by your word with --dead.
+    Its power controller proves that the host is dead, or your word with --dead.
 
     \b
     Example:
@@ -117,7 +117,7 @@ def start(go: Go, name: str, where: str, consume_only: bool) -> None:
 @click.argument("name")
 @go_options
 def stop(go: Go, name: str) -> None:
-    """Stop the broker NAME and let go of its disk, so that its host may be switched off.
+    """Stop the broker NAME and release its disk, so that its host may be switched off.
 
     \b
     Example:
@@ -143,9 +143,9 @@ def _carry(
     decide: Callable[[], dict[str, Any]],
     said: dict[str, Any],
 ) -> None:
-    """Carry a plan out that a run decides once; said: its options, which are a part of the run.
+    """Carry out a plan that a run decides once. said: its options, which are a part of the run.
 
-    A run that is resumed goes on with what was decided before it, which it may have changed itself.
+    A resumed run goes on with the earlier decision, whose basis it may have changed itself.
     """
     name = f"storage {word} {view.name}"
     with opened(go, name, [view.name]) as journal:
@@ -161,7 +161,7 @@ def _carry(
 
 
 def _where(view: MirrorView) -> Host:
-    """The host that the broker runs on, by the inventory."""
+    """Return the host that the broker runs on, by the inventory."""
     return of_mirror(view, view.node.host or view.mirror.hosts[0])
 
 
@@ -170,7 +170,7 @@ def _where(view: MirrorView) -> Host:
 @click.argument("host")
 @inventory_option
 def move(name: str, host: str, file: Path) -> None:
-    """Write down that the broker NAME runs on HOST; nothing else is done.
+    """Record that the broker NAME runs on HOST; nothing else is done.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""One mirror of a running cluster: what its two hosts say, asked over SSH. Changes nothing there."""
+"""One mirror of a running cluster: the state of its two hosts, asked over SSH. Changes nothing there."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["MirrorView", "amqp_answers"]
 
 ASK_WITHIN_S = 20.0
 AMQP_WITHIN_S = 3.0
-# A dead host costs a failover 5 s each time that it is asked.
+# A dead host costs a failover 5 s each time it is asked.
 SILENT_FOR_S = 10.0
 AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 # Exit code and complaint of drbdsetup where the kernel does not know the mirror.
 _NO_MIRROR = re.compile(r"10 .*No such resource", re.DOTALL)
-# Of drbdadm where there is no metadata, none that can be read, or no such mirror. All else, such as a refusal
+# The same of drbdadm: no metadata, none that can be read, or no such mirror. All else, such as a refusal
 # of sudo, ends with the same codes and says nothing about the mirror.
 _NO_GENERATIONS = re.compile(
     r"1 $|\d+ .*(No valid meta data|md_disk_to_cpu failed|No such resource|minor not allocated"
@@ -49,9 +49,9 @@ Connect = Callable[[str], AbstractContextManager[There]]
 
 
 class MirrorView:
-    """Asks the hosts of one mirror; the inventory is read anew for every question.
+    """The hosts of one mirror; the inventory is read anew for every question.
 
-    connect: as `ops.run.shell.remote`, which it is unless told otherwise.
+    connect: opens a connection to a host; `ops.run.shell.remote` by default.
     """
 
     def __init__(self, file: Path, name: str, connect: Connect | None = None) -> None:
@@ -74,7 +74,7 @@ class MirrorView:
 
     @property
     def alone_file(self) -> Path:
-        """Beside the journals: a host that is dead cannot be asked whether it went on alone."""
+        """The file that records a host that went on alone, beside the journals: a dead host cannot answer."""
         return self.file.parent / "mirrors" / f"{self.name}.alone.json"
 
     @property
@@ -91,12 +91,15 @@ class MirrorView:
 
     @property
     def hosts(self) -> tuple[Host, Host]:
-        """Return them as the inventory orders them: home first."""
+        """The hosts in the inventory's order: home first."""
         home, standby = self.mirror.hosts
         return self.inventory.host(home), self.inventory.host(standby)
 
     def status(self, host: Host) -> Status:
-        """Ask one host. Raises NoAnswer where it cannot be reached, CannotTell where it is refused."""
+        """Return the state of one host.
+
+        Raises NoAnswer where it cannot be reached, CannotTell where it refuses.
+        """
         with self._connect(host.ssh) as there:
             events = _said(there, host, argv.events(self.name), _NO_MIRROR)
             generations = _said(there, host, argv.generations(self.name), _NO_GENERATIONS)
@@ -108,16 +111,16 @@ class MirrorView:
             raise Bad(f"{host.name}: {fault}") from fault
 
     def sides(self) -> dict[str, Status | NoAnswer]:
-        """Return what each host says, both asked at the same time; by name, home first.
+        """Return the state of each host, both asked at the same time; by name, home first.
 
-        Who was silent a moment ago is not asked again.
+        A host that was silent less than SILENT_FOR_S ago is not asked again.
         """
         with ThreadPoolExecutor(2) as pool:
             answers = pool.map(self._status_or_fault, self.hosts)
             return dict(zip((host.name for host in self.hosts), answers, strict=True))
 
     def is_split(self) -> bool:
-        """Compare those that answer, in two looks: between the questions of one they may have connected."""
+        """Compare the hosts that answer, in two looks: between two questions they may have connected."""
         return all(
             is_split({n: s for n, s in self.sides().items() if isinstance(s, Status)})
             for _look in range(2)
@@ -137,7 +140,7 @@ class MirrorView:
         return True
 
     def tells(self, host: Host, command: tuple[str, ...]) -> str:
-        """Return what such a command writes. Raises NoAnswer, also where it fails."""
+        """Return the output of a command that changes nothing. Raises NoAnswer, also where it fails."""
         try:
             with self._connect(host.ssh) as there:
                 return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
@@ -145,7 +148,7 @@ class MirrorView:
             raise NoAnswer(f"{host.name}: {fault}") from fault
 
     def power_of(self, host: Host) -> str:
-        """Return what its power controller says, asked from here. Raises CommandFailed."""
+        """Return the answer of a host's power controller, asked from here. Raises CommandFailed."""
         return shell.run(power(host.power, "status", host.name), timeout_s=ASK_WITHIN_S).strip()
 
     def _status_or_fault(self, host: Host) -> Status | NoAnswer:
@@ -161,7 +164,7 @@ class MirrorView:
     # Checks of steps.
 
     def has_role(self, host: Host, role: str) -> Check:
-        """The host is primary, or secondary, and its writes are not frozen."""
+        """Check that the host has this role, primary or secondary, and that its writes are not frozen."""
 
         def check() -> str:
             status = self.status(host)
@@ -170,7 +173,7 @@ class MirrorView:
         return check
 
     def is_whole(self, host: Host) -> Check:
-        """Both copies are good, and every write reaches both."""
+        """Check that both copies are good, and that every write reaches both."""
 
         def check() -> str:
             status = self.status(host)
@@ -180,7 +183,7 @@ class MirrorView:
 
 
 def _said(there: There, host: Host, command: tuple[str, ...], none: re.Pattern[str]) -> str | None:
-    """Return None where it fails with what `none` matches. Raises NoAnswer, CannotTell."""
+    """Return a command's output; None where its failure matches `none`. Raises NoAnswer, CannotTell."""
     try:
         return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)
     except CommandFailed as fault:
@@ -196,15 +199,16 @@ def _is_unreached(fault: CommandFailed) -> bool:
 
 
 def amqp_answers(view: MirrorView) -> Check:
-    """The broker speaks AMQP at its address, which it does when it has booted."""
+    """Check that the broker speaks AMQP at its address, which it does once it has booted.
+
+    With TLS an accepted connection is enough.
+    """
 
     def check() -> str:
         node = view.node
         with socket.create_connection(node.address, timeout=AMQP_WITHIN_S) as connection:
             if view.inventory.tls:
-                return (
-                    ""  # it would want a certificate first, and takes nobody before it has booted
-                )
+                return ""  # it would want a certificate first, and takes no connection before it has booted
             connection.sendall(AMQP_HEADER)
             return "" if connection.recv(1) == b"\x01" else f"{node.address} does not speak AMQP"
 

@@ -1,1 +1,1 @@
-"""The playbooks: each is a plan, made from the inventory by a function."""
+"""The playbooks: functions that make plans from the inventory."""

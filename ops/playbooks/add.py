@@ -1,4 +1,4 @@
-"""Add a broker while everything runs, with nothing lost.
+"""Addition of a broker while everything runs, with nothing lost.
 
 The order is part of the correctness:
 
@@ -10,8 +10,8 @@ The order is part of the correctness:
 3. Every live client has applied that list, and every queue that is consumed elsewhere is consumed
    there.
 4. Between 1 and 2 a topology change may have been completed without the new agent. Once every agent
-   serves the new list, each change asks the new one too; so after that, and before publishes, it is
-   checked that the new agent has whatever any agent has.
+   serves the new list, each change asks the new one too. So after that, and before publishes, it is
+   checked that the new agent has every entry that another agent has.
 5. Then the balancer sends publishers.
 """
 
@@ -41,9 +41,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """name: in the inventory. address: ``host:port``, its name in the list.
+    """The broker that a playbook is about. name: in the inventory. address: ``host:port``, as in the list.
 
-    ssh: how its host is reached, "" on a local cluster. sudo: who logs in there is not root.
+    ssh: SSH address of its host, "" on a local cluster. sudo: the SSH user is not root.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what a journal keeps of it, beside the name: the inventory may not know it any more."""
+        """The values that a journal keeps beside the name: the inventory may not know the broker any more."""
         known = {"address": self.address, "agent_port": self.agent_port}
         return {**known, "ssh": self.ssh, "sudo": self.sudo} if self.ssh else known
 
@@ -67,7 +67,7 @@ PUBLISHES_WITHIN_S = 10.0
 
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan:
-    """Steps that bring a broker in. nodes: how it is started where it runs."""
+    """Plan the addition of a broker. nodes: starts and stops of brokers and agents."""
     name = target.name
     made = Step(
         name=f"make node {name}",
@@ -90,7 +90,7 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan
 
 
 def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
-    """Broker and agent run."""
+    """Return steps that start broker and agent."""
     name = target.name
     return (
         Step(
@@ -112,7 +112,7 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
 
 
 def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """Give it all that is wanted; it takes no publishes yet."""
+    """Return steps that give the broker the list and the topology; it takes no publishes yet."""
     name = target.name
     return (
         Step(
@@ -142,7 +142,7 @@ def topology(name: str, view: View) -> Step:
 
 
 def list_brought(name: str, inventory: Path, view: View) -> Step:
-    """name: of the step, which is unique in its plan."""
+    """Make the step that pushes the list. name: name of the step, which is unique in its plan."""
     return Step(
         name=name,
         commands=(lists.push(inventory, view.absent.agents),),
@@ -152,7 +152,7 @@ def list_brought(name: str, inventory: Path, view: View) -> Step:
 
 
 def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """Every client knows it, and consumes there what it consumes elsewhere."""
+    """Return steps after which every client knows the broker, and consumes there as elsewhere."""
     name, address = target.name, target.address
     return (
         Step(
@@ -181,7 +181,7 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
 
 
 def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
-    """Publishers come."""
+    """Return steps that send publishers to the broker."""
     name, away = target.name, view.absent.balancers
     return (
         Step(

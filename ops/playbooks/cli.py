@@ -32,7 +32,7 @@ from ops.run.plan import Plan
 
 __all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
 
-# How far RabbitMQ's counts lag: a queue reports at its tick, and the management plugin takes that at its
+# The lag of RabbitMQ's counts: a queue reports at its tick, and the management plugin takes that at its
 # next sample. 5 s each unless set otherwise, which `ops local` does.
 STATISTICS_S = 11.0
 STATISTICS_LOCAL_S = 2.5
@@ -95,7 +95,7 @@ def add(name: str, dead: tuple[str, ...], go: Go) -> None:
 def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go) -> None:
     """Remove the broker NAME while everything runs: drain it to zero, then stop it.
 
-    An interrupted run is resumed by the same command; --move-remaining may be said then, too.
+    An interrupted run is resumed by the same command; --move-remaining may be added then, too.
 
     \b
     Example:
@@ -190,7 +190,7 @@ def upgrade(
 def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
     """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
 
-    With a mirror this is `ops storage failover`, which wants a proof that the host is dead.
+    With a mirror this is `ops storage failover`, which demands a proof that the host is dead.
 
     \b
     Example:
@@ -252,7 +252,7 @@ def _carry(
 
 
 def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
-    """View the cluster, without those that are dead, who are told."""
+    """Return a view of the cluster without dead nodes and balancers, which are reported."""
     view = View(go.file)
     absent = find_absent(view, lambda names: _of(go.file, view, names), but, dead)
     if told := absent.in_words():
@@ -265,7 +265,7 @@ def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
 
 
 def _afterwards(view: View) -> list[str]:
-    """Return what those that were dead meanwhile will need."""
+    """Return lines on nodes and balancers that were dead during the run, with the commands they will need."""
     return [
         f"{name} was dead meanwhile; when it is back: `python -m consumer_lists push`, and"
         " `python -m ops check` says what else differs"
@@ -283,7 +283,7 @@ def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:
-    """The inventory may not know the broker any more, or not yet."""
+    """Return the target of a resumed run: the inventory may not know the broker any more, or not yet."""
     return Target(name=name, **journal.facts["target"]) if journal.is_resumed else None
 
 
@@ -301,7 +301,10 @@ def _known_target(view: View, name: str) -> Target:
 
 
 def _new_target(file: Path, view: View, name: str) -> Target:
-    """A new local node gets the address of its number; any other is in the inventory before."""
+    """Return the target of a broker to add.
+
+    A new local node gets the address of its number; any other broker is in the inventory already.
+    """
     inventory = view.inventory
     if inventory.supervisor != "local" or any(node.name == name for node in inventory.brokers):
         return _known_target(view, name)
@@ -321,7 +324,7 @@ def _drain(view: View, name: str, *, moves: bool, held_within_s: float) -> Drain
 
 
 def _delayed(view: View, name: str) -> tuple[int, float]:
-    """Nothing, where the broker cannot be asked: it may be stopped already."""
+    """Return the delayed messages; none where the broker cannot be asked: it may be stopped already."""
     try:
         return delayed(view.queues(name))
     except (NoAnswer, ConfigError, OSError):

@@ -1,8 +1,8 @@
-"""Found a cluster: the first start of hosts that `ops provision` has set up.
+"""Foundation of a cluster: the first start of hosts that `ops provision` has set up.
 
-Once in a cluster's life. Agents read their topology from a majority of the others before they open a
-gate; of a cluster that never was there is none, so each is told that it begins (genesis). Never on a cluster
-that has been one: its topics would be forgotten.
+It happens once in a cluster's life. Agents read their topology from a majority of the others before they
+open a gate. A new cluster has no such majority, so each agent is told that it begins (genesis). Never found
+a cluster that has been one: its topics would be forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ops.run.plan import Plan, Step
 
 __all__ = ["plan"]
 
-# A first start is slow where disks are.
+# A first start is slow on slow disks.
 BOOT_WITHIN_S = 600.0
 
 
@@ -32,7 +32,7 @@ def plan(
     *,
     balancers: Mapping[str, str],
 ) -> Plan:
-    """names: of all brokers. balancers: name -> the host of each, for SSH."""
+    """Plan the first start. names: all brokers. balancers: name -> the SSH address of its host."""
     names = list(names)
     return Plan(
         name="found cluster",

@@ -1,4 +1,4 @@
-"""Edits the text of an inventory, keeping what a person wrote around the edit. Pure."""
+"""Edits of an inventory's text that keep everything a person wrote around the edit. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)
 
 
 def broker_table(text: str, name: str) -> str:
-    """The text of the ``[[brokers]]`` table of this name, "" when there is none."""
+    """Return the text of the ``[[brokers]]`` table of this name, "" when there is none."""
     for begin, end in _tables(text, "brokers"):
         table = text[begin:end]
         said = _said(table)
@@ -27,7 +27,7 @@ def broker_table(text: str, name: str) -> str:
 
 
 def with_broker(text: str, table: str) -> str:
-    """The same text with that table at its end; unchanged when there is one of that name.
+    """Return the text with that table at its end; unchanged when it has one of that name.
 
     Raises OpsError when it is not one table of a broker.
     """
@@ -41,9 +41,9 @@ def with_broker(text: str, table: str) -> str:
 
 
 def without_broker(text: str, name: str) -> str:
-    """The same text without the ``[[brokers]]`` table of this name, and without its mirror's.
+    """Return the text without the ``[[brokers]]`` table of this name, and without its mirror's.
 
-    Unchanged when there is none. Raises OpsError when the rest would not say the same as before.
+    Unchanged when there is none. Raises OpsError when the rest would change its meaning.
     """
     for kind in _KINDS:
         text = _without(text, kind, name)
@@ -65,9 +65,9 @@ def _without(text: str, kind: str, name: str) -> str:
 
 
 def with_host(text: str, name: str, host: str) -> str:
-    """The same text, with the broker of this name on this host.
+    """Return the text with the broker of this name on this host.
 
-    Raises OpsError when the rest would not say the same as before.
+    Raises OpsError when the rest would change its meaning.
     """
     before = tomllib.loads(text)
     wanted = [
@@ -90,7 +90,7 @@ def with_host(text: str, name: str, host: str) -> str:
 
 
 def _said(text: str) -> dict[str, Any] | None:
-    """Return None for what is no TOML."""
+    """Parse a text. Returns None where it is no TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -98,13 +98,13 @@ def _said(text: str) -> dict[str, Any] | None:
 
 
 def _tables(text: str, kind: str) -> Iterator[tuple[int, int]]:
-    """Return where each table of this kind begins, and where the last line ends that says something in it."""
+    """Yield the beginning of each table of this kind, and the end of its last line with content."""
     for table in re.finditer(rf"^\s*\[\[\s*{kind}\s*\]\]", text, re.MULTILINE):
         follows = _TABLE.search(text, table.end())
         lines = text[table.end() : follows.start() if follows else len(text)].splitlines(
             keepends=True
         )
-        # Comments and blank lines at its end are about what follows.
+        # Comments and blank lines at its end belong to the next table.
         while len(lines) > 1 and lines[-1].lstrip()[:1] in ("", "#"):
             lines.pop()
         yield table.start(), table.end() + len("".join(lines))

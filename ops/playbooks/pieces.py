@@ -1,4 +1,4 @@
-"""The pieces that plans are made of, as commands: hold, hang up, move, edit the inventory."""
+"""Commands that plans are made of: hold, hang up, move, edit the inventory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
 def hold(name: str, file: Path) -> None:
     """Have the agent of NAME ask publishers to stay away, until `python -m lb ready NAME`.
 
-    As `lb drain`, but does not look whether HAProxy heeds it, which may not know NAME yet.
+    As `lb drain`, but does not check that HAProxy heeds it, which may not know NAME yet.
 
     \b
     Example:
@@ -71,10 +71,10 @@ def hold(name: str, file: Path) -> None:
 @click.argument("name")
 @inventory_option
 def move(name: str, file: Path) -> None:
-    """Publish what lies in the queues of NAME to the other brokers; ids, headers and keys stay.
+    """Publish the messages in the queues of NAME to the other brokers; ids, headers and keys stay.
 
     Each message is answered on NAME after its new broker has confirmed it. Nobody should
-    publish to NAME or consume there meanwhile. A broker that takes no publishes, one in alarm, is left out.
+    publish to NAME or consume there meanwhile. A broker that takes no publishes, or is in alarm, is left out.
 
     \b
     Example:
@@ -116,7 +116,7 @@ def move(name: str, file: Path) -> None:
 
 
 class _Telling:
-    """Progress, not too often."""
+    """Progress of a move, printed every PROGRESS_EVERY_S at most."""
 
     def __init__(self, total: int) -> None:
         self._total, self._began, self._next = total, time.monotonic(), 0.0
@@ -185,7 +185,7 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
 @click.argument("kept", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @inventory_option
 def put(kept: Path, file: Path) -> None:
-    """Enter the broker that `drop --keep KEPT` took out again.
+    """Enter a broker again that `drop --keep KEPT` took out.
 
     \b
     Example:

@@ -1,24 +1,24 @@
-"""Remove a broker while everything runs, with nothing lost and nothing doubled.
+"""Removal of a broker while everything runs, with nothing lost and nothing doubled.
 
 The order is part of the correctness:
 
 1. The list marks it as draining: publishers that follow the list leave by themselves. Consumers stay.
-2. Its agent asks the balancer to send nobody there. Whoever still has a connection that may publish
-   after a while is hung up on: such a publisher finds another broker.
+2. Its agent asks the balancer to send no publisher there. Connections that may publish and are still
+   there after a while are closed: such a publisher finds another broker.
    Connections are in the statistics late, too: "nobody" is looked at twice.
 3. With nobody publishing, the consumers empty it, and delayed messages come out when their time
    comes. Counts show the past, so "empty" is looked at twice, more than one statistics interval
-   apart, and then tried with a basic.get. Whoever keeps deliveries without an answer for too long is
-   hung up on: another worker gets them.
-4. The list names it no more; consumers let go. A client that does not is hung up on. Nothing that
-   they gave back may be left behind, so it is looked at again.
-   What nobody reads, is parked or delayed goes to the other brokers only now (`moves`): nobody is there any
-   more who could take it meanwhile.
-5. It is stopped, seen empty a moment before by whoever stops it, and cleared away: only if no list that
-   is served names it, no balancer sends publishers there, and none of its files has changed since.
+   apart, and then tried with a basic.get. The connection of a consumer that keeps deliveries without an
+   answer for too long is closed: another worker gets them.
+4. The list names it no more; consumers disconnect. A client that does not is disconnected. Messages
+   that they gave back must not be left behind, so the queues are looked at again.
+   Messages that nobody reads, parked and delayed ones go to the other brokers only now (`moves`): no
+   consumer is left that could take them meanwhile.
+5. It is stopped, a moment after it was seen empty, and cleared away: only if no served list
+   names it, no balancer sends publishers there, and none of its files has changed since.
    The balancer forgets it.
 
-At least so many other brokers as the inventory says (`serving_min`) take publishes: this is looked at
+The number of other brokers that the inventory demands (`serving_min`) must take publishes: this is checked
 first, before each step that keeps publishers away, and again before the stop.
 """
 
@@ -56,7 +56,7 @@ EMPTY_WITHIN_S = 3600.0
 CLIENTS_WITHIN_S = 120.0
 SEEN_WITHIN_S = 120.0
 MOVED_LAGS = 4
-# A broker's disk full of messages, at a few thousand a second.
+# Enough for a broker's disk full of messages, at a few thousand a second.
 MOVE_WITHIN_S = 6 * 3600.0
 
 
@@ -64,9 +64,10 @@ MOVE_WITHIN_S = 6 * 3600.0
 class Drain:
     """Options of emptying a broker.
 
-    statistics_s: how far its counts may lag. delayed: how many delayed messages it has now, and for how
-    many seconds at most they wait. moves: what nobody takes goes to the other brokers. held_within_s: how
-    long deliveries may be kept without an answer. serving_min: other brokers that must take publishes.
+    statistics_s: upper bound of the lag of its counts. delayed: number of its delayed messages, and the
+    longest
+    time in seconds that they wait. moves: messages that nobody takes go to the other brokers. held_within_s:
+    time that deliveries may be kept without an answer. serving_min: other brokers that must take publishes.
     """
 
     statistics_s: float
@@ -77,7 +78,7 @@ class Drain:
 
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain) -> Plan:
-    """Steps that take a broker out."""
+    """Plan the removal of a broker."""
     name = target.name
     return Plan(
         name=f"remove {name}",
@@ -100,7 +101,7 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Dr
 
 
 def others_serve(target: Target, view: View, how: Drain) -> Step:
-    """Enough brokers are left without it."""
+    """Make the step that checks that enough brokers are left without it."""
     wanted = how.serving_min
     return Step(
         name=f"see that others take publishes without {target.name}",
@@ -112,7 +113,7 @@ def others_serve(target: Target, view: View, how: Drain) -> Step:
 def stopped_empty(
     target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
 ) -> tuple[Step, ...]:
-    """Broker and agent are stopped, and nothing was in it; its files are sealed."""
+    """Return steps that stop broker and agent when nothing is in it, and seal its files."""
     name = target.name
     return (
         see_that_nothing_is_left(target, inventory, view, nodes, how),
@@ -129,7 +130,7 @@ def stopped_empty(
 def erased(
     name: str, target: Target, view: View, nodes: Supervisor, commands: tuple[Command, ...]
 ) -> Step:
-    """The step of this name, which erases what the broker has: nothing, since it was stopped."""
+    """Make the step of this name, which erases the broker's files: unchanged since it was stopped."""
     return Step(
         name=name,
         commands=commands,
@@ -140,7 +141,7 @@ def erased(
 
 
 def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
-    """Nobody publishes to it any more; whoever consumes goes on."""
+    """Return steps after which nobody publishes to it any more; consumers go on."""
     name, address = target.name, target.address
     left = "nobody is connected who may publish, looked at twice"
     have_left = checks.left_by_publishers(view, name, interval_s=how.statistics_s)
@@ -151,7 +152,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
             commands=(lists.drain(inventory, address),),
             done=lambda: _is_draining(view, address),
             guard=enough,
-            # While the list says draining, so does the agent.
+            # While the list says draining, the agent says so, too.
             undo=(
                 lists.ready(inventory, address, if_needed=True),
                 lists.push(inventory, view.absent.agents),
@@ -186,7 +187,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
 
 
 def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
-    """Its consumers have emptied it, or as far as they will."""
+    """Return steps after which its consumers have emptied it, as far as they can."""
     name = target.name
     emptying = Emptying(
         view,
@@ -222,7 +223,7 @@ def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[St
 
 
 def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
-    """No client is connected to it any more."""
+    """Return steps after which no client is connected to it any more."""
     name, address = target.name, target.address
     nobody = checks.nobody_is_connected(view, name, interval_s=how.statistics_s)
     return (
@@ -255,12 +256,12 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
 def see_that_nothing_is_left(
     target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
 ) -> Step:
-    """And move what is, when it is to be.
+    """Make the step that checks that no message is left, and moves the rest when it is to be moved.
 
-    A run that was interrupted when the broker was stopped, and nobody knows, starts it to look.
+    A run may have been interrupted at the stop of the broker, so the step starts the broker to look.
     """
     name = target.name
-    # Counts of what was moved a moment ago are late, and later on a busy machine.
+    # Counts of messages that were just moved are late, and later on a busy machine.
     unread_s = MOVED_LAGS * how.statistics_s if how.moves else how.statistics_s
     emptying = Emptying(view, name, interval_s=how.statistics_s, unread_within_s=unread_s)
     move = Command(_ops("move", name, inventory=inventory).argv, within_s=MOVE_WITHIN_S)

@@ -1,8 +1,8 @@
-"""Put a new, empty broker in the place of one that is dead for good.
+"""Replacement of a broker that is dead for good by a new, empty one.
 
-What lay on its disk is lost; where it has a mirror, `storage.failover` promotes that instead. The order:
+The messages on its disk are lost; where it has a mirror, `storage.failover` promotes that instead. The order:
 
-1. Nothing answers there, and whatever may be left of it is stopped: an old broker that came back beside
+1. Nothing answers there, and all that may be left of it is stopped: an old broker that came back beside
    the new one would have its address.
 2. The list and the balancer forget it, so that no client dials it and the other agents are a majority by
    themselves.
@@ -26,7 +26,7 @@ __all__ = ["plan"]
 
 
 def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
-    """kept: file that its entry of the inventory waits in meanwhile."""
+    """Plan the replacement. kept: file that holds its entry of the inventory meanwhile."""
     name, address = target.name, target.address
     where = ("--inventory", str(inventory))
     return Plan(

@@ -1,10 +1,10 @@
-"""Restart brokers one after the other while everything runs, with nothing lost and nothing doubled.
+"""Restart of brokers one after the other while everything runs, with nothing lost and nothing doubled.
 
-What consumers hold without an answer comes again when their broker stops under them. So each one is taken
-off the list before, which consumers follow in an orderly way, and put on it afterwards; what lies in
-its queues stays there meanwhile. The next one begins when this one takes publishes again.
+Deliveries that consumers hold without an answer come again when their broker stops under them. So each broker
+is taken off the list before, which consumers follow in an orderly way, and put on it afterwards; messages in
+its queues stay there meanwhile. The next one begins when this one takes publishes again.
 
-The order, for each: publishers leave, consumers let go (`remove` without waiting for it to be
+The order, for each: publishers leave, consumers disconnect (`remove` without waiting for it to be
 empty), stop, start, the gate, then as in `add`.
 """
 
@@ -33,7 +33,7 @@ def plan(
     *,
     name: str,
 ) -> Plan:
-    """name: of the plan, which its journal has too."""
+    """Plan the restarts. name: name of the plan and of its journal."""
     steps = [step for target in targets for step in _steps(target, inventory, view, nodes, how)]
     return Plan(name=name, steps=tuple(steps))
 

@@ -1,8 +1,8 @@
-"""Install a broker anew, empty, in another version, while everything runs.
+"""New installation of a broker, empty, in another version, while everything runs.
 
 Brokers share nothing, so an upgrade is a removal and an addition: it is drained to empty as in
 `remove`, installed with an empty disk, and brought in as in `add`. It stays in the inventory. Other brokers
-may be of other versions meanwhile, for as long as one likes.
+may have other versions meanwhile, for any length of time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def plan(
     *,
     version: str = "",
 ) -> Plan:
-    """version: of RabbitMQ's package; "" for the one that its host's package sources have."""
+    """Plan the upgrade. version: that of RabbitMQ's package; "" for the one in its host's package sources."""
     name = target.name
     return Plan(
         name=f"upgrade {name}",

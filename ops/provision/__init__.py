@@ -1,1 +1,1 @@
-"""Hosts as they should be: what that is, what they are, and the steps from one to the other."""
+"""Setup of hosts: their wanted state, their observed state, and the changes from one to the other."""

@@ -1,7 +1,8 @@
-"""The changes, in their order, from what a host has to what it should have. Pure.
+"""The changes, in their order, from the observed state of a host to the wanted one. Pure.
 
-A broker that runs is never restarted by this: a change that it reads at its start is told, and `ops restart`
-brings it about without losing anything.
+A running broker is never restarted by this: a change that it reads at its start is reported, and `ops
+restart`
+applies it without losing anything.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ APT = (
 )
 INSTALL_WITHIN_S = 900.0
 COMMAND_WITHIN_S = 180.0
-# What a running broker reads only when it starts.
+# Files that a broker reads only when it starts.
 READ_AT_START = ("rabbitmq-env.conf", "advanced.config", "enabled_plugins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """what: is changed, in words. argv: a command; None where a file or the program is written.
+    """One change. what: in words. argv: a command; None where a file or the program is written.
 
-    file: to be written. program: digest of the agent's program to be put there.
+    file: to be written. program: digest of the agent's program to be installed.
     """
 
     what: str
@@ -136,6 +137,6 @@ def _is_agents(path: Path) -> bool:
 
 
 def restart_wanted(made: list[Change], observed: Observed) -> bool:
-    """Return whether the broker runs, and reads some of this only when it starts."""
+    """Return whether the broker runs, and reads some of these files only when it starts."""
     paths = [change.file.path for change in made if change.file]
     return BROKER_UNIT in observed.active and any(path.name in READ_AT_START for path in paths)

@@ -32,7 +32,7 @@ __all__ = ["provision", "read_secrets", "root_of"]
 def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> None:
     """Set up the hosts NAMES, or all: packages, settings, users, policies, the agent, time.
 
-    What is right already is left alone, so a second run changes nothing and says so. No broker is
+    Settings that are right already are left alone, so a second run changes nothing and says so. No broker is
     started, and none that runs is restarted.
 
     \b
@@ -61,7 +61,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Looked:
-    """One host before it is changed. restart: its broker will have to be restarted."""
+    """The changes of one host before they are made. restart: its broker will have to be restarted."""
 
     host: str
     changes: list[Change]
@@ -71,7 +71,10 @@ class _Looked:
 def _look(
     inventory: Inventory, name: str, secrets: Mapping[Path, Secret], program: Program
 ) -> _Looked:
-    """Raises whatever stands in the way: all hosts are looked at before the first is changed."""
+    """Find the changes of a host.
+
+    Raises every obstacle: all hosts are looked at before the first is changed.
+    """
     wanted = wanted_host(inventory, name, secrets, program.digest)
     with root_of(inventory, name) as root:
         observed = look(wanted, root)
@@ -91,14 +94,14 @@ def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
 
 @contextmanager
 def root_of(inventory: Inventory, name: str) -> Iterator[Root]:
-    """Be root on the host of this name."""
+    """Run commands as root on the host of this name."""
     host = inventory.host(name)
     with shell.remote(host.ssh) as remote:
         yield Root(remote, host=host.name, sudo=host.sudo)
 
 
 def read_secrets(inventory: Inventory) -> dict[Path, Secret]:
-    """Raises ConfigError naming every file that cannot be read."""
+    """Read the secrets. Raises ConfigError naming every file that cannot be read."""
     read, faults = {}, []
     for path in secret_files(inventory, inventory.brokers):
         try:

@@ -1,4 +1,4 @@
-"""Looks at hosts and changes them, over SSH."""
+"""Observation and changes of hosts, over SSH."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ASK_WITHIN_S", "Root", "look", "make", "see_room"]
 
 ASK_WITHIN_S = 60.0
 UNPACK_WITHIN_S = 300.0
-# Packages unpacked, files twice while they are replaced, and what a package's own script writes.
+# For unpacked packages, files twice while they are replaced, and files that a package's script writes.
 FREE_MB_MIN = 100
 NEW_SUFFIX = ".messagebus-new"
 
@@ -25,12 +25,15 @@ class Root:
     """Commands as root on one host."""
 
     def __init__(self, remote: Remote, *, host: str, sudo: bool) -> None:
-        """sudo: who logs in is not root, and may become it without a password."""
+        """sudo: the SSH user is not root, and may become root without a password."""
         self._remote, self._host = remote, host
         self._prefix = ("sudo", "-n", "--") if sudo else ()
 
     def run(self, argv: Sequence[str], *, within_s: float = ASK_WITHIN_S, stdin: str = "") -> str:
-        """Raises CommandFailed; HostUnreachable and SudoRefused, which are CommandFailed too."""
+        """Run a command.
+
+        Raises CommandFailed; HostUnreachable and SudoRefused, which are CommandFailed too.
+        """
         try:
             return self._remote.run([*self._prefix, *argv], timeout_s=within_s, stdin=stdin)
         except CommandFailed as fault:
@@ -41,7 +44,7 @@ class Root:
             raise
 
     def ask(self, argv: Sequence[str]) -> str:
-        """Return what it wrote, whatever its exit code."""
+        """Return a command's output, whatever its exit code."""
         try:
             return self.run(argv)
         except (HostUnreachable, SudoRefused):
@@ -50,7 +53,7 @@ class Root:
             return fault.output
 
     def write(self, file: WantedFile) -> None:
-        """A reader sees the old or the new one; a disk that is full leaves the old one."""
+        """Replace a file. A reader sees the old or the new one; a full disk leaves the old one."""
         user, _, group = file.owner.partition(":")
         new = f"{file.path}{NEW_SUFFIX}"
         self.run(("mkdir", "-p", str(file.path.parent)))
@@ -61,19 +64,22 @@ class Root:
 
 
 def _no_ssh(host: str, reason: str) -> HostUnreachable:
-    """reason: in the words of paramiko, which has no error of its own for a key that is not known."""
+    """Make the error for a failed connection.
+
+    reason: in the words of paramiko, which has no error of its own for an unknown host key.
+    """
     strange = "Host key for server" in reason or "not found in known_hosts" in reason
     return HostKeyWrong(host, reason) if strange else HostUnreachable(host, reason)
 
 
 def look(wanted: WantedHost, root: Root) -> Observed:
-    """Raises HostUnreachable, SudoRefused."""
+    """Observe a host. Raises HostUnreachable, SudoRefused."""
     root.run(("true",))
     return observe(wanted, root.ask, cookie_copy=COOKIE_COPY)
 
 
 def see_room(root: Root, *, host: str) -> None:
-    """Raises NoRoom, before anything is written by halves."""
+    """Raise NoRoom where the disk has too little room, before a change stops half-way."""
     said = root.run(("df", "--output=avail", "-B1", "/")).split()
     free_mb = int(said[-1]) // 1_000_000
     if free_mb < FREE_MB_MIN:
@@ -83,7 +89,10 @@ def see_room(root: Root, *, host: str) -> None:
 def make(
     changes: Sequence[Change], root: Root, program: Program, *, say: Callable[[str], None]
 ) -> None:
-    """In their order. say: one line before each. Raises CommandFailed; a second run does the rest."""
+    """Make the changes in their order. say: called before each.
+
+    Raises CommandFailed; a second run does the rest.
+    """
     for change in changes:
         say(change.what)
         if change.file:

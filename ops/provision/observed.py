@@ -1,6 +1,6 @@
-"""The state of a host: the questions, as commands, and how their answers are read. Pure.
+"""The state of a host: the questions, as commands, and the parsers of their answers. Pure.
 
-Every command ends well whatever the host has, so that its answer tells and not its exit code.
+Every command succeeds whatever the host has, so that its answer counts and not its exit code.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ __all__ = ["Observed", "observe"]
 
 Argv = Sequence[str]
 Ask = Callable[[Argv], str]
-"""Runs a command on the host, and returns what it wrote, whatever its exit code. Raises CommandFailed."""
+"""Runs a command on the host, and returns its output, whatever its exit code. Raises CommandFailed."""
 INSTALLED = "install ok installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """packages: installed, name -> version. files: path -> (digest, mode, owner), folders with digest "".
+    """The observed state of a host.
 
-    users: of those that are wanted, with the groups they are in. enabled, active: units. program: digest
-    of the agent's program that is used. has_cookie: the agent has the broker's.
+    packages: installed, name -> version. files: path -> (digest, mode, owner), folders with digest "".
+    users: the wanted users that exist -> their groups. enabled, active: units. program: digest
+    of the agent's program in use. has_cookie: the agent has the broker's.
     """
 
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Observed:
 
 
 def observe(wanted: WantedHost, ask: Ask, *, cookie_copy: Path) -> Observed:
-    """Ask a host for all that matters of what it is to have."""
+    """Ask a host for all parts of its state that the wanted state names."""
     paths = [*wanted.folders, *(file.path for file in wanted.files)]
     words = [str(path) for path in paths]
     stats = _stats(ask(["stat", "-c", "%a %U:%G %n", *words])) if words else {}

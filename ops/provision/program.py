@@ -1,7 +1,7 @@
 """The agent's program as one archive: messagebus and the libraries that it needs, as they are here.
 
-So a host runs what was tested on this machine, and needs neither pip nor a package registry. All of it is
-pure Python. The same files make the same archive, and its digest names the folder that it goes to.
+So a host runs the code that was tested on this machine, and needs neither pip nor a package registry. All of
+it is pure Python. The same files make the same archive, and its digest names its folder on the host.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DIGEST_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """text: base64 of a gzipped tar. digest: of what is in it."""
+    """The archive. text: base64 of a gzipped tar. digest: digest of its contents."""
 
     digest: str
     text: str
 
 
 def pack() -> Program:
-    """Raises OpsError when a library is missing here, or is compiled for this machine."""
+    """Pack the program. Raises OpsError when a library is missing here, or is compiled for this machine."""
     files = dict(sorted(_files()))
     summed = hashlib.sha256()
     packed = io.BytesIO()
@@ -54,13 +54,13 @@ def pack() -> Program:
 
 
 def unpack_command(program: Program) -> tuple[str, ...]:
-    """Reads the archive from its standard input, on the host."""
+    """Return the command that reads the archive from its standard input, on the host."""
     script = Path(__file__).with_name("unpack.py").read_text()
     return ("python3", "-c", script, str(PROGRAMS), program.digest)
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Name in the archive -> file."""
+    """Yield name in the archive and file."""
     for path in (CHECKOUT / "messagebus").rglob("*.py"):
         yield str(path.relative_to(CHECKOUT)), path
     for name in _needed():
@@ -73,7 +73,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def _needed() -> set[str]:
-    """Names of all distributions, those that others need included."""
+    """Return the names of all distributions, with all their dependencies."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     waiting = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
     found: set[str] = set()
@@ -90,7 +90,10 @@ def _needed() -> set[str]:
 
 
 def _required(requirements: Iterable[str]) -> list[str]:
-    """Without what belongs to an extra; what a marker leaves out here is not installed either."""
+    """Return the requirements, without those of an extra.
+
+    A requirement that its marker excludes here is not installed either, and left out.
+    """
     found = []
     for each in requirements:
         text, _, marker = each.partition(";")

@@ -1,6 +1,6 @@
-"""`python -m ops units`: systemd units for hosts of balancers and workers, and what they start, as text.
+"""`python -m ops units`: systemd units for hosts of balancers and workers, and their programs, as text.
 
-The agent's unit is written by `ops provision`, with the rest of a broker's host.
+`ops provision` writes the agent's unit, with the rest of a broker's host.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
 
 UNITS = Path("/etc/systemd/system")
 KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
-"""Where a balancer's host has a copy of lb/keeper.py."""
+"""Path of the copy of lb/keeper.py on a balancer's host."""
 BALANCER_STATE_UNIT = "messagebus-balancer-state"
 SAVE_EVERY_S = 2
 WORKER_GRACE_S = 30
-# Beside two for each connection: listeners, checks, logs.
+# Descriptors beside two for each connection: listeners, checks, logs.
 FILES_BESIDE = 1_000
 
 _TEMPLATES = jinja2.Environment(
@@ -40,7 +40,7 @@ _TEMPLATES = jinja2.Environment(
 
 
 def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
-    """Return what the host of a balancer should have: path -> text; beside Debian's haproxy.service."""
+    """Return the files for the host of a balancer: path -> text; beside Debian's haproxy.service."""
     words = {
         "cluster": inventory.cluster,
         "balancer": balancer,
@@ -57,7 +57,10 @@ def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
 
 
 def worker_files(program: Path) -> dict[Path, str]:
-    """Return those of all workers of a host, one instance an app. program: the command ``messagebus``."""
+    """Return the files for all workers of a host, one instance an app.
+
+    program: the command ``messagebus``.
+    """
     name = "messagebus-worker@.service"
     return {UNITS / name: _render(f"{name}.j2", {"program": program, "grace_s": WORKER_GRACE_S})}
 
@@ -88,7 +91,7 @@ def _render(template: str, words: dict[str, object]) -> str:
     help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
 )
 def units(name: str | None, program: Path | None, output: Path | None, file: Path) -> None:
-    """Show the files that a host needs so that systemd runs what is ours there.
+    """Show the files that a host needs so that systemd runs our programs there.
 
     \b
     Example:

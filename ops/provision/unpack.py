@@ -1,6 +1,6 @@
-"""Runs on a host, by ``python3 -c``: unpacks the archive of its standard input, and has it used from now on.
+"""Script for a host, run by ``python3 -c``: unpacks the archive of its standard input, and puts it to use.
 
-Whatever ends it on its way, the program of before is used, and a second run does it all again.
+If it is interrupted, the old program stays in use, and a second run does it all again.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """The wanted state of a host: packages, files, system users, units. Pure, from the inventory and secrets.
 
-Nothing here knows what the host has already; `changes` compares.
+Nothing here knows the host's present state; `changes` compares.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
 """The files of a broker's host that change with a password."""
 PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 
-# tags; configure, write, read. docs/security.md has the same table. Whoever may read an exchange and write to
-# something binds and unbinds it, so no application may read any exchange: `Queue.exchange` has a name apart.
+# tags; configure, write, read. docs/security.md has the same table. The rights to read an exchange and to
+# write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
+# exchange: `Queue.exchange` has a name apart.
 OURS = r"mb\..*"
 RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "operator": ("administrator", ".*", ".*", ".*"),
@@ -68,21 +69,21 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
         r"^mb\.(sub|queue|park)/.*",
     ),
     "publisher": ("", "^$", r"^mb\.(topic|to|delay)/.*", "^$"),
-    # Retries and what is parked are copies: through the delay ladder, or the default exchange.
+    # Retries and parked messages are copies: through the delay ladder, or the default exchange.
     "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
-    # Since RabbitMQ 4.2.6 a look at the gate's queue wants some right on it. To write to it is the one with
-    # which nothing can be done: it is filled through the default exchange, and only readers empty it.
+    # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it. The right to write is
+    # harmless: the gate is filled through the default exchange, and only readers empty it.
     "probe": ("", "^$", r"^mb\.ready$", "^$"),
 }
 
 Secrets = Mapping[Path, Secret]
-"""What is in the files that the inventory names, by their path."""
+"""Contents of the secret files that the inventory names, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedFile:
-    """owner: ``user:group``. is_secret: its text is shown to nobody."""
+    """One file. owner: ``user:group``. is_secret: its text is never shown."""
 
     path: Path
     text: str
@@ -99,7 +100,7 @@ class WantedFile:
 class WantedHost:
     """The wanted state of one host.
 
-    packages: name -> version, "" for any. users: system users of ours -> the group of others that they
+    packages: name -> version, "" for any. users: system users of ours -> the other group that they
     are in. folders: path -> owner. files: in the order in which they are written.
     units: started at each boot. program: digest of the agent's program, "" where there is no agent.
     """
@@ -114,7 +115,7 @@ class WantedHost:
 
 
 def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str) -> WantedHost:
-    """Return that of the host of this name, from what runs on it. program: digest of the agent's program.
+    """Return the wanted state of a host, from the programs on it. program: digest of the agent's program.
 
     Raises OpsError when nothing is to run there, or more than one broker.
     """
@@ -142,20 +143,20 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         users={AGENT_USER: "rabbitmq"},
         folders={ETC: f"root:{AGENT_USER}", STATE: f"{AGENT_USER}:{AGENT_USER}"},
         files=(*front, *_broker_files(inventory, node, secrets)),
-        # Which host of a mirror starts the broker is for the storage's playbooks to decide.
+        # The storage playbooks decide which host of a mirror starts the broker.
         units=units if is_mirrored else (*units, BROKER_UNIT, AGENT_UNIT),
         program=program,
     )
 
 
 def hosts_of(inventory: Inventory, node: Node) -> set[str]:
-    """Return where its broker runs, or would: both hosts of a mirror."""
+    """Return the hosts of a broker: for a mirror both."""
     mirrored = (mirror.hosts for mirror in inventory.mirrors if mirror.name == node.name)
     return {node.host}.union(*mirrored)
 
 
 def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:
-    """Its configuration is `lb apply`'s."""
+    """Yield the files of the host's balancer, without its configuration, which `lb apply` writes."""
     for balancer in inventory.balancers:
         if balancer.host == name:
             for path, text in balancer_files(inventory, balancer).items():
@@ -211,9 +212,9 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
 
 
 def _management_ip(inventory: Inventory, node: Node) -> str:
-    """The one address that the management API listens at; "" for all.
+    """Return the only address at which the management API listens; "" for all.
 
-    Of a name nobody here knows what it is there. That of a mirrored broker may come to a host after it.
+    A name may mean another address on the host. The address of a mirrored broker may come to a host later.
     """
     host = node.management.host.strip("[]")
     is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
@@ -224,7 +225,7 @@ def _management_ip(inventory: Inventory, node: Node) -> str:
 
 
 def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
-    """Files here that `wanted_host` is to be given, of these brokers' hosts."""
+    """Yield files here whose contents `wanted_host` needs for these brokers' hosts."""
     yield from (user.password_file for user in all_users(inventory))
     yield inventory.token_file
     if inventory.tls and inventory.provision.tls_dir:
@@ -236,7 +237,7 @@ def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
 
 
 def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
-    """Users, rights, policies and the broker's own name, as RabbitMQ imports them at every boot."""
+    """Return users, rights, policies and the broker's own name, as RabbitMQ imports them at every boot."""
     users = all_users(inventory)
     bound = inventory.provision.queue_mb_max * 1_000_000
     return json.dumps(
@@ -258,7 +259,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
                 for user in users
                 for can, write, read in (rights(user.role, inventory.provision),)
             ],
-            # A queue that is full refuses: its overflow, an argument, is reject-publish.
+            # A full queue refuses messages: its overflow, an argument, is reject-publish.
             "policies": [
                 {
                     "vhost": "/",
@@ -276,7 +277,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
 
 
 def rights(role: str, settings: Provision) -> tuple[str, str, str]:
-    """Configure, write, read."""
+    """Return the rights to configure, write and read."""
     _tags, can, write, read = RIGHTS[role]
     if settings.old_publishers:
         write = write.replace("|to|", "|to|queue|")
@@ -284,7 +285,7 @@ def rights(role: str, settings: Provision) -> tuple[str, str, str]:
 
 
 def all_users(inventory: Inventory) -> list[User]:
-    """The operators', the probe, and those that the inventory names."""
+    """Return all users: the operators', the probe, and those in the inventory."""
     balancer = inventory.balancer
     return [
         User(
@@ -298,10 +299,11 @@ def all_users(inventory: Inventory) -> list[User]:
 
 
 def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
-    """The same at every run, so that a second one changes nothing; another for each password.
+    """Return the salt of a password, another for each password, the same at every run.
 
-    By the operators' token, since it stands beside the hash: from a password alone guesses could be
-    told wrong by it.
+    So a second run changes nothing. It is made with the operators' token, since it is stored beside the hash:
+    a
+    salt made from the password alone would let guesses be tested.
     """
     password = secrets[user.password_file].reveal()
     text = f"{inventory.cluster} {user.name} {password}".encode()
@@ -313,7 +315,7 @@ def _render(template: str, words: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A string of TOML and of Erlang, which both are as JSON's, for what an inventory may contain."""
+    """Return a string literal of TOML and Erlang, which are as JSON's for the values of an inventory."""
     return json.dumps(str(value), ensure_ascii=False)
 
 

@@ -1,1 +1,1 @@
-"""Plans as values, and how they are carried out: commands, checks, journal, lock."""
+"""Plans as values, and their execution: commands, checks, journal, lock."""

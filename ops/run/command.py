@@ -1,10 +1,10 @@
 """A playbook started from the command line: options, lock, journal, plan, confirmation, resume.
 
 One change of a cluster is made at a time: there is a lock beside its inventory, and one on each host of a
-balancer. The first keeps apart whoever works from this copy of the inventory; the others whoever works from
-any. A lock on a host is held by a connection, so that it goes with the operator's process, however that
-ends; no clock has a part in it. A host that cannot be reached keeps nobody apart: that is said, since a
-playbook may be wanted because it is dead.
+balancer. The first excludes operators who work from this copy of the inventory; the others those who work
+from any copy. A connection holds the lock on a host, so that the lock ends with the operator's process,
+however that ends; no clock has a part in it. A host that cannot be reached excludes nobody: that is reported,
+since a playbook may be needed because the host is dead.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ __all__ = [
 
 LOCK = "ops.lock"
 JOURNALS = "journal"
-# A run of which nothing was heard for longer may be about a cluster that others have changed since.
+# Others may have changed the cluster since a run that was interrupted longer ago.
 OLD = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
-    """Options that the operator said beside the playbook and its broker."""
+    """Options of the operator beside the playbook and its broker."""
 
     file: Path
     dry_run: bool
@@ -77,7 +77,10 @@ class Go:
 
 
 def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A link is followed, so that there is one lock and one journal whatever name it goes by."""
+    """Add the option of the inventory.
+
+    A link is followed, so that all its names share one lock and one journal.
+    """
     option = click.option(
         "--inventory",
         "file",
@@ -89,7 +92,7 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of every playbook; the command gets them as one `go`."""
+    """Add the options of every playbook; the command gets them as one `go`."""
 
     def gathered(**said: Any) -> Any:
         of_go = {name: said.pop(name) for name in Go.__slots__}
@@ -115,15 +118,15 @@ def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def journal_of(file: Path, name: str) -> Journal:
-    """Open that of the playbook of this name; its unfinished run is taken up. Raises JournalUnreadable."""
+    """Open the journal of the playbook of this name, with its unfinished run. Raises JournalUnreadable."""
     return Journal(file.parent / JOURNALS, name)
 
 
 @contextmanager
 def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
-    """Hold the lock of the cluster, unless this is a dry run, and have the journal of the plan `name`.
+    """Hold the lock of the cluster, unless this is a dry run, and yield the journal of the plan `name`.
 
-    brokers: those that the plan changes, by name. With --abandon the journal is closed and the command
+    brokers: names of those that the plan changes. With --abandon the journal is closed and the command
     ends. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished run of another plan changes one
     of these brokers.
     """
@@ -146,7 +149,7 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
 
 
 def locked(file: Path, what: str) -> AbstractContextManager[None]:
-    """The lock of the cluster of this inventory, for who changes it. Raises LockHeld when it is entered."""
+    """Return the lock of the cluster of this inventory, for changes. Raises LockHeld when it is entered."""
     return held_everywhere(file.parent / LOCK, file, what)
 
 
@@ -157,9 +160,9 @@ def settled(
     *,
     may_come: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The options of a run: those that were said, or those that it began with.
+    """Return the options of a run: the given ones, or those that it began with.
 
-    may_come: flags that may be said later, too; the journal keeps them from then on.
+    may_come: flags that may be given later, too; the journal keeps them from then on.
     Raises RunOpen when an unfinished run began with others.
     """
     began = journal.facts.get("options")
@@ -188,12 +191,11 @@ def carry(
     brokers: Iterable[str] = (),
     afterwards: Iterable[str] = (),
 ) -> None:
-    """Print what is left of the plan, unless nobody is asked; then, when the operator agrees, do it.
+    """Print the rest of the plan, unless it runs without a question; carry it out when the operator agrees.
 
-    The lock is held: see `opened`.
-
-    facts: what the run begins with; kept, and changed ones, too, when it is taken up again.
-    afterwards: lines about what remains to be done by others. Raises OpsError, PlanFailed.
+    The lock must be held: see `opened`.
+    facts: values that the run begins with; kept, and changed ones, too, when it is resumed.
+    afterwards: lines about tasks that remain for others. Raises OpsError, PlanFailed.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -232,7 +234,10 @@ def carry(
 
 
 def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
-    """Raises RunOpen for a run that nobody is asked about and that may be about another cluster by now."""
+    """Print the age of a resumed run.
+
+    Raises RunOpen for an old run without a question, since it may be about another cluster by now.
+    """
     age = datetime.now(UTC) - journal.last if journal.last else timedelta()
     say(
         f"taking up the run that did {len(journal.done)} of {len(plan.steps)} steps, begun by"
@@ -263,9 +268,9 @@ def confirm() -> None:
     raise OpsError("not confirmed; nothing was done. --yes does not ask")
 
 
-# Beside what HAProxy's writers lock, and not that: a playbook runs `lb apply` as one of its steps.
+# Not the lock of HAProxy's writers: a playbook runs `lb apply`, which takes that, as one of its steps.
 OPERATORS = ".operators"
-# flock's, when somebody else has it.
+# Exit code of flock when another process holds the lock.
 _TAKEN = 1
 TELL_WITHIN_S = 10.0
 
@@ -274,7 +279,7 @@ TELL_WITHIN_S = 10.0
 def held_everywhere(file: Path, inventory: Path, what: str) -> Iterator[None]:
     """Hold the lock `file`, and those on the balancers' hosts, while `what` is done.
 
-    Raises LockHeld as `held`; that one of a host was taken meanwhile, too.
+    Raises LockHeld as `held`; also when another operator holds the lock of a host.
     """
     with held(file, what), ExitStack() as locks:
         for balancer, ssh in _far(inventory):
@@ -294,7 +299,7 @@ def held_everywhere(file: Path, inventory: Path, what: str) -> Iterator[None]:
 
 
 def _far(inventory: Path) -> list[tuple[Balancer, str]]:
-    """Balancers of other hosts, and how to get there; none where the inventory cannot be read."""
+    """Return balancers of other hosts and their SSH addresses; none where the inventory cannot be read."""
     with suppress(ConfigError):
         read = load(inventory)
         return [(one, read.host(one.host).ssh) for one in read.balancers if one.host]
@@ -302,7 +307,7 @@ def _far(inventory: Path) -> list[tuple[Balancer, str]]:
 
 
 def _tell(ssh: str, path: Path, what: str) -> None:
-    """Keep there who has it; a lock of which that is not known is one all the same."""
+    """Record the holder of a lock on its host; without that record the lock still holds."""
     with suppress(CommandFailed):
         shell.run_over_ssh(ssh, ["tee", str(path)], timeout_s=TELL_WITHIN_S, stdin=_who(what))
 
@@ -315,7 +320,7 @@ def _told(ssh: str, path: Path) -> tuple[str, str]:
 
 @contextmanager
 def held(file: Path, what: str) -> Iterator[None]:
-    """Hold the lock while `what` is done. Raises LockHeld, at once, with who has it.
+    """Hold the lock while `what` is done. Raises LockHeld, at once, naming the holder.
 
     The end of the process frees it, however it ends.
     """

@@ -1,6 +1,6 @@
 """The record of a playbook: on disk before the next step begins, so that an interrupted run resumes.
 
-A journal is a hint: it says what was done, not what is so now. A step that erases looks for itself
+A journal is a hint: it tells the past, not the present state. A step that erases looks for itself
 (`ops.run.plan.Step.guard`, `ops.run.plan.Step.sealed_by`).
 """
 
@@ -21,20 +21,20 @@ from ops.errors import JournalUnreadable
 __all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs", "write_whole"]
 
 FORMAT = 2
-"""Of the lines; a file of another format is not taken up."""
+"""Format of the lines; a run of another format is not resumed."""
 _AT = "%Y-%m-%dT%H:%M:%S%z"
 
 
 class Journal:
     """One run of one playbook: a file with one JSON object a line; renamed when it is finished.
 
-    done: names of the steps that were done and not taken back, in their order. proofs: what they proved.
-    facts: what the run began with, options too: the cluster may not tell it any more when it is resumed.
-    who: the user and host that began it. last: when its last line was written, None for a new run.
+    done: names of the steps that were done and not undone, in their order. proofs: their proofs.
+    facts: values that the run began with, options too: the cluster may not tell them any more later.
+    who: the user and host that began it. last: time of its last line, None for a new run.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        """folder: made when it is needed. name: of the plan; its unfinished run is taken up.
+        """folder: made when it is needed. name: name of the plan, whose unfinished run is resumed.
 
         Raises JournalUnreadable.
         """
@@ -53,7 +53,7 @@ class Journal:
         return bool(self.facts or self.done)
 
     def begin(self, facts: dict[str, Any], *, brokers: Iterable[str] = ()) -> None:
-        """Keep what the run begins with. On disk when it returns.
+        """Record the values that the run begins with. On disk when it returns.
 
         brokers: names of those it changes; no other playbook may touch them while this one is open.
         """
@@ -62,29 +62,29 @@ class Journal:
         self._append({**head, "facts": facts, "who": who})
 
     def amend(self, facts: dict[str, Any]) -> None:
-        """Keep other facts from here on. On disk when it returns."""
+        """Record other facts from here on. On disk when it returns."""
         self._append({"facts": facts})
 
     def record(self, step: str, took_s: float, proof: str = "") -> None:
-        """Keep that this step was done, and what it proved. On disk when it returns."""
+        """Record that this step was done, with its proof. On disk when it returns."""
         line = {"step": step, "took_s": round(took_s, 3)}
         self._append({**line, "proof": proof} if proof else line)
 
     def take_back(self, step: str) -> None:
-        """Keep that this step was undone. On disk when it returns."""
+        """Record that this step was undone. On disk when it returns."""
         self._append({"undone": step})
 
     def seal(self, step: str, listing: str) -> None:
-        """Keep the files that a node had when this step had stopped it. On disk when it returns."""
+        """Keep the list of a node's files after this step has stopped it. On disk when it returns."""
         write_whole(self._seal(step), listing, to_disk=True)
 
     def sealed(self, step: str) -> str | None:
-        """The listing that `seal` kept, None where there is none."""
+        """Return the listing that `seal` kept, None where there is none."""
         file = self._seal(step)
         return file.read_text() if file.is_file() else None
 
     def finish(self) -> None:
-        """The run is over; its file stays under another name."""
+        """End the run; its file stays under another name."""
         self.done, self.proofs, self.facts, self.last = (), (), {}, None
         _close(self._file)
 
@@ -117,10 +117,10 @@ class Journal:
 
 
 class OpenRun:
-    """An unfinished run of some playbook, as its journal tells.
+    """An unfinished run of some playbook, by its journal.
 
-    name: of the plan. brokers: names of those it changes; None where its journal cannot be read.
-    last: when something was last done, in words; fault: why its journal cannot be read.
+    name: name of the plan. brokers: names of those it changes; None where its journal cannot be read.
+    last: time of its last line, in words; fault: why its journal cannot be read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -137,18 +137,18 @@ class OpenRun:
             self.last = str(lines[-1]["at"])
 
     def concerns(self, brokers: frozenset[str]) -> bool:
-        """Return whether it changes one of these, or may."""
+        """Return whether it changes one of these brokers, or may."""
         return self.brokers is None or bool(self.brokers & brokers)
 
 
 def open_runs(folder: Path, *, but: str) -> list[OpenRun]:
-    """The runs in the folder that were begun and are not finished, without those of the plan `but`."""
+    """Return the unfinished runs in the folder, without those of the plan `but`."""
     mine = _file(folder, but)
     return [OpenRun(file) for file in sorted(folder.glob("*.jsonl")) if file != mine]
 
 
 def _close(file: Path, how: str = "") -> None:
-    """Rename a journal, readable or not, so that nobody takes it up; nothing when there is none."""
+    """Rename a journal, readable or not, so that it is not resumed; do nothing when there is none."""
     for seal in file.parent.glob(f"{file.name}.*.seal"):
         seal.unlink()
     if file.exists():
@@ -165,12 +165,12 @@ def abandon(folder: Path, name: str) -> bool:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Each plan's own: names of brokers have neither a space nor a plus."""
+    """Return the journal of a plan: names of brokers have neither a space nor a plus."""
     return folder / f"{name.replace(' ', '+')}.jsonl"
 
 
 def _read(file: Path) -> Iterable[dict[str, Any]]:
-    """The whole lines; the last one may have been cut off by a crash. Raises JournalUnreadable."""
+    """Yield the whole lines; a crash may have cut off the last one. Raises JournalUnreadable."""
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
     for number, text in enumerate(whole, start=1):
@@ -194,7 +194,7 @@ def _when(line: dict[str, Any]) -> datetime:
 def write_whole(file: Path, text: str, *, to_disk: bool = False) -> None:
     """Replace a file of the operator's: a reader sees the old text or the new one.
 
-    to_disk: the new text is on disk before it takes the place of the old one.
+    to_disk: the new text is on disk before it replaces the old one.
     """
     part = file.with_name(file.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)

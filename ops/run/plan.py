@@ -1,6 +1,6 @@
-"""A playbook as a value: its steps, in order, and how it is printed. Runs nothing.
+"""A playbook as a value: its steps, in order, and its printed form. Runs nothing.
 
-A step has commands, what must hold after them, and how to take them back.
+A step has commands, a condition that must hold after them, and commands that undo them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = [
 ]
 
 COMMAND_WITHIN_S = 300.0
-# Who does not answer for so long is down or hangs: an operator must look.
+# A part that does not answer for this long is down or hangs: an operator must look.
 SILENT_WITHIN_S = 60.0
 
 Check = Callable[[], str]
-"""Looks at the cluster: "" when what must hold does, else what is still missing. Raises Blocked."""
+"""Looks at the cluster: "" when its condition holds, else what is still missing. Raises Blocked."""
 
 
 class Blocked(Exception):
-    """Raised by a check when waiting is of no use; the text says what an operator must do."""
+    """Raised by a check when waiting is of no use; the text tells the operator what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """argv: never read by a shell. host: where over SSH; "" is the operator's own machine.
+    """One command. argv: never read by a shell. host: SSH address; "" is the operator's own machine.
 
-    within_s: it is ended after that.
+    within_s: time after which the command is ended.
     """
 
     argv: tuple[str, ...]
@@ -45,23 +45,23 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """name: an order, as one would say it aloud. commands: run in turn.
+    """One step of a plan. name: a spoken order. commands: run in turn.
 
-    done: whether the commands were run before, for those that are not to be repeated: a run may be
+    done: whether the commands were run before, where they must not be repeated: a run may be
         interrupted between a command and the journal.
     guard: must hold right before the commands are run, each time, whatever the journal says.
     undo_guard: the same for `undo`.
-    is_fresh: what it proves is good for the next step alone: a run that is taken up before that one was
-        done does this one again.
+    is_fresh: its proof is valid for the next step alone: a run that is resumed before that one was
+        done repeats this one.
     seal: lists the files of a node that the commands have stopped, for `sealed_by`.
     sealed_by: name of the step whose seal must still be whole before the commands are run: there may be
         fewer files than it listed, and none that is new or changed.
-    until: what `check` waits for, in words. within_s: how long it may take. silent_within_s: how long
-        of it those that are asked may not answer.
-    may_fail: the playbook goes on when the check does not come to hold, and says so.
-    tells: the last line that its commands write is a part of what the playbook proves; so is what
-        `proof` says when the step is done.
-    undo: takes the commands back, when the playbook is undone.
+    until: condition of `check`, in words. within_s: time limit of the check. silent_within_s: time within
+        it for which no answer may come.
+    may_fail: the playbook reports a check that does not come to hold, and goes on.
+    tells: the last line that its commands write is a part of the playbook's proof; so is the result of
+        `proof` when the step is done.
+    undo: commands that undo `commands`, when the playbook is undone.
     is_final: there is no way back once this was begun; another playbook undoes the whole.
     """
 
@@ -86,15 +86,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """name: ``add mb4``; names its journal too. Step names are unique."""
+    """Steps in order. name: ``add mb4``; names its journal too. Step names are unique."""
 
     name: str
     steps: tuple[Step, ...]
 
     def lines(self, after: int = 0) -> Iterator[str]:
-        """The plan as a person confirms it: each step, and exactly what it runs.
+        """Yield the plan as a person confirms it: each step, and exactly the commands that it runs.
 
-        after: so many steps are done, and left out.
+        after: number of steps that are done, and left out.
         """
         for number, step in enumerate(self.steps[after:], start=after + 1):
             yield f"{number:3}. {step.name}"
@@ -105,6 +105,6 @@ class Plan:
 
 
 def spell(command: Command) -> str:
-    """A command as it could be typed."""
+    """Return a command as it could be typed."""
     typed = shlex.join(command.argv)
     return f"ssh {command.host} {shlex.quote(typed)}" if command.host else typed

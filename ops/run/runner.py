@@ -1,4 +1,4 @@
-"""Carries a plan out: commands, checks, journal. What a command runs on is a `Runner`'s business."""
+"""The execution of a plan: commands, checks, journal. A `Runner` decides where a command runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ POLL_S = 0.25
 
 class Runner(Protocol):
     def run(self, command: Command) -> str:
-        """Run it to its end and return what it wrote. Raises CommandFailed."""
+        """Run a command to its end and return its output. Raises CommandFailed."""
 
 
 class HostRunner:
-    """Commands without a host here, in the checkout; the others over SSH. show: gets what they write."""
+    """Runner of commands: without a host here, in the checkout; the others over SSH.
+
+    show: gets their output.
+    """
 
     def __init__(self, show: Callable[[str], None] = lambda line: None) -> None:
         self._show = show
@@ -44,10 +47,10 @@ def carry_out(
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Do every step that the journal does not have yet.
+    """Do every step that is not in the journal yet.
 
-    say: one line per step. show: what is waited for at the moment.
-    Raises PlanFailed; the journal has what was done, and the same call goes on from there.
+    say: called with one line per step. show: called with the thing waited for now.
+    Raises PlanFailed; the journal has the steps that were done, and the same call goes on from there.
     """
     before = done_before(plan, journal)
     for step in plan.steps:
@@ -60,7 +63,7 @@ def carry_out(
             remark, proof = _do(step, runner, journal, show)
         except PlanFailed:
             if not journal.done and not step.commands:
-                journal.finish()  # it looked, and nothing was begun
+                journal.finish()  # the step only looked, and nothing was begun
             raise
         took_s = time.monotonic() - began
         if step.name not in journal.done:
@@ -72,9 +75,9 @@ def carry_out(
 
 
 def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], None]) -> None:
-    """Take back, last first, what the journal says was begun; each step that is, is kept there.
+    """Undo the steps that were begun by the journal, last first; each undone step is recorded there.
 
-    Raises PlanFailed when a step cannot be taken back; the same call goes on from there.
+    Raises PlanFailed when a step cannot be undone; the same call goes on from there.
     """
     complete = done_before(plan, journal)
     # The step after these may have run some of its commands, or none.
@@ -120,7 +123,7 @@ def done_before(plan: Plan, journal: Journal) -> list[str]:
 def _do(
     step: Step, runner: Runner, journal: Journal, show: Callable[[str], None]
 ) -> tuple[str, str]:
-    """Returns a remark and what was proved, mostly "". Raises PlanFailed."""
+    """Do one step. Returns a remark and its proof, mostly "". Raises PlanFailed."""
     written = remark = ""
     try:
         if step.done is None or not step.done():
@@ -141,7 +144,7 @@ def _do(
 
 
 def _see(step: Step, guard: Check) -> None:
-    """Look once. Raises PlanFailed unless the guard holds, also when nobody answers it."""
+    """Look once. Raises PlanFailed unless the guard holds, also when nothing answers it."""
     try:
         missing = guard()
     except (MessageBusError, OSError, Blocked) as fault:
@@ -151,7 +154,7 @@ def _see(step: Step, guard: Check) -> None:
 
 
 def _see_seal(step: Step, sealed: str | None, listing: str) -> None:
-    """Raises PlanFailed when somebody wrote where all was seen empty."""
+    """Raise PlanFailed when files were written after the node was seen empty."""
     if sealed is None:
         raise PlanFailed(step.name, f"not done, because {step.sealed_by!r} kept no seal")
     if new := sorted(set(listing.splitlines()) - set(sealed.splitlines())):
@@ -185,7 +188,7 @@ def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
 
 
 def _look(check: Check) -> tuple[str, bool]:
-    """Return what is missing, and whether that is an answer. Who does not answer now may at the next look."""
+    """Return what is missing, and whether that is silence: the next look may get an answer."""
     try:
         return check(), False
     except (MessageBusError, OSError) as fault:

@@ -1,10 +1,10 @@
-"""Runs commands, here or over SSH. The only user of sh and Fabric.
+"""Runner of commands, here or over SSH. The only user of sh and Fabric.
 
 Commands are argv lists; nothing is ever read by a shell here, and quoting for the shell at the far
 end of SSH happens in this file.
 
-As whom, by what key and past which host keys one gets to a host, ~/.ssh/config says, or the file that
-$MESSAGEBUS_SSH_CONFIG names. A host whose key is not known is not talked to.
+User, key and jump hosts for a host come from ~/.ssh/config, or from the file that
+$MESSAGEBUS_SSH_CONFIG names. No data are sent to a host whose key is not known.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
 NOT_FOUND = 127
 SSH_CONNECT_WITHIN_S = 10
-# A kernel answers at once, however busy its host is; for two packets that get lost. A dead host costs that.
+# A kernel answers at once, however busy its host is; this allows for two lost packets, and is the cost of
+# a dead host.
 TCP_CONNECT_WITHIN_S = 5
-# A connection is asked for a sign of life so often, and is lost when none came for so long: its host may have
-# been switched off, which nobody else tells.
+# Interval of keepalives on a connection, and the silence after which it is lost: its host may have
+# been switched off, which nothing else reports.
 ALIVE_EVERY_S = 3
 SILENT_WITHIN_S = 15
-# For a file to be written at the far end, synced and moved.
+# Timeout of writing a file at the far end, with sync and move.
 WRITE_WITHIN_S = 30.0
-# From the order to a process of ours to end until it is killed.
+# Time from the order to end a process of ours until it is killed.
 END_WITHIN_S = 5.0
 
 
@@ -58,7 +59,7 @@ def run(
     cwd: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Run a command on this machine and return what it wrote. on_line: gets it meanwhile.
+    """Run a command on this machine and return its output. on_line: called with each line meanwhile.
 
     Raises CommandFailed, with the whole output, for another exit code than 0 or after timeout_s.
     """
@@ -89,16 +90,16 @@ def run(
 
 
 class Remote:
-    """One SSH connection to a host, for several commands; where it died the next one makes it anew."""
+    """One SSH connection to a host, for several commands; the next command opens a dead one anew."""
 
     def __init__(self, host: str, connection: Any) -> None:
-        """connection: Fabric's, or what acts like it."""
+        """connection: Fabric's, or a double of it."""
         self._host = host
         self._connection = connection
         self._dialling = threading.Lock()
 
     def run(self, argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> str:
-        """Run a command there, and return what it wrote. stdin: never shown, never kept.
+        """Run a command on the host, and return its output. stdin: never shown, never kept.
 
         Raises CommandFailed as `run`; NOT_FOUND stands for no connection, too.
         """
@@ -111,9 +112,9 @@ class Remote:
         return said
 
     def _exchange(self, line: str, stdin: bytes, timeout_s: float) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error. The code is TIMED_OUT when that struck.
+        """Return exit code, standard output, standard error. The code is TIMED_OUT after the timeout.
 
-        On the connection that Fabric made, but not by its `run`: that feeds a command one letter in
+        Uses the connection that Fabric made, but not its `run`: that feeds a command one letter in
         10 ms.
         """
         channel = self._session()
@@ -132,7 +133,7 @@ class Remote:
             channel.close()
 
     def _session(self) -> Any:
-        """A channel, on which nothing was sent yet: so it is safe to try again on a new connection."""
+        """Open a channel. Nothing was sent on it yet, so it is safe to try again on a new connection."""
         with self._dialling:
             if self._connection.is_connected:
                 try:
@@ -144,9 +145,9 @@ class Remote:
             return self._connection.transport.open_session(timeout=SSH_CONNECT_WITHIN_S)
 
     def write(self, path: Path, text: str, *, mode: int = 0o644, sudo: bool = False) -> None:
-        """Replace a file there: a reader sees the old or the new one, and a power-off loses neither.
+        """Replace a file on the host: a reader sees the old or the new one, and a power-off loses neither.
 
-        sudo: as root, who logs in there is not. Raises CommandFailed; the old file stands then.
+        sudo: as root, where the SSH user is not. Raises CommandFailed; the old file stands then.
         """
         part = str(path.with_name(f".{path.name}.part"))
         folder = str(path.parent)
@@ -162,7 +163,7 @@ class Remote:
 
 
 class _Connections:
-    """One to each host that was asked for, made with its first command. Any thread may ask."""
+    """Connections, one to each host, made with its first command. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -181,7 +182,7 @@ _kept: _Connections | None = None
 
 @contextmanager
 def connections_kept() -> Iterator[None]:
-    """Meanwhile `remote` leaves its connections open for whoever asks next: each costs a second or two."""
+    """Keep the connections of `remote` open for the next caller meanwhile: each costs a second or two."""
     global _kept
     before, _kept = _kept, _Connections()
     try:
@@ -227,10 +228,10 @@ def run_over_ssh(host: str, argv: Sequence[str], *, timeout_s: float, stdin: str
 def forwarded(
     host: str, socket: Path, *, lock: Path | None = None, within_s: float = 20.0
 ) -> Iterator[Path]:
-    """Have a Unix socket of another host on this machine. lock: a file that is locked meanwhile.
+    """Forward a Unix socket of another host to this machine. lock: a file that is locked meanwhile.
 
-    Nothing needs to listen there. The lock goes with the connection, however that ends.
-    Raises CommandFailed when SSH or the lock is not to be had within_s.
+    Nothing needs to listen there. The lock ends with the connection, however that ends.
+    Raises CommandFailed when SSH or the lock is not available within_s.
     """
     argv = [*(("flock", "-w", f"{within_s:.0f}", str(lock)) if lock else ()), "cat"]
     said, words = _Said(), queue.Queue[str | None]()
@@ -259,7 +260,10 @@ def forwarded(
 
 
 class _Said:
-    """The words of the far end of a forwarded socket: its own words, once it has come to read them."""
+    """Output of the far end of a forwarded socket.
+
+    The line HELD comes back from `cat` there, once the lock is held.
+    """
 
     HELD = "held\n"
 
@@ -288,7 +292,7 @@ def _end(process: Any) -> None:
     except sh.TimeoutException:
         process.kill()
     except sh.ErrorReturnCode:
-        pass  # it was asked to end, and why it did before was told
+        pass  # it was asked to end; an earlier end was reported already
 
 
 def _ssh_options() -> list[str]:
@@ -305,7 +309,7 @@ def _text(raw: bytes) -> str:
 
 
 def _known_hosts(settings: Any) -> list[str]:
-    """Files of host keys; paramiko does not look for them in OpenSSH's settings."""
+    """Return the files of host keys; paramiko does not look for them in OpenSSH's settings."""
     named = settings.get("userknownhostsfile", "~/.ssh/known_hosts").split()
     return [str(Path(name).expanduser()) for name in (*named, "/etc/ssh/ssh_known_hosts")]
 

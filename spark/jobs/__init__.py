@@ -1,2 +1,4 @@
-"""One file per job: parse, read, transform, write, print. Each runs under spark-submit and by ``python -m
-spark``; what they share is in `spark.command`."""
+"""The jobs, one file each: parse, read, transform, write, print.
+
+Each runs under spark-submit and by ``python -m spark``; `spark.command` holds their common parts.
+"""

@@ -30,7 +30,7 @@ __all__ = ["command", "measure"]
 LATE = "late"
 SUSPECTS_MAX = 200
 SUBSCRIPTIONS_MAX = 40
-# Of COLOURS, as in the bars.
+# Index in COLOURS, as in the bars.
 LOOKS = {
     **{"lost": 6, "altered": 5, "unexplained": 3, "explained": 1},
     **{"strange": 7, "unconfirmed": 4},
@@ -90,7 +90,7 @@ def _troubles(run: Run, judged: Sifted) -> Rows:
 
 
 def _added(one: Rows, other: Rows) -> Rows:
-    """The sums of two of `audit.totals`."""
+    """Add up two results of `audit.totals`."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in (*one, *other):
         dims = tuple(value for name, value in row.items() if name not in audit.COUNTS)
@@ -101,7 +101,7 @@ def _added(one: Rows, other: Rows) -> Rows:
 
 
 def _order(judged: Sifted, plain: Rows) -> dict[str, int]:
-    """ordered, left_out: of `order.left_out`; every delivery of a plain message has an order."""
+    """Return ordered and left_out as `order.left_out`; every delivery of a plain message has an order."""
     [odd] = words.collected(order.left_out(judged.fates))
     ordered = sum(row["expected"] for row in plain if row["of"] == "subscription")
     return {"ordered": ordered + odd["ordered"], "left_out": odd["left_out"]}
@@ -116,7 +116,7 @@ def _verdicts(totals: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _check(run: Run, found: dict[str, Any]) -> None:
-    """Every delivery is in the audit. Raises DoesNotAddUp."""
+    """Check that every delivery is in the audit. Raises DoesNotAddUp."""
     if run.day is not None:
         return  # a day is judged with rows of its neighbours
     deliveries = sum(row["deliveries"] for row in found["subscriptions"])

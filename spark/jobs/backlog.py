@@ -1,4 +1,4 @@
-"""The backlog of the brokers: how much waits, how old it is, how soon it is gone.
+"""The backlog of the brokers: number and age of waiting messages, and the time to drain them.
 
 spark-submit spark/jobs/backlog.py --events DIR --out DIR
 """
@@ -39,7 +39,7 @@ def measure(run: Run) -> Answer:
     start_ns, end_ns = run.manifest.start_ns, _end_ns(run, waits)
     rows = [backlog.depths(waits, start_ns, end_ns), backlog.still(waits, start_ns, end_ns)]
     if run.start_ns > start_ns:
-        # What waits at midnight waits on the day that begins, too.
+        # Messages that wait at midnight wait on the day that begins, too.
         rows.append(backlog.still(waits, start_ns, run.start_ns + 1))
     first, last = ((at_ns - start_ns) // SECOND_NS for at_ns in (run.start_ns, end_ns - 1))
     own = backlog.together(*rows).filter(F.col("second").between(first, max(first, last)))
@@ -50,7 +50,7 @@ def measure(run: Run) -> Answer:
         for row in words.collected(backlog.drains(depths))
     ]
     for row in drains:
-        # It was empty for a while, and is not now.
+        # The queue was empty for a while, and is not now.
         row["empty_second"] = None if row["never"] else row["empty_second"]
     waits.unpersist()
     width = words.window_for(words.since_s(run, end_ns))
@@ -82,7 +82,7 @@ def measure(run: Run) -> Answer:
 
 
 def _end_ns(run: Run, waits: DataFrame) -> int:
-    """Of the run, or of what moved after it; of its day."""
+    """Return the end of the run or its day; later, where a message of the whole run moved later."""
     last = waits.agg(F.max(F.greatest("in_ns", "out_ns")).alias("last_ns")).first()
     if run.day is not None or last is None or last["last_ns"] is None:
         return run.until_ns
@@ -197,7 +197,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 
 
 def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
-    """Of all queues of a broker: one in which nothing moved still holds what it was left with."""
+    """Return the sums over all queues of a broker: a queue without movement still holds its messages."""
     ats = sorted({row["at"] for row in rows})
     queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
@@ -212,7 +212,10 @@ def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
 
 
 def _oldest(found: dict[str, Any]) -> list[Series]:
-    """Where nothing waits there is no line; what waits grows older while nothing moves."""
+    """Return the wait of the oldest message; it grows while nothing moves.
+
+    Without messages there is no line.
+    """
     width, end_s = found["window_s"], found["end_s"]
     queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in found["timeline"]:

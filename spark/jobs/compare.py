@@ -145,7 +145,7 @@ def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
 def _page(
     names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
 ) -> Page:
-    # What was handed over in one of them is not compared as intended.
+    # Where one of them has handed-over times only, they are not compared as intended times.
     words_of = latency.names(*[each["manifest"] for each in measured])
     table = table_of(
         ("", *names, "second / first"),
@@ -197,7 +197,7 @@ def _name(row: Row, words_of: dict[str, str]) -> str:
 
 
 def _worded(text: str, words_of: dict[str, str]) -> str:
-    """Put into words what begins with a measure's name and a percentile."""
+    """Put a text that begins with a measure's name and a percentile into words."""
     measure, _, rest = text.partition(" ")
     if measure not in words_of:
         return text

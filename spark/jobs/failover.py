@@ -1,4 +1,4 @@
-"""The silence that each thing done to the cluster cost its publishers and consumers.
+"""The silence of publishers and consumers after each incident.
 
 spark-submit spark/jobs/failover.py --events DIR --out DIR
 """
@@ -30,7 +30,7 @@ __all__ = ["command", "measure"]
 
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 BROKER_DIMS = ["broker", "topic", "subscription"]
-# Of incidents, above the tables.
+# Incidents that are shown above the tables.
 FIGURES_MAX = 10
 
 
@@ -69,7 +69,7 @@ def measure(run: Run) -> Answer:
 
 
 def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
-    """The longest first; times as seconds since the start, durations in ms."""
+    """Return the gaps, longest first; times as seconds since the start, durations in ms."""
     rows = [
         {key: value for key, value in row.items() if not key.endswith("_ns")}
         | {
@@ -179,7 +179,7 @@ def _events(found: dict[str, Any]) -> list[Around]:
 
 
 def _longest(found: dict[str, Any], number: int) -> list[Gap]:
-    """Of publishers and of brokers, of all their subscriptions the longest."""
+    """Return the longest gap of each publisher and broker around an incident, over all subscriptions."""
     gaps: dict[tuple[str, str], Gap] = {}
     for kind, key in (("publisher", "publishers"), ("broker", "brokers")):
         for row in found[key]:

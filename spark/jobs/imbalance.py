@@ -17,7 +17,7 @@ if __package__ in (None, ""):
 from messagebus.terminal import plural
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
-from spark.measures.faults import Fault
+from spark.measures.faults import Fault, lost_at_least, missing_at_least
 from spark.measures.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
@@ -59,6 +59,7 @@ def measure(run: Run) -> Answer:
             for name, judged in _judged(run, brokers, connections, loads).items()
         },
     }
+    found["missing_at_least"] = missing_at_least(run, seconds)
     return Answer(found, _page(run, found))
 
 
@@ -87,7 +88,7 @@ def _judged(
 
 
 def _brokers(run: Run, rows: list[dict[str, Any]]) -> list[str]:
-    """Brokers of the run without a message are brokers too, and so are those that nobody listed."""
+    """Return the brokers of the run, also those without a message, and brokers that nobody listed."""
     seen = {row["broker"] for row in rows if row["broker"]}
     return [*run.manifest.brokers, *sorted(seen - {*run.manifest.brokers})]
 
@@ -121,7 +122,10 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         verdict=f"Of all messages the busiest broker took {load['max_over_mean']:.2f} times the mean."
         if load
         else "Nothing was confirmed.",
-        faults=() if load else (Fault("nothing", "nothing was confirmed"),),
+        faults=(
+            *(() if load else (Fault("nothing", "nothing was confirmed"),)),
+            *lost_at_least(found["missing_at_least"]),
+        ),
         figures=tuple(figures),
         sections=(
             Section(
@@ -174,7 +178,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
 
 
 def _broker_bars(run: Run, found: dict[str, Any]) -> Bars:
-    """Of all brokers of the run, in their order."""
+    """Draw the loads of all brokers of the run, in their order."""
     loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
     named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
     if len(named) > BARS_MAX:

@@ -1,4 +1,4 @@
-"""Brings recorded runs into the lake: checked, quarantined, typed, each file once.
+"""Ingest of recorded runs into the lake: checked, quarantined, typed, each file once.
 
 spark-submit spark/jobs/ingest.py --events DIR --lake DIR --out DIR
 """
@@ -57,7 +57,7 @@ __all__ = ["command"]
 def command(
     folders: tuple[Path, ...], root: Path | None, out: Path, bad_max: int, allow: tuple[str, ...]
 ) -> int:
-    """Read what is new of recorded runs into the lake; what is bad goes into its quarantine.
+    """Read new files of recorded runs into the lake; bad lines go into its quarantine.
 
     Exits with 7 when there are more bad lines than --max-bad, or a run cannot be read; the others are.
     """

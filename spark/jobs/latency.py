@@ -86,7 +86,10 @@ def measure(run: Run) -> Answer:
 
 
 def below(run: Run, samples: DataFrame) -> dict[str, dict[str, int]]:
-    """measure -> of `latency.below`; of what crosses clocks, with the doubt about these."""
+    """Return measure -> counts of `latency.below`, and hidden: 0.
+
+    Across clocks error_ns is at least the doubt about these.
+    """
     asked = {
         f"{measure} {name}": value
         for measure in MEASURES
@@ -105,7 +108,7 @@ def below(run: Run, samples: DataFrame) -> dict[str, dict[str, int]]:
 
 
 def _histograms(bins: DataFrame) -> dict[str, str]:
-    """measure -> histogram of the whole run, as HdrHistogram writes it down."""
+    """Return measure -> histogram of the whole run, as HdrHistogram encodes it."""
     whole = words.collected(bins.groupBy("measure", "bin").agg(F.sum("n").alias("n")))
     return {
         measure: hdr.histogram((row["bin"], row["n"]) for row in whole if row["measure"] == measure)
@@ -257,7 +260,7 @@ def _told_below(counts: dict[str, int], names: dict[str, str]) -> str:
 
 
 def _ms(row: dict[str, Any], percentile: float, error_ns: int) -> float:
-    """NaN is not drawn."""
+    """Return a percentile in ms; NaN, which is not drawn, where there is none."""
     value = hdr.shown(row, percentile, error_ns)
     return math.nan if value is None else max(1, value) / NS_PER_MS
 

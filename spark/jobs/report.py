@@ -1,4 +1,4 @@
-"""All about one recorded run on one page: throughput, latency, balance and the fate of every message.
+"""Report on one recorded run on one page: throughput, latency, balance and the fate of every message.
 
 spark-submit spark/jobs/report.py --events DIR --out DIR
 """

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
-from spark.measures.faults import Fault
+from spark.measures.faults import Fault, lost_at_least, missing_at_least
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.page import words
@@ -28,7 +28,7 @@ from spark.page.page import Figure, Page, Section, table_of
 __all__ = ["command", "measure"]
 
 TABLE = "throughput"
-# Of what counts where one kind alone means something.
+# Tables in which one kind alone has a meaning.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 HEAD = ("messages", "MB", "mean", "seconds with any", "mean of those", "best second")
 
@@ -54,6 +54,7 @@ def measure(run: Run) -> Answer:
     found["timeline"] = words.collected(throughput.windows(seconds, width))
     found["span_s"] = run.span_s
     until_s = max(last + 1, words.since_s(run, run.until_ns))
+    found["missing_at_least"] = missing_at_least(run, seconds)
     return Answer(found, _page(run, found, until_s))
 
 
@@ -106,7 +107,10 @@ def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
         f"{run.span_s:,.0f} s, {whole[CONFIRMED]['peak_per_s']:,} in the best second."
         if CONFIRMED in whole
         else "Nothing was confirmed.",
-        faults=() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),),
+        faults=(
+            *(() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),)),
+            *lost_at_least(found["missing_at_least"]),
+        ),
         figures=tuple(figures),
         sections=tuple(sections),
         words=(
@@ -131,7 +135,7 @@ def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
 
 
 def _rates(run: Run, row: dict[str, Any]) -> str:
-    """Of a sample, with what it stands for."""
+    """Return the rates in words; of a sample also the estimate for all messages."""
     rate, share = row["messages"] / run.span_s, run.manifest.share
     of_all = f", about {rate / share:,.0f}/s of all messages" if share < 1 else ""
     return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
@@ -149,7 +153,7 @@ def _cells(run: Run, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
-    """Per second, summed over everything but those dimensions; to the end of the run, silent or not."""
+    """Return rates per second, summed over all other dimensions; to the end of the run, silent or not."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for row in found["timeline"]:

@@ -1,8 +1,7 @@
-"""Reads recorded events: lines of JSON, or Parquet, to typed rows, and every bad one counted.
+"""Reader of recorded events: lines of JSON, or Parquet, to typed rows; every bad line is counted.
 
 JSON is read as text, so that lines read == anchors + good + bad, always. Times become wall-clock
-nanoseconds by the clock anchor of each file. Which columns there are says `messagebus.events`, and
-nobody else.
+nanoseconds by the clock anchor of each file. `messagebus.events` alone defines the columns.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ JSON_TYPES: dict[str, DataType] = {
     "int": IntegerType(),
 }
 TYPES = JSON_TYPES | {"id16": BinaryType()}
-# Kind -> the time that says on which day an event was.
+# Kind -> the time that decides the day of an event.
 AT = {"published": "intended_ns", "delivered": "received_ns", "sampled": "at_ns"}
 ID_DIGITS = 32
 GOOD = "good"
 CORRUPT = "_corrupt"
 
-# Why a line is bad; the first that applies.
+# Reasons for a bad line; the first that applies counts.
 EMPTY = "empty line"
 CUT = "cut off: the last line of its file, without an end"
 STRAY = "anchor that is not the first line: two files in one"
@@ -69,7 +68,7 @@ EXAMPLE_CHARACTERS = 160
 
 
 def schema_of(kind: str) -> StructType:
-    """The columns of a kind as they are kept: those of `messagebus.events`, then the partitions'."""
+    """Return the columns of a kind in the lake: those of `messagebus.events`, then the partitions'."""
     fields = [
         StructField(column.name, TYPES[column.kind])
         for column in EVENTS[kind]
@@ -81,23 +80,23 @@ def schema_of(kind: str) -> StructType:
 def rows_of(
     session: SparkSession, kind: str, files: Sequence[EventFile], manifest: Manifest
 ) -> DataFrame:
-    """Of `parse`, over files of any form."""
+    """Return the rows of `parse` for files of any form."""
     forms = [[file for file in files if file.form == form] for form in (NDJSON, PARQUET)]
     parsed = [parse(read_lines(session, part), kind, manifest, part) for part in forms if len(part)]
     return reduce(DataFrame.unionAll, parsed)
 
 
 def read_lines(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
-    """source, value (one line as text), offset_ns (of its file), row, of files of one kind and form."""
+    """Read source, value (one line as text), offset_ns (of its file), row, of files of one kind and form."""
     read = _read_text if files[0].form == NDJSON else _read_parquet
     groups = _by_offset(files).items()
     return reduce(DataFrame.unionAll, [read(session, group, offset) for offset, group in groups])
 
 
 def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[EventFile]) -> DataFrame:
-    """One row per line: the columns, typed, times as wall-clock ns, date, source, value, reason.
+    """Return one row per line: the columns, typed, times as wall-clock ns, date, source, value, reason.
 
-    lines: of `read_lines`, of these files. reason: null for a good row, `ANCHOR`, or why the line is
+    lines: rows of `read_lines` for these files. reason: null for a good row, `ANCHOR`, or why the line is
     bad. date: UTC; that of the run's start for a bad line.
     """
     columns = EVENTS[kind]
@@ -117,9 +116,9 @@ def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[Event
 
 
 def counted(rows: DataFrame, kind: str) -> tuple[DataFrame, Observation]:
-    """The good rows, and counts that are known once they were written: lines, and per reason.
+    """Return the good rows, and counts that are known after they are written: lines, and per reason.
 
-    Observed in passing, so that files are read once. Read the counts by `line_counts`.
+    Counts are observed on the way, so that files are read once. Read them by `line_counts`.
     """
     seen = Observation()
     reason = F.coalesce("reason", F.lit(GOOD))
@@ -133,7 +132,7 @@ def counted(rows: DataFrame, kind: str) -> tuple[DataFrame, Observation]:
 
 
 def line_counts(seen: Observation) -> dict[str, int]:
-    """lines, good, `ANCHOR`, and every reason -> how many; lines are the sum of the others."""
+    """Return lines, good, `ANCHOR`, and every reason -> count; lines are the sum of the others."""
     counts: dict[str, int] = seen.get
     names = (GOOD, ANCHOR, *REASONS)
     found = {name: counts[f"n{position}"] for position, name in enumerate(names)}
@@ -142,7 +141,7 @@ def line_counts(seen: Observation) -> dict[str, int]:
 
 
 def quarantined(rows: DataFrame, kind: str, run_id: str) -> DataFrame:
-    """kind, reason, value (the start of the line), date, run_id, source, of bad lines only."""
+    """Return kind, reason, value (the start of the line), date, run_id, source, of bad lines only."""
     bad = rows.filter(F.col("reason").isNotNull() & (F.col("reason") != ANCHOR))
     start = F.substring("value", 1, EXAMPLE_CHARACTERS)
     return bad.select(
@@ -165,7 +164,7 @@ def _typed(column: Column, *, is_text: bool) -> Expr:
 
 
 def _reason_of_line(files: Sequence[EventFile]) -> Expr:
-    """Of a line that is no row at all; to be continued with `otherwise`."""
+    """Return the reason for a line that is no row at all; to be continued with `otherwise`."""
     broken = F.col(f"row.{CORRUPT}").isNotNull()
     anchor = F.col(f"row.{ANCHOR}").isNotNull() & F.col("row.run_id").isNull()
     heads = {file.head for file in files}
@@ -179,7 +178,10 @@ def _reason_of_line(files: Sequence[EventFile]) -> Expr:
 
 
 def _is_cut(files: Sequence[EventFile]) -> Expr:
-    """A line may end in half a character, which Spark keeps and no text has."""
+    """Return whether a line was cut off.
+
+    It may end in half a character, which Spark keeps and no text has.
+    """
     sizes = [file.tail_bytes or len(file.tail.encode()) for file in files]
     tails = {(file.tail, size) for file, size in zip(files, sizes, strict=True) if size}
     whole = [tail for tail, size in tails if len(tail.encode()) == size]
@@ -227,7 +229,7 @@ def _in_manifest(columns: Sequence[Column], manifest: Manifest) -> Expr:
 
 
 def _read_text(session: SparkSession, files: Sequence[EventFile], offset_ns: int) -> DataFrame:
-    # All columns of all kinds could stand in it: only those of its own kind are looked for.
+    # A line could hold columns of other kinds: only those of its own kind are read.
     fields = [StructField(column.name, JSON_TYPES[column.kind]) for column in EVENTS[files[0].kind]]
     fields.append(StructField(ANCHOR, StructType([StructField("host", StringType())])))
     fields.append(StructField(CORRUPT, StringType()))
@@ -259,7 +261,7 @@ def _read_parquet(session: SparkSession, files: Sequence[EventFile], offset_ns: 
 
 
 def _source() -> Expr:
-    """As `files.source_of`."""
+    """Return the source of a row, as `files.source_of`."""
     name = F.col("_metadata.file_name")
     digest = F.substring(F.sha2(name, 256), 1, DIGEST)
     escaped = F.concat(F.regexp_replace(name, NOT_PLAIN, "_"), F.lit("."), digest)

@@ -1,8 +1,8 @@
-"""The event files of a run: the clock of each, which are to be read, and which are not and why.
+"""The event files of a run: the clock of each, the files to read, and the skipped files with the reason.
 
-Looks at the first and the last line of each file and at its digest, on the driver; rows stay where
-they are. All files of one boot of a host share one clock, so they share one anchor too: a wall clock
-that is adjusted during the run then moves nothing. Which anchor that is depends neither on the order in
+Reads the first and the last line of each file and its digest, on the driver; rows are not moved.
+All files of one boot of a host share one clock, so they share one anchor too: a wall clock
+that is adjusted during the run then moves nothing. The choice of that anchor depends neither on the order in
 which files are ingested nor on which of them are still there.
 """
 
@@ -40,17 +40,17 @@ __all__ = [
 ANCHOR = "anchor"
 NDJSON, PARQUET = "ndjson", "parquet"
 PARQUET_WEIGHT = 10
-# What a folder's name may have, and how many digits tell two names apart that differ in the rest.
+# Characters of a folder's name, and digits of the digest that tells apart names with other characters.
 PLAIN, NOT_PLAIN, DIGEST = "[A-Za-z0-9._-]", "[^A-Za-z0-9._-]", 16
 BESIDE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)
-# Of a Parquet file's metadata.
+# Key in a Parquet file's metadata.
 METADATA = b"messagebus"
-# Anchors that do not say of which boot they are: those of one host further apart than this come from two
-# boots, with a clock each; those less apart than the second are one clock that was adjusted. Between the
+# Anchors that do not name their boot: those of one host further apart than this come from two
+# boots, with a clock each; those closer than the second bound are one clock that was adjusted. Between the
 # two they may be either.
 SAME_BOOT_NS = 60 * 1_000_000_000
 ADJUSTED_NS = 10 * 1_000_000_000
-# A line is a row of some 400 bytes; what is longer is no row, and its end is not looked for further.
+# A line is a row of some 400 bytes; a longer one is no row, and its end is not looked for further.
 TAIL_BYTES = 64 * 1024
 
 ARROW_TYPES = {"text": ("string", "large_string"), "long": ("int64",), "int": ("int32",)}
@@ -59,11 +59,11 @@ ID_TYPES = ("binary", "fixed_size_binary[16]", "large_binary")
 
 @dataclass(frozen=True, slots=True)
 class EventFile:
-    """anchor: None when its first line is none. offset_ns: to add to the file's times.
+    """An event file. anchor: None when its first line is none. offset_ns: to add to the file's times.
 
-    size, sha256: of what was there when it was looked at. head: the line of its anchor. tail: what
-    comes after its last line end, as far as it is text: a line that a crash cut off, or one that is
-    being written. tail_bytes: with what is no text, half a character.
+    size, sha256: those of its content when it was read. head: the line of its anchor. tail: the text
+    after its last line end: a line that a crash cut off, or one that is
+    being written. tail_bytes: length including bytes that are no text, half a character.
     """
 
     path: Path
@@ -78,7 +78,7 @@ class EventFile:
 
     @property
     def weight(self) -> int:
-        """Bytes as JSON, of which Parquet needs a tenth: how much work it is to read."""
+        """The cost of reading it: its bytes as JSON; Parquet needs a tenth of these."""
         return self.size * (PARQUET_WEIGHT if self.form == PARQUET else 1)
 
     @property
@@ -92,10 +92,14 @@ class EventFile:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """used: what is read. skipped: (file name, why). missing: those of skipped whose rows are in no
-    number, so that a report on the run cannot hold. clock_spread_ns: largest between the anchors of
-    one host: how far its wall clock was adjusted while processes started. clock_doubt_ns: by how much
-    times may be wrong that were taken by one clock, or by two of hosts of one name; 0 for certain."""
+    """The files of a run. used: those that are read. skipped: (file name, why).
+
+    missing: skipped files whose rows are in no number, so that a report on the run cannot hold.
+    clock_spread_ns: largest difference between the anchors of one host: the adjustment of its wall clock
+    while
+    processes started. clock_doubt_ns: possible error of times by one clock, or by two clocks of hosts of one
+    name; 0 for certain.
+    """
 
     used: tuple[EventFile, ...]
     skipped: tuple[tuple[str, str], ...]
@@ -127,7 +131,7 @@ def find_files(
 ) -> Files:
     """List the event files of a run: copies, empty, unreadable and too new ones are not read.
 
-    known: of `EventFile.source` -> what was noted of files that were read before (`anchor_noted`).
+    known: `EventFile.source` -> the note on a file that was read before (`anchor_noted`).
     Raises RunInvalid when there are none. Cost: reads every file once, for its digest.
     """
     paths = [
@@ -171,9 +175,9 @@ def find_files(
 
 
 def source_of(path: Path) -> str:
-    """The name under which a file's rows are kept, its own: it becomes a folder's.
+    """Return the unique name under which a file's rows are kept: it becomes a folder's.
 
-    With a digest, where anything of it had to be replaced: `events` says the same in SQL.
+    It has a digest where characters had to be replaced: `events` does the same in SQL.
     """
     name = path.name
     if re.fullmatch(f"{PLAIN}*", name):
@@ -187,7 +191,7 @@ def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None
 
 
 def _is_beside(path: Path, paths: Sequence[Path]) -> bool:
-    """Packed, rotated by others, renamed: whatever it is, its rows would be missed."""
+    """Return whether a file was packed, rotated by others or renamed: its rows would be missed."""
     return path not in paths and path.is_file() and bool(BESIDE.match(path.name))
 
 
@@ -200,7 +204,7 @@ def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
 def _look(path: Path) -> _Seen:
     kind = path.name.split("-")[0]
     with path.open("rb") as file:
-        # Of a file that grows, what is there now: Spark is given no more than it finds either.
+        # The present content of a growing file: Spark does not get more than it finds either.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
         if not size:
@@ -227,7 +231,7 @@ def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
 
 
 def _wrong_columns(schema: pa.Schema, columns: Sequence[Column]) -> str:
-    """One wrong column would fail the whole job, or vanish silently: it is found here."""
+    """Return the fault of a file's columns: one wrong column would fail the whole job, or vanish silently."""
     names = set(schema.names)
     lacking = [column.name for column in columns if column.required and column.name not in names]
     if lacking:
@@ -267,8 +271,11 @@ def _clocks(
     anchors: Mapping[str, Anchor | None],
     known: Mapping[str, Mapping[str, Any]] | None,
 ) -> list[Anchor]:
-    """In the order in which they are asked: the manifest's, those by which files were read that are gone
-    (their rows cannot be read again), those of the files that are there, by their names."""
+    """Return the anchors in the order in which they are asked.
+
+    First the manifest's, then those by which deleted files were read (their rows cannot be read again), then
+    those of the present files, by their names.
+    """
     gone = [
         Anchor(noted["host"], noted["process"], noted["offset_ns"], noted["boot"])
         for source, file in sorted((known or {}).items())
@@ -287,7 +294,7 @@ def _offset(anchor: Anchor | None, clocks: Sequence[Anchor]) -> int:
 
 
 def _doubt(anchor: Anchor | None, clocks: Sequence[Anchor]) -> int:
-    """By how much a file's times may be wrong: of an anchor that does not say of which boot it is."""
+    """Return the possible error of a file's times, where its anchor does not name its boot."""
     if anchor is None:
         return 0
     by = next(one for one in clocks if _is_one_clock(one, anchor, SAME_BOOT_NS))
@@ -312,7 +319,7 @@ def _apart(one: Anchor, other: Anchor) -> int:
 
 
 def _copies(seen: Sequence[_Seen]) -> dict[Path, str]:
-    """Second and further files of the same content and kind -> name of the first."""
+    """Return second and further files of the same content and kind -> name of the first."""
     first: dict[tuple[str, str], Path] = {}
     return {
         one.path: first[one.kind, one.sha256].name

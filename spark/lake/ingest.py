@@ -1,10 +1,10 @@
-"""Brings the event files of a run into the lake: typed, checked, in partitions by date, run and file.
+"""Ingest of the event files of a run into the lake: typed, checked, in partitions by date, run and file.
 
-The unit is the file: one that is as it was when it was last read is left alone, one that grew is read
-again in place of what it had given, one that is gone keeps its rows, one with another name moves them. A
-file is also read again when another clock is its host's, or when the manifest names other topics and
-some of its lines were of none. So ingesting twice changes nothing, by steps or at once, and a daily
-ingest of a run that goes on reads what is new.
+The unit is the file. A file that is unchanged since it was read is left alone. One that grew is read
+again and its earlier rows are replaced, a deleted one keeps its rows, a renamed one moves them. A
+file is also read again when its host's clock is another one, or when the manifest names other topics and
+some of its lines belonged to none. So ingesting twice changes nothing, by steps or at once, and a daily
+ingest of a run that goes on reads only new files.
 """
 
 from __future__ import annotations
@@ -60,16 +60,15 @@ class Plan:
 
     @property
     def weight(self) -> int:
-        """Of the whole run, as `EventFile.weight`."""
+        """The cost of the whole run, as `EventFile.weight`."""
         return sum(file.weight for file in self.files.used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """A run as the lake has it. files: source -> what is noted of each file; read: the sources
-    that were read now.
+    """A run in the lake. files: source -> note of each file. read: the sources that were read now.
 
-    skipped, missing, clock_spread_ns, clock_doubt_ns: of `files.Files`.
+    skipped, missing, clock_spread_ns, clock_doubt_ns: as in `files.Files`.
     """
 
     manifest: Manifest
@@ -82,7 +81,7 @@ class Ingested:
 
     @property
     def clocks(self) -> int:
-        """By how many clocks the rows were taken, as far as files say."""
+        """The number of clocks by which the rows were taken, as far as files say."""
         offsets = {
             file["anchor"]["offset_ns"] for file in self.files.values() if file.get("anchor")
         }
@@ -90,7 +89,7 @@ class Ingested:
 
     @property
     def quiet(self) -> list[tuple[str, str]]:
-        """(topic, subscription) of the manifest that received nothing, as far as files were asked."""
+        """The pairs (topic, subscription) of the manifest that received nothing, as far as files tell."""
         files = [file for file in self.files.values() if file["kind"] == "delivered"]
         if any("pairs" not in file for file in files):
             return []
@@ -99,7 +98,7 @@ class Ingested:
 
     @property
     def weight(self) -> int:
-        """Of the whole run, as `EventFile.weight`."""
+        """The cost of the whole run, as `EventFile.weight`."""
         return sum(int(file["weight"]) for file in self.files.values())
 
     @property
@@ -107,11 +106,11 @@ class Ingested:
         return sum(sum(file["bad"].values()) for file in self.files.values())
 
     def total(self, kind: str, what: str) -> int:
-        """Of all files of a kind: lines, anchors, good."""
+        """Return the sum of lines, anchors or good over all files of a kind."""
         return sum(int(file[what]) for file in self.files.values() if file["kind"] == kind)
 
     def reasons(self) -> dict[str, int]:
-        """reason -> bad lines."""
+        """Return reason -> number of bad lines."""
         found: Counter[str] = Counter()
         for file in self.files.values():
             found.update(file["bad"])
@@ -119,7 +118,7 @@ class Ingested:
 
 
 def plan(folder: Path, lake: Lake) -> Plan:
-    """See what is new of a run's folder; looks at files alone, before there is a session.
+    """Find the new files of a run's folder; needs no session.
 
     Raises RunInvalid: no run, nothing in it, or another run of that name.
     """
@@ -148,7 +147,7 @@ def plan(folder: Path, lake: Lake) -> Plan:
 def _is_as_it_was(
     file: EventFile, noted: Mapping[str, Any], before: list[list[str]], named: list[list[str]]
 ) -> bool:
-    """before, named: of `_named`, when it was read and now."""
+    """Return whether a file must not be read again. before, named: `_named` when it was read, and now."""
     if noted.get("sha256") != file.sha256:
         return False
     if noted.get("offset_ns", file.offset_ns) != file.offset_ns:
@@ -158,16 +157,16 @@ def _is_as_it_was(
 
 
 def _named(manifest: Manifest) -> list[list[str]]:
-    """Return what a row may be about: topics, and topics with a subscription."""
+    """Return the names that rows may have: topics, and topics with a subscription."""
     return [*([topic] for topic in sorted(manifest.topics)), *map(list, manifest.pairs)]
 
 
 def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
-    """Read what is new. Raises RunInvalid when a file changes under its reader."""
+    """Read the new files. Raises RunInvalid when a file changes while it is read."""
     manifest, files, new = plan.manifest, plan.files, plan.new
     known = dict(lake.note(manifest.run_id, NOTE).get("files", {}))
     if known and new:
-        # Until it ends, what the lake has of the run is neither what it was nor what it will be.
+        # Until it ends, the run in the lake is neither the old nor the new one.
         lake.take_note(manifest.run_id, NOTE, lake.note(manifest.run_id, NOTE) | {"reading": True})
     gone = [known.pop(source) | {"source": source} for source in plan.moved]
     with ThreadPoolExecutor(len(EVENTS)) as pool:
@@ -202,7 +201,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
 
 
 def ingested(lake: Lake, run_id: str) -> Ingested:
-    """Return a run as the lake has it. Raises RunInvalid when it has nothing of it."""
+    """Return a run in the lake. Raises RunInvalid when it is not there."""
     noted = lake.note(run_id, NOTE)
     if not noted:
         known = ", ".join(lake.runs()) or "none"
@@ -225,7 +224,7 @@ def _told(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -
 
 
 def _refuse_namesake(lake: Lake, folder: Path, manifest: Manifest) -> None:
-    """Two runs of one name would be one in every report."""
+    """Refuse a second run of one name: both would be one in every report."""
     if lake.note(manifest.run_id, "manifest"):
         other = read_manifest(lake.run_folder(manifest.run_id)).anchor
         if other != manifest.anchor:
@@ -243,7 +242,7 @@ def _read(
     files: Sequence[EventFile],
     moved: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """source -> its note, of files of one kind. moved: sources whose rows they replace."""
+    """Read files of one kind. Returns source -> its note. moved: sources whose rows they replace."""
     run_id = manifest.run_id
     parsed = rows_of(session, kind, files, manifest)
     good, seen = counted(parsed, kind)

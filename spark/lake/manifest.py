@@ -1,4 +1,4 @@
-"""The manifest of a run: what should have happened, from which expected deliveries are known.
+"""The manifest of a run: the plan of the run, from which expected deliveries are known.
 
 Times in the file are the coordinator's monotonic clock; here they are wall-clock nanoseconds.
 """
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
-# Below the folder of a run of bench, which has much besides.
+# Subfolder of a bench run's folder, with the events of the run.
 BENCH_EVENTS = "events"
 INCIDENTS = (
     *("kill", "cut", "start", "add", "remove", "reload"),
     *("freeze", "close", "alarm", "agent", "drain"),
 )
-# In these, links end with acks under way that may be lost.
+# Incidents in which links end with acks under way that may be lost.
 CUTS = ("kill", "cut", "freeze", "close")
 # A run's id names a folder of tables.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -44,7 +44,7 @@ class RunInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Ties one process's monotonic clock to wall-clock time. boot: whose clock it is, "" if unknown."""
+    """Link of one process's monotonic clock to wall-clock time. boot: boot of the host, "" if unknown."""
 
     host: str
     process: str
@@ -54,7 +54,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """The rows that one recorder left out. share: of the messages that it took, 0 to 1."""
+    """The rows that one recorder left out. share: part of the messages that it recorded, 0 to 1."""
 
     share: float
     dropped: int
@@ -63,7 +63,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something done to the cluster on purpose. broker: "" where none is meant; wall-clock ns."""
+    """A deliberate change of the cluster. broker: "" where none is meant; wall-clock ns."""
 
     kind: str
     broker: str
@@ -73,12 +73,14 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """topics: topic -> its subscriptions; brokers: all that ever took part; times wall-clock ns.
+    """The manifest of a run. topics: topic -> its subscriptions; brokers: all that ever took part.
 
-    end_ns: None when the run was cut short. grace_ns: what was confirmed later than that before the
-    end may be undelivered without being lost; 0: nothing may. consumers: (name, subscription). loop:
+    Times are wall-clock ns.
+    end_ns: None when the run was cut short. grace_ns: a message that was confirmed within this time before
+    the
+    end may be undelivered without being lost; 0: no message may. consumers: (name, subscription). loop:
     "open" where intended times were known beforehand, "closed" where they are those of the calls, "" where
-    nobody says. clocks: the first anchor of each clock. recorders: name -> what it left out.
+    that is not known. clocks: the first anchor of each clock. recorders: name -> the rows that it left out.
     """
 
     run_id: str
@@ -99,34 +101,34 @@ class Manifest:
 
     @property
     def is_corrected(self) -> bool:
-        """Tell whether a stall shows in every message that it held up."""
+        """True where a stall shows in every message that it held up."""
         return self.loop == "open"
 
     @property
     def share(self) -> float:
-        """Of all messages, those of which every recorder has rows."""
+        """The part of all messages of which every recorder has rows."""
         return min((one.share for one in self.recorders.values()), default=1.0)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """(topic, subscription), sorted."""
+        """The pairs (topic, subscription), sorted."""
         return sorted((topic, name) for topic, names in self.topics.items() for name in names)
 
     @property
     def last_owed_ns(self) -> int | None:
-        """Until when a confirmed message must have been delivered; None: whenever confirmed."""
+        """The time until which a confirmed message must have been delivered; None: at any time."""
         if self.end_ns is None or not self.grace_ns:
             return None
         return self.end_ns - self.grace_ns
 
     @property
     def is_grace_too_long(self) -> bool:
-        """Tell whether so much of the run lies within the grace that the rest says little."""
+        """True where so much of the run lies within the grace that the rest says little."""
         return self.end_ns is not None and 2 * self.grace_ns > self.end_ns - self.start_ns
 
     @property
     def kills(self) -> list[tuple[str, int]]:
-        """(broker, when) of every kill, and of what else cuts links."""
+        """(broker, time) of every kill, and of other incidents that cut links."""
         return [(i.broker, i.at_ns) for i in self.incidents if i.kind in CUTS]
 
 
@@ -151,7 +153,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def parse_anchor(values: Any) -> Anchor:
-    """Raises KeyError, TypeError or ValueError for anything but an anchor."""
+    """Read an anchor. Raises KeyError, TypeError or ValueError for anything else."""
     whole = _whole("anchor", _expect("anchor", values, dict), "wall_minus_monotonic_ns")
     boot = str(values.get("boot") or "")
     return Anchor(str(values["host"]), str(values["process"]), whole, boot)

@@ -1,11 +1,11 @@
-"""Tables as Parquet files in folders that are named after what is in them: date, run, and more.
+"""Tables as Parquet files in folders that are named after their content: date, run, and more.
 
-A table is ``<root>/<name>/date=2026-11-21/run_id=night/...``. Writing replaces exactly the partitions
-that it stands for, so that whatever is run again gives the same rows once. Names of partitions are
+A table is ``<root>/<name>/date=2026-11-21/run_id=night/...``. A write replaces exactly the partitions
+that it stands for, so that a job that is run again gives the same rows once. Names of partitions are
 text: Spark would guess a number for a run called 007.
 
 Plain Parquet and no Delta or Iceberg: whole partitions are replaced and there is one writer, which
-folders can do; those would be wanted for writers at the same time, or for changes of single rows.
+folders can do. Those formats would be needed for concurrent writers, or for changes of single rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark.lake.manifest import RunInvalid
 __all__ = ["DATE", "RUN", "SOURCE", "Lake", "address_of", "pattern_of"]
 
 DATE, RUN, SOURCE = "date", "run_id", "source"
-# A manifest of each run and table: what its rows were made from.
+# A note for each run and table: the source of its rows.
 NOTES = "runs"
 
 
@@ -43,9 +43,9 @@ class Lake:
     def read(
         self, session: SparkSession, name: str, schema: StructType, partitions: str = ""
     ) -> DataFrame:
-        """The rows of a table, with their partitions as text. partitions: a pattern, "" for all.
+        """Read the rows of a table, with their partitions as text. partitions: a pattern, "" for all.
 
-        No rows where there is no such partition: a kind of which nothing was recorded has none.
+        Returns no rows where there is no such partition: a kind that was not recorded has none.
         """
         folder = self.folder(name)
         if not any(folder.glob(partitions or "*=*")):
@@ -61,8 +61,9 @@ class Lake:
         """Write rows in place of the partitions that this write stands for.
 
         by: the columns that make partitions. replaces: patterns of those partitions, from the
-        table's folder; what a write leaves of them is from an earlier one, and goes: Spark replaces
-        none for which there are no new rows.
+        table's folder. Partitions that the write leaves untouched are from an earlier one, and are deleted:
+        Spark
+        replaces none for which there are no new rows.
         """
         earlier = self._partitions(name, replaces)
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
@@ -80,7 +81,10 @@ class Lake:
         return found if isinstance(found, dict) else {}
 
     def take_note(self, run_id: str, name: str, noted: dict[str, Any]) -> None:
-        """Written last, so that what was interrupted is done again."""
+        """Write the note about a run's table.
+
+        It is written last, so that an interrupted job is done again.
+        """
         path = self._note_path(run_id, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         candidate = path.with_name(f".{path.name}.{os.getpid()}")
@@ -88,11 +92,11 @@ class Lake:
         candidate.replace(path)
 
     def runs(self) -> list[str]:
-        """The runs that were ingested, by name."""
+        """Return the names of the ingested runs."""
         return sorted(path.name for path in self.folder(NOTES).glob("*") if path.is_dir())
 
     def check(self) -> None:
-        """Raises RunInvalid where nothing can be written, before any work is done."""
+        """Raise RunInvalid where nothing can be written, before any work is done."""
         probe = self.root / f".probe-{os.getpid()}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -104,7 +108,7 @@ class Lake:
             ) from fault
 
     def days(self, run_id: str, names: Sequence[str]) -> list[str]:
-        """On which a run has rows in any of these tables, in order."""
+        """Return the days on which a run has rows in any of these tables, in order."""
         found = (
             path for name in names for path in self.folder(name).glob(f"{DATE}=*/{RUN}={run_id}")
         )
@@ -125,16 +129,19 @@ class Lake:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Another one after Spark has replaced the folder."""
+    """Return the identity of a folder: it changes when Spark replaces the folder."""
     stat = path.stat()
     return stat.st_ino, stat.st_mtime_ns
 
 
 def address_of(path: Path) -> str:
-    """A path of this machine, wherever Spark's default file system is. Nothing is %-escaped."""
+    """Return the address of a path of this machine, for any default file system of Spark.
+
+    Nothing is %-escaped.
+    """
     return f"file://{path.resolve()}"
 
 
 def pattern_of(path: Path) -> str:
-    """The same for reading, where Spark takes every path for a pattern: this one file or folder."""
+    """Return the same for reading, where Spark takes every path for a pattern: this one file or folder."""
     return re.sub(r"([\\{}\[\]*?^])", r"\\\1", address_of(path))

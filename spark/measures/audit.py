@@ -4,13 +4,13 @@ A join would count an id that repeats on both sides several times; a group canno
 (message, subscription): expected are all subscriptions that the manifest names for the topic of a
 confirmed message.
 
-A repeat is a delivery of a pair after its first. Why it came, the first that applies:
+A repeat is a delivery of a pair after its first. Its reason is the first that applies:
 
 owed                  the delivery before it by that broker had no answer when its link ended
 acked_without_proof   that one was acked, and its broker was killed soon after and before the repeat:
                       AMQP confirms no acks, so the broker may never have applied it
 unknown               another copy of the message may be stored, and came; each copy comes once
-unexplained           nothing of these: a fault
+unexplained           none of these: a fault
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 REPEATS = ("unknown", "owed", "acked_without_proof", "unexplained")
 # A message that is published again after an unknown outcome counts as its best outcome: the first.
 OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
-# Of a message; the first that applies. Every message has exactly one.
+# Verdicts on a message; the first that applies. Every message has exactly one.
 VERDICTS = (
     "orphan",
     "reused",
@@ -58,15 +58,15 @@ VERDICTS = (
     "unconfirmed_absent",
 )
 FAULTS = VERDICTS[: VERDICTS.index("pending")]
-# Of these no pair is better than another.
+# Verdicts on the whole message: none of its pairs is better than another.
 OF_MESSAGE = ("orphan", "reused", "refused_delivered", "early")
-# Of these a broker has said that it stores no copy.
+# Outcomes after which a broker has said that it stores no copy.
 TURNED_AWAY = ("refused", "unroutable")
 # A client writes acks into a dead broker's socket until it hears of the death.
 KILL_NOTICED_NS = 1_000_000_000
 # A broker applies acks within milliseconds, one with a slow disk within seconds; not an hour later.
 ACK_UNPROVEN_NS = 60_000_000_000
-# Clocks of hosts are trusted that far here; what is below zero and less is the latency report's.
+# Clocks of hosts may differ by this much here; smaller negative times are the latency report's subject.
 EARLY_NS = 1_000_000_000
 
 OF_PUBLISH = (
@@ -78,7 +78,7 @@ OF_PAIR = (
     *("first_ns", "first_broker", "first_consumer", "first_redelivered"),
 )
 
-# What counts are made for -> the columns that tell them apart.
+# Subject of counts -> its columns.
 TOTALS = {
     "subscription": ("topic", "subscription"),
     "publisher": ("publisher",),
@@ -100,7 +100,7 @@ COUNTS = (
     "unexpected",
 )
 
-# Of `events.FAULTS` -> its count here; and those that are verdicts, of which messages are counted.
+# Name in `events.FAULTS` -> its count here; and the faults that are verdicts, whose messages are counted.
 COUNTED = {
     "lost": "lost",
     "altered": "altered",
@@ -109,7 +109,7 @@ COUNTED = {
     "unexpected": "unexpected",
 }
 JUDGED = ("reused", "refused_delivered", "early")
-# Counts of `over_time` -> in words.
+# Counts of `over_time` -> their names in words.
 TROUBLES = {
     "lost": "lost",
     "altered": "altered",
@@ -121,7 +121,7 @@ TROUBLES = {
 
 
 def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> DataFrame:
-    """One row per message and subscription that should have had it, or had it.
+    """Return one row per message and subscription that should have had it, or had it.
 
     Columns: message_id, ordinal (0-based within the message; one without any subscription has one
     row, of null subscription), date (of the publish, of the delivery for an orphan), verdict (of the
@@ -131,7 +131,7 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
     """
     messages = _grouped(published, delivered)
     paired = messages.withColumn("plain", _is_plain(manifest))
-    # What follows an `otherwise` is computed for few messages, and is most of the work of judging one.
+    # The value of an `otherwise` is computed for few messages, and is most of the work of judging one.
     every = F.transform(_pairs(manifest), lambda pair: _judged(pair, manifest))
     judged = paired.withColumn("pairs", F.when(F.col("plain"), _plain_pairs()).otherwise(every))
     verdict = F.when(F.col("plain"), "ok").otherwise(_verdict()).alias("verdict")
@@ -152,7 +152,7 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
 
 
 def totals(fates: DataFrame) -> DataFrame:
-    """Counts by each of `TOTALS` at once: of (which), its dims (the others null), `COUNTS`.
+    """Count by each of `TOTALS` at once: of (which), its dims (the others null), `COUNTS`.
 
     messages: each once. expected, delivered, lost, pending: pairs of confirmed messages. altered:
     pairs with a delivery whose size or body is not the published one. deliveries, orphan_deliveries
@@ -184,7 +184,7 @@ def totals(fates: DataFrame) -> DataFrame:
 
 
 def repeats(fates: DataFrame) -> DataFrame:
-    """topic, subscription, broker (that delivered again), why, repeats."""
+    """Count repeats: topic, subscription, broker (that delivered again), why, repeats."""
     some = fates.filter(F.size("repeats") > 0)
     each = some.select("topic", "subscription", F.explode("repeats").alias("again"))
     return each.groupBy("topic", "subscription", "again.broker", "again.why").agg(
@@ -193,9 +193,9 @@ def repeats(fates: DataFrame) -> DataFrame:
 
 
 def suspects(fates: DataFrame) -> DataFrame:
-    """The pairs at fault of messages whose verdict is one of `FAULTS`, to be looked up in logs.
+    """Return the pairs at fault of messages whose verdict is one of `FAULTS`, to be looked up in logs.
 
-    Where the fault is the message's own (it was reused, or never to be delivered), all that it has. Ids
+    Where the fault is the message's own (it was reused, or never to be delivered), all its pairs. Ids
     as hex text.
     """
     is_unexplained = F.exists("repeats", lambda one: one.why == "unexplained")
@@ -215,7 +215,7 @@ def suspects(fates: DataFrame) -> DataFrame:
 
 
 def first_deliveries(fates: DataFrame) -> DataFrame:
-    """topic, subscription, broker, waiting_ns (stored there, as far as is known), first_ns (null: never).
+    """Return topic, subscription, broker, waiting_ns (stored there, if known), first_ns (null: never).
 
     Repeats are left out: they trail behind and would fill a silence. A copy that an unconfirmed
     attempt left on another broker has no time of storing: it counts from its receipt.
@@ -233,10 +233,12 @@ def first_deliveries(fates: DataFrame) -> DataFrame:
 
 
 def over_time(fates: DataFrame, start_ns: int, width_s: int) -> DataFrame:
-    """at, and the counts of `TROUBLES`. fates: of `fates`.
+    """Return at, and the counts of `TROUBLES`. fates: rows of `fates`.
 
-    at: first second of the window of `width_s` in which messages were meant to be sent, since the start of
-    the run; of what was never published, in which it came. strange, unexplained, explained: deliveries;
+    at: first second, since the start of the run, of the window of `width_s` with the intended time of a
+    message;
+    for a message that was never published, the time of its receipt. strange, unexplained, explained:
+    deliveries;
     unconfirmed: messages; the others: pairs of a message and a subscription.
     """
     known = F.col("outcome").isNotNull()
@@ -257,9 +259,9 @@ def over_time(fates: DataFrame, start_ns: int, width_s: int) -> DataFrame:
 
 
 def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
-    """message_id, best (publish), attempts, copies, reused, since_ns, date, had (deliveries).
+    """Group to message_id, best (publish), attempts, copies, reused, since_ns, date, had (deliveries).
 
-    copies: that brokers may have stored. reused: confirmed twice, or of several bodies or topics under
+    copies: number that brokers may have stored. reused: confirmed twice, or of several bodies or topics under
     one id. since_ns: before that no delivery can have come. The only shuffle. `had` holds a message's
     deliveries of all subscriptions, a handful.
     """
@@ -298,7 +300,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
 
 
 def _is_plain(manifest: Manifest) -> Column:
-    """Confirmed at the first sending, and each subscription of its topic had it once, as it was."""
+    """Return whether a message was confirmed at its first sending, and came once and unchanged everywhere."""
     named = F.lit(None).cast("array<string>")
     for topic, names in manifest.topics.items():
         each = F.array(*[F.lit(name) for name in sorted(names)]).cast("array<string>")
@@ -319,7 +321,7 @@ def _is_plain(manifest: Manifest) -> Column:
 
 
 def _plain_pairs() -> Column:
-    """Return what `_judged` says of the pairs of a plain message."""
+    """Return the result of `_judged` for the pairs of a plain message."""
     no, none, repeats = (
         F.lit(False),
         F.lit(0),
@@ -346,7 +348,7 @@ def _plain_pairs() -> Column:
 
 
 def _pairs(manifest: Manifest) -> Column:
-    """Array of topic, subscription, should (by the manifest), mine (its deliveries in time)."""
+    """Return an array of topic, subscription, should (by the manifest), mine (its deliveries by time)."""
     named = [
         F.struct(F.lit(topic).alias("topic"), F.lit(name).alias("subscription"))
         for topic, name in manifest.pairs
@@ -418,7 +420,7 @@ def _judged(pair: Column, manifest: Manifest) -> Column:
 
 
 def _why(one: Column, earlier: Column, manifest: Manifest) -> Column:
-    """owed or acked_without_proof; null for neither."""
+    """Return owed or acked_without_proof; null for neither."""
     same = F.filter(earlier, lambda e: e.broker == one.broker)
     last = F.get(same, F.size(same) - 1)
     acked_ns = F.coalesce(last.acknowledged_ns, last.received_ns)
@@ -434,7 +436,10 @@ def _why(one: Column, earlier: Column, manifest: Manifest) -> Column:
 
 
 def _of_a_copy(upto: Column) -> Column:
-    """unknown, while copies are left for it; upto: the repeats of its pair, it being the last."""
+    """Return unknown while copies are left for a repeat, else unexplained.
+
+    upto: the repeats of its pair, up to and with this one.
+    """
     number = F.size(F.filter(upto, lambda one: one.why.isNull()))
     return F.when(number < F.coalesce("copies", F.lit(0)), "unknown").otherwise("unexplained")
 

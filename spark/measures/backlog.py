@@ -1,7 +1,7 @@
-"""The backlog of the brokers: how much and how old, second by second, from publishes and first deliveries.
+"""The backlog of the brokers: number and age, second by second, from publishes and first deliveries.
 
 A message waits from its confirm to its first delivery; one that never came waits to the end. The
-brokers' own counts, where they were sampled, stand beside: they know what others have published.
+brokers' own counts, where they were sampled, are shown beside: they include publishes of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAR_NS = 1 << 62
 
 
 def waits(fates: DataFrame) -> DataFrame:
-    """date, broker, topic, subscription, in_ns, out_ns (null: never) of every expected message.
+    """Return date, broker, topic, subscription, in_ns, out_ns (null: never) of every expected message.
 
     A copy that an unconfirmed attempt left elsewhere came from a broker that is not known to have
     stored it: it waits where it was confirmed.
@@ -38,10 +38,10 @@ def waits(fates: DataFrame) -> DataFrame:
 
 
 def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
-    """DIMS, second, entered, left, depth, age_ms, oldest_ms: of each second in which anything moved.
+    """Return DIMS, second, entered, left, depth, age_ms, oldest_ms of each second with any movement.
 
-    depth: what waits at its end. age_ms: the longest that anything had waited in it, 0 for nothing;
-    oldest_ms: of what still waits at its end.
+    depth: messages that wait at its end. age_ms: the longest wait of any message in it, 0 for none;
+    oldest_ms: age of the oldest that still waits at its end.
     """
     never = F.lit(end_ns + SECOND_NS)
     ends = waits.withColumn("gone_ns", F.coalesce("out_ns", never))
@@ -64,8 +64,8 @@ def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
     )
     group = Window.partitionBy(*DIMS).orderBy("second")
     upto = group.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # What leaves later than this second waits at its end, if it has entered by then; the oldest of
-    # what leaves later is the oldest that waits, unless it is still to come.
+    # A message that leaves later than this second waits at its end, if it has entered by then; the oldest of
+    # those that leave later is the oldest that waits, unless it is still to come.
     later = (
         Window.partitionBy(*DIMS)
         .orderBy(F.col("second").desc())
@@ -86,7 +86,7 @@ def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
 
 
 def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
-    """Of `depths`, for the second before a moment: what waits then, whether or not anything moves."""
+    """Return a row of `depths` for the second before a moment: waiting messages, moving or not."""
     there = (F.col("in_ns") < at_ns) & (F.col("out_ns").isNull() | (F.col("out_ns") >= at_ns))
     age_ms = ((F.lit(at_ns) - F.min("in_ns")) / 1_000_000).alias("age_ms")
     found = waits.filter(there).groupBy(*DIMS).agg(F.count(F.lit(1)).alias("depth"), age_ms)
@@ -103,7 +103,7 @@ def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
 
 
 def together(*depths: DataFrame) -> DataFrame:
-    """Rows of `depths` from several, one for each second."""
+    """Join rows of `depths` from several sources, to one for each second."""
     most = [F.max(name).alias(name) for name in ("depth", "age_ms", "oldest_ms")]
     moved = [F.sum(name).alias(name) for name in ("entered", "left")]
     rows = reduce(DataFrame.unionByName, depths).groupBy(*DIMS, "second").agg(*moved, *most)
@@ -111,15 +111,15 @@ def together(*depths: DataFrame) -> DataFrame:
 
 
 def left(waits: DataFrame, end_ns: int) -> DataFrame:
-    """DIMS, never: how many had come in by then and were never taken out."""
+    """Return DIMS, never: number of messages that had come in by end_ns and were never taken out."""
     kept = waits.filter(F.col("out_ns").isNull() & (F.col("in_ns") < end_ns))
     return kept.groupBy(*DIMS).agg(F.count(F.lit(1)).alias("never"))
 
 
 def drains(depths: DataFrame) -> DataFrame:
-    """DIMS, peak, peak_second, empty_second (the first after the peak; null: not emptied), age_ms.
+    """Return DIMS, peak, peak_second, empty_second (the first after the peak; null: not emptied), age_ms.
 
-    age_ms: of the oldest message at any time.
+    age_ms: age of the oldest message at any time.
     """
     peak = depths.groupBy(*DIMS).agg(
         F.max(F.struct("depth", (-F.col("second")).alias("earlier"))).alias("peak"),
@@ -139,7 +139,7 @@ def drains(depths: DataFrame) -> DataFrame:
 
 
 def sampled(samples: DataFrame, start_ns: int) -> DataFrame:
-    """DIMS, second, ready, unacked: the last sample of each second, as the broker said it."""
+    """Return DIMS, second, ready, unacked: the last sample of each second, in the broker's numbers."""
     timed = samples.withColumn("second", _second("at_ns", start_ns))
     return timed.groupBy(*DIMS, "second").agg(
         F.max_by("ready", "at_ns").alias("ready"), F.max_by("unacked", "at_ns").alias("unacked")

@@ -13,14 +13,17 @@ __all__ = ["Row", "compared", "numbers", "worse"]
 
 PERCENTILES = (50, 99, 99.9, 100)
 CONFIRMED, RATE = "messages confirmed", "confirmed per second"
-# What is better when there is more of it; everything else is better when there is less.
+# Numbers that are better when larger; all others are better when smaller.
 MORE_IS_BETTER = (RATE, CONFIRMED)
 NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """a, b: of the first and of the second; None where there is none. unit: "" for a count."""
+    """One number of both.
+
+    a, b: values of the first and the second; None where it has none. unit: "" for counts.
+    """
 
     name: str
     unit: str
@@ -29,7 +32,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """b over a."""
+        """The quotient b / a."""
         return self.b / self.a if self.a and self.b is not None else None
 
 
@@ -41,11 +44,11 @@ def numbers(
     faults: Mapping[str, int],
     errors: Mapping[str, int],
 ) -> list[dict[str, Any]]:
-    """name, unit, value: of one run.
+    """Return name, unit, value of one run.
 
-    found: of `hdr.percentiles` by measure. span_s: of the run: a stall is in its rate. faults: of
-    `events.FAULTS`, name -> how many. errors: measure -> by how much clocks differ, ns. A percentile that
-    says nothing has no value.
+    found: rows of `hdr.percentiles` by measure. span_s: length of the run: a stall is in its rate.
+    faults: name in `events.FAULTS` -> count. errors: measure -> difference of clocks, ns.
+    A percentile without enough samples has no value.
     """
     rows = [_number(CONFIRMED, "", confirmed), _number(RATE, "/s", confirmed / span_s)]
     for row in sorted(found, key=lambda row: str(row["measure"])):
@@ -57,7 +60,7 @@ def numbers(
 
 
 def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """In the order of the first; of `numbers`, as rows."""
+    """Pair the rows of `numbers`, in the order of the first."""
     of_b = {row["name"]: row["value"] for row in b}
     units = {row["name"]: row["unit"] for row in (*a, *b)}
     of_a = {row["name"]: row["value"] for row in a}
@@ -65,12 +68,12 @@ def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> 
 
 
 def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
-    """In words, what of b is worse than of a by more than that part; empty when nothing is."""
+    """Return the numbers of b that are worse by more than that part, in words; empty when none is."""
     found = []
     of_b = {_measure(row.name) for row in rows if row.b is not None}
     for row in rows:
         if row.name in FAULTS:
-            # Counts of what must not be: any more of it is worse, whatever the bound.
+            # Counts of faults: any more is worse, whatever the bound.
             if (row.b or 0) > (row.a or 0):
                 found.append(f"{row.name}: {row.b:,.0f} after {row.a or 0:,.0f}")
         elif row.name == CONFIRMED:
@@ -90,7 +93,7 @@ def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
 
 
 def _measure(name: str) -> str:
-    """Of a percentile: it may have none where others of its measure have one, for want of samples."""
+    """Return the measure of a percentile, which may lack a value where others of its measure have one."""
     return name.rpartition(" p")[0] or name
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from messagebus.events import FAULTS
 from messagebus.terminal import plural
 from spark.lake.ingest import Ingested
-from spark.measures import gaps, latency
+from spark.measures import gaps, latency, throughput
 from spark.measures.run import Run
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "allowed",
     "clocks",
     "counted",
+    "lost_at_least",
+    "missing_at_least",
     "bad_faults",
     "of_publishes",
     "outcomes",
@@ -30,13 +33,13 @@ __all__ = [
     "unconfirmed",
 ]
 
-# What breaks the promise that a confirmed message arrives; all others say that it was not shown.
+# Faults that break the promise that a confirmed message arrives; all others say that it was not shown.
 PROMISE = tuple(FAULTS)[: tuple(FAULTS).index("pending")]
 SHOWN_MAX = 5
 
 
 class Fault(str):
-    """A fault in words. name: of `FAULTS`; found: how many."""
+    """A fault in words. name: of `FAULTS`; found: its count."""
 
     __slots__ = ("found", "name")
     name: str
@@ -49,7 +52,7 @@ class Fault(str):
 
 
 def counted(counts: Mapping[str, int]) -> list[Fault]:
-    """One for each count that is not 0, in its words. counts: name -> how many."""
+    """Make a fault for each count that is not 0, in its words. counts: name -> count."""
     return [
         Fault(name, f"{counts[name]:,} {words}", counts[name])
         for name, words in FAULTS.items()
@@ -57,19 +60,33 @@ def counted(counts: Mapping[str, int]) -> list[Fault]:
     ]
 
 
+def missing_at_least(run: Run, seconds: DataFrame) -> int:
+    """Return how many deliveries are missing at least, by counts alone; 0 for a day of a run.
+
+    seconds: of `throughput.per_second`. What is confirmed on a day may be delivered on the next.
+    """
+    return 0 if run.day else throughput.missing_at_least(seconds, run.manifest)
+
+
+def lost_at_least(missing: int) -> list[Fault]:
+    """Return the fault of deliveries that never came, in its words."""
+    words = f"at least {missing:,} {FAULTS['lost']}; `spark audit` names them"
+    return [Fault("lost", words, missing)] if missing else []
+
+
 def standing(faults: Iterable[str], allow: Collection[str]) -> list[str]:
-    """Those that nobody allowed. A fault without a name cannot be."""
+    """Return the faults that are not allowed. A fault without a name cannot be allowed."""
     return [fault for fault in faults if getattr(fault, "name", None) not in allow]
 
 
 def allowed(faults: Iterable[str], allow: Collection[str]) -> list[str]:
-    """Put into words what was allowed and is there."""
+    """Put the allowed faults into words."""
     found = [fault for fault in faults if getattr(fault, "name", None) in allow]
     return [f"Allowed: {'; '.join(found)}."] if found else []
 
 
 def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
-    """Find what is wrong with the record itself: rows that are missing from every number."""
+    """Find faults of the record itself: rows that are missing from every number."""
     manifest = found.manifest
     faults = [
         Fault("unread", f"{name} cannot be read: its rows are in no number")
@@ -126,19 +143,19 @@ def of_publishes(run: Run) -> list[Fault]:
 
 
 def outcomes(run: Run) -> list[dict[str, Any]]:
-    """publisher, broker, topic, outcome, n: publishes. Cost: one pass over four columns."""
+    """Count publishes: publisher, broker, topic, outcome, n. Cost: one pass over four columns."""
     dims = ("publisher", "broker", "topic", "outcome")
     counts = run.events("published").groupBy(*dims).agg(F.count(F.lit(1)).alias("n"))
     return [row.asDict() for row in counts.collect()]
 
 
 def unconfirmed(run: Run) -> dict[str, int]:
-    """outcome -> publishes that ended in it, of all but confirmed ones."""
+    """Return outcome -> publishes that ended in it, without confirmed ones."""
     return _sums(row for row in outcomes(run) if row["outcome"] != "confirmed")
 
 
 def said(found: Ingested) -> list[str]:
-    """Tell what a record leaves out by its own account and is no fault, for the first line of every page."""
+    """Return notes on gaps of the record that are no fault, for the first line of every page."""
     manifest, told = found.manifest, []
     if manifest.share < 1:
         told.append(
@@ -150,7 +167,7 @@ def said(found: Ingested) -> list[str]:
 
 
 def _silence(run: Run) -> str:
-    """The longest one of a publisher, so that no page speaks of an outage without saying how long."""
+    """Return the longest silence of a publisher in words, so that every outage has its length on the page."""
     found = gaps.longest(
         run.events("published"),
         ["publisher"],
@@ -168,8 +185,12 @@ def _silence(run: Run) -> str:
 def clocks(
     names: Mapping[str, str], below: Mapping[str, Mapping[str, int]], found: Ingested
 ) -> list[Fault]:
-    """Samples that show that clocks differ or went back. names: measure -> in words; below: of
-    `latency.below`, with hidden: figures that are not given because of it."""
+    """Return faults of samples that show that clocks differ or went back.
+
+    names: measure -> in words; below: counts of `latency.below`, with hidden: figures that are not given
+    because
+    of it.
+    """
     faults = []
     for measure, row in below.items():
         count, error_ms = row["backwards"], row["error_ns"] / 1e6

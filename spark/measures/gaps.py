@@ -1,6 +1,6 @@
-"""Longest silences: time without an answer while something was waiting for one, answered or not.
+"""Longest silences: time without an answer while one was waited for, answered or not.
 
-In a run, and around each thing done to the cluster, per publisher and per broker: no confirm, or no first
+In a run, and around each incident, per publisher and per broker: no confirm, or no first
 delivery, while one was waited for. Repeats are no deliveries here: they trail behind and would fill it.
 """
 
@@ -15,7 +15,7 @@ from spark.lake.manifest import Incident
 
 __all__ = ["INCIDENT", "around", "every", "incident_rows", "longest"]
 
-# A gap belongs to what happened while it lasted, or so long before its beginning: publishers notice
+# A gap belongs to incidents while it lasted, or up to this time before its beginning: publishers notice
 # a death by a deadline, and a list is fetched in its interval.
 FOLLOWS_NS = 5_000_000_000
 INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
@@ -24,11 +24,11 @@ INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
 def every(
     rows: DataFrame, dims: Sequence[str], *, start: str, end: str, until_ns: int | None = None
 ) -> DataFrame:
-    """dims, until_ns, gap_ns: one row per end, with the silence that it closed.
+    """Return dims, until_ns, gap_ns: one row per end, with the silence that it closed.
 
-    rows: something that waited from `start` to `end`, in ns; what has no end waited for the next end of
+    rows: each waited from `start` to `end`, in ns; a row without an end waited for the next end of
     its group, or to until_ns, when the run was over (None: it is left out). Every end closes a gap; the
-    gap began at the end before it or, where nothing was waiting then, at the first start of what was.
+    gap began at the end before it or, where nothing was waiting then, at the first start since.
     Cost: one sort per group.
     """
     if until_ns is None:
@@ -52,14 +52,14 @@ def every(
 def longest(
     rows: DataFrame, dims: Sequence[str], *, start: str, end: str, until_ns: int | None = None
 ) -> DataFrame:
-    """dims, gap_ns, until_ns: the longest gap of each group."""
+    """Return dims, gap_ns, until_ns: the longest gap of each group."""
     gaps = every(rows, dims, start=start, end=end, until_ns=until_ns)
     longest = gaps.groupBy(*dims).agg(F.max(F.struct("gap_ns", "until_ns")).alias("longest"))
     return longest.select(*dims, "longest.gap_ns", "longest.until_ns")
 
 
 def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataFrame:
-    """One row for each, by its place in time; of `INCIDENT`, its broker as at_broker."""
+    """Return one row for each incident, by its place in time, as `INCIDENT`; its broker is at_broker."""
     ordered = sorted(incidents, key=lambda one: one.at_ns)
     rows = [
         (number, one.kind, one.broker, one.at_ns, one.done_ns) for number, one in enumerate(ordered)
@@ -68,9 +68,10 @@ def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataF
 
 
 def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
-    """number, kind, at_broker, from_ns, dims, gap_ns, until_ns: the longest of each around each.
+    """Return the longest gap of each group around each incident.
 
-    gaps: of `every`. incidents: of `incident_rows`, a handful.
+    Columns: number, kind, at_broker, from_ns, dims, gap_ns, until_ns.
+    gaps: rows of `every`. incidents: rows of `incident_rows`, a handful.
     """
     began = F.col("until_ns") - F.col("gap_ns")
     during = (F.col("until_ns") >= F.col("from_ns")) & (began <= F.col("to_ns") + FOLLOWS_NS)

@@ -1,6 +1,6 @@
 """HdrHistogram's arithmetic (3 significant digits, unit 1 ns) as column expressions.
 
-Counts per bin add up, so bins are what is stored: any coarser report is a sum of bins, and its
+Counts per bin add up, so bins are stored: any coarser report is a sum of bins, and its
 percentiles are exactly those of a histogram that had been fed every value. No value passes through
 Python.
 """
@@ -30,14 +30,14 @@ __all__ = [
     "supported",
 ]
 
-# Of every histogram that is written down: 39 hours, in ns; and its significant digits.
+# Largest value of every histogram that is written: 39 hours, in ns; and its significant digits.
 TOP_NS = 1 << 47
 DIGITS = 3
-# A percentile is shown when that many samples lie beyond it; the maximum always is.
+# Samples that must lie beyond a percentile that is shown; the maximum always is.
 BEYOND_MIN = 1
-# Of what is below zero.
+# Bin of values below zero.
 BELOW = -1
-# Times the error of clocks, so that a latency is at most a tenth off.
+# Multiple of the error of clocks, so that a latency is at most a tenth off.
 BEARS = 10
 
 # 3 significant digits: 2 * 10**3 rounded up to a power of two, half of it per bucket.
@@ -46,7 +46,7 @@ HALF_BITS = 10
 
 
 def index(value: Column) -> Column:
-    """HdrHistogram's counts index of a value of 0 or more (long).
+    """Return HdrHistogram's counts index of a value of 0 or more (long).
 
     floor(log2) of a double may be one off next to a power of two; bucket * 1024 + (v >> bucket) is
     the same number from both sides of that edge, so the index is exact.
@@ -58,27 +58,30 @@ def index(value: Column) -> Column:
 
 
 def highest(index: Column) -> Column:
-    """The largest value that shares this index: what HdrHistogram reports for a percentile."""
+    """Return the largest value that shares this index: HdrHistogram reports it for a percentile."""
     bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
     above = (index - F.shiftleft(bucket, HALF_BITS) + 1).cast("long")
     return F.call_function("shiftleft", above, bucket) - 1
 
 
 def lowest(index: Column) -> Column:
-    """The smallest value that shares this index."""
+    """Return the smallest value that shares this index."""
     bucket = F.greatest(F.shiftright(index, HALF_BITS) - 1, F.lit(0))
     above = (index - F.shiftleft(bucket, HALF_BITS)).cast("long")
     return F.call_function("shiftleft", above, bucket)
 
 
 def bins(rows: DataFrame, dims: Sequence[str], value: str) -> DataFrame:
-    """dims, bin, n. Negative values are in the bin `BELOW`: left out, they would lift all others."""
+    """Count into dims, bin, n.
+
+    Negative values are in the bin `BELOW`: left out, they would lift all others.
+    """
     own = F.when(F.col(value) < 0, BELOW).otherwise(index(F.greatest(F.col(value), F.lit(0))))
     return rows.groupBy(*dims, own.alias("bin")).agg(F.count(F.lit(1)).alias("n"))
 
 
 def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -> DataFrame:
-    """dims, total, and one column per wanted percentile (0 to 100), called by `name`.
+    """Return dims, total, and one column per wanted percentile (0 to 100), called by `name`.
 
     The same rule as HdrHistogram: the value at rank floor(p * total / 100 + 0.5), at least 1; `BELOW`
     where that is below zero.
@@ -102,14 +105,14 @@ def percentiles(bins: DataFrame, dims: Sequence[str], wanted: Sequence[float]) -
 
 
 def _reported(percentile: float) -> Column:
-    """The highest value of its bin; percentile 0 is the lowest of the first, as HdrHistogram has it."""
+    """Return the highest value of its bin; for percentile 0 the lowest, as HdrHistogram does."""
     bound, bin = highest if percentile else lowest, F.col(name(percentile))
     value = F.when(bin == BELOW, F.lit(BELOW).cast("long")).otherwise(bound(bin))
     return value.alias(name(percentile))
 
 
 def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
-    """Of a sender that waits for its answers: with the rows that it held back while it waited.
+    """Add the rows that a sender held back while it waited for an answer.
 
     The same as hdrhistogram's record_corrected_value: a value above the interval stands also for
     value - interval, value - 2 * interval, ... as long as that is above 0. For senders of an open
@@ -122,7 +125,7 @@ def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
 
 
 def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
-    """Of (bin, n): the histogram that had been fed every value, which other tools read; none below 0."""
+    """Return the histogram of (bin, n), as if fed every value, for other tools; without values below 0."""
     made = HdrHistogram(1, TOP_NS, DIGITS)
     for each, n in bins:
         if each != BELOW:
@@ -131,14 +134,14 @@ def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:
 
 
 def supported(percentile: float, total: int) -> bool:
-    """Tell whether so many samples say anything about a percentile; the maximum always is."""
+    """Return whether a percentile of this many samples has a meaning; the maximum always has."""
     return percentile >= 100 or total * (100 - percentile) / 100 >= BEYOND_MIN
 
 
 def shown(row: Mapping[str, Any], percentile: float, error_ns: int = 0) -> int | None:
-    """The percentile of a row of `percentiles`, in ns; None where it says nothing.
+    """Return the percentile of a row of `percentiles`, in ns; None where it says nothing.
 
-    error_ns: by how much clocks differ, as far as is known: a figure is given if it is `BEARS` times that.
+    error_ns: known difference of clocks: a figure is given if it is at least `BEARS` times that.
     """
     value: int | None = row[name(percentile)]
     if value is None or value < max(0, BEARS * error_ns) or not supported(percentile, row["total"]):
@@ -147,5 +150,5 @@ def shown(row: Mapping[str, Any], percentile: float, error_ns: int = 0) -> int |
 
 
 def name(percentile: float) -> str:
-    """Column name of a percentile: p50, p99_9."""
+    """Return the column name of a percentile: p50, p99_9."""
     return f"p{percentile:g}".replace(".", "_")

@@ -13,7 +13,10 @@ __all__ = ["Imbalance", "hot_keys", "imbalance", "imbalance_of", "key_loads", "k
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """max_over_mean: 1 is even, n is all on one of n. gini: 0 is even, (n - 1) / n is all on one."""
+    """The balance of a load. max_over_mean: 1 is even, n is all on one of n.
+
+    gini: 0 is even, (n - 1) / n is all on one.
+    """
 
     count: int
     mean: float
@@ -27,7 +30,7 @@ def imbalance(loads: Sequence[float]) -> Imbalance | None:
 
 
 def imbalance_of(loads: Iterable[tuple[float, int]]) -> Imbalance | None:
-    """Judge loads of which each is that of so many.
+    """Judge loads, each given with the number of those who have it.
 
     Gini's coefficient is the mean difference of all pairs over twice the mean, here by ranks:
     sum((2 rank - n - 1) * load) / (n * total); k equal loads after `below` others have, together,
@@ -46,7 +49,7 @@ def imbalance_of(loads: Iterable[tuple[float, int]]) -> Imbalance | None:
 
 
 def keys(published: DataFrame) -> DataFrame:
-    """topic, key, messages, bytes, of messages that have a key."""
+    """Return topic, key, messages, bytes, of messages that have a key."""
     keyed = published.filter(F.coalesce("key", F.lit("")) != "")
     return keyed.groupBy("topic", "key").agg(
         F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes")
@@ -54,10 +57,10 @@ def keys(published: DataFrame) -> DataFrame:
 
 
 def hot_keys(keys: DataFrame, count: int) -> DataFrame:
-    """The keys with the most messages."""
+    """Return the keys with the most messages."""
     return keys.orderBy(F.col("messages").desc(), "topic", "key").limit(count)
 
 
 def key_loads(keys: DataFrame) -> DataFrame:
-    """messages, keys: how many keys have that many. Few rows, however many keys there are."""
+    """Return messages, keys: the number of keys with that many. Few rows, however many keys there are."""
     return keys.groupBy("messages").agg(F.count(F.lit(1)).alias("keys"))

@@ -40,16 +40,17 @@ MEASURE_NAMES = {
     END_TO_END: "end to end: intended to received",
     RECEIVED_SENT: "end to end: sent to received",
 }
-# What begins and ends in one process: below zero only when its clock went back.
+# Measures that begin and end in one process: below zero only when its clock went back.
 ONE_CLOCK = (CONFIRM, SENT)
 WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
 
 
 def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
-    """date, measure, broker, subscription ("" for publishes), at_ns (intended), value_ns, resent.
+    """Return date, measure, broker, subscription ("" for publishes), at_ns (intended), value_ns, resent.
 
-    fates: of `audit.fates`; the first delivery of every expected pair counts, repeats do not. resent: of a
-    message that was sent more than once, whose earlier copy may come before the later sending.
+    fates: rows of `audit.fates`; the first delivery of every expected pair counts, repeats do not. resent:
+    the
+    message was sent more than once, and its earlier copy may come before the later sending.
     """
     confirmed = published.filter(F.col("outcome") == "confirmed")
     sent = confirmed.select(
@@ -83,7 +84,7 @@ def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
 
 
 def scoped(bins: DataFrame) -> DataFrame:
-    """measure, scope, name, bin, n: each bin under the whole run, its broker and its subscription."""
+    """Return measure, scope, name, bin, n: each bin under the whole run, its broker and its subscription."""
     scopes = F.array(
         F.struct(F.lit(WHOLE).alias("scope"), F.lit("").alias("name")),
         F.struct(F.lit(BROKER).alias("scope"), F.col("broker").alias("name")),
@@ -95,8 +96,11 @@ def scoped(bins: DataFrame) -> DataFrame:
 
 
 def below(measure: str) -> dict[str, Column]:
-    """Aggregates over `samples`: below (samples below zero), backwards (of those, not resent), error_ns
-    (by how much at most): clocks differ by that, or more."""
+    """Return aggregates over `samples`: below, backwards, error_ns.
+
+    below: samples below zero. backwards: those of them that were not resent. error_ns: the largest of these;
+    clocks differ by that, or more.
+    """
     own = (F.col("measure") == measure) & (F.col("value_ns") < 0)
     once = own & ~F.col("resent")
     error = F.coalesce(F.max(F.when(once, -F.col("value_ns"))), F.lit(0).cast("long"))
@@ -104,7 +108,7 @@ def below(measure: str) -> dict[str, Column]:
 
 
 def names(*manifests: Manifest) -> dict[str, str]:
-    """measure -> in words. "intended" only where it was recorded."""
+    """Return measure -> in words. "intended" only where it was recorded."""
     if all(manifest.is_corrected for manifest in manifests):
         return MEASURE_NAMES
     return {

@@ -4,8 +4,8 @@ Only first deliveries count, of messages that were sent once: a repeat comes lat
 publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A
 publisher that began anew, with numbers that it had given before, is judged by its intended times.
 
-An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is dear, and one
-stream may have most of them. Nearly always all is in order, which `shaken` shows by short pieces of time.
+An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is expensive, and one
+stream may have most of them. Nearly always all are in order, which `shaken` shows by short pieces of time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PIECE_NS = 10_000_000_000
 
 
 def arrivals(fates: DataFrame) -> DataFrame:
-    """`ARRIVAL`. fates: `audit.fates`."""
+    """Return `ARRIVAL`. fates: rows of `audit.fates`."""
     return fates.filter(_is_ordered()).select(*ARRIVAL)
 
 
 def out_of_order(arrivals: DataFrame) -> DataFrame:
-    """date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
+    """Return date, message_id (hex), topic, subscription, consumer, broker, publisher, key, sequence, after.
 
-    date: of the arrival, UTC. after: the highest sequence that had come before it, above its own.
+    date: day of the arrival, UTC. after: the highest sequence that had come before it, above its own.
     Cost: one sort of all arrivals.
     """
     before = (
@@ -66,13 +66,13 @@ def out_of_order(arrivals: DataFrame) -> DataFrame:
 
 
 def shaken(arrivals: DataFrame) -> DataFrame:
-    """stream: digests of the streams that are not in order, or share their digest with one that is not.
+    """Return stream: digests of the streams that are not in order, or share their digest with one of these.
 
     In a piece of time arrivals are compared with the one before; pieces by their lowest and highest.
     """
     piece = F.call_function("div", F.col("first_ns"), F.lit(PIECE_NS))
     rows = arrivals.select(_stream(), piece.alias("piece"), "sequence", "first_ns")
-    # By one number that differs for most rows, sorting compares few of them any further.
+    # With one number that differs for most rows, sorting rarely compares further columns.
     group = ["mixed", "stream", "piece"]
     mixed = rows.withColumn("mixed", F.xxhash64("stream", "piece"))
     before = F.lag("sequence").over(Window.partitionBy(*group).orderBy("first_ns", "sequence"))
@@ -94,14 +94,14 @@ def shaken(arrivals: DataFrame) -> DataFrame:
 
 
 def of_streams(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
-    """The arrivals of those streams. streams: of `shaken`."""
+    """Return the arrivals of those streams. streams: rows of `shaken`."""
     return (
         arrivals.withColumn("stream", _stream()).join(streams, "stream", "left_semi").drop("stream")
     )
 
 
 def renumbered(published: DataFrame) -> DataFrame:
-    """publisher: those that gave one number to several messages, as one does that began anew."""
+    """Return publisher: those that gave one number to several messages, as after a restart."""
     numbers = published.groupBy("publisher", "sequence").agg(
         (F.min("message_id") != F.max("message_id")).alias("is_repeated")
     )
@@ -109,7 +109,7 @@ def renumbered(published: DataFrame) -> DataFrame:
 
 
 def by_time(arrivals: DataFrame, published: DataFrame, publishers: DataFrame) -> DataFrame:
-    """The arrivals, of those publishers with their intended times as numbers, which go on."""
+    """Return the arrivals, with intended times as numbers for those publishers, because they always rise."""
     own = published.join(publishers, "publisher", "left_semi")
     times = own.groupBy("message_id").agg(F.min("intended_ns").alias("intended_ns"))
     timed = arrivals.join(times, "message_id", "left")
@@ -118,7 +118,7 @@ def by_time(arrivals: DataFrame, published: DataFrame, publishers: DataFrame) ->
 
 
 def left_out(fates: DataFrame) -> DataFrame:
-    """ordered, left_out: first deliveries whose order is judged, and those of which it is not."""
+    """Return ordered, left_out: first deliveries whose order is judged, and those whose order is not."""
     came = fates.filter(F.col("deliveries") > 0)
     return came.agg(
         F.count_if(_is_ordered()).alias("ordered"), F.count_if(~_is_ordered()).alias("left_out")
@@ -130,7 +130,7 @@ def _stream() -> Column:
 
 
 def _is_ordered() -> Column:
-    """Also false where one of the columns is null: of what was never published."""
+    """Return whether the order is judged; false where a column is null: the message was never published."""
     sent_once = (F.col("attempts") == 1) & F.col("sequence").isNotNull()
     came_once = (F.col("deliveries") > 0) & (F.col("first_redelivered") == 0)
     return F.coalesce(sent_once & came_once, F.lit(False))

@@ -1,4 +1,4 @@
-"""One recorded run, or one day of it, as tables of the lake; what jobs measure on."""
+"""One recorded run, or one day of it, as tables of the lake; jobs measure on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark.measures import audit
 __all__ = ["Run"]
 
 FATES = "fates"
-# Of `audit.fates`; with other rules fates that are kept are made again.
+# Version of the rules of `audit.fates`; with other rules kept fates are made again.
 RULES = 2
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS
@@ -30,7 +30,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 @dataclass(frozen=True)
 class Run:
-    """day: ``2026-11-21`` (UTC), None for the whole run."""
+    """A run or a day of it. day: ``2026-11-21`` (UTC), None for the whole run."""
 
     session: SparkSession
     lake: Lake
@@ -42,17 +42,17 @@ class Run:
         return self.ingested.manifest
 
     def events(self, kind: str) -> DataFrame:
-        """published, delivered or sampled: of `schema_of`."""
+        """Return the rows of published, delivered or sampled, as `schema_of`."""
         return self.lake.read(self.session, kind, schema_of(kind), self._partitions())
 
     @property
     def whole(self) -> Run:
-        """All days of it."""
+        """The run with all its days."""
         return dataclasses.replace(self, day=None)
 
     @property
     def start_ns(self) -> int:
-        """Of the run, or of its day."""
+        """The start of the run, or of its day."""
         return max(self.manifest.start_ns, self._midnight_ns or 0)
 
     @cached_property
@@ -65,13 +65,13 @@ class Run:
 
     @property
     def span_s(self) -> float:
-        """The time that it lasted, which rates are over. Above 0."""
+        """The duration, which rates are divided by. Above 0."""
         return max(self.until_ns - self.start_ns, 1) / SECOND_NS
 
     def fates(self) -> DataFrame:
-        """Of `audit.fates`, with the day of the publish; made once for the events as they are.
+        """Return `audit.fates`, with the day of the publish; made once for unchanged events.
 
-        Of a day: of the messages that were published on it, whenever they were delivered.
+        For a day: the messages that were published on it, whenever they were delivered.
         """
         session = self._audit_session()
         planned = self._plan_fates(session)
@@ -82,7 +82,7 @@ class Run:
         return self.lake.read(self.session, FATES, planned.schema, self._partitions())
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Keep a table of this run or day, in place of what was kept, and return it as kept.
+        """Keep a table of this run or day in place of the kept one, and return it as kept.
 
         rows: with their day as `date`.
         """
@@ -122,14 +122,17 @@ class Run:
         return max(found, default=self.manifest.start_ns)
 
     def _audit_session(self) -> SparkSession:
-        """Ids hardly ever repeat, so in this one group-by a partial aggregation before the shuffle
-        only costs, 10 to 25 % of its CPU. A session of its own, since settings are the session's."""
+        """Return a session without partial aggregation, since settings belong to a session.
+
+        Ids hardly ever repeat, so in this one group-by a partial aggregation before the shuffle
+        only costs, 10 to 25 % of its CPU.
+        """
         session = self.session.newSession()
         session.conf.set("spark.sql.execution.bypassPartialAggregation", "true")
         return session
 
     def _digest(self) -> str:
-        """Changes with the events and with what the manifest says of them."""
+        """Return a digest that changes with the events and with the manifest."""
         files: dict[str, Any] = {
             source: file["sha256"] for source, file in self.ingested.files.items()
         }

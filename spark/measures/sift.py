@@ -1,11 +1,11 @@
-"""Tells the messages that are as they should be from those that must be looked at.
+"""Separation of the messages that are as they should be from those that must be looked at.
 
 Nearly every message is *plain*: confirmed at its first sending, and each subscription of its topic had it
-once, for the first time, as it was. Sums of a few numbers show that, in one shuffle of three of them a
-row; `audit.fates`, which says what became of any message, costs five times as much. So it is asked about
-the others alone, the *odd* ones.
+once, for the first time, unchanged. Sums of a few numbers show that, in one shuffle of three of them a
+row; `audit.fates`, which finds the fate of any message, costs five times as much. So only
+the others are judged by it, the *odd* ones.
 
-A message goes by 64 bits of a digest of its id. Two messages that share them look like one that was
+A message is represented by 64 bits of a digest of its id. Two messages that share them look like one that was
 altered: they are odd, and told apart by their ids. Alterations are seen by 64 bits of a digest, too.
 """
 
@@ -31,25 +31,25 @@ __all__ = [
 
 # A message's subscriptions are bits of one number. Topics with more have no plain messages.
 SUBSCRIPTIONS_MAX = 32
-# In place of its bit, of a delivery that makes its message odd: below what all bits together can undo.
+# In place of its bit, for a delivery that makes its message odd: all bits together cannot undo it.
 ODD = -(1 << 37)
-# Above all times.
+# A time above all others.
 FAR_NS = 1 << 62
-# What a publisher may tell its consumers of a message, in headers.
+# Columns that a publisher may send to its consumers in headers.
 ORIGIN = ("publisher", "sequence", "key")
 COUNTED = ("topic", "publisher", "broker")
 PAIR_COUNTS = ("expected", "delivered", "deliveries")
 NAMES = [column for dims in TOTALS.values() for column in dims]
 ODD_FATES = "odd_fates"
-# Rows of a few numbers that every task can hold, as a hash table.
+# Rows of a few numbers that fit into every task as a hash table.
 BROADCAST_MAX = 2_000_000
 NO_PARTIAL = "spark.sql.execution.bypassPartialAggregation"
 
 
 def has_origins(delivered: DataFrame) -> bool:
-    """Does every delivery say who sent it, and as which of his messages?
+    """Return whether every delivery names its publisher, sequence and key.
 
-    Nearly free: files of Parquet know how many nulls a column has.
+    Nearly free: files of Parquet know the number of nulls of a column.
     """
     return delivered.filter(F.col("sequence").isNull()).isEmpty()
 
@@ -57,14 +57,14 @@ def has_origins(delivered: DataFrame) -> bool:
 def odd(
     published: DataFrame, delivered: DataFrame, manifest: Manifest, *, origins: bool
 ) -> DataFrame:
-    """message: the digests of ids that are not plain. origins: of `has_origins`.
+    """Return message: the digests of ids that are not plain. origins: result of `has_origins`.
 
     Cost: one shuffle. Partial aggregation before it would only cost: hardly an id repeats in a task.
     """
     columns = ["topic", "size", "body_hash", *(ORIGIN if origins else ()), "message_id"]
     content = F.xxhash64(*columns).alias("content")
     none = F.lit(0).cast("long")
-    # One column for both times, so that no more is shuffled: its lowest is the publish's, its highest the
+    # One column for both times, to shuffle less: its lowest is the publish's, its highest the
     # earliest delivery's.
     sent_at, came_at = -F.col("sent_ns"), FAR_NS - (F.col("received_ns") + EARLY_NS)
     sent = published.select(
@@ -87,7 +87,7 @@ def odd(
             F.max("at").alias("came_at"),
         )
     )
-    # Numbers of n different bits add up to n bits, and no fewer of them do: with one row more than bits
+    # Numbers of n different bits add up to n bits, and fewer numbers do not: with one row more than bits
     # there is one publish, and one delivery for each bit.
     is_plain = (
         (F.col("owed") == F.col("had"))
@@ -99,17 +99,17 @@ def odd(
 
 
 def only(rows: DataFrame, odd: DataFrame) -> DataFrame:
-    """Those rows of events that are about odd messages."""
+    """Return the rows of events that are about odd messages."""
     return rows.join(odd, _message_of(rows) == odd["message"], "left_semi")
 
 
 def without(rows: DataFrame, odd: DataFrame) -> DataFrame:
-    """Those rows of events that are about plain messages."""
+    """Return the rows of events that are about plain messages."""
     return rows.join(odd, _message_of(rows) == odd["message"], "left_anti")
 
 
 def plain(published: DataFrame, odd_published: DataFrame) -> DataFrame:
-    """topic, publisher, broker, messages: of plain messages, each of which was published once."""
+    """Return topic, publisher, broker, messages of plain messages, each of which was published once."""
     every = published.select(*COUNTED, F.lit(1).alias("n"))
     others = odd_published.select(*COUNTED, F.lit(-1).alias("n"))
     counts = every.unionAll(others).groupBy(*COUNTED).agg(F.sum("n").alias("messages"))
@@ -117,9 +117,9 @@ def plain(published: DataFrame, odd_published: DataFrame) -> DataFrame:
 
 
 def counts(plain: DataFrame, manifest: Manifest) -> DataFrame:
-    """Of `audit.totals`, of plain messages: every pair is expected, and was delivered once.
+    """Return `audit.totals` of plain messages: every pair is expected, and was delivered once.
 
-    plain: of this module's `plain`.
+    plain: rows of this module's `plain`.
     """
     names = [
         (F.col("topic") == topic, _texts(sorted(names))) for topic, names in manifest.topics.items()
@@ -149,9 +149,10 @@ def counts(plain: DataFrame, manifest: Manifest) -> DataFrame:
 
 
 def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> DataFrame:
-    """The columns of `order.ARRIVAL`, of deliveries of plain messages. origins: of `has_origins`.
+    """Return the columns of `order.ARRIVAL`, of deliveries of plain messages.
 
-    Cost: without origins a join, to learn from its publish whose message it is.
+    origins: result of `has_origins`.
+    Cost: without origins a join, to learn the publisher of each message from its publish.
     """
     known = delivered
     if not origins:
@@ -163,9 +164,10 @@ def arrivals(published: DataFrame, delivered: DataFrame, *, origins: bool) -> Da
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """published, delivered: of the whole run, whatever day is asked about. odd: digests, of `odd`.
+    """The events of a run, sifted. published, delivered: all of the run, also for a day.
 
-    odd_published: the publishes of odd messages. every_fate: of `audit.fates`, of odd messages; kept.
+    odd: digests, of `odd`.
+    odd_published: the publishes of odd messages. every_fate: `audit.fates` of odd messages; kept.
     """
 
     run: Run
@@ -178,25 +180,25 @@ class Sifted:
 
     @property
     def fates(self) -> DataFrame:
-        """Of the run, or of the messages that were published on its day."""
+        """The fates of odd messages of the run, or of those published on its day."""
         return self._of_day(self.every_fate)
 
     def counts(self) -> DataFrame:
-        """Of `audit.totals`, of plain messages."""
+        """Return `audit.totals` of plain messages."""
         own = [self._of_day(rows) for rows in (self.published, self.odd_published)]
         return counts(plain(*own), self.run.manifest)
 
     def arrivals(self) -> DataFrame:
-        """`order.ARRIVAL`: of plain messages, which all are judged, and of odd ones.
+        """Return `order.ARRIVAL`: of plain messages, which all are judged, and of odd ones.
 
-        Of all days: those of others may have come before.
+        Of all days: messages of other days may have come before.
         """
         came = without(self.delivered, self.odd)
         plain = arrivals(self.published, came, origins=self.origins)
         return plain.unionByName(order.arrivals(self.every_fate))
 
     def late(self) -> DataFrame:
-        """Of `order.out_of_order`; of a day, what came late on it."""
+        """Return `order.out_of_order`; for a day, the late messages of that day."""
         arrivals = self.arrivals()
         streams = held(order.shaken(arrivals))
         doubtful = order.of_streams(arrivals, streams)
@@ -211,7 +213,7 @@ class Sifted:
 def sifted(run: Run) -> Sifted:
     """Read all events once, and those of odd messages once more.
 
-    Of a day too: what was confirmed on it may have been delivered on any other.
+    For a day, too: a message that was confirmed on it may have been delivered on any other.
     """
     whole = run.whole
     published, delivered = whole.events("published"), whole.events("delivered")
@@ -225,7 +227,7 @@ def sifted(run: Run) -> Sifted:
 
 
 def held(rows: DataFrame) -> DataFrame:
-    """Rows that are computed once and for all; a few of them are given to every task."""
+    """Compute rows once; a small number of them is sent to every task."""
     kept = rows.persist()
     return F.broadcast(kept) if kept.count() <= BROADCAST_MAX else kept
 
@@ -239,7 +241,7 @@ def _message_of(rows: DataFrame) -> Column:
 
 
 def _owed(manifest: Manifest) -> Column:
-    """All bits of the topic's subscriptions; -1 if no delivery can make this message plain."""
+    """Return all bits of the topic's subscriptions; -1 if no delivery can make this message plain."""
     sent_once = (F.col("outcome") == "confirmed") & (F.col("attempts") == 1)
     bits = [
         (sent_once & (F.col("topic") == topic), F.lit((1 << len(names)) - 1).cast("long"))
@@ -250,7 +252,7 @@ def _owed(manifest: Manifest) -> Column:
 
 
 def _had(manifest: Manifest) -> Column:
-    """The bit of the delivery's subscription, if it came for the first time; else `ODD`."""
+    """Return the bit of the delivery's subscription, if it came for the first time; else `ODD`."""
     bits = [
         (
             (F.col("redelivered") == 0)
@@ -273,7 +275,7 @@ def _first_that_holds(cases: Iterable[tuple[Column, Column]], *, otherwise: Colu
 
 
 def _count(messages: Column, pairs: Column, **dims: Column) -> Column:
-    """One row of `audit.totals`; the dims that are not given are null."""
+    """Make one row of `audit.totals`; the dims that are not given are null."""
     none, nothing = F.lit(None).cast("string"), F.lit(0).cast("long")
     known = {"messages": messages} | dict.fromkeys(PAIR_COUNTS, pairs)
     return F.struct(
@@ -289,7 +291,7 @@ def _texts(names: Iterable[str]) -> Column:
 
 @contextmanager
 def _no_partial_aggregation(session: SparkSession) -> Iterator[None]:
-    """Of ids that hardly ever repeat in a task it costs 10 to 25 % of the CPU, and saves nothing."""
+    """Turn partial aggregation off. Where ids hardly ever repeat in a task it costs 10 to 25 % of the CPU."""
     session.conf.set(NO_PARTIAL, "true")
     try:
         yield

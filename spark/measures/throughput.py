@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from spark.lake.manifest import Manifest
+
 __all__ = [
     "CONFIRMED",
     "DELIVERED",
+    "missing_at_least",
     "per_second",
     "publishers",
     "totals",
@@ -24,7 +27,7 @@ DELIVERED = "delivered"
 
 
 def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> DataFrame:
-    """date, kind, broker, topic, subscription, publisher, second, messages, bytes.
+    """Return date, kind, broker, topic, subscription, publisher, second, messages, bytes.
 
     kind: `CONFIRMED` at the time of the confirm (subscription is ""), `DELIVERED` at the time of
     receipt, repeats included. second: whole seconds since the start of the run.
@@ -57,7 +60,7 @@ def per_second(published: DataFrame, delivered: DataFrame, start_ns: int) -> Dat
 
 
 def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
-    """kind, dims, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
+    """Return kind, dims, messages, bytes, active_s (seconds with any), peak_per_s (best second)."""
     each = seconds.groupBy("kind", *dims, "second").agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
     )
@@ -69,8 +72,32 @@ def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
     )
 
 
+def missing_at_least(seconds: DataFrame, manifest: Manifest) -> int:
+    """Return how many deliveries are missing at least, of a whole run.
+
+    Per subscription of the manifest: the confirmed messages of its topic that were owed by the end, less
+    the deliveries. A repeat or a delivery within the grace hides one: `audit` looks at each message.
+    """
+    until_s = manifest.last_owed_ns
+    owed = F.lit(True)
+    if until_s is not None:
+        owed = F.col("second") < (until_s - manifest.start_ns) // SECOND_NS
+    counted = seconds.filter((F.col("kind") == DELIVERED) | owed)
+    counts = {
+        (row["kind"], row["topic"], row["subscription"]): row["messages"]
+        for row in counted.groupBy("kind", "topic", "subscription")
+        .agg(F.sum("messages").alias("messages"))
+        .collect()
+    }
+    missing = (
+        counts.get((CONFIRMED, topic, ""), 0) - counts.get((DELIVERED, topic, subscription), 0)
+        for topic, subscription in manifest.pairs
+    )
+    return sum(max(0, each) for each in missing)
+
+
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
-    """kind, broker, topic, subscription, window (its first second), messages, bytes."""
+    """Return kind, broker, topic, subscription, window (its first second), messages, bytes."""
     window = whole("second", width_s).alias("window")
     return seconds.groupBy("kind", "broker", "topic", "subscription", window).agg(
         F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
@@ -78,7 +105,7 @@ def windows(seconds: DataFrame, width_s: int) -> DataFrame:
 
 
 def publishers(published: DataFrame) -> DataFrame:
-    """publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
+    """Return publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
     outcomes = ("confirmed", "refused", "unroutable", "unknown")
     return published.groupBy("publisher").agg(
         F.count(F.lit(1)).alias("published"),
@@ -89,12 +116,12 @@ def publishers(published: DataFrame) -> DataFrame:
 
 
 def whole(second: str, width_s: int) -> Column:
-    """The first second of the window of `width_s` around one."""
+    """Return the first second of the window of `width_s` around a second."""
     return F.col(second) - F.pmod(F.col(second), F.lit(width_s))
 
 
 def window(column_ns: str, start_ns: int, width_s: int) -> Column:
-    """Seconds from the start of the run to that of the window of `width_s` around a time.
+    """Return seconds from the start of the run to that of the window of `width_s` around a time.
 
     Whole numbers throughout: wall-clock ns are too large for a double.
     """

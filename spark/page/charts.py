@@ -1,4 +1,4 @@
-"""The charts that most reports have: panels over one time axis, and latency by percentile."""
+"""The charts of most reports: panels over one time axis, and latency by percentile."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ Dashes: TypeAlias = tuple[float, float] | None
 DASHED: Dashes = (3, 2)
 DOTTED: Dashes = (1, 1.5)
 
-# Of the figure's width, from there to there; names stand to the right.
+# Edges of the panels as parts of the figure's width; names stand to the right.
 LEFT, RIGHT = 0.06, 0.8
 LABEL_LINES = 3
-# Of the axis: room that a letter of a label above it takes.
+# Width of a letter of a label above the axis, as a part of the axis.
 LETTER = 0.0088
-# Beside a panel: letters in a line, and inches that a line takes.
+# Text beside a panel: letters in a line, and the height of a line in inches.
 BESIDE_LETTERS, BESIDE_LINE_IN = 26, 0.16
 MARKS_A_LINE = 12
 ROW_IN, TITLE_IN, AXIS_IN = 0.2, 0.42, 0.42
 # Room for the names to the left, in letters and as a part of the figure's width.
 NAME_LETTERS, NAME_WIDTH = 30, 0.22
 ROWS_MAX = 12
-# Seconds that are seen before and after, at least.
+# Seconds that are shown before and after, at least.
 BEFORE_S, AFTER_S = 0.5, 1.0
 
 
@@ -95,8 +95,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One of several charts over one time axis. form: how its series are drawn, stack, step or line;
-    unit: of y, count or ms (then by powers of ten); height: against the others."""
+    """One of several charts over one time axis. form: stack, step or line.
+
+    unit: unit of y, count or ms (then by powers of ten); height: relative to the others.
+    """
 
     title: str
     series: Sequence[Series]
@@ -106,7 +108,7 @@ class Panel:
 
     @property
     def height_in(self) -> float:
-        """At least what the names beside it need."""
+        """The height in inches: at least that of the names beside it."""
         beside = len(self.series) + len(_wrapped(self.title)) + 1
         return max(self.height * 0.9, beside * BESIDE_LINE_IN)
 
@@ -119,7 +121,7 @@ def over_time(
     spans: Sequence[Span] = (),
     label: str = "Over the run, with incidents",
 ) -> str:
-    """Panels one above the other; x is seconds since the start of the run."""
+    """Draw panels one above the other; x is seconds since the start of the run."""
     until_s = max(until_s, 1.0)
     with matplotlib.rc_context(SETTINGS):
         label_lines = _label_lines(marks, until_s)
@@ -154,7 +156,7 @@ def over_time(
 
 
 def percentiles(curves: Sequence[Series]) -> str:
-    """Latency against percentile: x is 1 / (1 - p), so that each further nine has the same room.
+    """Draw latency against percentile: x is 1 / (1 - p), so that each further nine has the same room.
 
     curves: x in percent, y in milliseconds.
     """
@@ -251,13 +253,13 @@ def _line(
         drawstyle="steps-post" if step else "default",
         marker=MARKERS[place % len(MARKERS)],
         markeredgewidth=0,
-        # Those of lines that lie on each other stand beside each other.
+        # Markers of lines that lie on each other stand beside each other.
         markevery=(number * every // 4 % max(1, len(x)), every),
     )
 
 
 def _beside(panel: Axes, title: str, height_in: float) -> None:
-    """Write what is drawn, and the names of its parts, to the right."""
+    """Write the title, and the names of its parts, to the right."""
     lines = _wrapped(title)
     panel.text(
         1.012,
@@ -289,7 +291,7 @@ def _wrapped(title: str) -> list[str]:
 
 
 def _short(label: str) -> str:
-    """Its beginning and its end, where it is too long to stand beside a panel."""
+    """Return beginning and end of a label that is too long for the room beside a panel."""
     room = BESIDE_LETTERS + 8
     if len(label) <= room:
         return label
@@ -297,8 +299,10 @@ def _short(label: str) -> str:
 
 
 def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int | None]:
-    """The line above the panel for each name: one that would cover another goes higher; None where
-    there is no room for it on any."""
+    """Return the line above the panel for each name: one that would cover another goes higher.
+
+    None where there is no room for it on any line.
+    """
     taken: list[list[tuple[float, float]]] = [[] for _ in range(LABEL_LINES)]
     lines: list[int | None] = []
     for mark in marks:
@@ -315,7 +319,7 @@ def _label_lines(marks: Sequence[Mark], until_s: float) -> list[int | None]:
 
 
 def _extent(mark: Mark, until_s: float) -> tuple[float, float]:
-    """Of its name, in parts of the axis: to the right of the mark, where there is room for it."""
+    """Return the extent of a mark's name, in parts of the axis: to the right, where there is room for it."""
     at, width = mark.at_s / until_s, (len(mark.label) + 1) * LETTER
     return (at, at + width) if at + width <= 1 else (at - width, at)
 
@@ -341,7 +345,7 @@ def _label_marks(
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """kind: what kind of thing was silent; each has a look of its own. Times: seconds of the run."""
+    """One silence. kind: kind of its owner; each has a look of its own. Times: seconds of the run."""
 
     kind: str
     name: str
@@ -351,7 +355,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """A thing that was done, from when to when, and the silences around it, the longest first."""
+    """An incident, its begin and end, and the silences around it, the longest first."""
 
     what: str
     at_s: float
@@ -360,7 +364,7 @@ class Around:
 
 
 def silences(events: Sequence[Around]) -> str:
-    """One panel for each with any silence; x: seconds since it was done. "" where there is none."""
+    """Draw one panel for each incident with silences; x: seconds since it. Returns "" where there is none."""
     drawn = [event for event in events if event.gaps]
     if not drawn:
         return ""
@@ -384,7 +388,7 @@ def _around(axes: Axes, event: Around, kinds: Sequence[str]) -> None:
     ends = [gap.began_s + gap.lasted_s - event.at_s for gap in shown]
     left = min(-BEFORE_S, *begins)
     right = max(AFTER_S, event.done_s - event.at_s, *ends)
-    # To the right of the last bar stands how long it was.
+    # The length of the last bar stands to its right.
     axes.set_xlim(left - 0.02 * (right - left), right + 0.12 * (right - left))
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.axvspan(0, max(event.done_s - event.at_s, 0.002 * (right - left)), color=ALARM, alpha=0.12)

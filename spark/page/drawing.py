@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
-# On first use it builds a font cache, and would say so on standard error.
+# On first use it builds a font cache, and would report that on standard error.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 from matplotlib.axes import Axes  # noqa: E402
@@ -42,7 +42,7 @@ COLOURS = (
     "#c4644f",
     "#5f6caf",
 )
-# By colour alone nobody has to tell two things apart: layers have a hatch, lines a mark now and then.
+# Colour is never the only difference: layers have a hatch, lines a mark now and then.
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SETTINGS: Any = {
@@ -78,14 +78,14 @@ WIDTH_IN = 10.2
 
 
 def milliseconds(value: float) -> str:
-    """A duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s."""
+    """Format a duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s."""
     if value < 0.9995:
         return f"{value * 1000:.3g} µs"
     return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
 
 
 def log_milliseconds(panel: Axes) -> None:
-    """Durations on the y axis, from one power of ten to another, so that both have their names."""
+    """Show durations on the y axis, from one power of ten to another, so that both have their names."""
     panel.set_yscale("log")
     least, most = panel.dataLim.intervaly
     if 0 < least <= most < math.inf:
@@ -96,7 +96,7 @@ def log_milliseconds(panel: Axes) -> None:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """The figure as text. label: what it shows, for who cannot see it."""
+    """Return the figure as text. label: its content in words, for readers who cannot see it."""
     target = io.StringIO()
     metadata: Mapping[str, None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(target, format="svg", metadata=metadata)

@@ -1,8 +1,8 @@
 """The page of a job: figures, charts, bars and tables as one value, shown as HTML and as plain text.
 
-The HTML needs nothing beside it. Bars are plain HTML: they are as wide as the screen is, and their text is
-never shrunk or covered. Each look has a pattern besides its colour, so that print and colour-blind eyes
-tell them apart.
+The HTML needs no other files. Bars are plain HTML: they are as wide as the screen is, and their text is
+never shrunk or covered. Each look has a pattern besides its colour, so that readers in print and with
+colour blindness can tell them apart.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ PAGE = "page.html.j2"
 LOOKS = 8
 BARS_MAX = 20
 ROWS_SHOWN_MAX = 40
-# In a terminal; a page has them all.
+# Rows in a terminal; a page has them all.
 TEXT_ROWS_MAX = 25
-# Where nobody looks on: in a file.
+# Width of text in a file, without a terminal.
 COLUMNS = 120
 INDENT, BETWEEN = "  ", "  "
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """what: in the legend. look: 0 to LOOKS - 1, or "alarm"."""
+    """One part of a bar. what: name in the legend. look: 0 to LOOKS - 1, or "alarm"."""
 
     what: str
     value: float
@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """told: beside the bar."""
+    """One bar. told: text beside the bar."""
 
     name: str
     parts: tuple[Part, ...]
@@ -72,7 +72,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Drawn to one scale. mean: a line through all of them, None for none. note: what is left out."""
+    """Bars of one scale. mean: a line through all of them, None for none. note: names what is left out."""
 
     bars: tuple[Bar, ...] = ()
     mean: float | None = None
@@ -86,7 +86,7 @@ class Bars:
 
     @property
     def legend(self) -> list[Part]:
-        """Of bars with several parts: each part with its sum, those without any left out."""
+        """The legend of bars with several parts: each part with its sum; parts of 0 are left out."""
         found: dict[str, Part] = {}
         for bar in self.bars:
             for part in bar.parts:
@@ -105,9 +105,9 @@ def _is_stacked(bars: Sequence[Bar]) -> bool:
 def against_mean(
     loads: Sequence[tuple[str, float]], what: str, *, mean: float, total: float, count: int
 ) -> Bars:
-    """One bar for each of the largest loads, with its share, beside the mean of all.
+    """Return one bar for each of the largest loads, with its share, beside the mean of all.
 
-    loads: name and load, the largest first; count, total: of all of them, those not among loads too.
+    loads: name and load, the largest first; count, total: over all loads, also those not in `loads`.
     """
     shown = loads[:BARS_MAX]
     rest = count - len(shown)
@@ -126,7 +126,10 @@ def against_mean(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are text. left: how many columns are words. left_out: which rows are not shown."""
+    """A table of text cells.
+
+    left: number of columns with words. left_out: names the rows that are not shown.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -141,7 +144,7 @@ def table_of(
     left: int = 1,
     shown_max: int = ROWS_SHOWN_MAX,
 ) -> Table:
-    """A table of the first rows; the rest is counted."""
+    """Make a table of the first rows; the rest is counted."""
     shown = tuple(tuple(row) for row in rows[:shown_max])
     rest = len(rows) - len(shown)
     left_out = f"{rest:,} more rows are in the JSON beside this page." if rest else ""
@@ -149,14 +152,14 @@ def table_of(
 
 
 def columns_here() -> int:
-    """Of the terminal, if there is one."""
+    """Return the columns of the terminal, or COLUMNS."""
     return shutil.get_terminal_size((COLUMNS, 24)).columns
 
 
 def text_table(table: Table, columns: int = COLUMNS) -> list[str]:
-    """Words to the left, numbers to the right.
+    """Format a table: words to the left, numbers to the right.
 
-    columns: how wide it may be; what does not fit goes below, beside its words again.
+    columns: its largest width; columns that do not fit go below, beside the words again.
     """
     every = (table.head, *table.rows[:TEXT_ROWS_MAX])
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
@@ -175,7 +178,7 @@ def text_table(table: Table, columns: int = COLUMNS) -> list[str]:
 
 
 def _blocks(widths: Sequence[int], left: int, room: int) -> list[list[int]]:
-    """The columns of each block: those of words in each, of the others as many as fit."""
+    """Return the columns of each block: those of words in each, of the others as many as fit."""
     words = list(range(left))
     blocks = [words[:]]
     for number in range(left, len(widths)):
@@ -199,7 +202,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """chart: SVG, "" for none. bars: beside it or instead."""
+    """One section of a page. chart: SVG, "" for none. bars: beside it or instead."""
 
     title: str
     note: str = ""
@@ -210,10 +213,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """faults: why it does not hold; empty when it does. words: (word, what it means or leaves out).
+    """The page of a job. faults: reasons why it does not hold; empty when it does.
 
-    verdict: in its place stands `broken` where a fault breaks the promise, `unshown` where others leave it
-    open; "" for the verdict itself. notes: what it is not about, on the first line. tables: the names
+    words: (word, its meaning or its exceptions).
+    verdict: replaced by `broken` where a fault breaks the promise, by `unshown` where others leave it
+    open; "" for the verdict itself. notes: limits of the page, on the first line. tables: the names
     of the lake's tables that the page was made from.
     """
 
@@ -233,14 +237,14 @@ class Page:
 
     @property
     def first(self) -> str:
-        """The verdict as it stands, and what it leaves out."""
+        """The verdict as it stands, with the notes."""
         is_broken = any(getattr(fault, "name", "") in PROMISE for fault in self.faults)
         said = (self.broken if is_broken else self.unshown) if self.faults else ""
         return " ".join((said or self.verdict, *self.notes))
 
     @property
     def shown(self) -> list[Section]:
-        """The sections with something in them."""
+        """The sections with any content."""
         return [
             each
             for each in self.sections
@@ -249,7 +253,7 @@ class Page:
 
 
 def environment() -> Environment:
-    """Of all templates."""
+    """Make the environment of all templates."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=lambda name: name is not None and ".html" in name,
@@ -268,12 +272,12 @@ def environment() -> Environment:
 
 
 def render_html(page: Page) -> str:
-    """Charts inline, nothing fetched."""
+    """Render a page with its charts inline; nothing is fetched."""
     return environment().get_template(PAGE).render(page=page)
 
 
 def render_text(page: Page, columns: int = COLUMNS) -> str:
-    """The same without the charts and the words' meaning."""
+    """Render the same without the charts and the words' meaning."""
     lines = [
         f"{page.job}, {page.title}: {page.first}",
         *[f"  ! {fault}" for fault in page.faults],

@@ -1,6 +1,6 @@
 """The way from the events of a run to its tables and the numbers of the whole report.
 
-Rows stay in Spark. What comes to the driver is counts per broker, publisher, subscription and window
+Rows stay in Spark. The driver gets counts per broker, publisher, subscription and window
 of time.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["CURVE", "Numbers", "Rows", "collect"]
 
 Rows: TypeAlias = list[dict[str, Any]]
 
-# The stored bins. Fine windows hardly compress: one broker's second has about as many bins as values.
+# Window of the stored bins. Fine windows hardly compress: a broker's second has about as many bins as values.
 BIN_WINDOW_S = 10
 # Windows on a chart's time axis, at most; each of whole seconds.
 WINDOWS_MAX = 150
@@ -38,10 +38,10 @@ AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Everything that a report needs, as plain rows; which columns, say the transforms.
+    """Numbers of a report, as plain rows; the transforms define the columns.
 
     negative: measure -> values below 0. backwards, errors: of `latency.below`, by measure. window_s:
-    width of the windows of `timeline` and `latency_timeline`. span_s: of the run. rows: by name
+    width of the windows of `timeline` and `latency_timeline`. span_s: length of the run. rows: by name
     distinct_ids, totals, brokers, publishers, publisher_gaps, broker_gaps, timeline, latency,
     latency_timeline, out_of_order, and, where there are any, repeats and suspects.
     """
@@ -132,7 +132,7 @@ class _Collector:
         )
 
     def _ask_particulars(self, fates: DataFrame) -> None:
-        """Collect what only a run with repeats or faults has."""
+        """Collect rows that only a run with repeats or faults has."""
         totals = self._found["totals"].result()
         if any(row[why] for row in totals for why in audit.REPEATS):
             self._ask("repeats", audit.repeats(fates))

@@ -1,4 +1,4 @@
-"""The two reports of a run: one page that needs nothing beside it, and a summary in plain text."""
+"""The two reports of a run: one page that needs no other files, and a summary in plain text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BROKERS_DRAWN_MAX = len(COLOURS)
 ROWS_SHOWN_MAX = 40
 WINDOWS_MIN = 3
 TABLE_PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
-# Shaded from their beginning to their end; of a killed broker, until it is back.
+# Incidents that are shaded from begin to end; a killed broker until it is back.
 LASTING = ("add", "remove", "freeze", "alarm", "agent", "drain")
 DOWN = ("kill", "freeze")
 INCIDENT_NAMES = {
@@ -53,14 +53,14 @@ INCIDENT_NAMES = {
 
 
 def write_reports(summary: Summary, out: Path, columns: int = COLUMNS) -> str:
-    """Write report.html and report.txt into `out`; returns the text for so many columns."""
+    """Write report.html and report.txt into `out`; returns the text for this number of columns."""
     (out / "report.txt").write_text(render_text(summary) + "\n")
     (out / "report.html").write_text(render_html(summary))
     return render_text(summary, columns)
 
 
 def render_text(summary: Summary, columns: int = COLUMNS) -> str:
-    """A screenful: verdict, audit per subscription, latency, balance, gaps."""
+    """Render a screenful: verdict, audit per subscription, latency, balance, gaps."""
     short = _short_names(summary)
     doubled = summary["doubled"]
     lines = [
@@ -146,7 +146,7 @@ def _ms(value: float | None) -> str:
 
 
 def render_html(summary: Summary) -> str:
-    """One page: charts inline, nothing fetched."""
+    """Render one page: charts inline, nothing fetched."""
     short = _short_names(summary)
     drawn = _drawn(summary)
     return (
@@ -174,7 +174,7 @@ def render_html(summary: Summary) -> str:
 
 
 def _broker_bars(summary: Summary, short: Mapping[str, str], drawn: Sequence[str]) -> Bars:
-    """Shares, in the colours of the chart over time."""
+    """Return the brokers' shares, in the colours of the chart over time."""
     rows, total = summary["brokers"], summary["confirmed"]
     looks = {broker: number for number, broker in enumerate(drawn)}
     bars = [
@@ -190,7 +190,7 @@ def _broker_bars(summary: Summary, short: Mapping[str, str], drawn: Sequence[str
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
-    """(value, what, more): the numbers that a reader looks for first."""
+    """Return (value, what, more): the numbers that a reader looks for first."""
     doubled = summary["doubled"]
     gaps = [(row["longest_gap_ms"], row["publisher"]) for row in summary["publishers"]]
     longest = max(((gap, who) for gap, who in gaps if gap is not None), default=(None, ""))
@@ -242,13 +242,13 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
 
 
 def _rate(summary: Summary) -> str:
-    """Over the whole run, whatever was silent in it."""
+    """Return the rate over the whole run, silences included."""
     span_s = summary["run"].get("span_s") or summary["run"]["duration_s"]
     return f"{summary['confirmed'] / span_s:,.0f}/s" if span_s else NONE
 
 
 def _none(summary: Summary) -> str:
-    """Of publishes without a confirm, which no percentile knows of."""
+    """Return the number of publishes without a confirm, in words: no percentile includes them."""
     without = summary["published"] - summary["confirmed"]
     return f"{without:,} of {summary['published']:,} have none" if without else ""
 
@@ -350,14 +350,14 @@ def _over_time(summary: Summary, short: Mapping[str, str], drawn: Sequence[str])
 
 
 def _some(title: str, series: Sequence[Series]) -> str:
-    """Says how many are drawn, where these are not all."""
+    """Return the title, with the number of drawn series where these are not all."""
     if len(series) <= BROKERS_DRAWN_MAX:
         return title
     return f"{title}, {BROKERS_DRAWN_MAX} of {len(series)} subscriptions"
 
 
 def _windows(summary: Summary) -> tuple[list[int], int]:
-    """The start of every window without holes, and the end of the last one.
+    """Return the start of every window without holes, and the end of the last one.
 
     The last window with events is only partly filled and would look like a fall: it is left out
     where that leaves some.
@@ -375,7 +375,7 @@ def _windows(summary: Summary) -> tuple[list[int], int]:
 
 
 def _latency_lines(summary: Summary, windows: Sequence[int]) -> list[Series]:
-    """A window without a sample, or with too few, is a gap in its line."""
+    """Return lines of latency; a window without a sample, or with too few, is a gap in its line."""
     rows, width = summary["timeline"]["latency"], summary["timeline"]["window_s"]
     starts = sorted({*windows, *(row["at_s"] for row in rows)})
     every = list(range(starts[0], starts[-1] + 1, width)) if starts else []
@@ -405,7 +405,7 @@ def _latency_lines(summary: Summary, windows: Sequence[int]) -> list[Series]:
 def marks_and_spans(
     incidents: Sequence[Mapping[str, Any]], short: Mapping[str, str]
 ) -> tuple[list[Mark], list[Span]]:
-    """Of rows with kind, broker, at_s and done_s: names at moments, and stretches of time."""
+    """Return names at moments, and stretches of time, of rows with kind, broker, at_s and done_s."""
     marks = [
         Mark(
             one["at_s"],
@@ -459,7 +459,7 @@ def _percentiles(summary: Summary) -> str:
 
 
 def _drawn(summary: Summary) -> list[str]:
-    """Brokers that get a colour of their own, in the order of the list."""
+    """Return brokers that get a colour of their own, in the order of the list."""
     if len(summary["brokers"]) <= BROKERS_DRAWN_MAX:
         return [row["broker"] for row in summary["brokers"]]
     by_load = sorted(summary["brokers"], key=lambda row: -row["confirmed"])
@@ -467,7 +467,7 @@ def _drawn(summary: Summary) -> list[str]:
 
 
 def _short_names(summary: Summary) -> dict[str, str]:
-    """Broker -> what tells it apart: the host alone where all have one port."""
+    """Return broker -> its short name: the host alone where all have one port."""
     brokers = [row["broker"] for row in summary["brokers"]]
     ports = {broker.rpartition(":")[2] for broker in brokers}
     return {broker: broker.rpartition(":")[0] if len(ports) == 1 else broker for broker in brokers}

@@ -1,4 +1,4 @@
-"""The numbers of a run put together and judged: what `audit.json` holds and the reports show.
+"""The numbers of a run put together and judged: the content of `audit.json` and of the reports.
 
 A plain mapping that is written as JSON, so that other tools can compare. Times are seconds since the
 start of the run (`_s`) or durations with their unit; ids are hex text.
@@ -55,8 +55,7 @@ def summarize(
 ) -> Summary:
     """Judge a run. Raises DoesNotAddUp.
 
-    bad_max: bad lines that are put up with. faults: of `faults.of_publishes`. allow: names of faults that
-    are put up with.
+    bad_max: tolerated bad lines. faults: result of `faults.of_publishes`. allow: names of tolerated faults.
     """
     manifest = ingested.manifest
     totals = _totals(numbers.rows["totals"])
@@ -138,7 +137,7 @@ def _messages(rows: Rows) -> dict[str, Any]:
 
 
 def line_summary(ingested: Ingested) -> dict[str, Any]:
-    """Count what was read of the run's files, and what was left out and why."""
+    """Count the lines of the run's files, read and left out, with the reasons."""
     files = ingested.files
     good = {
         kind: ingested.total(kind, "good") for kind in sorted({f["kind"] for f in files.values()})
@@ -173,7 +172,10 @@ def _check(
     messages: Mapping[str, Any],
     lines: Mapping[str, Any],
 ) -> None:
-    """Every message has one verdict, and every good line is in the audit."""
+    """Check that every message has one verdict, and that every good line is in the audit.
+
+    Raises DoesNotAddUp.
+    """
     distinct = numbers.rows["distinct_ids"][0]["ids"]
     judged = sum(messages["verdicts"].values())
     if judged != distinct:
@@ -194,7 +196,7 @@ def _check(
 def _counted(
     whole: Mapping[str, int], messages: Mapping[str, Any], late: int, manifest: Manifest
 ) -> list[Fault]:
-    """Tell why the promise does not hold."""
+    """Return the faults that break the promise."""
     counts = {name: whole[count] for name, count in COUNTED.items()}
     counts |= {name: messages["verdicts"][name] for name in JUDGED}
     counts["pending"] = whole["pending"] if manifest.is_grace_too_long else 0
@@ -206,7 +208,7 @@ def _nothing(messages: Mapping[str, Any]) -> list[Fault]:
 
 
 def _errors(numbers: Numbers, ingested: Ingested) -> dict[str, int]:
-    """measure -> by how much clocks differ, as far as is known, ns."""
+    """Return measure -> known difference of clocks, ns."""
     return {
         measure: max(
             numbers.errors.get(measure, 0),
@@ -217,7 +219,7 @@ def _errors(numbers: Numbers, ingested: Ingested) -> dict[str, int]:
 
 
 def _below(numbers: Numbers, errors: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Of `faults.clocks`."""
+    """Return the counts for `faults.clocks`."""
     rows = {row["measure"]: row for row in numbers.rows["latency"] if row["scope"] == WHOLE}
 
     def hidden(measure: str) -> int:
@@ -327,7 +329,7 @@ def _publishers(numbers: Numbers, totals: Rows, manifest: Manifest) -> Rows:
 
 
 def _gap(manifest: Manifest, gap_ns: int | None, until_ns: int | None) -> dict[str, float | None]:
-    """longest_gap_ms and longest_gap_at_s (when it began); None where there were no two."""
+    """Return longest_gap_ms and longest_gap_at_s (its begin); None where there were no two."""
     if gap_ns is None or until_ns is None:
         return {"longest_gap_ms": None, "longest_gap_at_s": None}
     return {
@@ -337,7 +339,7 @@ def _gap(manifest: Manifest, gap_ns: int | None, until_ns: int | None) -> dict[s
 
 
 def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
-    """Over all brokers of the run: of messages, and of the rate while a broker took any."""
+    """Judge the balance of all brokers of the run: in messages, and in the rate while a broker took any."""
     loads = {(row["kind"], row["broker"]): row for row in rows}
     brokers = sorted({*manifest.brokers, *(broker for _, broker in loads)} - {""})
     confirmed = [loads.get((CONFIRMED, broker)) for broker in brokers]
@@ -353,7 +355,7 @@ def _imbalance(rows: Rows, manifest: Manifest) -> dict[str, Any]:
 
 
 def _latency(rows: Rows, errors: Mapping[str, int]) -> Rows:
-    """A percentile that says nothing is None."""
+    """Return the percentiles; one that says nothing is None."""
     order = sorted(rows, key=lambda row: (row["measure"], row["scope"] != WHOLE, row["name"]))
     return [
         {

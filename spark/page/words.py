@@ -48,7 +48,7 @@ def since_s(run: Run, at_ns: int) -> float:
 
 
 def meta(run: Run) -> str:
-    """One line: when, how long, how many."""
+    """Describe a run in one line: its start, its duration, and the numbers of brokers and clients."""
     manifest = run.manifest
     started = datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC)
     parts = [f"started {started:%Y-%m-%d %H:%M:%S} UTC"]
@@ -65,7 +65,7 @@ def meta(run: Run) -> str:
 
 
 def input_words(run: Run) -> tuple[str, str]:
-    """Tell what was read, what was left out and why."""
+    """Describe the input: lines that were read, and lines and files that were left out, with the reasons."""
     found = run.ingested
     kinds = sorted({file["kind"] for file in found.files.values()})
     good = ", ".join(f"{found.total(kind, 'good'):,} {kind}" for kind in kinds)
@@ -78,12 +78,12 @@ def input_words(run: Run) -> tuple[str, str]:
 
 
 def window_for(seconds: float) -> int:
-    """Width of the windows of a chart, so that they are no more than `WINDOWS_MAX`."""
+    """Return the width of the windows of a chart, so that they are no more than `WINDOWS_MAX`."""
     return 1 + int(max(0.0, seconds - 1) // WINDOWS_MAX)
 
 
 def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
-    """Return what was done to the cluster, for charts."""
+    """Return the incidents of a run, for charts."""
     ordered: Iterable[Incident] = sorted(run.manifest.incidents, key=lambda one: one.at_ns)
     shown = [
         {
@@ -98,7 +98,7 @@ def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
 
 
 def short_names(brokers: Sequence[str]) -> dict[str, str]:
-    """Broker -> what tells it apart: the host alone where all have one port."""
+    """Return broker -> its short name: the host alone where all have one port."""
     ports = {broker.rpartition(":")[2] for broker in brokers}
     return {broker: broker.rpartition(":")[0] if len(ports) == 1 else broker for broker in brokers}
 
@@ -113,10 +113,10 @@ def series_by(
     missing: float = 0.0,
     together: Callable[[Iterable[float]], float] = sum,
 ) -> list[Series]:
-    """One series for each value of `name`, as many as there are colours: the largest, the others as one.
+    """Return one series for each value of `name`, at most one per colour: the largest, and the others as one.
 
-    width: of windows, where a window without a row means `missing`; 0 where it means nothing. together:
-    what several values of the others are as one.
+    width: width of windows, where a window without a row means `missing`; 0 where it means nothing. together:
+    joins several values of the others to one.
     """
     found: dict[str, dict[int, float]] = {}
     for row in rows:
@@ -140,7 +140,7 @@ def series_by(
 def _largest(
     found: dict[str, dict[int, float]], together: Callable[[Iterable[float]], float]
 ) -> dict[str, dict[int, float]]:
-    """As many as there are colours, by name; behind them what is left, as one."""
+    """Return the largest, one fewer than there are colours, by name; behind them the others as one."""
     ordered = sorted(found, key=lambda one: -sum(found[one].values()))
     if len(ordered) <= len(COLOURS):
         return {one: found[one] for one in sorted(ordered)}

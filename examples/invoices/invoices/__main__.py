@@ -14,12 +14,12 @@ from invoices.app import archive
 from invoices.model import Line, Order
 from messagebus import App, BusConfig, MessageBusError, declare
 
-# What is declared exists before the first order, whether a worker runs or not.
+# These subscriptions are declared before the first order, whether a worker runs or not.
 WANTED = ("orders/billing", "invoices/archive")
 
 
 def orders(count: int, seed: str) -> list[Order]:
-    """Some orders; of a hundred, one is in CHF, one in XTS, and one in no currency at all."""
+    """Return some orders; of a hundred, one is in CHF, one in XTS, and one in no currency at all."""
     special = {7: "CHF", 17: "XTS", 27: "???"}
     return [
         Order(
@@ -40,7 +40,7 @@ def send(count: int) -> int:
 
 
 async def _send(some: list[Order]) -> None:
-    """Returns when all are confirmed."""
+    """Publish the orders, and one message that is no order. Returns when all are confirmed."""
     async with App() as shop:
         await asyncio.gather(*(shop.publish("orders", order, key=order.customer) for order in some))
         await shop.publish("orders", {"number": 5, "lines": "none"})

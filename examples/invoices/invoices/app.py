@@ -30,7 +30,7 @@ archive = Archive(Path(os.environ.get("INVOICES_FILE", "invoices.sqlite")))
     time_limit_s=30,
 )
 async def bill(order: Order, delivery: Delivery) -> None:
-    """An order costs something: tell the world how much."""
+    """Publish the invoice of an order."""
     rate = await rates.ask(order.currency, attempt=delivery.attempt)
     invoice = Invoice(
         order=order.number,
@@ -45,5 +45,5 @@ async def bill(order: Order, delivery: Delivery) -> None:
 
 @app.subscriber("invoices", subscription="archive", concurrency=4)
 def keep(invoice: Invoice) -> None:
-    """A plain function: it runs in a thread, because a disk makes it wait."""
+    """Keep an invoice. A plain function runs in a thread, because a disk makes it wait."""
     archive.put(invoice)

@@ -1,4 +1,4 @@
-"""Where invoices are kept: a SQLite file that several processes write."""
+"""Archive of invoices: a SQLite file that several processes write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ PUT = """
 
 
 class Archive:
-    """Any thread and any process may call any method. An invoice that comes again is kept once."""
+    """Archive of invoices in one file. An invoice that comes again is kept once.
+
+    Any thread and any process may call any method.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,6 +49,6 @@ class Archive:
             connection.execute(PUT, (invoice.order, invoice.customer, str(invoice.total)))
 
     def seen(self) -> dict[str, int]:
-        """Order number -> how often its invoice came."""
+        """Return order number -> number of times its invoice came."""
         with self._open() as connection:
             return dict(connection.execute("SELECT number, seen FROM invoices"))

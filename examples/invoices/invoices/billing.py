@@ -1,4 +1,4 @@
-"""How much an order costs. Knows nothing of messages."""
+"""Price of an order. Knows nothing of messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CENT = Decimal("0.01")
 
 
 class UnknownCurrency(ValueError):
-    """There is no such currency: asking again does not help."""
+    """Raised when there is no such currency: asking again does not help."""
 
 
 class RatesUnavailable(ConnectionError):
-    """The bank does not answer just now."""
+    """Raised when the bank does not answer just now: ask again later."""
 
 
 class Rates:
-    """What a unit of a currency is worth in euros, as a bank would say.
+    """Exchange rates of a bank: the value in euros of one unit of a currency.
 
-    Two of its answers are made for a look at what happens then: it answers for CHF only when it is asked
-    a second time, and for XTS, the code that ISO 4217 keeps for tests, never.
+    Two answers are made up to show failures: CHF is answered only at the second request, and XTS, the code
+    that ISO 4217 reserves for tests, never.
     """
 
     def __init__(self, known: Mapping[str, Decimal] | None = None) -> None:
@@ -36,7 +36,7 @@ class Rates:
         }
 
     async def ask(self, currency: str, *, attempt: int) -> Decimal:
-        """Raises UnknownCurrency or RatesUnavailable."""
+        """Return the rate of a currency. Raises UnknownCurrency or RatesUnavailable."""
         if currency not in self._known:
             raise UnknownCurrency(currency)
         if currency == "XTS" or (currency == "CHF" and attempt == 1):
@@ -45,6 +45,6 @@ class Rates:
 
 
 def total_of(order: Order, rate: Decimal) -> Decimal:
-    """In euros, rounded to the cent as banks do."""
+    """Return the total of an order in euros, rounded to the cent as banks do."""
     total = sum((line.price * line.pieces for line in order.lines), Decimal(0))
     return (total * rate).quantize(CENT, ROUND_HALF_EVEN)

@@ -1,4 +1,4 @@
-"""What travels: orders and invoices, as the JSON of these classes."""
+"""Payloads of the messages: orders and invoices, as the JSON of these classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Invoice", "Line", "Order"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One article of an order. price: of one piece."""
+    """One article of an order. price: price of one piece."""
 
     article: str
     price: Decimal
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a shop sends. number: its own, once in its life."""
+    """An order of a shop. number: identifier of the order, never used twice."""
 
     number: str
     customer: str
@@ -35,7 +35,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Invoice:
-    """What a customer owes, in euros. attempt: the run of the handler that it came from."""
+    """An invoice to a customer, in euros. attempt: the run of the handler that made it."""
 
     order: str
     customer: str

@@ -1,4 +1,4 @@
-"""The whole service without a broker: three brokers in memory, whose clock the tests move."""
+"""Tests of the whole service without a broker: three brokers in memory, whose clock the tests move."""
 
 from collections.abc import AsyncIterator
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What an order costs."""
+"""Tests of the price of an order."""
 
 from decimal import Decimal
 

@@ -392,6 +392,19 @@ def test_every_page_that_knows_of_deliveries_notices_what_never_came(
         assert fault in told.html
 
 
+@pytest.mark.parametrize("job", ["imbalance", "throughput"])
+def test_pages_that_only_count_notice_what_never_came(there: Asked, job: str) -> None:
+    made = Recorded("gone", 10)
+    for number in range(5):
+        made.send(number)
+    made.publish(6)
+    there.read(made)
+    told = there(job, "gone")
+    assert told.code == 7
+    assert f"at least 1 {FAULTS['lost']}" in told.html
+    assert there(job, "gone", "--allow", "lost").code == 0
+
+
 def test_both_audits_are_as_strict_as_their_words_and_allow_by_name(judged: Asked) -> None:
     ask = judged
     wanted = {f"{count:,} {FAULTS[name]}" for name, count in STRICT.items()}
