@@ -94,7 +94,7 @@ def _destination(text: str, durability: str) -> Destination:
     return replace(parsed, durability=Durability(durability))
 
 
-# ---------------------------------------------------------------------- publish
+# Publish.
 @cli.command(short_help="Publish FILE to TOPIC and wait for the confirms.")
 @click.argument("topic")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
@@ -227,7 +227,7 @@ def _messages(source: IO[bytes], form: str | None, content_type: str) -> Iterato
             yield Message(body=body, content_type=content_type)
 
 
-# ---------------------------------------------------------------------- consume
+# Consume.
 @cli.command(short_help="Print the messages of TOPIC, one a line, and ack them.")
 @click.argument("topic")
 @click.option(
@@ -332,7 +332,7 @@ def _as_json(delivery: Delivery) -> bytes:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line).encode()
 
 
-# ---------------------------------------------------------------------- declare, brokers
+# Declare, brokers.
 @cli.command(short_help="Make topics, subscriptions and queues exist.")
 @click.argument("wanted", nargs=-1, required=True)
 @click.option(
@@ -402,7 +402,7 @@ def brokers(as_json: bool) -> int:
     return 0
 
 
-# ---------------------------------------------------------------------- subscriptions
+# Subscriptions.
 @cli.group(short_help="List, delete or purge subscriptions and queues.")
 def subscriptions() -> None:
     """List, delete or purge subscriptions and queues, on all brokers.
@@ -544,7 +544,7 @@ cli.add_command(parked.group)
 cli.add_command(worker)
 
 
-# ---------------------------------------------------------------------- agent
+# Agent.
 @cli.command(short_help="Serve the list, topology and health of one broker.")
 @click.option(
     "--config",

@@ -150,7 +150,7 @@ class App:
         self._asking = threading.Lock()
         self._unanswered: Mapping[str, int] = {}
 
-    # ------------------------------------------------------------------ declaring
+    # Declaring.
     def subscriber(
         self,
         destination: Destination | Source | str,
@@ -216,7 +216,7 @@ class App:
             raise ConfigError("other clients after the app was started: stop it first")
         self._clients = clients
 
-    # ------------------------------------------------------------------ life
+    # Life.
     @property
     def status(self) -> Status:
         """The current `Status`."""
@@ -368,7 +368,7 @@ class App:
         with suppress(RuntimeError):  # its loop has ended meanwhile
             life.loop.call_soon_threadsafe(life.stop_asked.set)
 
-    # ------------------------------------------------------------------ publishing
+    # Publishing.
     @property
     def publisher(self) -> AsyncPublisher:
         """The publisher that all handlers share, for calls beyond `publish`. Raises Stopped."""
@@ -416,7 +416,7 @@ class App:
             future.cancel()
             raise Stopped("the app's loop ended first: it may or may not be published") from None
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     def stats(self) -> Mapping[str, ConsumerStats]:
         """Return a snapshot of each subscription and queue, by name; empty unless the app runs."""
         consumers = {} if self._life is None else self._life.consumers
@@ -442,7 +442,7 @@ class App:
         """The name of each subscription's or queue's handler."""
         return {str(each.source): each.name for each in self._subscribers.values()}
 
-    # ------------------------------------------------------------------ inside
+    # Inside.
     @property
     def _life(self) -> _Life | None:
         """The state since the last start; None when the app does not run. It also ends with its loop."""

@@ -124,7 +124,7 @@ class Consumer:
         self._ending: threading.Thread | None = None
         self._grace_s = DRAIN_S
 
-    # ------------------------------------------------------------------ life
+    # Life.
     @property
     def status(self) -> Status:
         """The current `Status`."""
@@ -225,7 +225,7 @@ class Consumer:
         """Wait for open answers as `stop` does, unless no thread is left that could give one."""
         self.stop(0 if kind is not None or _is_alone() else None)
 
-    # ------------------------------------------------------------------ receiving
+    # Receiving.
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
         """Wait for the next delivery; None after timeout_s, or when the consumer is stopped."""
         self._running()
@@ -358,7 +358,7 @@ class Consumer:
         with contextlib.suppress(Stopped):
             self._running()[0].call_soon(function)
 
-    # ------------------------------------------------------------------ answering
+    # Answering.
     def ack(self, delivery: Delivery) -> bool:
         """Tell the broker that the delivery is done with; sent with others, within a millisecond.
 
@@ -489,7 +489,7 @@ class Consumer:
             copying = driver.park(delivery, headers=headers)
         self._copying.spawn(copying)
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     def keep_alive(self) -> bool:
         """Return whether the links to all listed brokers are open. AMQP has no lease to renew."""
         return self._running()[1].keep_alive()
@@ -501,7 +501,7 @@ class Consumer:
             return with_handling(driver.stats(), self._handlings)
         return with_handling(thread.run(_stats(driver)), self._handlings)
 
-    # ------------------------------------------------------------------ inside
+    # Inside.
     def _withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
         """Take back deliveries that nobody received and that arrived before before_ns. On the loop.
 

@@ -128,7 +128,7 @@ class Message:
         return self.content_type.partition(";")[0].strip().lower()
 
 
-# ---------------------------------------------------------------------- reading bodies
+# Reading bodies.
 def decode_text(body: bytes, content_type: str) -> str:
     """Decode a text in the charset that its content type names, else in UTF-8. Raises WrongPayload."""
     charset = _charset(content_type)

@@ -94,7 +94,7 @@ def as_payload(value: Any) -> Payload:
         raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
 
 
-# ---------------------------------------------------------------------- reading
+# Reading.
 def _body(delivery: Delivery) -> bytes:
     return delivery.body
 
@@ -181,7 +181,7 @@ def _bounded(reason: str) -> str:
     return reason if len(reason) <= REASON_CHARS_MAX else f"{reason[: REASON_CHARS_MAX - 3]}..."
 
 
-# ---------------------------------------------------------------------- writing
+# Writing.
 def _plain(value: Any) -> Any:
     """Convert a value that json.dumps does not know, to the form that `core.fitting` reads."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -235,7 +235,7 @@ _encode = json.JSONEncoder(
 ).encode
 
 
-# ---------------------------------------------------------------------- pydantic
+# Pydantic.
 # Texts that pydantic may read as numbers and that are not finite, and numbers with more digits than a float.
 _DOUBTFUL = re.compile(rb'"[\s+-]*[nNiI][aAnN][nNfF]|[0-9][0-9.]{16}')
 

@@ -146,7 +146,7 @@ class Publisher:
         self._queue: deque[_Waiting] = deque()
         self._woken = False
 
-    # ------------------------------------------------------------------ life
+    # Life.
     @property
     def status(self) -> Status:
         """The current `Status`."""
@@ -217,7 +217,7 @@ class Publisher:
     ) -> None:
         self.stop()
 
-    # ------------------------------------------------------------------ publishing
+    # Publishing.
     def submit(
         self,
         destination: Destination | str,
@@ -311,7 +311,7 @@ class Publisher:
             raise Stopped("not started")
         return publisher_stats(self._driver, extra_backlog=len(self._inbox))
 
-    # ------------------------------------------------------------------ inside
+    # Inside.
     def _running(self) -> tuple[LoopThread, PublishDriver]:
         if self._thread is None or self._driver is None:
             raise Stopped("not started")

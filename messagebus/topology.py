@@ -256,7 +256,7 @@ def parse_wanted(text: str) -> Wanted:
     return Subscription(parsed, name)
 
 
-# ---------------------------------------------------------------------- options beside the name
+# Options beside the name.
 def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
     """Return the options beside the name that differ from their defaults; `with_options` reads them back."""
     options = dict[str, str | int | bool]()

@@ -63,7 +63,7 @@ def hot_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
-# ---------------------------------------------------------------------- secrets
+# Secrets.
 @pytest.fixture(scope="session", autouse=True)
 def _logs_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Look for passwords in clusters that tests made by the command's own means."""

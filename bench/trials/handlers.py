@@ -163,7 +163,7 @@ class Trial:
             stderr=log,
         )
 
-    # ------------------------------------------------------------------ publishing
+    # Publishing.
     def _publish(self, worker: subprocess.Popen[bytes]) -> None:
         with Publisher(self._bus) as publisher:
             for begin in range(0, len(self._kinds), CHUNK):
@@ -220,7 +220,7 @@ class Trial:
         passed = {n for n, kind in enumerate(self._kinds) if kind == "publishes"}
         return {f"in-{n}" for n in wanted - done.keys()} | {f"out-{n}" for n in passed - out.keys()}
 
-    # ------------------------------------------------------------------ judging
+    # Judging.
     def _judge_messages(self) -> None:
         faults, lines = self._verdict.faults, self._verdict.lines
         missing = self._missing()

@@ -72,7 +72,7 @@ class HookChain:
         self._prefix = secrets.token_hex(10)
         self._numbers = itertools.count()  # next() of it is one step for all threads
 
-    # ------------------------------------------------------------------ publishing
+    # Publishing.
     def publishing(
         self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> tuple[Message, Watched]:
@@ -117,7 +117,7 @@ class HookChain:
             self, "publishing_many", [h.publishing_many for h in self._hooks], destination
         )
 
-    # ------------------------------------------------------------------ handling
+    # Handling.
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Around(self, "handling", self._handling, delivery)
 

@@ -100,7 +100,7 @@ _dry_run_option = click.option("--dry-run", is_flag=True, help="Only tell how ma
 _limit_option = click.option("--limit", type=click.IntRange(min=1), help="So many at most.")
 
 
-# ---------------------------------------------------------------------- list, show
+# List, show.
 @group.command("list")
 @_some_names
 @_filters
@@ -255,7 +255,7 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- redrive, purge
+# Redrive, purge.
 @group.command("redrive", short_help="Put parked messages of NAMES back into their queue.")
 @_names
 @_filters
@@ -417,7 +417,7 @@ class _Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-# ---------------------------------------------------------------------- words
+# Words.
 def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
     click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2, default=str))
 

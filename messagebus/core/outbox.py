@@ -114,7 +114,7 @@ class Outbox:
         # a deadline while all is well, because its item has been settled long before.
         self._earliest_ms = NO_DEADLINE_MS
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     @property
     def in_flight(self) -> int:
         """The number of publishes sent and not answered, on all links; a batch counts once."""
@@ -144,7 +144,7 @@ class Outbox:
             default=None,
         )
 
-    # ------------------------------------------------------------------ accepting
+    # Accepting.
     def pack(self, lane: str, packing: Packing) -> None:
         """Make items of this lane travel in batches from now on."""
         self._lanes[lane].packing = packing
@@ -236,7 +236,7 @@ class Outbox:
             self._waits_no_more(item)
         return self._give_up(items, reason, UNROUTABLE if unroutable else REFUSED)
 
-    # ------------------------------------------------------------------ links
+    # Links.
     def link_opened(self, link: int, *, after: Iterable[int]) -> None:
         """Make a new link current; an earlier one retires.
 
@@ -366,7 +366,7 @@ class Outbox:
         settled = self._settle(answered, END_CONFIRMED if ok else END_REFUSED)
         return settled + self._settle(unroutable, END_UNROUTABLE) if unroutable else settled
 
-    # ------------------------------------------------------------------ deadlines and the end
+    # Deadlines and the end.
     def expire(self, now_ms: int, reason: str = "deadline passed") -> list[Item]:
         """Settle items that have passed their deadline: refused when never sent, else unknown."""
         if now_ms < self._earliest_ms:

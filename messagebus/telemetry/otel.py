@@ -170,7 +170,7 @@ class OpenTelemetry(Hooks):
         self._open: dict[int, tuple[Message, Span | _Batch, int]] = {}
         self._runs: dict[int, tuple[Delivery, SpanContext]] = {}
 
-    # ------------------------------------------------------------------ publishing
+    # Publishing.
     def publishing(self, destination: str, message: Message) -> Message:
         start_ns = time.time_ns()
         batch = self._batch.get()
@@ -215,7 +215,7 @@ class OpenTelemetry(Hooks):
             start_time=start_ns,
         )
 
-    # ------------------------------------------------------------------ handling
+    # Handling.
     def handling(self, delivery: Delivery) -> AbstractContextManager[None]:
         return _Run(self, delivery)
 

@@ -145,7 +145,7 @@ class Recorder(Hooks):
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # ------------------------------------------------------------------ life
+    # Life.
     def start(self) -> None:
         """Begin to write. Raises RecordingFailed when the folder does not take it."""
         if self._thread is not None:
@@ -187,7 +187,7 @@ class Recorder(Hooks):
             files_deleted=sum(files.deleted for files in self._files),
         )
 
-    # ------------------------------------------------------------------ hooks
+    # Hooks.
     def publishing(self, destination: str, message: Message) -> Message:
         if not is_sampled(message.message_id, self.share):
             return message
@@ -243,7 +243,7 @@ class Recorder(Hooks):
             consumer=self.name,
         )
 
-    # ------------------------------------------------------------------ on the thread
+    # On the thread.
     def _write(self) -> None:
         part, told = self._part, 0
         while not self._stopping.wait(LOOK_S):

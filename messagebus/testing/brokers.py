@@ -91,7 +91,7 @@ class MemoryBroker:
         self.sites: set[Site] = set()
         self._declare(LADDER)
 
-    # ------------------------------------------------------------------ what exists
+    # What exists.
     def declare(self, wanted: Wanted) -> None:
         self._declare(declarations(wanted))
 
@@ -134,7 +134,7 @@ class MemoryBroker:
                 exchange = self._exchanges.get(exchange.alternate)
         return route.queues
 
-    # ------------------------------------------------------------------ traffic
+    # Traffic.
     def carry_out(self, site: Site, orders: list[tuple[Any, ...]]) -> None:
         """Carry out the orders of a link: publishes, or answers to deliveries."""
         if orders[0][0].__class__ is not Route:
@@ -212,7 +212,7 @@ class MemoryBroker:
             target.put(Stored(next(self._bus.places), route, raw, stored.body), ttl_ms=kept)
             target.hand_out()
 
-    # ------------------------------------------------------------------ links
+    # Links.
     def attach(
         self, site: Site, queue: str, prefetch: int, bring: Callable[[list[Arrived]], None]
     ) -> None:
@@ -228,7 +228,7 @@ class MemoryBroker:
         if taker is not None:
             taker.queue.detach(taker)
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def due_ms(self) -> int:
         return min((min(q.due_ms(), q.gone_ms()) for q in self.queues.values()), default=NEVER_MS)
 
@@ -296,7 +296,7 @@ class MemoryBrokers:
                 if queue := broker.queues.get(source.amqp_queue):
                     broker.delete(queue)
 
-    # ------------------------------------------------------------------ traffic
+    # Traffic.
     def write(self, broker: MemoryBroker, site: Site, orders: list[tuple[Any, ...]]) -> None:
         with self.lock:
             if self._frozen:
@@ -327,7 +327,7 @@ class MemoryBrokers:
         else:
             action()
 
-    # ------------------------------------------------------------------ freezing
+    # Freezing.
     @property
     def frozen(self) -> bool:
         return self._frozen
@@ -344,7 +344,7 @@ class MemoryBrokers:
                 action()
             self.tell()
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def clock(self) -> int:
         return self._now_ms
 
@@ -365,7 +365,7 @@ class MemoryBrokers:
         later_ms = self._later[0][0] if self._later else NEVER_MS
         return min(later_ms, *(broker.due_ms() for broker in self.all.values()))
 
-    # ------------------------------------------------------------------ faults
+    # Faults.
     def store_next(self, exchange: str, copies: int, count: int) -> None:
         """Store this number of copies of each of the next publishes there; 0: refuse them."""
         with self.lock:
@@ -393,7 +393,7 @@ class MemoryBrokers:
             del self.copies_wanted[target]
         return copies
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     def waiting(self, source: Source) -> int:
         with self.lock:
             return sum(len(queue.ready) for queue in self._queues(source.amqp_queue))

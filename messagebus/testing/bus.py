@@ -54,7 +54,7 @@ class MemoryBus:
         """The brokers' names, as deliveries and `Published` have them."""
         return self._brokers.names
 
-    # ------------------------------------------------------------------ clients
+    # Clients.
     def publisher(
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> Publisher:
@@ -107,7 +107,7 @@ class MemoryBus:
         for client in list(self._blocking):
             client.stop(0)
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def advance(self, seconds: float) -> None:
         """Let time pass at once: delays and retries become due, deadlines of open publishes pass."""
         ms = round(seconds * 1000)
@@ -129,7 +129,7 @@ class MemoryBus:
         """Delay confirms and deliveries by this time from now on, by the clock of `advance`; 0 ends it."""
         self._brokers.slow_ms = round(delay_s * 1000)
 
-    # ------------------------------------------------------------------ faults
+    # Faults.
     def refuse_next(self, destination: Destination | Source | str, count: int = 1) -> None:
         """Have the next publishes there refused (nack). A subscription: the next copies for retries.
 
@@ -149,7 +149,7 @@ class MemoryBus:
         """
         return self._brokers.lose(broker)
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     def published(self, destination: Destination | str) -> list[Message]:
         """Return the messages published there and confirmed, in order, without copies for retries."""
         return self._brokers.published(_destination(destination), "confirmed")
@@ -183,7 +183,7 @@ class MemoryBus:
         """Return the delayed messages that found no queue when they were due, over all brokers."""
         return self._brokers.undelivered()
 
-    # ------------------------------------------------------------------ waiting
+    # Waiting.
     def wait_handled(self, within_s: float = WITHIN_S) -> None:
         """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
         with self._brokers.changed:
@@ -206,7 +206,7 @@ class MemoryBus:
             except TimeoutError:
                 raise AssertionError(checks.unhandled(self._brokers, within_s)) from None
 
-    # ------------------------------------------------------------------ assertions
+    # Assertions.
     def assert_published(
         self,
         destination: Destination | str,

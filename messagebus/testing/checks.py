@@ -82,7 +82,7 @@ def unhandled(brokers: MemoryBrokers, within_s: float) -> str:
     return "\n".join(told)
 
 
-# ---------------------------------------------------------------------- inside
+# Inside.
 def _enough(found: Sequence[object], count: int | None) -> bool:
     return bool(found) if count is None else len(found) == count
 

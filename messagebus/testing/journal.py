@@ -55,7 +55,7 @@ class Journal:
         # Queue -> id -> kind of a copy stored elsewhere that waits for the ack of its original.
         self._copied: dict[str, dict[str, str]] = {}
 
-    # ------------------------------------------------------------------ told by the brokers
+    # Told by the brokers.
     def published(self, orders: list[Order], bad: Mapping[int, str]) -> None:
         """Note publishes of a link. bad: outcomes that are not confirmed, by place in the list."""
         self._publishes.append((orders, bad))
@@ -84,7 +84,7 @@ class Journal:
         while self._answered > MESSAGES_MAX:
             self._answered -= len(self._answers.popleft()[2])
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
     def messages(self, destination: Destination, outcome: str) -> list[Message]:
         """Return messages published there and confirmed, refused or unroutable, without copies."""
         key = destination.due_key

@@ -133,7 +133,7 @@ class MemoryLink:
         with brokers.lock:
             site.sites.add(self)
 
-    # ------------------------------------------------------------------ what comes from the broker
+    # What comes from the broker.
     def bring(self, arrived: list[Arrived]) -> None:
         """Bring deliveries. Under the lock."""
         self._brokers.bring(lambda: self._read_soon(self._deliveries.extend, arrived))
@@ -185,7 +185,7 @@ class MemoryLink:
             self.pipe.on_turn()
             self.pipe.flush()
 
-    # ------------------------------------------------------------------ calls
+    # Calls.
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call one of pika's channel methods that the drivers use, behind all that was written."""
         if self._end is not None:
@@ -242,7 +242,7 @@ class MemoryLink:
 
         self._brokers.when_it_reads(carry_out)
 
-    # ------------------------------------------------------------------ the end
+    # The end.
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
         if self._end is not None:
             callback(self._end)

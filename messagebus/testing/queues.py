@@ -104,7 +104,7 @@ class MemoryQueue:
         self._timed = False
         self.unused_since_ms = clock()
 
-    # ------------------------------------------------------------------ in
+    # In.
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
         """Add a message at the end. ttl_ms: its time to live, in place of its own. `hand_out` follows."""
         if stored.raw[0] & EXPIRATION or self.ttl_ms is not None or ttl_ms is not None:
@@ -144,7 +144,7 @@ class MemoryQueue:
             at = next((n for n, each in enumerate(ready) if each.place > stored.place), len(ready))
             ready.insert(at, stored)
 
-    # ------------------------------------------------------------------ out
+    # Out.
     def attach(self, taker: Taker) -> None:
         self._leaving.discard(taker)
         self.takers.append(taker)
@@ -225,7 +225,7 @@ class MemoryQueue:
         self.expire()
         return bool(self.ready)
 
-    # ------------------------------------------------------------------ answers
+    # Answers.
     def ack(self, taker: Taker, tag: int, multiple: bool) -> list[Stored]:
         """Return the messages that this ack answers, in order. `hand_out` follows."""
         unacked = taker.unacked
@@ -251,7 +251,7 @@ class MemoryQueue:
             self._dead_letter(self, stored, "rejected")
         return stored
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def due_ms(self) -> int:
         """Return when the message at the head expires; others behind it do not count."""
         return self.ready[0].expires_ms if self._timed and self.ready else NEVER_MS

@@ -180,7 +180,7 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
 
-    # ------------------------------------------------------------------ health
+    # Health.
     def ask(self) -> Ask:
         """Return the answers for all children; callable on any thread."""
 

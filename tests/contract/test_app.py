@@ -331,7 +331,7 @@ async def test_a_start_that_fails_leaves_nothing_behind() -> None:
         assert app.stats()
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 @pytest.mark.guarantee("batch-answers-per-message")
 @pytest.mark.parametrize("kind", ["coroutine", "plain"])
 async def test_each_message_of_a_batch_has_an_answer_of_its_own(stage: Stage, kind: str) -> None:

@@ -46,7 +46,7 @@ async def bodies(consumer: Client, count: int) -> list[str]:
     return found
 
 
-# ---------------------------------------------------------------------- the delivery limit
+# The delivery limit.
 @pytest.mark.guarantee("unseen-is-not-parked")
 async def test_what_no_handler_has_seen_is_not_parked_however_often_its_consumer_restarts(
     bus: Bus,
@@ -85,7 +85,7 @@ async def test_what_waits_for_a_slow_handler_is_not_parked_however_often_it_is_g
     await ended(consumer, work)
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 @pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_that_waits_for_a_thread_is_given_back_whole_and_handled_once(
     bus: Bus,
@@ -130,7 +130,7 @@ async def test_a_batch_that_takes_longer_than_the_consumer_timeout_is_finished(b
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 
 
-# ---------------------------------------------------------------------- order
+# Order.
 @pytest.mark.guarantee("single-active-keeps-order")
 @pytest.mark.parametrize("says", [True, False])
 async def test_a_polite_stop_of_a_single_active_consumer_keeps_the_order(

@@ -37,7 +37,7 @@ async def parked(bus: Bus, broker: str, count: int) -> None:
         await asyncio.sleep(0.1)
 
 
-# ---------------------------------------------------------------------- a link ends
+# A link ends.
 async def test_what_a_lost_link_left_unanswered_comes_again_and_old_answers_go_nowhere(
     bus: Bus,
 ) -> None:
@@ -109,7 +109,7 @@ async def test_without_retries_a_lost_link_leaves_what_was_open_unknown(bus: Bus
     assert again.outcome is Outcome.CONFIRMED
 
 
-# ---------------------------------------------------------------------- coming again
+# Coming again.
 async def test_a_broker_says_how_often_it_has_delivered_before(bus: Bus) -> None:
     consumer = await bus.consumer()
     await sent(bus, "a")
@@ -138,7 +138,7 @@ async def test_what_is_given_back_comes_before_what_was_published_later(bus: Bus
     assert bodies == [b"%d" % number for number in range(6)]
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 async def test_each_message_of_a_batch_has_its_own_answer(bus: Bus) -> None:
     consumer = await bus.consumer()
     batch = {bus.topic: Batching(count_max=4, linger_ms=50)}
@@ -157,7 +157,7 @@ async def test_each_message_of_a_batch_has_its_own_answer(bus: Bus) -> None:
     assert await (await bus.consumer()).call("receive", timeout_s=QUIET_S) is None
 
 
-# ---------------------------------------------------------------------- time
+# Time.
 async def test_a_delay_is_rounded_up_to_the_next_step(bus: Bus) -> None:
     consumer, publisher = await bus.consumer(), await bus.publisher()
     begin_ns = time.monotonic_ns()
@@ -226,7 +226,7 @@ async def test_what_nobody_reads_in_its_time_is_parked(bus: Bus) -> None:
     assert await consumer.call("receive", timeout_s=QUIET_S) is None
 
 
-# ---------------------------------------------------------------------- subscriptions
+# Subscriptions.
 @pytest.mark.guarantee("single-active-consumer")
 async def test_of_a_single_active_consumer_one_is_served_until_it_goes(bus: Bus) -> None:
     source = Subscription(Topic(bus.topic), "billing", single_active=True)

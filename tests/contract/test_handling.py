@@ -399,7 +399,7 @@ async def test_what_makes_no_sense_is_told_at_once(bus: Bus) -> None:
             await consumer.call("run", Handler().coroutine)
 
 
-# ---------------------------------------------------------------------- consumer timeout, blocked loops
+# Consumer timeout, blocked loops.
 async def test_what_nobody_receives_is_given_back_before_the_consumer_timeout(bus: Bus) -> None:
     """The first consumer never asks; the other one gets all that the first had in its buffers."""
     first = await bus.consumer(consumer_timeout_s=4)
@@ -484,7 +484,7 @@ async def test_a_handler_that_blocks_the_loop_is_named(
     assert "test_handling.py" in told
 
 
-# ---------------------------------------------------------------------- what only asyncio has
+# What only asyncio has.
 async def test_a_run_that_is_cancelled_gives_back_what_it_had_not_finished(bus: Bus) -> None:
     consumer, left = await bus.consumer(), asyncio.Event()
     if consumer.blocks:
@@ -575,7 +575,7 @@ async def test_a_generator_that_a_handler_returns_is_a_failed_run(bus: Bus) -> N
     assert "generator" in (await parked(bus, "billing"))[0]["mb-park-exception"]
 
 
-# ---------------------------------------------------------------------- no run ends anything but itself
+# No run ends anything but itself.
 class TryAgain(RetryLater):
     """Subclass of `RetryLater` as an application writes it, without a call of ours."""
 

@@ -129,7 +129,7 @@ class Host:
         self._master = lab.folder / f"{name}.ssh"
         self._process: subprocess.Popen[bytes] | None = None
 
-    # ------------------------------------------------------------------ power
+    # Power.
     def switch_on(self) -> None:
         """Start it; `boot` also waits."""
         assert not self.is_running, f"{self.name} is on"
@@ -184,7 +184,7 @@ class Host:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    # ----------------------------------------------------------------- cables
+    # Cables.
     def cut(self, network: Network = "replication") -> None:
         """Pull the cable; the host sees silence."""
         self._hang_up()
@@ -193,7 +193,7 @@ class Host:
     def mend(self, network: Network = "replication") -> None:
         _ip("-n", self.lab.name, "link", "set", self._tap(network), "up")
 
-    # --------------------------------------------------------------- commands
+    # Commands.
     def run(self, command: str, *, within_s: float = RUN_WITHIN_S) -> str:
         """Run a shell command as root and return its standard output. Raises HostFailed."""
         code, said = self.attempt(command, within_s=within_s)
@@ -219,7 +219,7 @@ class Host:
         """The output of its kernel and its process 1 since it was switched on."""
         return self._console.read_text(errors="replace") if self._console.exists() else ""
 
-    # ---------------------------------------------------------------- details
+    # Details.
     def _argv(self) -> list[str]:
         # Pinned: kernel and processes of a host take turns and never run at the same time. On one
         # processor that is a context switch, across two a wake-up: RabbitMQ's start took 16 to 55 s.
@@ -327,7 +327,7 @@ class Lab:
             *("-o", "ControlMaster=auto", "-o", "ControlPersist=300"),
         ]
 
-    # ---------------------------------------------------------------- details
+    # Details.
     def _write_ssh_config(self) -> None:
         folder = self.home / ".ssh"
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class Mirrored:
     def standby(self) -> Host:
         return next(host for host in self.lab.hosts if host is not self.primary)
 
-    # -------------------------------------------------------------- operating
+    # Operating.
     def ops(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of the kit, as an operator does; see `done` and `refused`."""
         return subprocess.run(
@@ -139,7 +139,7 @@ class Mirrored:
         """Do what a playbook does after topology, users, cookie or a first start."""
         self.primary.run(f"/usr/local/lib/messagebus/settle {MOUNT}")
 
-    # ---------------------------------------------------------------- looking
+    # Looking.
     def state(self, host: Host) -> str:
         """Return the kernel's own words, without any code of ours: ``cs:... ro:... ds:...``."""
         lines = host.run("cat /proc/drbd").splitlines()

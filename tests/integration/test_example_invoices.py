@@ -90,7 +90,7 @@ def user_environment(folder: Path, wheel: Path) -> Path:
     return folder / "bin" / "python"
 
 
-# ---------------------------------------------------------------------- the service
+# The service.
 class Service:
     """Two worker processes on a cluster, and their record."""
 

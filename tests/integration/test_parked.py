@@ -127,7 +127,7 @@ def received(bus: BusConfig, topic: str, count: int, subscription: str = "all") 
     return ids
 
 
-# ---------------------------------------------------------------------- looking
+# Looking.
 @pytest.mark.guarantee("reading-takes-nothing-away")
 def test_what_is_parked_is_counted_and_shown_on_every_broker_and_stays_in_order(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
@@ -204,7 +204,7 @@ def test_filters_take_what_they_say_and_limits_hold_over_all_brokers(
         ParkedFilter(match="(")
 
 
-# ---------------------------------------------------------------------- putting back
+# Putting back.
 def test_a_redriven_message_is_the_same_and_begins_anew(
     cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
 ) -> None:
@@ -328,7 +328,7 @@ def test_what_is_parked_meanwhile_is_left_for_the_next_time(
     }
 
 
-# ---------------------------------------------------------------------- faults
+# Faults.
 @pytest.mark.guarantee("redriving-loses-nothing")
 def test_a_redrive_into_a_deleted_queue_is_told_and_loses_nothing(
     broken: LocalCluster, bus: BusConfig, topic: str, run: Run
@@ -446,7 +446,7 @@ def test_missing_rights_are_told_and_lose_nothing(
     assert [each.message_id for each in read_parked(bus, [name]).messages] == ["m1"]
 
 
-# ---------------------------------------------------------------------- poison
+# Poison.
 POISON = """
 import os, sys
 from messagebus import BusConfig, Consumer, ConsumerConfig, Subscription, Topic

@@ -139,7 +139,7 @@ def is_answered(port: int, path: str, code: int) -> httpx.Response:
     return found
 
 
-# ---------------------------------------------------------------------- one process
+# One process.
 @pytest.mark.guarantee("told-to-end-finishes")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_is_finished_before_a_polite_end(shop: Shop, number: int) -> None:
@@ -199,7 +199,7 @@ def test_a_handler_that_holds_the_loop_is_named(shop: Shop) -> None:
     assert re.search(r"loop stuck stuck_s=\d\.\d at='.*shop.py:\d+ bill'", said), said
 
 
-# ---------------------------------------------------------------------- wrong use
+# Wrong use.
 @pytest.mark.parametrize("processes", ["1", "3"])
 def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -> None:
     shop.write("broken", "import shop\n\n1 / 0\n")
@@ -263,7 +263,7 @@ def test_where_nobody_listens_it_says_so_and_ends(
     assert said.startswith("messagebus: nobody answers at 127.0.0.1:1 (")
 
 
-# ---------------------------------------------------------------------- several processes
+# Several processes.
 def children(worker: subprocess.Popen[str]) -> set[int]:
     listed = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text()
     return {int(each) for each in listed.split()}

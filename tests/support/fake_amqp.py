@@ -106,7 +106,7 @@ class FakeRabbit:
         """The address where it listens: ``host:port``."""
         return f"{self.host}:{self.port}"
 
-    # ------------------------------------------------------------------ life
+    # Life.
     async def start(self) -> None:
         """Listen; from then on this loop is the broker's."""
         self._loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class FakeRabbit:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(CALL_TIMEOUT_S)
 
-    # ------------------------------------------------------------------ making things happen
+    # Making things happen.
     @property
     def connections(self) -> int:
         """The clients that have got through the handshake and are still there."""
@@ -250,7 +250,7 @@ class FakeRabbit:
 
         self.on_loop(do)
 
-    # ------------------------------------------------------------------ on the loop
+    # On the loop.
     def _cancel_consumers(self, queue: FakeQueue) -> int:
         consumers, queue.consumers = queue.consumers, deque()
         for consumer in consumers:

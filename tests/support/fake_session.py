@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._heartbeat_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------ asyncio's
+    # Asyncio's.
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         self.rabbit.clients.discard(self)
         self.ended.set()
 
-    # ------------------------------------------------------------------ handshake
+    # Handshake.
     def _step(self, step: str) -> None:
         self._mute = self.rabbit.manners.silent_after == step
 
@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._heartbeat_s, self._beat)
 
-    # ------------------------------------------------------------------ frames
+    # Frames.
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
         if kind == HEARTBEAT or (self._closing and number):
             return
@@ -266,7 +266,7 @@ class Channel:
         self._publish: Any = None
         self._properties, self._size, self._body = b"", 0, bytearray()
 
-    # ------------------------------------------------------------------ out
+    # Out.
     def send(self, method: Any) -> None:
         self.connection.send(self.number, method)
 
@@ -323,7 +323,7 @@ class Channel:
             for tag in tags if how == "single" else reversed(tags):
                 self.send(spec.Basic.Ack(tag, False))
 
-    # ------------------------------------------------------------------ in
+    # In.
     def on_content(self, kind: int, payload: bytes) -> None:
         if self._closing:
             return

@@ -129,7 +129,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         self.suspects: list[Parcel] = []
         self.alone: Parcel | None = None
 
-    # ------------------------------------------------------------------ what is expected
+    # What is expected.
     def settle(self, expected: dict[int, str], settled: list[Item]) -> None:
         """Settle publishes. expected: the id() of items -> outcome. Each comes once."""
         assert len(settled) == len(expected)
@@ -159,7 +159,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.lingering.remove(parcel)
             self.queue.append(parcel)
 
-    # ------------------------------------------------------------------ accepting
+    # Accepting.
     @initialize(lanes=st.sets(st.sampled_from(LANES), min_size=1), is_linked=st.booleans())
     def start(self, lanes: set[str], is_linked: bool) -> None:
         for lane in sorted(lanes):
@@ -231,7 +231,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         expected = self.given_up([record for parcel in held for record in parcel.records])
         self.settle(expected, self.outbox.refuse_lane(lane, "no"))
 
-    # ------------------------------------------------------------------ links
+    # Links.
     @rule(data=st.data(), then_take=st.booleans())
     def link_opens(self, data: st.DataObject, then_take: bool) -> None:
         links = sorted(self.links)
@@ -280,7 +280,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
     def may_go_again(self, record: Record) -> bool:
         return record.attempts < ATTEMPTS_MAX and self.now_ms < record.item.deadline_ms
 
-    # ------------------------------------------------------------------ sending
+    # Sending.
     @rule(more=st.lists(MESSAGES, max_size=3))
     def publish(self, more: list[Given]) -> None:
         self.accept(more)
@@ -347,7 +347,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
             expected = {id(record.item): "unknown" for record in parcel.left}
             self.settle(expected, self.outbox.unconfirmed(parcel.entry))
 
-    # ------------------------------------------------------------------ answers and deadlines
+    # Answers and deadlines.
     @rule(data=st.data(), multiple=st.booleans(), ok=st.booleans(), routed=st.booleans())
     def broker_answers(self, data: st.DataObject, multiple: bool, ok: bool, routed: bool) -> None:
         busy = [number for number in sorted(self.links) if self.links[number].sent]
@@ -376,7 +376,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         late = [r for r in self.all if not r.settled and r.item.deadline_ms <= self.now_ms]
         self.settle(self.given_up(late), self.outbox.expire(self.now_ms))
 
-    # ------------------------------------------------------------------ always
+    # Always.
     @invariant()
     def everything_is_somewhere_once(self) -> None:
         unsettled = [record for record in self.all if not record.settled]

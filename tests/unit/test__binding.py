@@ -189,7 +189,7 @@ def test_handlers_are_named_as_applications_know_them() -> None:
     assert name_of(functools.partial(payload_alone)) == f"{here}.payload_alone"
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 def a_batch(*values: object) -> Batch:
     made = Batch(given(Message.json(value)) for value in values)
     return made

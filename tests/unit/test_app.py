@@ -131,7 +131,7 @@ def test_in_tests_the_environment_does_not_count(monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
-# ---------------------------------------------------------------------- signals, stops that come early
+# Signals, stops that come early.
 def app_in_memory() -> App:
     app = App()
     app.subscriber("queue:jobs")(handle)
@@ -280,7 +280,7 @@ def test_an_app_whose_loop_ended_may_be_used_again() -> None:
     asyncio.run(app.start())
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -187,7 +187,7 @@ def test_a_batch_of_no_destination_or_of_another_type_is_told() -> None:
         PublisherConfig(batch=wrong)
 
 
-# ---------------------------------------------------------------------- sources
+# Sources.
 def test_every_config_has_variables_of_its_own() -> None:
     environ = {
         "MESSAGEBUS_USER": "bus",
@@ -313,7 +313,7 @@ def test_of_any_values_only_config_error_escapes(kind: type[Any], values: list[A
             kind.from_mapping(keyed)
 
 
-# ---------------------------------------------------------------------- logins and certificates
+# Logins and certificates.
 def test_user_and_password_are_read_again_each_time(tmp_path: Path) -> None:
     user, password = tmp_path / "user", tmp_path / "password"
     user.write_text("blue\n")

@@ -27,7 +27,7 @@ def delivery(attempt: int = 1) -> Delivery:
     return Delivery(Message(body=b"x"), receipt, Queue("jobs"), attempt=attempt)
 
 
-# ---------------------------------------------------------------------- policies
+# Policies.
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -62,7 +62,7 @@ def test_a_policy_becomes_the_rule_of_the_machine_in_ms() -> None:
     assert rule[:6] == (3, 500, 2_000, 2.0, 0.2, False)
 
 
-# ---------------------------------------------------------------------- judging
+# Judging.
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -98,7 +98,7 @@ def test_a_delay_that_no_step_has_is_told_where_it_is_asked_for(after_s: float) 
         checked_after(after_s)
 
 
-# ---------------------------------------------------------------------- words
+# Words.
 def test_an_exception_of_10_mb_is_cut() -> None:
     text = Words().of(ValueError("x" * 10_000_000))
     assert text.startswith("ValueError: xxx")
@@ -145,7 +145,7 @@ def test_the_innermost_places_of_an_exception_are_told() -> None:
     assert Words().where(ValueError()) == ""
 
 
-# ---------------------------------------------------------------------- headers of copies
+# Headers of copies.
 def test_a_copy_for_another_run_says_which_and_since_when() -> None:
     first = delivery(attempt=2)
     headers = retry_headers(first, 3, "why")

@@ -266,7 +266,7 @@ def test_nothing_differs_from_itself(wanted: Wanted) -> None:
     assert differences(wanted, options_of(wanted)) == ""
 
 
-# ---------------------------------------------------------------------- delivery limit
+# Delivery limit.
 LIMITED: list[Subscription | Queue] = [
     Subscription(Topic("orders"), "billing", delivery_limit=3),
     Queue("jobs", delivery_limit=3),

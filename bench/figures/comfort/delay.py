@@ -91,7 +91,7 @@ def delay_figures(scene: Scene) -> Iterator[Figure]:
     yield from waiting_figures(turns, repeat)
 
 
-# ---------------------------------------------------------------------- how late
+# How late.
 async def _lateness(task: Task, count: int) -> dict[int, list[float]]:
     """Publish `count` messages of each step, wait until all have arrived, and return how late each was."""
     late: dict[int, list[float]] = {step: [] for step in STEPS_S}
@@ -160,7 +160,7 @@ def percentile_ms(seconds: Sequence[float], percent: float) -> float:
     return ranked[int(place)] * MS_PER_S
 
 
-# ---------------------------------------------------------------------- what they cost
+# What they cost.
 class _Waiting:
     """Delayed messages of the same topic that can be present or not."""
 

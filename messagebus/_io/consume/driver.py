@@ -116,7 +116,7 @@ class ConsumeDriver:
         self._consumed = 0
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
-    # ------------------------------------------------------------------ life
+    # Life.
     def start(self) -> None:
         self._register_soon()
         self.follower.start()
@@ -246,7 +246,7 @@ class ConsumeDriver:
         registered = self.registration is not None and self.registration.complete
         return registered and bool(states) and all(s is State.OPEN for s in states.values())
 
-    # ------------------------------------------------------------------ the application's side
+    # The application's side.
     def take(self) -> Delivery | None:
         """Return the next delivery; None when there is none or the application holds enough."""
         if self._stopping or self._paused:
@@ -358,7 +358,7 @@ class ConsumeDriver:
             return self._inbox.holds(broker)
         return self._inbox.owed(broker) > 0
 
-    # ------------------------------------------------------------------ links
+    # Links.
     def _on_list(self, brokers: BrokerList) -> None:
         """Apply a new list. A draining broker is consumed from until it leaves the list."""
         self._perform(self._members.refresh(brokers.names, now_ms()))
@@ -543,13 +543,13 @@ class ConsumeDriver:
             self._inbox.disconnected(broker)
         return link
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def _tick(self) -> None:
         self._perform(self._members.tick(now_ms()))
         self.resting.tick(time.monotonic_ns())
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
-    # ------------------------------------------------------------------ numbers
+    # Numbers.
     def keep_alive(self) -> bool:
         """Return whether every listed broker's link is open."""
         states = self._members.states

@@ -106,7 +106,7 @@ class Inbox:
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         self.in_order = self.in_order or options.get("single_active") is True
 
-    # ------------------------------------------------------------------ links
+    # Links.
     def connected(self, broker: str, pipe: Pipe) -> int:
         """Take the deliveries of this link from now on. Returns its epoch."""
         ledger = self._ledgers.connected(broker)
@@ -149,7 +149,7 @@ class Inbox:
         desk = self._desks.get(broker)
         return desk.ledger.owed if desk else 0
 
-    # ------------------------------------------------------------------ arriving
+    # Arriving.
     def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
         """Take the deliveries of one read."""
         received_ns = time.monotonic_ns()
@@ -242,7 +242,7 @@ class Inbox:
             parking = self._copies.park(original, headers, _is_live(ledger))
             self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
 
-    # ------------------------------------------------------------------ the application's side
+    # The application's side.
     def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery came over one of the current links; on any thread."""
         desk = self._desks.get(delivery.broker)
@@ -367,7 +367,7 @@ class Inbox:
             raise fault
         return answered
 
-    # ------------------------------------------------------------------ giving back untouched
+    # Giving back untouched.
     @property
     def brokers(self) -> list[str]:
         """The brokers with a live link."""
@@ -499,7 +499,7 @@ class Inbox:
             )
             desk.pipe.nack(tag, False)
 
-    # ------------------------------------------------------------------ the end
+    # The end.
     def close(self, untouched: Sequence[Delivery] = ()) -> None:
         """Hand out nothing more: buffered deliveries go back to the brokers with the links.
 

@@ -211,7 +211,7 @@ class Bridge:
         self._room = asyncio.Event()
         self._held = 0  # deliveries given to the threads and not answered
 
-    # ------------------------------------------------------------------ on the loop
+    # On the loop.
     async def feed(self) -> None:
         """Feed until there are no more deliveries; then the threads end after their current runs."""
         try:
@@ -278,7 +278,7 @@ class Bridge:
 
         return answer
 
-    # ------------------------------------------------------------------ on any thread
+    # On any thread.
     def receive(self) -> Job | None:
         """Return the next delivery for a thread, or None to end it."""
         self._tokens.get()

@@ -102,7 +102,7 @@ class HandlerTasks:
         self._is_main = threading.current_thread() is threading.main_thread()
         handling.on_overran = self._cancel_late
 
-    # ------------------------------------------------------------------ life
+    # Life.
     def start(self, count: int) -> None:
         self._free = count
         self._start_feeding()
@@ -174,7 +174,7 @@ class HandlerTasks:
                 return f"handler={self._handling.name} message={place.run.item.message_id}"
         return ""
 
-    # ------------------------------------------------------------------ late ones
+    # Late ones.
     def _cancel_late(self, run: Run[Job]) -> None:
         place = self._places.get(run)
         if place is not None:
@@ -197,7 +197,7 @@ class HandlerTasks:
             )
             self._leave(place)
 
-    # ------------------------------------------------------------------ working
+    # Working.
     def _begin(self, job: Job) -> None:
         self._free -= 1
         run = self._handling.runs.started(job, time.monotonic_ns())

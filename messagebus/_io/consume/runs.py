@@ -200,7 +200,7 @@ class Handling:
         self._lines = 0
         self._lines_since_s = 0.0
 
-    # ------------------------------------------------------------------ the end of a run
+    # The end of a run.
     def returned(self, job: Job, result: object) -> None:
         """Answer for a run that ended well with this result."""
         try:
@@ -358,7 +358,7 @@ class Handling:
             self._lines += 1
             return self._lines <= LINES_MAX
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def tick(self, now_ns: int) -> None:
         """Answer for the runs whose time is over."""
         for run in self.runs.overdue(now_ns):

@@ -140,7 +140,7 @@ class PublishDriver:
         # Items that each flush waits for; a settled item at the end of its list is dropped.
         self._flushes: list[tuple[list[Item], asyncio.Future[None]]] = []
 
-    # ------------------------------------------------------------------ life
+    # Life.
     def start(self) -> None:
         self._follower.start()
         self._tick()
@@ -176,7 +176,7 @@ class PublishDriver:
                     await done
         return sum(item.count for item in items if item.end is None)
 
-    # ------------------------------------------------------------------ accepting
+    # Accepting.
     def submit(
         self,
         shape: Shape,
@@ -273,7 +273,7 @@ class PublishDriver:
             or len(message.body) >= packing.bytes_max
         )
 
-    # ------------------------------------------------------------------ sending
+    # Sending.
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
@@ -319,7 +319,7 @@ class PublishDriver:
                 self.counters.unconfirmed += len(settled)
                 self._tell(settled)
 
-    # ------------------------------------------------------------------ answers
+    # Answers.
     def _login_refused(self, fault: LoginRefused) -> None:
         self.fatal = fault
         self.connected.set()
@@ -352,7 +352,7 @@ class PublishDriver:
                 done.set_result(None)
         self._flushes = [each for each in self._flushes if not each[1].done()]
 
-    # ------------------------------------------------------------------ links
+    # Links.
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
@@ -492,7 +492,7 @@ class PublishDriver:
         self.route.renew(now_ms())
         self._perform(self.route.tick(now_ms()))
 
-    # ------------------------------------------------------------------ time
+    # Time.
     def put_forward(self, ms: int) -> None:
         """Advance the time by ms: a bus in memory has a clock that can be moved."""
         self.outbox.put_forward(ms)

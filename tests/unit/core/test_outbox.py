@@ -60,7 +60,7 @@ def still_open(made: Outbox) -> int:
     return len(list(made.unsettled()))
 
 
-# ---------------------------------------------------------------------- accepting
+# Accepting.
 def test_publishes_go_out_in_the_order_of_acceptance() -> None:
     made = accepted(item("1"), item("2"), item("3"))
     assert ids(made.take(5)) == ["1", "2", "3"]
@@ -131,7 +131,7 @@ def test_a_message_larger_than_all_bytes_is_accepted_alone() -> None:
     assert not made.has_room(1)
 
 
-# ---------------------------------------------------------------------- sending
+# Sending.
 def test_the_window_bounds_what_is_in_flight_by_messages() -> None:
     made = accepted(*[item(str(number)) for number in range(5)])
     assert ids(made.take(0)) == ["0", "1", "2"]
@@ -193,7 +193,7 @@ def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
     assert made.unanswered_ms(1_200) == 0
 
 
-# ---------------------------------------------------------------------- links
+# Links.
 def test_a_retry_carries_the_same_publish_first_and_in_order() -> None:
     made = accepted(*[item(str(number)) for number in range(4)])
     sent = list(made.take(0))
@@ -347,7 +347,7 @@ def test_a_link_that_is_lost_while_an_earlier_one_is_waited_for_sends_nothing() 
     assert ids(made.take(0)) == ["2"]
 
 
-# ---------------------------------------------------------------------- deadlines and the end
+# Deadlines and the end.
 def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() -> None:
     made = accepted(item("sent", deadline_ms=100))
     list(made.take(0))
@@ -428,7 +428,7 @@ def test_giving_up_settles_everything_once() -> None:
     assert list(made.unsettled()) == []
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
 
 
@@ -614,7 +614,7 @@ def test_where_no_confirm_is_wanted_a_publish_ends_when_it_is_sent() -> None:
     assert ends(made.answered(1, 2, multiple=True, ok=True)) == [("2", "confirmed")]
 
 
-# ---------------------------------------------------------------------- against an oracle
+# Against an oracle.
 TestAgainstAnOracle = AgainstAnOracle.TestCase
 TestAgainstAnOracle.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 

@@ -166,7 +166,7 @@ def test_a_redriven_message_begins_anew_and_keeps_what_is_its_own() -> None:
     assert kept == {"mb-first-ms", "mb-key", "color"}
 
 
-# ---------------------------------------------------------------------- choosing
+# Choosing.
 FACTS = read_facts(BY_CLIENT, message_id="m-17")
 
 

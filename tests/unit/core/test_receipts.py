@@ -95,7 +95,7 @@ def test_owed_counts_what_has_no_answer() -> None:
     assert made.owed == 0
 
 
-# ---------------------------------------------------------------------- batches
+# Batches.
 def batch(parts: int) -> Ledger:
     made = ledger()
     made.batch_delivered(1, parts, CONTENT)
@@ -151,7 +151,7 @@ def test_only_batches_with_an_answered_and_an_open_part_are_half_answered() -> N
     assert made.half_answered() == []
 
 
-# ---------------------------------------------------------------------- copies
+# Copies.
 def test_what_is_claimed_is_answered_by_nobody_else_and_acked_when_it_is_done() -> None:
     made = ledger(1, 2, 3)
     assert made.claim(2, 0)

@@ -127,7 +127,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-# ---------------------------------------------------------------------- publishing
+# Publishing.
 def test_a_publish_is_one_producer_span_whose_context_travels(bench: Bench) -> None:
     message = bench.publish(Message(body=b"x", correlation_id="talk", headers={"own": 1}))
     span = bench.one("publish orders")
@@ -234,7 +234,7 @@ def test_metrics_of_publishes(bench: Bench) -> None:
     assert point.sum == pytest.approx((good.end_time - good.start_time) / 1e9)
 
 
-# ---------------------------------------------------------------------- several at once
+# Several at once.
 def test_send_many_has_a_span_for_each_message_and_one_that_links_to_them(bench: Bench) -> None:
     with bench.chain.publishing_many("orders"):
         messages = [bench.publish() for _ in range(3)]
@@ -294,7 +294,7 @@ def test_send_many_that_raises_says_so(bench: Bench) -> None:
     assert [each.kind for each in bench.spans] == [SpanKind.CLIENT, SpanKind.PRODUCER]
 
 
-# ---------------------------------------------------------------------- handling
+# Handling.
 def test_a_run_is_a_child_of_its_message_and_links_to_it(bench: Bench) -> None:
     message = bench.publish()
     with bench.handling(delivery(message)):
@@ -464,7 +464,7 @@ def test_metrics_of_runs(bench: Bench) -> None:
     assert {p.attributes.get("error.type"): p.count for p in took} == {None: 2, "KeyError": 1}
 
 
-# ---------------------------------------------------------------------- contexts, bounds
+# Contexts, bounds.
 def test_baggage_goes_along_and_comes_out_where_the_handler_runs(bench: Bench) -> None:
     token = context.attach(baggage.set_baggage("customer", "7"))
     try:

@@ -188,7 +188,7 @@ def test_a_client_that_changes_while_it_is_read_is_read_again(page: Page) -> Non
     assert client
 
 
-# ---------------------------------------------------------------------- hooks
+# Hooks.
 def publish(
     hooks: PrometheusHooks, destination: str = "orders", outcome: Outcome = Outcome.CONFIRMED
 ) -> None:

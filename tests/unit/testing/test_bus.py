@@ -89,7 +89,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-# ---------------------------------------------------------------------- the clock
+# The clock.
 async def test_time_stands_still_until_it_is_moved(clients: Clients) -> None:
     bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
     for delay_s in (60, 1, 5):
@@ -156,7 +156,7 @@ async def test_a_subscription_that_expires_goes_when_nobody_has_used_it_so_long(
         await publisher.send_safe("orders", b"gone")
 
 
-# ---------------------------------------------------------------------- faults
+# Faults.
 async def test_refused_are_the_next_ones_and_no_more(clients: Clients) -> None:
     bus, publisher = clients.bus, await clients.publisher()
     bus.declare("orders/billing", "queue:jobs")
@@ -282,7 +282,7 @@ async def test_what_comes_back_too_often_is_parked_by_its_broker(batch: Any) -> 
         assert clients.bus.waiting("orders", "billing") == 0
 
 
-# ---------------------------------------------------------------------- questions
+# Questions.
 async def test_answers_are_remembered_in_their_order(clients: Clients) -> None:
     bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
     ids = [end.message_id for end in await publisher.send_many("orders", [b"1", b"2", b"3"])]
@@ -343,7 +343,7 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
         bus.wait_handled(within_s=0)
 
 
-# ---------------------------------------------------------------------- handlers
+# Handlers.
 class Failing:
     """Handler that fails this many times, then does its work. runs: the attempt of each."""
 
@@ -436,7 +436,7 @@ async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
     assert handler.runs == [1, 2]
 
 
-# ---------------------------------------------------------------------- assertions
+# Assertions.
 async def test_what_matches_is_returned(clients: Clients) -> None:
     bus, publisher = clients.bus, await clients.publisher()
     bus.declare("orders/billing")

@@ -242,7 +242,7 @@ async def test_without_addresses_the_configured_broker_is_the_whole_list() -> No
     await follower.stop()
 
 
-# ---------------------------------------------------------------------- the cache
+# The cache.
 async def test_the_last_good_list_is_kept_on_disk_and_read_at_the_start(
     follow: Follow, tmp_path: Path
 ) -> None:
@@ -287,7 +287,7 @@ async def test_a_cache_that_cannot_be_written_is_told_and_harms_nothing(
     assert "list cache not written" in caplog.text
 
 
-# ---------------------------------------------------------------------- one fetch
+# One fetch.
 async def fetch(answer: Answer, url: str = URL) -> BrokerList | None:
     async with httpx.AsyncClient(transport=httpx.MockTransport(Agent(answer))) as http:
         return await fetch_list(http, url)

@@ -57,7 +57,7 @@ def list_of(properties: spec.BasicProperties) -> bytes:
     return b"".join(properties.encode())
 
 
-# ---------------------------------------------------------------------- out
+# Out.
 @given(st.integers(1, 65535), SHORT, SHORT, PROPERTIES, BODIES)
 @settings(max_examples=200, deadline=None)
 def test_a_publish_is_byte_for_byte_what_pika_writes(
@@ -92,7 +92,7 @@ def test_answers_are_byte_for_byte_what_pika_writes(channel: int, tag: int, flag
     assert encode_nack(channel, tag, flag) == nack
 
 
-# ---------------------------------------------------------------------- in
+# In.
 # Frames that a broker may send, and the items that must come out of them.
 Sent = tuple[list[Any], list[Any]]
 

@@ -242,7 +242,7 @@ async def test_after_the_end_nothing_is_handed_out() -> None:
     assert bench.inbox.owed(MB1) == 2
 
 
-# ---------------------------------------------------------------------- answers by copies
+# Answers by copies.
 async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_until_then() -> None:
     bench = Bench()
     bench.copies.gate = asyncio.Event()
@@ -369,7 +369,7 @@ async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_n
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
 
 
-# ---------------------------------------------------------------------- giving back untouched
+# Giving back untouched.
 LONG_AGO, FAR_AHEAD = 0, 1 << 62
 
 
@@ -499,7 +499,7 @@ async def test_where_order_is_all_a_copy_is_the_last_resort() -> None:
     assert bench.copies.given_back == [b"4"]
 
 
-# ---------------------------------------------------------------------- where order is all
+# Where order is all.
 ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
 
 
