@@ -270,7 +270,7 @@ def consume(
         as_text = _as_shown if sys.stdout.isatty() else _as_line
         _print_all(consumer, _as_json if ndjson else as_text, count, idle_exit_s, stop)
     finally:
-        consumer.stop(drain_s=1)
+        consumer.stop(timeout_s=1)
     return 0
 
 

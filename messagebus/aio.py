@@ -375,7 +375,7 @@ class AsyncConsumer:
             raise not_ready(driver, require, timeout_s)
         return driver.registration is not None and driver.registration.complete
 
-    async def stop(self, drain_s: float | None = None) -> int:
+    async def stop(self, timeout_s: float | None = None) -> int:
         """Stop, as `Consumer.stop` does."""
         is_inside = handled_by() is self
         if self._status is not RUNNING or self._driver is None:
@@ -385,7 +385,7 @@ class AsyncConsumer:
         self._ready.set()
         self._stopped.set()
         ending = self._driver.stop(
-            self._grace_s if drain_s is None else drain_s,
+            self._grace_s if timeout_s is None else timeout_s,
             untouched=self._withdraw(None, all_if_any=True),
         )
         if not is_inside:
@@ -432,9 +432,9 @@ class AsyncConsumer:
             driver.ack(delivery)
         return delivery
 
-    async def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
+    async def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery and return all that are there, as `Consumer.receive_many` does."""
-        first = await self.receive(max_wait_s)
+        first = await self.receive(timeout_s)
         found = [] if first is None else [first]
         while found and len(found) < count_max:
             if (delivery := self.receive_immediate()) is None:

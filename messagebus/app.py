@@ -268,10 +268,10 @@ class App:
             life.runs[str(each.source)] = task
             task.add_done_callback(lambda task, name=str(each.source): _on_end(life, name, task))  # type: ignore[misc]
 
-    async def stop(self, grace_s: float | None = None) -> int:
-        """Take no more deliveries, wait up to grace_s for handlers that run, answer them, hang up.
+    async def stop(self, timeout_s: float | None = None) -> int:
+        """Take no more deliveries, wait up to timeout_s for handlers that run, answer them, hang up.
 
-        grace_s: None takes that of `start`. Returns how many deliveries were left without an answer:
+        timeout_s: None takes the grace_s of `start`. Returns how many deliveries were left without an answer:
         the brokers deliver them again. A call from one of the app's own handlers returns 0 at once, so
         that this handler can end and be answered too; the stop goes on in the background.
         """
@@ -280,7 +280,7 @@ class App:
             return 0
         if life.ending is None:
             self._status = Status.STOPPED
-            wait_s = life.grace_s if grace_s is None else grace_s
+            wait_s = life.grace_s if timeout_s is None else timeout_s
             life.ending = asyncio.create_task(self._end(life, wait_s), context=Context())
         if handled_by() in life.consumers.values():
             return 0

@@ -148,10 +148,10 @@ class Consumer:
         try:
             done = self._thread.run(fulfilled(self._driver, require, timeout_s))
         except BaseException:
-            self.stop(drain_s=0)
+            self.stop(timeout_s=0)
             raise
         if require and not done:
-            self.stop(drain_s=0)
+            self.stop(timeout_s=0)
             raise not_ready(self._driver, require, timeout_s)
         return self._driver.registration is not None and self._driver.registration.complete
 
@@ -164,10 +164,10 @@ class Consumer:
     def _make_wire(self) -> Wire:
         return amqp_wire(self._bus)
 
-    def stop(self, drain_s: float | None = None) -> int:
-        """Take no more deliveries, wait up to drain_s for open answers, hang up.
+    def stop(self, timeout_s: float | None = None) -> int:
+        """Take no more deliveries, wait up to timeout_s for open answers, hang up.
 
-        drain_s: None takes the grace of `run`, or DRAIN_S.
+        timeout_s: None takes the grace of `run`, or DRAIN_S.
         Returns how many received deliveries had no answer: the brokers deliver them again. A subscription
         that goes with its consumer (`Subscription.ephemeral`) is deleted instead.
         A call from one of its own handlers returns 0 at once, so that this handler can end and be answered
@@ -177,7 +177,7 @@ class Consumer:
         if self._thread is not None and not self._thread.is_here:
             return 0
         if handled_by() is self:
-            self._stop_behind(drain_s)
+            self._stop_behind(timeout_s)
             return 0
         ending = self._ending
         if ending is not None and ending is not threading.current_thread():
@@ -193,13 +193,13 @@ class Consumer:
             self._ready.clear()
             self._arrived.notify_all()
         self._stopped.set()
-        if drain_s is None:
-            drain_s = self._grace_s
-        left = thread.run(driver.stop(drain_s, untouched=untouched))
+        if timeout_s is None:
+            timeout_s = self._grace_s
+        left = thread.run(driver.stop(timeout_s, untouched=untouched))
         thread.stop()
         return left
 
-    def _stop_behind(self, drain_s: float | None) -> None:
+    def _stop_behind(self, timeout_s: float | None) -> None:
         """Stop on a thread of its own: the caller is a run that the stop waits for."""
         with self._arrived:
             if self._ending is not None or self._status is not Status.RUNNING:
@@ -207,7 +207,7 @@ class Consumer:
             # Not a daemon: answers are still sent when the program ends meanwhile.
             self._ending = threading.Thread(
                 target=Context().run,
-                args=(self.stop, drain_s),
+                args=(self.stop, timeout_s),
                 name="messagebus-consumer-stop",
             )
             self._ending.start()
@@ -254,12 +254,12 @@ class Consumer:
                 self._ask()
             return delivery
 
-    def receive_many(self, count_max: int, max_wait_s: float | None = None) -> list[Delivery]:
+    def receive_many(self, count_max: int, timeout_s: float | None = None) -> list[Delivery]:
         """Wait for one delivery as `receive` does, and return it with all that are there, in order.
 
-        At most count_max; none after max_wait_s, or when the consumer is stopped.
+        At most count_max; none after timeout_s, or when the consumer is stopped.
         """
-        first = self.receive(max_wait_s)
+        first = self.receive(timeout_s)
         found = [] if first is None else [first]
         with self._arrived:
             while found and len(found) < count_max and (delivery := self._next()) is not None:

@@ -150,7 +150,7 @@ def test_without_a_list_a_consumer_keeps_trying_and_says_so_until_there_is_one(
         eventually(consumer.keep_alive, within_s=SEEN_WITHIN_S, what="attached to every broker")
         assert consumer.stats().list_age_ms is not None
     finally:
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
 
 
 @pytest.mark.guarantee("cached-list")

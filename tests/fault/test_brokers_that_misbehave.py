@@ -50,7 +50,7 @@ def consuming(rabbit: FakeRabbit) -> Iterator[Consumer]:
     try:
         yield consumer
     finally:
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_a
         assert consumer.start(timeout_s=START_WITHIN_S)
         published = publisher.send_safe(topic, b"first")
         broken.kill("mb1")
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
     promised = _promised_by([published], broken.node("mb1").broker)
     assert len(promised) == 1
     _restart(broken)

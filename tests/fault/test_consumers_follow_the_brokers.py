@@ -208,7 +208,7 @@ def _attached(bus: BusConfig, source: str, config: ConsumerConfig) -> Iterator[C
     try:
         yield consumer
     finally:
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
 
 
 def _receive(consumer: Consumer) -> Delivery:

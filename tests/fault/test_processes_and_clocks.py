@@ -501,4 +501,4 @@ def test_a_start_without_a_list_attaches_by_the_cached_one(
         assert received(consumer).body == b"x"
         assert consumer.stats().list_age_ms is None  # a cached list is not a fresh one
     finally:
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)

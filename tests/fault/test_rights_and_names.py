@@ -124,7 +124,7 @@ def test_a_consumer_whose_right_is_taken_away_is_attached_again_when_it_is_back(
             assert received(consumer).message_id == sent.message_id
             eventually(consumer.keep_alive, within_s=WITHIN_S)
         finally:
-            consumer.stop(drain_s=0)
+            consumer.stop(timeout_s=0)
 
 
 def close_all_of(cluster: LocalCluster, name: str, user: str) -> None:

@@ -141,7 +141,7 @@ def _start_subscription(bus: BusConfig, topic: str, name: str) -> int:
     consumer = Consumer(bus, topic, subscription=name)
     assert consumer.start(timeout_s=BACK_WITHIN_S)
     started_ns = time.monotonic_ns()
-    consumer.stop(drain_s=0)
+    consumer.stop(timeout_s=0)
     return started_ns
 
 

@@ -165,7 +165,7 @@ async def test_a_stop_in_the_middle_of_a_batch_gives_back_the_rest_and_doubles_n
     ids, first, found = await batch_received(cluster, bus, queue, COUNT // 2)
     for each in found:
         first.ack(each)
-    assert await first.stop(drain_s=0) == 0
+    assert await first.stop(timeout_s=0) == 0
     second = await attached(bus, queue)
     rest = await received(second, COUNT - COUNT // 2)
     for each in rest:

@@ -49,7 +49,7 @@ def test_nothing_is_acked_before_the_handler_ran(
     worker = threading.Thread(target=consumer.run, args=(handler,))
     worker.start()
     assert running.wait(READY_WITHIN_S)
-    assert consumer.stop(drain_s=0) == 1
+    assert consumer.stop(timeout_s=0) == 1
     finish.set()
     worker.join()
     with _attached(bus, f"queue:{topic}") as other:
@@ -68,7 +68,7 @@ def test_at_most_once_answers_before_the_handler_and_never_delivers_again(
     delivery = consumer.receive(READY_WITHIN_S)
     assert delivery is not None
     assert delivery.message_id == sent
-    consumer.stop(drain_s=READY_WITHIN_S)
+    consumer.stop(timeout_s=READY_WITHIN_S)
     with _attached(bus, f"queue:{topic}") as other:
         assert other.receive(NOTHING_WITHIN_S) is None
 
@@ -91,7 +91,7 @@ def test_an_ack_goes_to_the_link_that_delivered_once_or_nowhere(
     assert consumer.ack(first) is False
     eventually(lambda: consumer.stats().acks_stale == 1, within_s=READY_WITHIN_S)
     assert consumer.stats().acked == 0
-    consumer.stop(drain_s=0)
+    consumer.stop(timeout_s=0)
     with _attached(bus, f"queue:{topic}") as other:
         third = other.receive(READY_WITHIN_S)
         assert third is not None, "the stale ack was taken for one of the new link"
@@ -171,7 +171,7 @@ def test_stop_gives_back_what_was_not_answered_and_says_how_much(
     for delivery in held[:2]:
         assert delivery is not None
         assert consumer.ack(delivery)
-    assert consumer.stop(drain_s=0) == len(ids) - 2
+    assert consumer.stop(timeout_s=0) == len(ids) - 2
     answered = {delivery.message_id for delivery in held[:2] if delivery}
     got = drain(bus, f"queue:{topic}", expected=ids - answered, idle_s=NOTHING_WITHIN_S)
     assert got == dict.fromkeys(ids - answered, 1)
@@ -252,7 +252,7 @@ def _attached(
     try:
         yield consumer
     finally:
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
 
 
 def _publish(

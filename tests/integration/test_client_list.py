@@ -157,7 +157,7 @@ def _check_nothing_changes(
                 what="a good list is believed again",
             )
         finally:
-            consumer.stop(drain_s=0)
+            consumer.stop(timeout_s=0)
 
 
 def _good_list(cluster: LocalCluster) -> str:

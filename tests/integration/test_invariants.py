@@ -81,7 +81,7 @@ def test_no_wait_of_a_consumer_is_without_a_bound(rabbit: FakeRabbit, wait: str)
         assert time.monotonic() - began < WITHIN_S * FACTOR
     finally:
         rabbit.drop_connections()
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
 
 
 @pytest.mark.guarantee("every-wait-is-bounded")
@@ -136,4 +136,4 @@ def test_deliveries_that_wait_in_a_consumer_are_bounded_whatever_lies_in_the_que
         stats = consumer.stats()
         assert (stats.delivered, stats.handed_out + stats.buffered) == (20, 20)
         assert len(rabbit.queues[QUEUE].messages) == MESSAGES - 20
-        consumer.stop(drain_s=0)
+        consumer.stop(timeout_s=0)
