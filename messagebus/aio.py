@@ -42,7 +42,7 @@ from messagebus.consumer import (
 )
 from messagebus.core.confirms import bundled
 from messagebus.destination import Destination, Source
-from messagebus.errors import BacklogFull, ConfigError, Stopped
+from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
@@ -595,19 +595,28 @@ class AsyncConsumer:
             ticking.stop()
 
     def ack(self, delivery: Delivery) -> bool:
-        """Ack, as `Consumer.ack` does, but exactly: a second answer to a delivery is stale."""
+        """Ack, as `Consumer.ack` does."""
         driver = self._started()
-        return self._config.at_most_once or driver.ack(delivery)
+        if self._config.at_most_once:
+            return True
+        _close(delivery)
+        return driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
         """Give back or reject, as `Consumer.nack` does."""
         driver = self._started()
-        return not self._config.at_most_once and driver.nack(delivery, requeue=requeue)
+        if self._config.at_most_once:
+            return False
+        _close(delivery)
+        return driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
         """Ack and wait until the broker has it, as `Consumer.ack_safe` does."""
         driver = self._started()
-        return self._config.at_most_once or await driver.ack_safe(delivery, timeout_s)
+        if self._config.at_most_once:
+            return True
+        _close(delivery)
+        return await driver.ack_safe(delivery, timeout_s)
 
     async def retry(
         self,
@@ -624,6 +633,7 @@ class AsyncConsumer:
         words = words_of(self._bus)
         text = words.short(reason) if error is None or reason else words.of(error)
         headers = retry_headers(delivery, delivery.attempt + 1, text)
+        _close(delivery)
         return await driver.retry(delivery, delay_ms=delay_ms, headers=headers)
 
     async def park(
@@ -636,10 +646,12 @@ class AsyncConsumer:
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
         headers = park_headers(delivery, words.short(reason), exception)
+        _close(delivery)
         return await driver.park(delivery, headers=headers)
 
     def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         """Retry without waiting, for `run`."""
+        _close(delivery)
         live = delivery.ledger.is_live
         copying = self._started().retry(delivery, delay_ms=delay_ms, headers=headers)
         self._copying.spawn(copying)
@@ -647,6 +659,7 @@ class AsyncConsumer:
 
     def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
         """Park without waiting, for `run`."""
+        _close(delivery)
         live = delivery.ledger.is_live
         self._copying.spawn(self._started().park(delivery, headers=headers))
         return live
@@ -697,3 +710,10 @@ class _Singles:
     def withdraw(self) -> Sequence[Delivery]:
         """Return nothing: no delivery waits here."""
         return ()
+
+
+def _close(delivery: Delivery) -> None:
+    """Note that the application answers a delivery. Raises AlreadySettled at its second answer."""
+    if delivery.answered:
+        raise AlreadySettled(f"{delivery.message_id} was answered before")
+    delivery.answered = True

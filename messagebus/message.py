@@ -237,6 +237,7 @@ class Delivery:
     redelivered: the broker handed it out before (to anyone): it may be a duplicate.
     received_ns: time.monotonic_ns() when it arrived.
     body: its bytes. message: all of it; decoded when it is first asked for.
+    answered: the application gave its answer to an asyncio consumer.
     attempt: number of this run of a handler, from 1. age_s: time since its first publish, to the second.
     """
 
@@ -245,6 +246,7 @@ class Delivery:
         "_message",
         "_raw",
         "_reading",
+        "answered",
         "body",
         "ledger",
         "part",
@@ -271,6 +273,7 @@ class Delivery:
         self._message: Message | None = message
         self._reading: Reading | None = None
         self._marks: Mapping[str, Header] = {ATTEMPT_HEADER: attempt}
+        self.answered = False
 
     @classmethod
     def arrived(
@@ -297,6 +300,7 @@ class Delivery:
         made.body = body
         made._reading = reading
         made._message = None
+        made.answered = False
         return made
 
     @property
