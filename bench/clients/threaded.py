@@ -94,7 +94,8 @@ class ThreadedSender:
             sent_ns = time.monotonic_ns()
             outcome = client.publish(body, sequence, key)
             self._done.put(End(sequence, outcome, client.broker, sent_ns, time.monotonic_ns()))
-            self._loop.call_soon_threadsafe(self._room.release)
+            with contextlib.suppress(RuntimeError):  # closed: nobody waits for room any more
+                self._loop.call_soon_threadsafe(self._room.release)
         client.close()
 
 

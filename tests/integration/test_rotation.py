@@ -13,9 +13,10 @@ from ops.local import secrets
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
-from tests.support.faults import bus_config, close_connections
+from tests.support.faults import bus_config, close_connections, direct
 from tests.support.leaks import LEAKS
 from tests.support.load import Consuming, Load, consuming, publishing
+from tests.support.playbooks import ops
 
 READY_WITHIN_S = 20.0
 # A refused login is tried again after at most half a minute, plus what the file was late.
@@ -115,6 +116,33 @@ def test_a_password_changes_while_messages_flow(login: Login) -> None:
             flows(load, work)
         assert work.wait_for(load.confirmed_ids()) == set()
     assert load.links_lost > 0
+
+
+@pytest.mark.guarantee("credentials-change-under-load")
+def test_operators_change_a_password_by_one_command_and_no_restart_brings_the_old_one_back(
+    own: LocalCluster,
+) -> None:
+    file = Path(own.layout.secret(secrets.BUS))
+    old = secrets.read(file)
+    bus = bus_config(own, password_file=str(file), client_id="commanded")
+    with consuming(bus, "orders", "commanded") as work:
+        with publishing(bus, "orders") as load:
+            flows(load, work)
+            changed = ops(own, "users", "password", "bus", "--yes")
+            assert changed.returncode == 0, changed.stderr
+            new = secrets.read(file)
+            assert new.reveal() != old.reveal()
+            LEAKS.remember(new.reveal())
+            for name in own.names:
+                close_connections(own, name, bus.client_id)
+            flows(load, work)
+            own.kill("mb1")
+            own.start("mb1")
+            own.wait_ready()
+            with pytest.raises(LoginRefused):
+                Publisher(direct(own, "mb1", password=old)).start(require="one")
+            flows(load, work)
+        assert work.wait_for(load.confirmed_ids()) == set()
 
 
 @pytest.mark.guarantee("credentials-change-under-load")
