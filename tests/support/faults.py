@@ -158,16 +158,24 @@ def _queue_path(queue: str) -> str:
 def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:
     """Have the broker close every connection of one client; return when it had some."""
     eventually(
-        lambda: _close_connections(cluster, name, wanted),
+        lambda: close_listed(cluster, name, wanted),
         within_s=LISTED_WITHIN_S,
         what=f"{name} lists a connection of {wanted}",
     )
 
 
-def _close_connections(cluster: LocalCluster, name: str, wanted: str) -> int:
+def close_listed(cluster: LocalCluster, name: str, wanted: str, **like: str) -> int:
+    """Have the broker close the connections of one client that it lists by now; return how many.
+
+    like: fields of the management API, and the values that these connections have.
+    """
     with cluster.management(name) as management:
         connections = management.get("/api/connections").raise_for_status().json()
-        ours = [c for c in connections if client_id(c) == wanted]
+        ours = [
+            c
+            for c in connections
+            if client_id(c) == wanted and all(c.get(k) == v for k, v in like.items())
+        ]
         for each in ours:
             management.delete(f"/api/connections/{quote(each['name'], safe='')}")
     return len(ours)
