@@ -37,7 +37,9 @@ def test_a_file_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert here.read(tmp_path / "file") == "text"
 
 
-@pytest.mark.parametrize("text", ["", "no number", "1", "999999999", str(os.getpid())])
+@pytest.mark.parametrize(
+    "text", ["", "no number", "1", "999999999", pytest.param(str(os.getpid()), id="own")]
+)
 def test_a_pid_that_is_not_our_haproxy_is_never_signalled(tmp_path: Path, text: str) -> None:
     read = inventory(base=tmp_path)
     read.balancer.master_pid_file.parent.mkdir()
