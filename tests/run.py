@@ -33,6 +33,9 @@ PARTS = {
     "first": ("contract", "integration"),
     "hosts": (
         "hosts",
+        "fault/test_confirmed_survives_a_kill.py",
+        "fault/test_handlers.py",
+        "fault/test_publishers_settle_everything.py",
         "integration/test_docs_operations.py",
         "integration/test_playbooks_interrupted.py",
         "integration/test_spark_jobs.py",
