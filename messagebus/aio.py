@@ -599,7 +599,9 @@ class AsyncConsumer:
         driver = self._started()
         if self._config.at_most_once:
             return True
-        _close(delivery)
+        if delivery.answered:
+            _close(delivery)  # raises; called for no other message, as this is the hot path
+        delivery.answered = True
         return driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
