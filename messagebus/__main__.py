@@ -510,7 +510,13 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
         for broker, counts in sorted(done.dropped.items()):
             for name, count in counts.items():
                 say(f"dropped {count} of {name} on {broker}")
-    return _tell_unanswered(done.unanswered, done.dropped)
+    unknown = [name for name in names if not any(name in each for each in done.dropped.values())]
+    if unknown and done.dropped:
+        say(f"messagebus: no broker has {', '.join(unknown)}", err=True)
+    code = _tell_unanswered(done.unanswered, done.dropped)
+    if unknown and code == Exit.DONE:
+        return Exit.ABSENT if len(unknown) == len(names) else Exit.PARTLY
+    return code
 
 
 def _token(path: Path) -> Secret:

@@ -24,6 +24,7 @@ MessageBusError
     TopologyError
         RegistrationIncomplete        some broker may take publishes without the wanted queue
         TopologyMismatch              a queue or exchange exists with other arguments
+        NotFound                      there is no such subscription or queue
     AlreadySettled                    the application answered one delivery twice
     RecordingFailed                   events cannot be written to a file
 
@@ -52,6 +53,7 @@ __all__ = [
     "MessageBusError",
     "MessageInvalid",
     "NameInvalid",
+    "NotFound",
     "NotReady",
     "PublishError",
     "RecordingFailed",
@@ -203,6 +205,10 @@ class RegistrationIncomplete(TopologyError):
 
 class TopologyMismatch(TopologyError):
     """Raised when a queue or exchange exists with other arguments; the text shows both."""
+
+
+class NotFound(TopologyError):
+    """Raised when a subscription or queue that is to be deleted does not exist; the text names it."""
 
 
 class AlreadySettled(MessageBusError):

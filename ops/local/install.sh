@@ -129,8 +129,9 @@ keep_off() {
     fi
 }
 
+# Whatever python3 comes first on the path today: a .venv whose own has gone cannot be executed.
 venv_stamp() {
-    { cat requirements.lock && echo "$python"; } | sha256sum | cut -d ' ' -f 1
+    sha256sum < requirements.lock | cut -d ' ' -f 1
 }
 
 venv_is_current() {

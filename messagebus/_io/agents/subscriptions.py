@@ -20,7 +20,7 @@ from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
-from messagebus.errors import ConfigError, LinkLost, LoginRefused, TopologyError
+from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
 from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, with_options
@@ -166,11 +166,11 @@ def _options(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _check_known(http: httpx.AsyncClient, url: str, names: Sequence[str]) -> None:
-    """Raise TopologyError for unknown names. A deleted name is known: deleting it again completes it."""
+    """Raise NotFound for unknown names. A deleted name is known: deleting it again completes it."""
     told = (await http.get(url)).raise_for_status().json()
     known = {entry["wanted"] for entry in told["entries"]} if isinstance(told, dict) else set()
     if unknown := [name for name in names if name not in known]:
-        raise TopologyError(f"there is no {', '.join(unknown)}")
+        raise NotFound(f"there is no {', '.join(unknown)}")
 
 
 async def _ask_all(
