@@ -252,7 +252,8 @@ def consume(
     They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
     every byte. On a terminal characters that do not print are shown by their escapes. Ends with code 6
     when no broker can be reached; else runs until it is stopped, unless --count or --idle-exit-s say
-    otherwise.
+    otherwise. A topic or subscription that does not exist is created, as by every consumer, and stays:
+    without another reader, delete it afterwards (messagebus subscriptions delete).
 
     \b
     Example:
