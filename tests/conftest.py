@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 from hypothesis import settings
@@ -34,8 +35,7 @@ def make_cluster(
 
     ``make_cluster(brokers=3, up=True, tls=False)``.
     """
-    folder = tmp_path_factory.mktemp("clusters")
-    with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
+    with _clusters(request, tmp_path_factory) as make:
         yield make
 
 
@@ -44,9 +44,16 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
     """A running cluster of three brokers, shared: a test leaves it as it was and uses names of its own."""
-    folder = tmp_path_factory.mktemp("cluster")
-    with cluster_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
+    with _clusters(request, tmp_path_factory) as make:
         yield make()
+
+
+def _clusters(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AbstractContextManager[MakeCluster]:
+    """Return a maker of clusters in a new folder, which stays for a look when a test has failed."""
+    folder = tmp_path_factory.mktemp("clusters")
+    return cluster_factory(folder, keep=lambda: request.session.testsfailed > 0)
 
 
 @pytest.fixture

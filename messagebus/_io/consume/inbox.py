@@ -98,7 +98,7 @@ class Inbox:
         self.delivery_limit = source.delivery_limit
         """Number of times that a returned message is delivered again; 0: no limit."""
         self.in_order = isinstance(source, Subscription) and source.single_active
-        """Whether returned deliveries must come again in their order: see docs/internals.md."""
+        """True when returned deliveries must come again in their order: see docs/internals.md."""
 
     def exists_as(self, options: Options) -> None:
         """Take over the source's existing options, where its consumer asked for fewer."""
