@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.lake.manifest import Manifest
-
 __all__ = [
     "CONFIRMED",
     "DELIVERED",
-    "missing_at_least",
     "per_second",
     "publishers",
     "totals",
@@ -70,30 +67,6 @@ def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
         F.count(F.lit(1)).alias("active_s"),
         F.max("messages").alias("peak_per_s"),
     )
-
-
-def missing_at_least(seconds: DataFrame, manifest: Manifest) -> int:
-    """Return how many deliveries are missing at least, of a whole run.
-
-    Per subscription of the manifest: the confirmed messages of its topic that were owed by the end, less
-    the deliveries. A repeat or a delivery within the grace hides one: `audit` looks at each message.
-    """
-    until_s = manifest.last_owed_ns
-    owed = F.lit(True)
-    if until_s is not None:
-        owed = F.col("second") < (until_s - manifest.start_ns) // SECOND_NS
-    counted = seconds.filter((F.col("kind") == DELIVERED) | owed)
-    counts = {
-        (row["kind"], row["topic"], row["subscription"]): row["messages"]
-        for row in counted.groupBy("kind", "topic", "subscription")
-        .agg(F.sum("messages").alias("messages"))
-        .collect()
-    }
-    missing = (
-        counts.get((CONFIRMED, topic, ""), 0) - counts.get((DELIVERED, topic, subscription), 0)
-        for topic, subscription in manifest.pairs
-    )
-    return sum(max(0, each) for each in missing)
 
 
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
