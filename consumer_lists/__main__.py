@@ -18,8 +18,8 @@ from rich.table import Table
 from consumer_lists import edit, listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.errors import CODES, AlreadySo
-from inventory.cluster import Cluster, Node, load
-from inventory.inventory import DEFAULT_PATH, ENV_PATH
+from consumer_lists.nodes import Cluster, Node
+from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
@@ -42,7 +42,7 @@ class Source:
     file: Path | None
 
     def cluster(self) -> Cluster:
-        return load(self.inventory)
+        return Cluster.of(load(self.inventory))
 
     def list_file(self) -> Path:
         return self.file or self.cluster().list_file

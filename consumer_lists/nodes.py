@@ -1,4 +1,4 @@
-"""Lists that the nodes serve, and generations that clients reported; all agents are asked in parallel.
+"""Nodes of a cluster as consumer lists need them, lists that they serve, and generations that clients reported; all agents are asked in parallel.
 
 A node that does not answer is shown as such, and never counted as anything else.
 """
@@ -8,22 +8,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
-from inventory.cluster import Node
+from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
 from messagebus.errors import ListInvalid
 from messagebus.tls import TlsFiles
 
-__all__ = ["Client", "Served", "ask_all", "clients", "served"]
+__all__ = ["Client", "Cluster", "Node", "Served", "ask_all", "clients", "served"]
 
 ANSWER_WITHIN_S = 3.0
 """Timeout of one request to one agent."""
 ASKED_AT_ONCE = 32
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node. agent: HTTP address ``host:port``. list_file: path from which its agent reads the list.
+
+    hosts: hosts that hold the file, as SSH addresses ``[user@]host[:port]``: both of a mirror, since either
+        may run the broker; none for this machine. sudo: hosts whose SSH user is not root.
+    tls: certificates for requests to the agent; None for plain HTTP.
+    """
+
+    name: str
+    agent: str
+    list_file: Path
+    hosts: tuple[str, ...] = ()
+    sudo: frozenset[str] = frozenset()
+    tls: TlsFiles | None = None
+
+    @property
+    def agent_url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.agent}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One cluster. list_file: the operators' copy, under version control. nodes: in the inventory's order."""
+
+    name: str
+    list_file: Path
+    nodes: tuple[Node, ...]
+
+    @classmethod
+    def of(cls, inventory: Inventory) -> Cluster:
+        """Return the cluster of an inventory."""
+        nodes = (
+            Node(
+                name=node.name,
+                agent=str(node.agent),
+                list_file=node.node_list_file,
+                hosts=inventory.ssh_hosts(node),
+                sudo=frozenset(host.ssh for host in inventory.hosts if host.sudo),
+                tls=inventory.tls and inventory.tls.files,
+            )
+            for node in inventory.brokers
+        )
+        return cls(name=inventory.cluster, list_file=inventory.list_file, nodes=tuple(nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from consumer_lists import edit, listfile, nodes
 from consumer_lists.errors import PushRefused
-from consumer_lists.nodes import Client, Served
-from inventory.cluster import Cluster, Node
+from consumer_lists.nodes import Client, Cluster, Node, Served
 from messagebus.broker import BrokerList
 
 __all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]

@@ -8,8 +8,8 @@ the file. Decides nothing about the cluster.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import re
 import ssl
 import tomllib
 from collections import Counter
@@ -19,20 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from inventory.balancers import Balancer, balancer_tables, read_balancer
-from inventory.machines import (
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic_core import ErrorDetails
+
+from inventory.tables import (
+    COUNT_MAX,
+    Address,
+    Balancer,
+    ClusterName,
+    Count,
+    FilePath,
     Host,
     Mirror,
     Node,
     Provision,
+    Timers,
+    Tls,
     User,
-    read_host,
-    read_mirror,
-    read_node,
-    read_provision,
-    read_user,
+    UserName,
 )
-from inventory.tables import Address, Table
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.proof import TokenProof
@@ -59,73 +64,46 @@ __all__ = [
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
 
-_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
-_USER = re.compile(r"[!-~]{1,128}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """TLS of a cluster: brokers and agents speak it, and require certificates of their clients.
-
-    ca_file, cert_file, key_file: the operators' authority, certificate and key.
-    server_name: a name in the certificate of every broker and agent, beside its own host.
-    old_management: management APIs that still speak plain HTTP are asked by plain HTTP: those of brokers
-        that were not restarted since their TLS was configured.
-    check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
-    digest: digest of the files that HAProxy reads, so that new ones are a new configuration; "" unless
-    loaded.
-    """
-
-    ca_file: Path
-    cert_file: Path
-    key_file: Path
-    server_name: str
-    check_cert_file: Path
-    old_management: bool = False
-    digest: str = ""
-
-    @property
-    def files(self) -> TlsFiles:
-        return TlsFiles(
-            ca_file=str(self.ca_file), cert_file=str(self.cert_file), key_file=str(self.key_file)
-        )
-
-
+@with_config(ConfigDict(extra="forbid", hide_input_in_errors=True))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """One cluster. brokers: in the order of the file, names and addresses unique; may be empty.
 
     mirrors: at most one for each broker, a host in at most one.
-    balancer: the one at hand, or the first; more: those after it, see `balancers`.
+    balancers: in the order of the file; at least one.
     tls: None where brokers and agents speak plain TCP and HTTP.
     serving_min: brokers that must take publishes while a playbook takes one out.
     """
 
-    cluster: str
-    list_file: Path
-    token_file: Path
-    admin_user: str
-    admin_password_file: Path
+    cluster: ClusterName
+    list_file: FilePath
+    token_file: FilePath
+    admin_user: UserName
+    admin_password_file: FilePath
     supervisor: Literal["local", "systemd"]
-    balancer: Balancer
-    brokers: tuple[Node, ...]
+    balancers: tuple[Balancer, ...]
+    brokers: tuple[Node, ...] = ()
     hosts: tuple[Host, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
     users: tuple[User, ...] = ()
     provision: Provision = dataclasses.field(default_factory=Provision)
-    more: tuple[Balancer, ...] = ()
     tls: Tls | None = None
-    serving_min: int = 1
+    serving_min: Count = 1
 
     @property
-    def balancers(self) -> tuple[Balancer, ...]:
-        """All balancers, in the order of the file; at least one."""
-        return (self.balancer, *self.more)
+    def balancer(self) -> Balancer:
+        """The first balancer, or the one that `at` was called for."""
+        return self.balancers[0]
+
+    @property
+    def more(self) -> tuple[Balancer, ...]:
+        """The balancers after the first."""
+        return self.balancers[1:]
 
     def at(self, balancer: Balancer) -> Inventory:
         """Return the inventory with this balancer alone."""
-        return dataclasses.replace(self, balancer=balancer, more=())
+        return dataclasses.replace(self, balancers=(balancer,))
 
     def without(self, names: Collection[str]) -> Inventory:
         """Return the inventory without these balancers.
@@ -134,10 +112,10 @@ class Inventory:
         """
         for name in names:
             self.find_balancer(name)
-        left = [each for each in self.balancers if each.name not in names]
+        left = tuple(each for each in self.balancers if each.name not in names)
         if not left:
             raise ConfigError("no balancer is left: one of them must be there")
-        return dataclasses.replace(self, balancer=left[0], more=tuple(left[1:]))
+        return dataclasses.replace(self, balancers=left)
 
     def find_balancer(self, name: str) -> Balancer:
         """Return the balancer of this name. Raises ConfigError naming the nearest."""
@@ -185,6 +163,13 @@ class Inventory:
         """Return the SSH address of the host that a broker runs on."""
         return self.host(node.host).ssh if node.host else node.address.host
 
+    def ssh_hosts(self, node: Node) -> tuple[str, ...]:
+        """Return the SSH addresses of the hosts on which a broker may run; none for this machine."""
+        for mirror in self.mirrors:
+            if mirror.name == node.name:
+                return tuple(self.host(name).ssh for name in mirror.hosts)
+        return (self.ssh_of(node),) if node.host or self.supervisor == "systemd" else ()
+
     def host(self, name: str) -> Host:
         """Return the host of this name. Raises ConfigError naming the nearest."""
         for host in self.hosts:
@@ -212,15 +197,13 @@ def load(path: str | Path) -> Inventory:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         raise ConfigError(f"inventory {path}: {fault}") from fault
     inventory = parse(values, base=path.absolute().parent)
-    first, *more = (
-        dataclasses.replace(each, probe_password=_read_secret(each.probe_password_file))
-        for each in inventory.balancers
-    )
     tls = inventory.tls
     return dataclasses.replace(
         inventory,
-        balancer=first,
-        more=tuple(more),
+        balancers=tuple(
+            dataclasses.replace(each, probe_password=_read_secret(each.probe_password_file))
+            for each in inventory.balancers
+        ),
         tls=tls and dataclasses.replace(tls, digest=_digest(tls.ca_file, tls.check_cert_file)),
     )
 
@@ -228,48 +211,95 @@ def load(path: str | Path) -> Inventory:
 def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
     """Validate the values of an inventory file; base: folder that relative paths start from.
 
-    Reads no file. Raises ConfigError with every fault.
+    Reads no file. Raises ConfigError with every fault of the tables; where they have none, with every
+    contradiction between them.
     """
-    faults: list[str] = []
-    top = Table(values, "", base, faults)
-    first, *more = map(read_balancer, balancer_tables(top))
-    inventory = Inventory(
-        cluster=top.text("cluster", _CLUSTER),
-        list_file=top.path("list_file"),
-        token_file=top.path("token_file"),
-        admin_user=top.text("admin_user", _USER),
-        admin_password_file=top.path("admin_password_file"),
-        supervisor="systemd" if top.choice("supervisor", "local", "systemd") else "local",
-        balancer=first,
-        more=tuple(more),
-        brokers=tuple(read_node(each) for each in top.tables("brokers")),
-        hosts=tuple(read_host(each) for each in top.tables("hosts")),
-        mirrors=tuple(read_mirror(each) for each in top.tables("mirrors")),
-        users=tuple(read_user(each) for each in top.tables("users")),
-        provision=read_provision(top.table("provision", required=False), tls="tls" in values)
-        if "provision" in values
-        else Provision(),
-        tls=_read_tls(top.table("tls")) if "tls" in values else None,
-        serving_min=top.number("serving_min", 1),
-    )
-    top.nothing_else()
-    faults += _clashes(inventory)
+    try:
+        inventory = _adapter().validate_python(_with_balancers(values), context={"base": base})
+    except ValidationError as fault:
+        faults = [_told(each, "balancers" in values) for each in fault.errors(include_url=False)]
+    else:
+        faults = [*_of_provision(inventory, values), *_clashes(inventory)]
     if faults:
         raise ConfigError("inventory: " + "; ".join(faults))
     return inventory
 
 
-def _read_tls(table: Table) -> Tls:
-    tls = Tls(
-        ca_file=table.path("ca_file"),
-        cert_file=table.path("cert_file"),
-        key_file=table.path("key_file"),
-        server_name=table.text("server_name", _HOST_NAME),
-        check_cert_file=table.path("check_cert_file"),
-        old_management=table.flag("old_management"),
-    )
-    table.nothing_else()
-    return tls
+@functools.cache
+def _adapter() -> TypeAdapter[Inventory]:
+    return TypeAdapter(Inventory)
+
+
+def _with_balancers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with every balancer in ``balancers``.
+
+    ``[balancer]`` alone is one; beside ``[[balancers]]`` it holds the values that they have in common.
+    """
+    rest = {key: value for key, value in values.items() if key not in ("balancer", "balancers")}
+    several = values.get("balancers", [])
+    if several == []:
+        return rest | ({"balancers": [values["balancer"]]} if "balancer" in values else {})
+    common = values.get("balancer", {})
+    if not isinstance(several, list) or not isinstance(common, dict):
+        return dict(values)
+    merged = [common | each if isinstance(each, dict) else each for each in several]
+    return rest | {"balancers": merged}
+
+
+_TABLES = {
+    "balancers": Balancer,
+    "timers": Timers,
+    "brokers": Node,
+    "hosts": Host,
+    "mirrors": Mirror,
+    "users": User,
+    "provision": Provision,
+    "tls": Tls,
+}
+
+
+def _told(fault: ErrorDetails, is_array: bool) -> str:
+    """Return a fault with the place of its value. The values of unknown keys may be secrets: never shown.
+
+    is_array: the file has ``[[balancers]]``.
+    """
+    *tables, key = fault["loc"]
+    if not is_array and fault["loc"][:1] == ("balancers",):
+        where = ".".join(["balancer", *map(str, fault["loc"][2:])])
+    else:
+        where = "".join(
+            f"[{each}]" if isinstance(each, int) else f".{each}" for each in fault["loc"]
+        )
+    kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
+    match kind:
+        case "missing":
+            what = "missing"
+        case "unexpected_keyword_argument":
+            table = next((each for each in reversed(tables) if isinstance(each, str)), "")
+            known = [each.name for each in dataclasses.fields(_TABLES.get(table, Inventory))]
+            what = f"unknown key{did_you_mean(str(key), known)}"
+        case "string_pattern_mismatch":
+            what = f"{value!r} is not of the form {context['pattern'][4:-2]}"
+        case "int_type" | "greater_than_equal" | "less_than_equal":
+            what = f"{value!r} is not a whole number from 1 to {COUNT_MAX:,}"
+        case "literal_error":
+            what = f"{value!r}; allowed: {context['expected']}"
+        case "value_error":
+            what = str(context["error"])
+        case _:
+            wanted = {"dataclass_type": "table", "tuple_type": "array"}
+            what = (
+                f"{wanted.get(kind, kind.removesuffix('_type'))} wanted, not {type(value).__name__}"
+            )
+    return f"{where.removeprefix('.')}: {what}"
+
+
+def _of_provision(inventory: Inventory, values: Mapping[str, Any]) -> Iterator[str]:
+    """Report the folder of the brokers' certificates where it is missing, or has no use."""
+    if inventory.tls and "provision" in values and not inventory.provision.tls_dir:
+        yield "provision.tls_dir: missing"
+    if inventory.provision.tls_dir and not inventory.tls:
+        yield "provision.tls_dir: unknown key without [tls]"
 
 
 def _digest(*files: Path) -> str:

@@ -142,11 +142,11 @@ def _keep(file: Path, password: Secret) -> None:
 
 def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str], None]) -> None:
     """Make every balancer log in to brokers as this user."""
-    first, *more = (
+    balancers = tuple(
         dataclasses.replace(each, probe_user=name, probe_password=password)
         for each in inventory.balancers
     )
-    meant = dataclasses.replace(inventory, balancer=first, more=tuple(more))
+    meant = dataclasses.replace(inventory, balancers=balancers)
     for balancer, _done in apply_all(meant, lambda each: lb.hosts.place_of(shell, meant, each)):
         say(f"balancer {balancer.name} asks as {name}")
 

@@ -22,10 +22,8 @@ import lb.fleet
 import lb.hosts
 import lb.runtime
 from consumer_lists import nodes
-from consumer_lists.nodes import Client, Served
-from inventory.cluster import Cluster
-from inventory.cluster import Node as ListNode
-from inventory.cluster import load as load_cluster
+from consumer_lists.nodes import Client, Cluster, Served
+from consumer_lists.nodes import Node as ListNode
 from inventory.inventory import Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
@@ -136,10 +134,6 @@ class View:
         return load(self._path)
 
     @property
-    def _cluster(self) -> Cluster:
-        return load_cluster(self._path)
-
-    @property
     def nodes(self) -> tuple[Node, ...]:
         return self.inventory.brokers
 
@@ -160,7 +154,8 @@ class View:
 
     @property
     def _agents(self) -> list[ListNode]:
-        return [node for node in self._cluster.nodes if node.name not in self.absent.agents]
+        nodes = Cluster.of(self.inventory).nodes
+        return [node for node in nodes if node.name not in self.absent.agents]
 
     def served(self) -> list[Served]:
         """Return the list that each agent serves, or why it serves none."""

@@ -16,8 +16,9 @@ import pytest
 
 from consumer_lists import edit, listfile, nodes
 from consumer_lists.errors import PushRefused
+from consumer_lists.nodes import Cluster
 from consumer_lists.push import push, recover
-from inventory.cluster import Cluster, load
+from inventory.inventory import load
 from messagebus.broker import Broker, BrokerList
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
@@ -27,7 +28,7 @@ from tests.support.sshd import ssh_server
 @pytest.fixture
 def lists(cluster: LocalCluster) -> Iterator[Cluster]:
     """The shared cluster's list; the same brokers are on it before and after, none draining."""
-    read = load(cluster.inventory)
+    read = Cluster.of(load(cluster.inventory))
     before = BrokerList.parse(listfile.read(read.list_file))
     yield read
     now = BrokerList.parse(listfile.read(read.list_file))

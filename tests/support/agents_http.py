@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inventory.cluster import Cluster, Node
+from consumer_lists.nodes import Cluster, Node
 
 __all__ = ["AgentsHttp", "cluster_of"]
 

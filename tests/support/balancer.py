@@ -72,7 +72,7 @@ def inventory(
     values["balancer"]["timers"] = dict(timers or {})
     read = parse(values, base=base)
     return dataclasses.replace(
-        read, balancer=dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD))
+        read, balancers=(dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD)),)
     )
 
 

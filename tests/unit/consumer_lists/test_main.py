@@ -21,21 +21,46 @@ from tests.support.agents_http import AgentsHttp
 INVENTORY = """
 cluster = "prod"
 list_file = "prod.txt"
+token_file = "token"
+admin_user = "admin"
+admin_password_file = "admin"
+supervisor = "local"
+[balancer]
+amqp = "lb:5672"
+list = "lb:8081"
+stats = "lb:8404"
+config = "haproxy.cfg"
+socket = "admin.sock"
+state_file = "state"
+master_pid_file = "pid"
+probe_user = "probe"
+probe_password_file = "probe"
 [[brokers]]
 name = "a"
+address = "a:5672"
 agent = "a:8081"
+check = "a:8082"
+management = "a:15672"
 node_list_file = "a.txt"
 """
 HOSTS = """
 [[hosts]]
 name = "one"
 ssh = "a1"
+replication = "10.1.0.1"
+management = "10.2.0.1"
 [[hosts]]
 name = "two"
 ssh = "a2"
+replication = "10.1.0.2"
+management = "10.2.0.2"
 [[mirrors]]
 name = "a"
 hosts = ["one", "two"]
+device = "/dev/drbd0"
+disk = "/dev/vdb"
+mount = "/var/lib/rabbitmq"
+port = 7789
 """
 TEXT = "# cluster: prod\n# generation: 7\nmb1\nmb2\n"
 

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from consumer_lists import nodes
+from consumer_lists.nodes import Cluster, Node
+from inventory.inventory import parse
+from messagebus.tls import TlsFiles
+from tests.support.balancer import BASE, inventory_values, mirrored_values
 from tests.support.agents_http import AgentsHttp, cluster_of
 
 A, B, C = cluster_of(Path("/x"), ["a", "b", "c"]).nodes
@@ -74,3 +79,43 @@ def test_an_answer_that_makes_no_sense_is_no_client(http: AgentsHttp, answer: st
 def test_nobody_to_ask_is_no_answer() -> None:
     assert nodes.served([]) == []
     assert nodes.clients([]) == ([], {})
+
+
+def test_a_cluster_is_made_of_what_the_inventory_says() -> None:
+    cluster = Cluster.of(parse(inventory_values(brokers=1), base=BASE))
+    assert (cluster.name, cluster.list_file) == ("test", BASE / "lists/test.txt")
+    assert cluster.nodes == (
+        Node(name="mb1", agent="10.0.1.1:8081", list_file=BASE / "nodes/mb1/list.txt"),
+    )
+
+
+def test_where_agents_speak_tls_they_are_asked_with_certificates() -> None:
+    values = inventory_values(brokers=1)
+    files = {"ca_file": "ca.pem", "cert_file": "o.pem", "key_file": "o.key"}
+    values["tls"] = {**files, "server_name": "bus", "check_cert_file": "check.pem"}
+    (node,) = Cluster.of(parse(values, base=BASE)).nodes
+    assert node.agent_url == "https://10.0.1.1:8081"
+    assert node.tls == TlsFiles(**{key: f"{BASE}/{name}" for key, name in files.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "hosts"),
+    [
+        ({}, ((), ())),
+        ({"supervisor": "systemd"}, (("10.0.1.1",), ("10.0.1.2",))),
+    ],
+)
+def test_where_a_node_s_list_is(changes: dict[str, str], hosts: tuple[Any, ...]) -> None:
+    values = inventory_values() | changes
+    values["hosts"] = [{"name": "a1", "ssh": "root@a1:2222"}]
+    assert tuple(node.hosts for node in Cluster.of(parse(values, base=BASE)).nodes) == hosts
+    values["brokers"][0]["host"] = "a1"
+    assert Cluster.of(parse(values, base=BASE)).nodes[0].hosts == ("root@a1:2222",)
+
+
+def test_the_list_of_a_mirrored_node_is_on_both_hosts() -> None:
+    values = mirrored_values()
+    values["hosts"][1] |= {"ssh": "op@a2", "sudo": "yes"}
+    node = Cluster.of(parse(values, base=BASE)).nodes[0]
+    assert node.hosts == ("root@10.77.0.1", "op@a2")
+    assert node.sudo == {"op@a2"}

@@ -10,7 +10,7 @@ import pytest
 from consumer_lists import listfile
 from consumer_lists import push as pushing
 from consumer_lists.errors import Locked, PushRefused
-from inventory.cluster import Cluster, Node
+from consumer_lists.nodes import Cluster, Node
 from messagebus.errors import ListInvalid
 from tests.support.agents_http import AgentsHttp, cluster_of
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inventory.balancers import Timers
 from inventory.inventory import Address, load, parse
+from inventory.tables import Timers
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 from tests.support.balancer import BASE, inventory, inventory_values, mirrored_values
@@ -123,8 +123,8 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     ("change", "told"),
     [
         (_set("cluster", "no/slash"), "cluster: 'no/slash'"),
-        (_set("cluster", 7), "cluster: str wanted, not int"),
-        (_set("supervisor", "upstart"), "supervisor: 'upstart'; allowed: local, systemd"),
+        (_set("cluster", 7), "cluster: string wanted, not int"),
+        (_set("supervisor", "upstart"), "supervisor: 'upstart'; allowed: 'local' or 'systemd'"),
         (_set("list_file", ""), "list_file: '' is not a path"),
         (_set("balancer.amqp", "10.0.0.1"), "balancer.amqp: no port"),
         (_set("balancer.amqp", "10.0.0.1:99999"), "balancer.amqp: not a port"),
@@ -136,7 +136,15 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (_set("brokers.1.name", "mb1"), "broker mb1 is there twice"),
         (_set("brokers.1.address", "10.0.1.1:5672"), "10.0.1.1:5672 is used twice"),
         (_set("brokers.1.chek", "x"), r"brokers\[1\].chek: unknown key; did you mean 'check'"),
-        (_set("brokers", 3), "brokers: tables wanted"),
+        (_set("brokers", [3]), r"brokers\[0\]: table wanted, not int"),
+        (_set("balancer", 3), "balancer: table wanted, not int"),
+        (_set("balancers", [3]), r"balancers\[0\]: table wanted, not int"),
+        (_set("balancers", 3), "balancers: array wanted, not int"),
+        (_set("balancer.probe_password", "x"), "balancer.probe_password: unknown key"),
+        (_set("cluster", None), "cluster: string wanted, not NoneType"),
+        (_set("list_file", 7), "list_file: string wanted, not int"),
+        (_set("list_file", "a\nb"), r"list_file: 'a\\nb' is not a path"),
+        (_set("brokers", 3), "brokers: array wanted, not int"),
     ],
 )
 def test_a_fault_is_told_with_its_key(change: Callable[[dict[str, Any]], None], told: str) -> None:
@@ -152,8 +160,20 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         parse(values, base=BASE)
     assert str(raised.value) == (
-        "inventory: balancer.socket: missing; token_file: missing; brokers[0].check: missing"
+        "inventory: token_file: missing; balancer.socket: missing; brokers[0].check: missing"
     )
+
+
+def test_the_value_of_an_unknown_key_is_not_shown() -> None:
+    values = inventory_values()
+    values["balancer"]["probe_password"] = values["admin_pasword"] = "sesame"
+    assert "sesame" not in told(values)
+
+
+def test_a_missing_balancer_is_told() -> None:
+    values = inventory_values()
+    del values["balancer"]
+    assert told(values) == "inventory: balancer: missing"
 
 
 json_values = st.recursive(
@@ -215,7 +235,8 @@ def _toml() -> str:
 
 def test_an_inventory_without_some_balancers_keeps_one_at_least() -> None:
     read = inventory()
-    two = dataclasses.replace(read, more=(dataclasses.replace(read.balancer, name="lb2"),))
+    second = dataclasses.replace(read.balancer, name="lb2")
+    two = dataclasses.replace(read, balancers=(read.balancer, second))
     assert [each.name for each in two.without(["haproxy"]).balancers] == ["lb2"]
     assert two.without([]) == two
     with pytest.raises(ConfigError, match="no balancer is left"):
@@ -321,6 +342,8 @@ def test_a_balancer_is_on_a_host_that_is_reached_as_root() -> None:
     values = mirrored_values()
     values["hosts"].append({"name": "front1", "ssh": "op@front1.example", "sudo": "yes"})
     values["balancer"]["host"] = "front1"
+    for key in ("config", "socket", "state_file", "master_pid_file"):
+        values["balancer"][key] = f"/var/lib/{key}"
     assert told(values).endswith(
-        "; balancer haproxy: who logs in on front1 is not root, which a balancer wants"
+        "inventory: balancer haproxy: who logs in on front1 is not root, which a balancer wants"
     )

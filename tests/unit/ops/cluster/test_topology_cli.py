@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inventory.machines import Provision
+from inventory.tables import Provision
 from ops.__main__ import main
 from ops.cluster import topology_cli
 
