@@ -1,6 +1,7 @@
-"""Nodes of a cluster as consumer lists need them, lists that they serve, and generations that clients reported; all agents are asked in parallel.
+"""The nodes of a cluster: the lists that they serve, and the generations that clients reported there.
 
-A node that does not answer is shown as such, and never counted as anything else.
+All agents are asked in parallel. A node that does not answer is shown as such, and never counted as
+anything else.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Cluster:
                 list_file=node.node_list_file,
                 hosts=inventory.ssh_hosts(node),
                 sudo=frozenset(host.ssh for host in inventory.hosts if host.sudo),
-                tls=inventory.tls and inventory.tls.files,
+                tls=inventory.tls.files if inventory.tls else None,
             )
             for node in inventory.brokers
         )

@@ -75,7 +75,7 @@ def _address(value: object) -> Address:
     return Address(broker.host, broker.port)
 
 
-def _path(value: object, info: ValidationInfo) -> Path:
+def _path(value: object, info: ValidationInfo[Any]) -> Path:
     """Return a path; a relative one starts at the folder in the context."""
     text = _string(value)
     if not text or any(ord(char) < 32 for char in text):
@@ -83,7 +83,7 @@ def _path(value: object, info: ValidationInfo) -> Path:
     return Path(info.context["base"] / text)
 
 
-def _path_on_host(value: object, info: ValidationInfo) -> Path:
+def _path_on_host(value: object, info: ValidationInfo[Any]) -> Path:
     path = _path(value, info)
     if info.data.get("host") and not str(value).startswith("/"):
         raise ValueError(f"{value!r} is on another host: an absolute path wanted")

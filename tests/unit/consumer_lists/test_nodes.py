@@ -10,8 +10,8 @@ from consumer_lists import nodes
 from consumer_lists.nodes import Cluster, Node
 from inventory.inventory import parse
 from messagebus.tls import TlsFiles
-from tests.support.balancer import BASE, inventory_values, mirrored_values
 from tests.support.agents_http import AgentsHttp, cluster_of
+from tests.support.balancer import BASE, inventory_values, mirrored_values
 
 A, B, C = cluster_of(Path("/x"), ["a", "b", "c"]).nodes
 

@@ -101,7 +101,7 @@ def test_nothing_is_ordered_by_hand_where_some_balancer_hears_the_agent(
 def two_balancers() -> Inventory:
     read = inventory()
     far = dataclasses.replace(read.balancer, name="lb2", host="front2")
-    return dataclasses.replace(read, more=(far,))
+    return dataclasses.replace(read, balancers=(read.balancer, far))
 
 
 def test_a_balancer_of_another_host_is_reached_over_its_socket_here() -> None:
@@ -133,7 +133,7 @@ class Fronts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         read = inventory()
         more = [dataclasses.replace(read.balancer, name=f"lb{number}") for number in (2, 3)]
-        self.read = dataclasses.replace(read, more=tuple(more))
+        self.read = dataclasses.replace(read, balancers=(read.balancer, *more))
         self.away = self.refuses = self.fails = ""
         self.log: list[str] = []
         monkeypatch.setattr(fleet, "check", self._check)

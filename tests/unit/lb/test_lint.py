@@ -41,42 +41,45 @@ def test_no_broker_is_a_fault() -> None:
 def test_a_socket_path_that_haproxy_cannot_bind_is_a_fault() -> None:
     read = inventory()
     socket = read.balancer.socket.parent / ("x" * 98)
-    moved = dataclasses.replace(read, balancer=dataclasses.replace(read.balancer, socket=socket))
+    moved = read.at(dataclasses.replace(read.balancer, socket=socket))
     assert "at most 97 bytes" in faults(moved)[0]
 
 
 def test_one_address_for_two_services_is_a_fault() -> None:
     read = inventory()
     same = dataclasses.replace(read.balancer, stats=read.balancer.amqp)
-    assert faults(dataclasses.replace(read, balancer=same)) != []
+    assert faults(read.at(same)) != []
 
 
 def test_the_administrator_is_no_probe() -> None:
     read = inventory()
     same = dataclasses.replace(read.balancer, probe_user=read.admin_user)
-    assert "administrator" in faults(dataclasses.replace(read, balancer=same))[0]
+    assert "administrator" in faults(read.at(same))[0]
 
 
 def test_an_empty_password_is_a_fault() -> None:
     read = inventory()
     empty = dataclasses.replace(read.balancer, probe_password=Secret(""))
-    assert "is empty" in faults(dataclasses.replace(read, balancer=empty))[0]
+    assert "is empty" in faults(read.at(empty))[0]
 
 
 def test_one_broker_takes_no_more_than_there_are_in_all() -> None:
     read = inventory()
     many = dataclasses.replace(read.balancer, server_sessions_max=8_001)
-    assert "not above sessions_max (8000)" in faults(dataclasses.replace(read, balancer=many))[0]
+    assert "not above sessions_max (8000)" in faults(read.at(many))[0]
 
 
 def test_all_balancers_together_do_not_swamp_a_broker() -> None:
     read = inventory()
     eight = tuple(dataclasses.replace(read.balancer, name=f"lb{n}") for n in range(2, 9))
-    assert "64000 from 8 balancers together" in faults(dataclasses.replace(read, more=eight))[0]
+    assert (
+        "64000 from 8 balancers together"
+        in faults(dataclasses.replace(read, balancers=(read.balancer, *eight)))[0]
+    )
 
 
 def test_a_fault_of_one_of_several_balancers_names_it() -> None:
     read = inventory()
     second = dataclasses.replace(read.balancer, name="lb2", probe_user=read.admin_user)
-    (fault,) = faults(dataclasses.replace(read, more=(second,)))
+    (fault,) = faults(dataclasses.replace(read, balancers=(read.balancer, second)))
     assert fault.startswith("lb2: probe_user is the administrator")

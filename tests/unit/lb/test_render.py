@@ -31,9 +31,7 @@ def test_every_broker_is_a_server_with_two_checks() -> None:
 def test_a_broker_takes_so_many_connections_at_most() -> None:
     read = inventory()
     assert " maxconn 8000 " in render(read)
-    less = dataclasses.replace(
-        read, balancer=dataclasses.replace(read.balancer, server_sessions_max=7)
-    )
+    less = read.at(dataclasses.replace(read.balancer, server_sessions_max=7))
     assert " maxconn 7 " in render(less)
 
 
@@ -96,7 +94,7 @@ def test_the_admin_socket_is_its_owners() -> None:
 def test_a_path_stays_one_word(name: str) -> None:
     read = inventory()
     socket = read.balancer.socket.parent / name
-    moved = dataclasses.replace(read, balancer=dataclasses.replace(read.balancer, socket=socket))
+    moved = read.at(dataclasses.replace(read.balancer, socket=socket))
     (line,) = [line for line in render(moved).splitlines() if "stats socket" in line]
     quoted = (
         line.strip()
@@ -128,13 +126,13 @@ def test_without_the_password_nothing_is_rendered() -> None:
     read = inventory()
     unread = dataclasses.replace(read.balancer, probe_password=None)
     with pytest.raises(ConfigError, match="probe_password_file: cannot read"):
-        render(dataclasses.replace(read, balancer=unread))
+        render(read.at(unread))
 
 
 def test_another_password_is_another_configuration() -> None:
     read = inventory()
     other = dataclasses.replace(read.balancer, probe_password=Secret("other"))
-    assert marker(render(read)) != marker(render(dataclasses.replace(read, balancer=other)))
+    assert marker(render(read)) != marker(render(read.at(other)))
 
 
 def with_tls() -> Inventory:
@@ -148,7 +146,7 @@ def with_tls() -> Inventory:
     }
     read = parse(values, base=BASE)
     balancer = dataclasses.replace(read.balancer, probe_password=Secret(PASSWORD))
-    return dataclasses.replace(read, balancer=balancer)
+    return read.at(balancer)
 
 
 def test_tls_is_passed_through_and_spoken_by_the_checks_alone() -> None:

@@ -58,7 +58,7 @@ def test_a_configuration_of_another_inventory_is_seen(monkeypatch: pytest.Monkey
     assert [each.current for each in view.look(read, fleet)] == [True]
     assert [each.current for each in view.look(inventory(3), fleet)] == [False]
     unread = dataclasses.replace(read.balancer, probe_password=None)
-    shown = view.look(dataclasses.replace(read, balancer=unread), fleet)
+    shown = view.look(read.at(unread), fleet)
     assert [each.current for each in shown] == [None]
     assert json.loads(json.dumps(view.plain(shown)))["balancers"][0]["process"]["pid"] == 4711
 
