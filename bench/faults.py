@@ -17,9 +17,9 @@ from bench.errors import BenchError
 from bench.manifest import write_atomically
 from inventory.inventory import load
 from messagebus.broker import BrokerList
-from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from ops.local.files import MEMORY_SHARE
+from ops.local.parts import epmd_environment
 
 __all__ = ["FAULTS", "Fault", "alarm", "close_connections", "drained", "fault_of", "push_list"]
 

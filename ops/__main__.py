@@ -11,8 +11,8 @@ from inventory.inventory import DEFAULT_PATH, ENV_PATH
 from messagebus.commands.anywhere import option_anywhere
 from messagebus.commands.exits import Program
 from ops.backup.cli import backup, restore
-from ops.cluster.checkup_cli import check
-from ops.cluster.topology_cli import topology
+from ops.cluster.checkup import check
+from ops.cluster.topology import topology
 from ops.cluster.users import users
 from ops.errors import CODES
 from ops.local.cli import local

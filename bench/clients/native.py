@@ -23,9 +23,8 @@ from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options
-from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
-from ops.local.parts import agent_part
+from ops.local.parts import agent_part, epmd_environment
 from ops.local.secrets import ADMIN
 
 __all__ = ["Native", "Receiver", "Sender", "durability", "started"]

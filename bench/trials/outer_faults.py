@@ -37,9 +37,9 @@ from messagebus import (
     purge_parked,
 )
 from messagebus.outcome import Durability, Published
-from ops.commands.broker import epmd_environment
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
+from ops.local.parts import epmd_environment
 
 __all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "lying"]
 

@@ -19,10 +19,9 @@ from consumer_lists import edit, listfile
 from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
 from messagebus.terminal import say
-from ops.backup import archive as archives
-from ops.backup.archive import Archive
 from ops.backup.contents import (
     INVENTORY,
+    Archive,
     Missing,
     Rights,
     age_of,
@@ -32,12 +31,14 @@ from ops.backup.contents import (
     is_named,
     missing_definitions,
     missing_topology,
+    read_archive,
     topology_of,
     without_memory,
+    write_archive,
 )
 from ops.cluster.topology import latest
 from ops.cluster.view import View
-from ops.commands import lists
+from ops.commands import kits
 from ops.errors import OpsError
 from ops.local import secrets
 from ops.run.command import confirm, inventory_option, locked
@@ -68,7 +69,7 @@ def backup(archive: Path, with_secrets: bool, file: Path) -> None:
       python -m ops backup /backup/prod-2026-11-21.tar.gz
     """
     made = _collect(file.absolute(), with_secrets=with_secrets)
-    archives.write(archive, made)
+    write_archive(archive, made)
     for name in made.files:
         say(f"{name}{'  (secret)' if name in made.secret else ''}")
     left_out = made.facts["left_out"]
@@ -156,7 +157,7 @@ def restore(
       python -m ops restore /backup/prod-2026-11-21.tar.gz --files --yes
       python -m ops restore /backup/prod-2026-11-21.tar.gz --dry-run
     """
-    kept = archives.read(archive)
+    kept = read_archive(archive)
     say(f"{kept.facts['cluster']} of {kept.facts['made_at']}")
     file = file.absolute()
     if only_files:
@@ -345,7 +346,7 @@ def _make(lack: Lack, view: View, file: Path) -> None:
         say(f"topology: {view.want(lack.topology)}")
     if lack.generation:
         listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
-        for line in HostRunner().run(lists.recover(file)).splitlines():
+        for line in HostRunner().run(kits.lists(file, "push", "--recover")).splitlines():
             say(line)
 
 

@@ -1,13 +1,14 @@
-"""The kits: their folder, and calls of their commands."""
+"""Commands of the kits as values, for plans; and the folder that they run in. Pure."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from ops.run.plan import Command
 
-__all__ = ["CHECKOUT", "kit"]
+__all__ = ["CHECKOUT", "kit", "lb", "lists", "ops"]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -15,3 +16,22 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def kit(module: str, *words: str) -> Command:
     """Run ``python -m module words...`` on the operator's machine."""
     return Command((sys.executable, "-m", module, *words))
+
+
+def lb(inventory: Path, *words: str, without: Iterable[str] = ()) -> Command:
+    """Run a command of `lb`. without: balancers that are dead, and neither changed nor checked."""
+    return kit("lb", "--inventory", str(inventory), *words, *_without(without))
+
+
+def lists(inventory: Path, *words: str, without: Iterable[str] = ()) -> Command:
+    """Run a command of `consumer_lists`. without: nodes whose agents are dead, and not waited for."""
+    return kit("consumer_lists", "--inventory", str(inventory), *words, *_without(without))
+
+
+def ops(inventory: Path, *words: str) -> Command:
+    """Run a command of `ops`."""
+    return kit("ops", *words, "--inventory", str(inventory))
+
+
+def _without(names: Iterable[str]) -> list[str]:
+    return [word for name in sorted(names) for word in ("--without", name)]

@@ -33,7 +33,7 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
-from ops.local import files, ports, preflight, process, secrets
+from ops.local import files, preflight, process, secrets
 from ops.local.certificates import CA, issue_missing
 from ops.local.layout import (
     BALANCER,
@@ -137,7 +137,7 @@ class LocalCluster:
         to_start = [node for node in layout.nodes if node.name in stopped]
         self.dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         preflight.check(layout, to_start=len(to_start))
-        claim = self._claim(layout) if EPMD in stopped else ports.Claim(layout, ())
+        claim = self._claim(layout) if EPMD in stopped else preflight.Claim(layout, ())
         try:
             layout = claim.layout
             self._write_files(layout)
@@ -151,11 +151,11 @@ class LocalCluster:
             self._wait_answers(part(layout, name))
         self.wait_ready()
 
-    def _claim(self, layout: Layout) -> ports.Claim:
+    def _claim(self, layout: Layout) -> preflight.Claim:
         """Claim ports for a cluster of which nothing runs."""
         if len(self._stopped_parts(layout)) < len(part_names(layout)):
-            return ports.Claim(layout, ())
-        claim = ports.claim(layout, port_offset=self._port_offset)
+            return preflight.Claim(layout, ())
+        claim = preflight.claim_ports(layout, port_offset=self._port_offset)
         if claim.layout.offset != (self._port_offset or 0):
             self._say(
                 f"default ports are in use: all ports are {claim.layout.offset} higher, "

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lb.hosts import HAPROXY
-from ops.commands.broker import EPMD, RABBITMQ_SERVER
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import HERE
@@ -35,8 +34,11 @@ ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
 """Variable with the default root folder of new local clusters."""
 # RabbitMQ's version to the Debian release that has it.
 RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
+# The package's wrapper in /usr/sbin wants root and changes to the user rabbitmq; this one does not.
+RABBITMQ_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+EPMD_PROGRAM = "/usr/bin/epmd"
 # Program to the Debian package that holds it.
-PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD: "erlang-base", HAPROXY: "haproxy"}
+PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD_PROGRAM: "erlang-base", HAPROXY: "haproxy"}
 # A root folder's Python is one more version to run tests on.
 PYTHON = ("python3", "python3-venv")
 

@@ -28,7 +28,6 @@ from ops.mirror.options import (
     proof_options,
     run,
 )
-from ops.mirror.setup import set_up
 from ops.mirror.state import Status, is_split, lacks
 from ops.mirror.view import MirrorView
 from ops.run.command import Go, carry, go_options, inventory_option, opened
@@ -68,7 +67,7 @@ def install(name: str, file: Path) -> None:
     Example:
       python -m ops drbd install mb1
     """
-    set_up(MirrorView(file.absolute(), name))
+    playbooks.set_up(MirrorView(file.absolute(), name))
 
 
 @drbd.command(short_help="Make the mirror NAME on two blank disks.")

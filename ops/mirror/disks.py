@@ -1,34 +1,31 @@
-"""The two disks of a mirror: made, connected, compared, and brought together again.
+"""The two disks of a mirror: hosts set up, disks made, connected, compared, and brought together again.
 
-Decisions that may lose data are made before the first step, by the names that the operator gave.
+Decisions that may lose data are made before the first step, by the names that the operator gave. The setup of
+hosts writes their files, and their keys for each other; it touches no disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from inventory.inventory import Host
-from ops.commands import hosts
+from ops.commands import hosts, kits
 from ops.commands.hosts import on
-from ops.commands.kits import kit
 from ops.errors import NoAnswer
 from ops.mirror import commands
-from ops.mirror.files import partner
+from ops.mirror.files import FENCE_KEY, KNOWN_PEERS, authorized_line, files, partner
 from ops.mirror.promotion import leaving, proof_forgotten, state_brought
 from ops.mirror.state import COMPARING, Status
 from ops.mirror.view import MirrorView
-from ops.run.plan import Blocked, Check, Command, Plan, Step
+from ops.provision.hosts import Root
+from ops.provision.wanted import WantedFile
+from ops.run import shell
+from ops.run.plan import Blocked, Check, Plan, Step
 
-__all__ = [
-    "connect",
-    "create",
-    "disconnect",
-    "new_disk",
-    "rate",
-    "resolve",
-    "verify",
-]
+__all__ = ["connect", "create", "disconnect", "new_disk", "rate", "resolve", "set_up", "verify"]
 
 CONNECT_WITHIN_S = 60.0
 # 10 TB at 100 MB/s take 28 hours.
@@ -48,7 +45,9 @@ def create(
     both = (home, standby)
     name = mirror.name
     steps = (
-        Step(name=f"set up the hosts of {name}", commands=_kit(file, "install", name)),
+        Step(
+            name=f"set up the hosts of {name}", commands=(kits.ops(file, "drbd", "install", name),)
+        ),
         Step(
             name="load DRBD",
             commands=on(both, commands.load_module()),
@@ -265,11 +264,10 @@ def _disconnected(view: MirrorView, host: Host) -> Step:
 
 def _seen_whole(view: MirrorView) -> Step:
     """Make the step that records that no host goes on alone any more."""
-    return Step(name="see that both hosts say so", commands=_kit(view.file, "status", view.name))
-
-
-def _kit(file: Path, *words: str) -> tuple[Command, ...]:
-    return (kit("ops", "drbd", *words, "--inventory", str(file)),)
+    return Step(
+        name="see that both hosts say so",
+        commands=(kits.ops(view.file, "drbd", "status", view.name),),
+    )
 
 
 def _has_metadata(view: MirrorView, host: Host) -> Callable[[], bool]:
@@ -311,3 +309,55 @@ def _is_compared(view: MirrorView, host: Host) -> Check:
         return str(status) if status.link in COMPARING else ""
 
     return check
+
+
+AUTHORIZED_KEYS = Path("/root/.ssh/authorized_keys")
+HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
+
+
+def set_up(view: MirrorView) -> None:
+    """Set up both hosts; a second call changes nothing.
+
+    Raises CommandFailed, HostUnreachable, SudoRefused.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        home, standby = view.hosts
+        of_home, of_standby = pool.map(lambda host: _furnish(view, host), view.hosts)
+        list(pool.map(_acquaint, view.hosts, (standby, home), (of_standby, of_home)))
+
+
+@contextmanager
+def _as_root(host: Host) -> Iterator[Root]:
+    with shell.remote(host.ssh) as remote:
+        yield Root(remote, host=host.name, sudo=host.sudo)
+
+
+def _furnish(view: MirrorView, host: Host) -> tuple[str, str]:
+    """Write the host's files. Returns its host key, and the key of its fencing handler; both public."""
+    with _as_root(host) as root:
+        for each in files(view.inventory, view.mirror, host):
+            root.write(each)
+        if not root.ask(("cat", f"{FENCE_KEY}.pub")).startswith("ssh-"):
+            root.run(("install", "-d", "-m", "700", str(Path(FENCE_KEY).parent)))
+            root.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FENCE_KEY))
+        return root.run(("cat", HOST_KEY)), root.run(("cat", f"{FENCE_KEY}.pub"))
+
+
+def _acquaint(host: Host, peer: Host, keys: tuple[str, str]) -> None:
+    """Write the peer's keys on a host, and allow the peer's fencing handler to log in, for that alone."""
+    with _as_root(host) as root:
+        _write_keys(root, peer, *keys)
+
+
+def _write_keys(root: Root, peer: Host, host_key: str, fence_key: str) -> None:
+    kind, key = host_key.split()[:2]
+    known = f"{peer.name} {kind} {key}\n"
+    root.write(WantedFile(path=Path(KNOWN_PEERS), text=known, mode=0o600))
+    line = authorized_line(peer, fence_key)
+    root.run(("install", "-d", "-m", "700", str(AUTHORIZED_KEYS.parent)))
+    root.run(("touch", str(AUTHORIZED_KEYS)))
+    has = root.run(("cat", str(AUTHORIZED_KEYS))).splitlines()
+    kept = [each for each in has if not each.endswith(f" {line.split()[-1]}")]
+    if has != [*kept, line]:
+        text = "\n".join([*kept, line]) + "\n"
+        root.write(WantedFile(path=AUTHORIZED_KEYS, text=text, mode=0o600))

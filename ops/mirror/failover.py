@@ -20,9 +20,8 @@ from pathlib import Path
 
 from inventory.inventory import Host
 from ops.cluster.view import View
-from ops.commands import balancer, hosts
+from ops.commands import hosts, kits
 from ops.commands.hosts import on
-from ops.commands.kits import kit
 from ops.mirror import commands
 from ops.mirror.files import partner
 from ops.mirror.promotion import leaving, promotion, proof_forgotten, state_brought
@@ -155,7 +154,7 @@ def _arriving(
         ),
         Step(
             name=f"write down that {name} runs on {host.name}",
-            commands=(kit("ops", "inventory", "move", name, host.name, "--inventory", str(file)),),
+            commands=(kits.ops(file, "inventory", "move", name, host.name),),
             is_final=True,
         ),
     ]
@@ -171,7 +170,11 @@ def _arriving(
                 ),
             )
         )
-        order = balancer.hold(file, name) if consume_only else balancer.ready(file, name, away)
+        order = (
+            kits.ops(file, "hold", name)
+            if consume_only
+            else kits.lb(file, "ready", name, without=away)
+        )
         steps.append(
             Step(
                 name=f"{'hold publishers back from' if consume_only else 'send publishers to'} {name}",

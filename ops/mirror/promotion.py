@@ -7,9 +7,8 @@ after the proof of the other's death and an operator's time to think.
 from __future__ import annotations
 
 from inventory.inventory import Host
-from ops.commands import hosts
+from ops.commands import hosts, kits
 from ops.commands.hosts import on
-from ops.commands.kits import kit
 from ops.errors import NoAnswer
 from ops.mirror import commands
 from ops.mirror.files import partner, proof_of_death
@@ -86,8 +85,7 @@ def promotion(
 
 def _noted(view: MirrorView, host: Host, name: str) -> Step:
     """Make the step that records a host that goes on alone; it does nothing where the host has its peer."""
-    words = ("ops", "drbd", "alone", view.name, host.name, "--inventory", str(view.file))
-    return Step(name=name, commands=(kit(*words),))
+    return Step(name=name, commands=(kits.ops(view.file, "drbd", "alone", view.name, host.name),))
 
 
 def promote(

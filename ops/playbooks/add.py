@@ -13,10 +13,16 @@ The order is part of the correctness:
    serves the new list, each change asks the new one too. So after that, and before publishes, it is
    checked that the new agent has every entry that another agent has.
 5. Then the balancer sends publishers.
+
+The first start of a cluster (`found`), on hosts that `ops provision` has set up, happens once in its life.
+Agents read their topology from a majority of the others before they open a gate. A new cluster has no such
+majority, so each agent is told that it begins (genesis). Never found a cluster that has been one: its topics
+would be forgotten.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +30,13 @@ from typing import Any
 from messagebus.terminal import plural
 from ops.cluster import checks
 from ops.cluster.view import View
-from ops.commands import balancer, lists
-from ops.commands.supervise import Supervisor
+from ops.commands import kits
+from ops.commands.supervise import Supervisor, SystemdNodes
 from ops.run.plan import Plan, Step
 
 __all__ = [
     "Target",
+    "found",
     "joined",
     "list_brought",
     "listed",
@@ -60,6 +67,8 @@ class Target:
 
 
 BOOT_WITHIN_S = 120.0
+# A first start is slow on slow disks.
+FIRST_BOOT_WITHIN_S = 600.0
 TOPOLOGY_WITHIN_S = 120.0
 # Clients fetch the list at least every 30 s, and are dropped from the agents' view after 90 s.
 CLIENTS_WITHIN_S = 120.0
@@ -117,13 +126,13 @@ def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     return (
         Step(
             name=f"tell {name} of the others",
-            commands=(lists.push(inventory, view.absent.agents),),
+            commands=(kits.lists(inventory, "push", without=view.absent.agents),),
             until="every agent serves the list as it is",
             check=checks.agents_serve_the_list(view),
         ),
         Step(
             name=f"hold publishers back from {name}",
-            commands=(balancer.hold(inventory, name),),
+            commands=(kits.ops(inventory, "hold", name),),
             until="its agent says so",
             check=checks.holds_back(view, name),
         ),
@@ -145,7 +154,7 @@ def list_brought(name: str, inventory: Path, view: View) -> Step:
     """Make the step that pushes the list. name: name of the step, which is unique in its plan."""
     return Step(
         name=name,
-        commands=(lists.push(inventory, view.absent.agents),),
+        commands=(kits.lists(inventory, "push", without=view.absent.agents),),
         until="every agent serves it",
         check=checks.agents_serve_the_list(view),
     )
@@ -157,11 +166,13 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     return (
         Step(
             name=f"put {name} on the list",
-            commands=(lists.add(inventory, address, agent_port=target.agent_port),),
+            commands=(
+                kits.lists(inventory, "add", address, "--agent-port", str(target.agent_port)),
+            ),
             done=lambda: address in view.listed.names,
             undo=(
-                lists.remove(inventory, address, if_needed=True),
-                lists.push(inventory, view.absent.agents),
+                kits.lists(inventory, "remove", address, "--if-needed"),
+                kits.lists(inventory, "push", without=view.absent.agents),
             ),
         ),
         list_brought(f"bring the list with {name} to every agent", inventory, view),
@@ -187,8 +198,8 @@ def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
         Step(
             name=f"send publishers to {name}",
             commands=(
-                balancer.apply(inventory, away),
-                balancer.ready(inventory, name, away),
+                kits.lb(inventory, "apply", without=away),
+                kits.lb(inventory, "ready", name, without=away),
             ),
             guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",
@@ -201,5 +212,67 @@ def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
             check=checks.publishes_arrive(view, name),
             within_s=PUBLISHES_WITHIN_S,
             may_fail=True,
+        ),
+    )
+
+
+def found(
+    names: Iterable[str],
+    inventory: Path,
+    view: View,
+    nodes: SystemdNodes,
+    *,
+    balancers: Mapping[str, str],
+) -> Plan:
+    """Plan the first start. names: all brokers. balancers: name -> the SSH address of its host."""
+    names = list(names)
+    return Plan(
+        name="found cluster",
+        steps=(
+            Step(
+                name="see that there is no cluster yet",
+                until="no agent answers",
+                check=checks.nobody_answers(view),
+            ),
+            Step(
+                name="write the first list",
+                commands=(kits.ops(inventory, "inventory", "first-list"),),
+                until="it names every broker",
+                check=lambda: checks.lists_all(view),
+            ),
+            *(
+                Step(name=f"let the agent of {name} begin", commands=nodes.genesis(name))
+                for name in names
+            ),
+            *(
+                Step(
+                    name=f"start broker {name}",
+                    commands=nodes.start_broker(name),
+                    until="it answers",
+                    check=checks.answers(view, name),
+                    within_s=FIRST_BOOT_WITHIN_S,
+                    silent_within_s=FIRST_BOOT_WITHIN_S,
+                )
+                for name in names
+            ),
+            *(
+                Step(name=f"start the agent of {name}", commands=nodes.start_agent(name))
+                for name in names
+            ),
+            list_brought("bring the list to every agent", inventory, view),
+            *(topology(name, view) for name in names),
+            Step(
+                name="start the balancers",
+                commands=(
+                    kits.lb(inventory, "apply"),
+                    *(nodes.start_balancer(host) for host in balancers.values()),
+                ),
+            ),
+            Step(
+                name="send publishers to all",
+                commands=tuple(kits.lb(inventory, "ready", name) for name in names),
+                until="every gate is open and every agent says ready",
+                check=checks.all_welcome(view),
+            ),
         ),
     )

@@ -19,11 +19,8 @@ from ops.local.cluster import LocalCluster
 from ops.mirror.options import proof_options
 from ops.mirror.storage_cli import failover
 from ops.playbooks import add as add_playbook
-from ops.playbooks import found as found_playbook
+from ops.playbooks import rejoin
 from ops.playbooks import remove as remove_playbook
-from ops.playbooks import replace as replace_playbook
-from ops.playbooks import restart as restart_playbook
-from ops.playbooks import upgrade as upgrade_playbook
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
 from ops.run.command import Go, carry, go_options, opened, settled
@@ -146,7 +143,7 @@ def restart(
         )
         how = _drain(view, "", moves=False, **options)
         nodes = _nodes(go.file, view, targets)
-        plan = restart_playbook.plan(targets, go.file, view, nodes, how, name=called)
+        plan = rejoin.restart(targets, go.file, view, nodes, how, name=called)
         facts = {"names": wanted, "options": options}
         carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
 
@@ -176,7 +173,7 @@ def upgrade(
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
         drain = {key: options[key] for key in ("moves", "held_within_s")}
         nodes, how = _nodes(go.file, view, [target]), _drain(view, name, **drain)
-        plan = upgrade_playbook.plan(target, go.file, view, nodes, how, version=options["version"])
+        plan = rejoin.upgrade(target, go.file, view, nodes, how, version=options["version"])
         _carry(plan, journal, go, view, target, options)
 
 
@@ -214,7 +211,7 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> 
             raise ConfigError(f"{name} is the last broker: the list must name another one")
         kept = go.journals / f"replaced-{name}.toml"
         nodes = _nodes(go.file, view, [target])
-        plan = replace_playbook.plan(target, go.file, view, nodes, kept=kept)
+        plan = rejoin.replace(target, go.file, view, nodes, kept=kept)
         if not (go.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
                 f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
@@ -237,7 +234,7 @@ def found(go: Go) -> None:
         raise ConfigError("`python -m ops local up` starts a local cluster")
     names = [node.name for node in inventory.brokers]
     hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
-    plan = found_playbook.plan(
+    plan = add_playbook.found(
         names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
     )
     with opened(go, plan.name, names) as journal:

@@ -31,8 +31,7 @@ from pathlib import Path
 from ops.cluster import checks
 from ops.cluster.emptying import HELD_WITHIN_S, Emptying, in_words
 from ops.cluster.view import View
-from ops.commands import balancer, lists
-from ops.commands.kits import kit
+from ops.commands import kits
 from ops.commands.supervise import Supervisor
 from ops.playbooks import add
 from ops.playbooks.add import Target
@@ -92,8 +91,8 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Dr
             Step(
                 name=f"take {name} out of the balancer",
                 commands=(
-                    _ops("inventory", "drop", name, inventory=inventory),
-                    balancer.apply(inventory, view.absent.balancers),
+                    kits.ops(inventory, "inventory", "drop", name),
+                    kits.lb(inventory, "apply", without=view.absent.balancers),
                 ),
             ),
         ),
@@ -149,14 +148,14 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
     return (
         Step(
             name=f"mark {name} as draining in the list",
-            commands=(lists.drain(inventory, address),),
+            commands=(kits.lists(inventory, "drain", address),),
             done=lambda: _is_draining(view, address),
             guard=enough,
             # While the list says draining, the agent says so, too.
             undo=(
-                lists.ready(inventory, address, if_needed=True),
-                lists.push(inventory, view.absent.agents),
-                balancer.ready(inventory, name, view.absent.balancers),
+                kits.lists(inventory, "ready", address, "--if-needed"),
+                kits.lists(inventory, "push", without=view.absent.agents),
+                kits.lb(inventory, "ready", name, without=view.absent.balancers),
             ),
         ),
         dataclasses.replace(
@@ -165,7 +164,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
         ),
         Step(
             name=f"send no publishers to {name}",
-            commands=(balancer.drain(inventory, name, view.absent.balancers),),
+            commands=(kits.lb(inventory, "drain", name, without=view.absent.balancers),),
             guard=enough,
         ),
         Step(
@@ -177,7 +176,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
         ),
         Step(
             name=f"hang up on the publishers that are left on {name}",
-            commands=(_ops("hangup", name, inventory=inventory),),
+            commands=(kits.ops(inventory, "hangup", name),),
             until=left,
             check=have_left,
             within_s=HANG_UP_WITHIN_S,
@@ -206,7 +205,7 @@ def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[St
     )
     close = Step(
         name=f"hang up on whoever keeps deliveries of {name} without an answer",
-        commands=(_ops("hangup", name, "--holding", inventory=inventory),),
+        commands=(kits.ops(inventory, "hangup", name, "--holding"),),
         done=lambda: not emptying.is_held,
         tells=True,
     )
@@ -229,7 +228,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
     return (
         Step(
             name=f"take {name} off the list",
-            commands=(lists.remove(inventory, address),),
+            commands=(kits.lists(inventory, "remove", address),),
             done=lambda: address not in view.listed.names,
             is_final=True,
         ),
@@ -244,7 +243,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
         ),
         Step(
             name=f"hang up on the clients that are left on {name}",
-            commands=(_ops("hangup", name, "--all", inventory=inventory),),
+            commands=(kits.ops(inventory, "hangup", name, "--all"),),
             until="no client is connected, looked at twice",
             check=nobody,
             within_s=HANG_UP_WITHIN_S,
@@ -264,7 +263,7 @@ def see_that_nothing_is_left(
     # Counts of messages that were just moved are late, and later on a busy machine.
     unread_s = MOVED_LAGS * how.statistics_s if how.moves else how.statistics_s
     emptying = Emptying(view, name, interval_s=how.statistics_s, unread_within_s=unread_s)
-    move = Command(_ops("move", name, inventory=inventory).argv, within_s=MOVE_WITHIN_S)
+    move = Command(kits.ops(inventory, "move", name).argv, within_s=MOVE_WITHIN_S)
     return Step(
         name=f"see that nothing is left on {name}",
         commands=(*nodes.start_broker(name), *((move,) if how.moves else ())),
@@ -275,10 +274,6 @@ def see_that_nothing_is_left(
         tells=how.moves,
         proof=emptying.proof,
     )
-
-
-def _ops(word: str, *words: str, inventory: Path) -> Command:
-    return kit("ops", word, *words, "--inventory", str(inventory))
 
 
 def _empty(how: Drain) -> str:

@@ -1,17 +1,18 @@
-"""The changes, in their order, from the observed state of a host to the wanted one. Pure.
+"""The observed state of a host, and the changes, in their order, from it to the wanted one. Pure.
 
-A running broker is never restarted by this: a change that it reads at its start is reported, and `ops
-restart`
+Questions are commands, and their answers are parsed here. Every question succeeds whatever the host has, so
+that its answer counts and not its exit code.
+
+A running broker is never restarted by a change: one that it reads at its start is reported, and `ops restart`
 applies it without losing anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ops.provision.observed import Observed
 from ops.provision.wanted import (
     AGENT_UNIT,
     BROKER_UNIT,
@@ -22,7 +23,93 @@ from ops.provision.wanted import (
     WantedHost,
 )
 
-__all__ = ["COOKIE_COPY", "Change", "changes", "restart_wanted"]
+__all__ = ["COOKIE_COPY", "Change", "Observed", "changes", "observe", "restart_wanted"]
+
+Argv = Sequence[str]
+Ask = Callable[[Argv], str]
+"""Runs a command on the host, and returns its output, whatever its exit code. Raises CommandFailed."""
+INSTALLED = "install ok installed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The observed state of a host.
+
+    packages: installed, name -> version. files: path -> (digest, mode, owner), folders with digest "".
+    users: the wanted users that exist -> their groups. enabled, active: units. program: digest
+    of the agent's program in use. has_cookie: the agent has the broker's.
+    """
+
+    packages: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Path, tuple[str, int, str]] = field(default_factory=dict)
+    users: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    enabled: frozenset[str] = frozenset()
+    active: frozenset[str] = frozenset()
+    program: str = ""
+    has_cookie: bool = False
+
+
+def observe(wanted: WantedHost, ask: Ask, *, cookie_copy: Path) -> Observed:
+    """Ask a host for all parts of its state that the wanted state names."""
+    paths = [*wanted.folders, *(file.path for file in wanted.files)]
+    words = [str(path) for path in paths]
+    stats = _parse_stats(ask(["stat", "-c", "%a %U:%G %n", *words])) if words else {}
+    sums = (
+        _parse_sums(ask(["sha256sum", *(str(file.path) for file in wanted.files)])) if words else {}
+    )
+    return Observed(
+        packages=_parse_packages(
+            ask(["dpkg-query", "-W", "-f", "${Package} ${Version} ${Status}\\n", *wanted.packages])
+        ),
+        files={path: (sums.get(path, ""), *stats[path]) for path in stats},
+        users=_ask_users(wanted.users, ask),
+        enabled=_ask_units(wanted.units, "enabled", ask),
+        active=_ask_units(wanted.units, "active", ask),
+        program=Path(ask(["readlink", str(PROGRAMS / "current")]).strip()).name,
+        has_cookie=bool(wanted.users) and not ask(["cmp", str(COOKIE), str(cookie_copy)]).strip(),
+    )
+
+
+def _parse_packages(said: str) -> dict[str, str]:
+    found = {}
+    for line in said.splitlines():
+        name, _, rest = line.partition(" ")
+        version, _, status = rest.partition(" ")
+        if status.strip() == INSTALLED:
+            found[name] = version
+    return found
+
+
+def _parse_stats(said: str) -> dict[Path, tuple[int, str]]:
+    found = {}
+    for line in said.splitlines():
+        words = line.split(" ", 2)
+        if len(words) == 3 and words[0].isdigit():
+            found[Path(words[2])] = (int(words[0], 8), words[1])
+    return found
+
+
+def _parse_sums(said: str) -> dict[Path, str]:
+    found = {}
+    for line in said.splitlines():
+        digest, _, path = line.partition("  ")
+        if len(digest) == 64 and path:
+            found[Path(path)] = digest
+    return found
+
+
+def _ask_users(wanted: Mapping[str, str], ask: Ask) -> dict[str, frozenset[str]]:
+    said = {name: ask(["id", "-nG", name]) for name in wanted}
+    return {
+        name: frozenset(groups.split()) for name, groups in said.items() if name in groups.split()
+    }
+
+
+def _ask_units(units: Sequence[str], state: str, ask: Ask) -> frozenset[str]:
+    return frozenset(
+        unit for unit in units if ask(["systemctl", f"is-{state}", unit]).strip() == state
+    )
+
 
 COOKIE_COPY = ETC / "cookie"
 APT = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
-from ops.provision.changes import COOKIE_COPY, Change
-from ops.provision.observed import Observed, observe
+from ops.provision.changes import COOKIE_COPY, Change, Observed, observe
 from ops.provision.program import Program, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost
 from ops.run import shell

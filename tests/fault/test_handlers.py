@@ -32,8 +32,8 @@ from messagebus import (
     declare,
 )
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
-from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
+from ops.local.parts import epmd_environment
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, direct, forget, restore
 from tests.support.queues import take_raw

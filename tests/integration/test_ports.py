@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ops.errors import LocalFault
-from ops.local import ports
+from ops.local import preflight
 from ops.local.layout import Layout
 
 NETWORK = f"127.252.{os.getpid() % 250}"
@@ -17,8 +17,8 @@ LAYOUT = Layout(dir=Path("/c"), numbers=(1, 2), network=NETWORK)
 
 
 def test_the_second_of_two_starters_takes_other_ports() -> None:
-    first = ports.claim(LAYOUT)
-    second = ports.claim(LAYOUT)
+    first = preflight.claim_ports(LAYOUT)
+    second = preflight.claim_ports(LAYOUT)
     try:
         assert (first.layout.offset, second.layout.offset) == (0, 1000)
         assert first.layout.block != second.layout.block
@@ -29,16 +29,16 @@ def test_the_second_of_two_starters_takes_other_ports() -> None:
 
 def test_released_ports_are_free_again() -> None:
     for _ in range(2):
-        claim = ports.claim(LAYOUT)
+        claim = preflight.claim_ports(LAYOUT)
         assert claim.layout.offset == 0
         claim.release()
 
 
 def test_a_cluster_prefers_the_ports_that_it_had() -> None:
-    first = ports.claim(LAYOUT)
-    second = ports.claim(first.layout)
+    first = preflight.claim_ports(LAYOUT)
+    second = preflight.claim_ports(first.layout)
     second.release()
-    again = ports.claim(second.layout)
+    again = preflight.claim_ports(second.layout)
     again.release()
     first.release()
     assert again.layout == second.layout
@@ -46,14 +46,14 @@ def test_a_cluster_prefers_the_ports_that_it_had() -> None:
 
 def test_a_taken_port_moves_all_or_is_told() -> None:
     with socket.create_server((f"{NETWORK}.12", 8082)):
-        claim = ports.claim(LAYOUT)
+        claim = preflight.claim_ports(LAYOUT)
         claim.release()
         assert claim.layout.offset == 1000
         with pytest.raises(LocalFault, match=rf"in use: {NETWORK}\.12:8082"):
-            ports.claim(LAYOUT, port_offset=0)
+            preflight.claim_ports(LAYOUT, port_offset=0)
 
 
 def test_a_listener_on_all_addresses_counts() -> None:
     with socket.create_server(("0.0.0.0", 0)) as everywhere:
         port = everywhere.getsockname()[1]
-        assert ports.taken([("127.0.0.77", port)]) == [f"127.0.0.77:{port}"]
+        assert preflight.taken([("127.0.0.77", port)]) == [f"127.0.0.77:{port}"]

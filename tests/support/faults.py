@@ -15,9 +15,9 @@ import httpx
 
 from messagebus import BusConfig
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
+from ops.local.parts import epmd_environment
 from ops.local.process import send
 from tests.support.eventually import eventually
 

@@ -13,8 +13,8 @@ from inventory.inventory import ENV_PATH, Inventory, Node, load
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from ops.__main__ import main
-from ops.backup import archive as archives
 from ops.backup import cli
+from ops.backup.contents import Archive, write_archive
 from ops.errors import NoAnswer
 from ops.local import secrets
 from ops.local.files import inventory_toml
@@ -245,7 +245,7 @@ def test_restored_is_only_what_the_inventory_names_inside_its_folder(
         "files/secrets/token": b"secret of token",
     }
     cluster.layout.secret("token").unlink()
-    archives.write(archive, archives.Archive({"cluster": "local", "made_at": "x\x1b[2J"}, files))
+    write_archive(archive, Archive({"cluster": "local", "made_at": "x\x1b[2J"}, files))
     restored = ["restore", str(archive), "--files", "--yes", "--inventory", str(path)]
 
     assert main([*restored, "--dry-run"]) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from ops.errors import LocalFault
 from ops.local.layout import Layout
-from ops.local.parts import part, part_names
+from ops.local.parts import broker_argv, broker_environment, epmd_argv, part, part_names
 
 LAYOUT = Layout(dir=Path("/c"), numbers=(1, 2))
 
@@ -35,3 +35,34 @@ def test_haproxy_runs_as_master_and_worker() -> None:
 def test_what_is_not_there_is_told(name: str) -> None:
     with pytest.raises(LocalFault):
         part(LAYOUT, name)
+
+
+NODE = Layout(dir=Path("/c"), numbers=(2,)).nodes[0]
+
+
+def test_a_broker_is_started_in_the_foreground_under_its_own_name() -> None:
+    assert broker_argv(NODE) == [
+        "/usr/lib/rabbitmq/bin/rabbitmq-server",
+        "-noinput",
+        *("+S", "2:2", "+SDcpu", "2:2", "+SDio", "4"),
+        *("+sbwt", "none", "+sbwtdcpu", "none", "+sbwtdio", "none"),
+        *("-start_epmd", "false"),
+        *("-sname", "mb2@localhost"),
+        *("-kernel", "inet_dist_listen_min", "21002"),
+        *("-kernel", "inet_dist_listen_max", "21002"),
+        *("-kernel", "inet_dist_use_interface", "{127,0,0,1}"),
+    ]
+
+
+def test_a_broker_sees_nothing_of_the_users_own_settings() -> None:
+    environment = broker_environment(NODE, epmd_port=21000)
+    assert environment["RABBITMQ_CONF_ENV_FILE"] == "/c/nodes/mb2/none"
+    assert environment["RABBITMQ_MNESIA_BASE"] == "/c/nodes/mb2/data"
+    assert environment["HOME"] == "/c/nodes/mb2/home"
+    assert environment["ERL_EPMD_PORT"] == "21000"
+    assert environment["ERL_EPMD_ADDRESS"] == "127.0.0.1"
+
+
+def test_epmd_stays_in_the_foreground_on_loopback() -> None:
+    assert epmd_argv(port=4) == ["/usr/bin/epmd", "-address", "127.0.0.1", "-port", "4"]
+    assert epmd_argv(["127.0.7.11"], port=4)[2] == "127.0.0.1,127.0.7.11"

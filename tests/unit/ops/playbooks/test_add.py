@@ -7,6 +7,7 @@ from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.playbooks import add
 from ops.playbooks.add import Target
+from ops.run.plan import Plan
 
 FILE = Path("/c/inventory.toml")
 TARGET = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
@@ -70,3 +71,32 @@ def test_what_a_journal_keeps_makes_the_same_target_again() -> None:
     assert Target(name="mb2", **target.facts) == target
     far = Target(name="mb2", address="h2:5672", agent_port=8081, ssh="op@h2", sudo=True)
     assert Target(name="mb2", **far.facts) == far
+
+
+def founding() -> Plan:
+    nodes = SystemdNodes({"mb1": "h1", "mb2": "op@h2"}, frozenset({"mb2"}))
+    return add.found(["mb1", "mb2"], FILE, View(FILE), nodes, balancers={"lb": "h1"})
+
+
+def test_agents_begin_before_they_run_and_publishers_come_last() -> None:
+    names = [step.name for step in founding().steps]
+    order = [
+        "see that there is no cluster yet",
+        "write the first list",
+        "let the agent of mb1 begin",
+        "start broker mb1",
+        "start the agent of mb2",
+        "bring the list to every agent",
+        "bring the topology to mb2",
+        "start the balancers",
+        "send publishers to all",
+    ]
+    assert sorted(order, key=names.index) == order
+    assert len(set(names)) == len(names)
+
+
+def test_who_is_not_root_becomes_it() -> None:
+    commands = [command for step in founding().steps for command in step.commands if command.host]
+    assert {command.host for command in commands} == {"h1", "op@h2"}
+    for command in commands:
+        assert (command.argv[:3] == ("sudo", "-n", "--")) is (command.host == "op@h2")

@@ -1,0 +1,149 @@
+"""Playbooks that take a broker out and bring the same one back: restart, upgrade and replacement.
+
+Restart, one broker after the other, with nothing lost and nothing doubled: deliveries that consumers hold
+without an answer come again when their broker stops under them. So each broker is taken off the list before,
+which consumers follow in an orderly way, and put on it afterwards; messages in its queues stay there
+meanwhile. The order, for each: publishers leave, consumers disconnect (`remove` without waiting for it to be
+empty), stop, start, the gate, then as in `add`. The next one begins when this one takes publishes again.
+
+Upgrade: brokers share nothing, so it is a removal and an addition. The broker is drained to empty as in
+`remove`, installed with an empty disk, and brought in as in `add`. It stays in the inventory. Other brokers
+may have other versions meanwhile, for any length of time.
+
+Replacement of a broker that is dead for good by a new, empty one. The messages on its disk are lost; where it
+has a mirror, `ops.mirror.failover` promotes that instead. The order:
+
+1. Nothing answers there, and all that may be left of it is stopped: an old broker that came back beside
+   the new one would have its address.
+2. The list and the balancer forget it, so that no client dials it and the other agents are a majority by
+   themselves.
+3. A new node of the same name is made, while still nothing answers there, and brought in as in `add`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ops.cluster import checks
+from ops.cluster.view import View
+from ops.commands import kits
+from ops.commands.supervise import Supervisor
+from ops.playbooks import add, remove
+from ops.playbooks.add import Target
+from ops.playbooks.remove import Drain
+from ops.run.plan import Plan, Step
+
+__all__ = ["replace", "restart", "upgrade"]
+
+
+def restart(
+    targets: Iterable[Target],
+    inventory: Path,
+    view: View,
+    nodes: Supervisor,
+    how: Drain,
+    *,
+    name: str,
+) -> Plan:
+    """Plan the restarts. name: name of the plan and of its journal."""
+    steps = [step for target in targets for step in _restarted(target, inventory, view, nodes, how)]
+    return Plan(name=name, steps=tuple(steps))
+
+
+def _restarted(
+    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
+) -> tuple[Step, ...]:
+    name = target.name
+    return (
+        remove.others_serve(target, view, how),
+        *remove.unpublished(target, inventory, view, how),
+        *remove.released(target, inventory, view, how),
+        Step(
+            name=f"stop broker {name}",
+            commands=nodes.stop_broker(name),
+            guard=checks.others_serve(view, {name}, wanted=how.serving_min),
+        ),
+        *_brought_in(target, inventory, view, nodes),
+    )
+
+
+def upgrade(
+    target: Target,
+    inventory: Path,
+    view: View,
+    nodes: Supervisor,
+    how: Drain,
+    *,
+    version: str = "",
+) -> Plan:
+    """Plan the upgrade. version: that of RabbitMQ's package; "" for the one in its host's package sources."""
+    name = target.name
+    return Plan(
+        name=f"upgrade {name}",
+        steps=(
+            remove.others_serve(target, view, how),
+            *remove.unpublished(target, inventory, view, how),
+            *remove.drained(target, inventory, view, how),
+            *remove.released(target, inventory, view, how),
+            *remove.stopped_empty(target, inventory, view, nodes, how),
+            remove.erased(
+                f"install {name} anew, empty", target, view, nodes, nodes.reinstall(name, version)
+            ),
+            *_brought_in(target, inventory, view, nodes),
+        ),
+    )
+
+
+def replace(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
+    """Plan the replacement. kept: file that holds its entry of the inventory meanwhile."""
+    name, address = target.name, target.address
+    return Plan(
+        name=f"replace {name}",
+        steps=(
+            Step(
+                name=f"see that {name} is dead",
+                until="neither broker nor agent answers",
+                check=checks.is_dead(view, name),
+            ),
+            Step(
+                name=f"stop whatever is left of {name}",
+                commands=(*nodes.stop_broker(name), *nodes.stop_agent(name)),
+            ),
+            Step(
+                name=f"take {name} off the list",
+                commands=(kits.lists(inventory, "remove", address),),
+                done=lambda: address not in view.listed.names,
+                is_final=True,
+            ),
+            Step(
+                name=f"take {name} out of the balancer",
+                commands=(
+                    kits.ops(inventory, "inventory", "drop", name, "--keep", str(kept)),
+                    kits.lb(inventory, "apply", without=view.absent.balancers),
+                ),
+            ),
+            add.list_brought(f"bring the list without {name} to every agent", inventory, view),
+            Step(
+                name=f"enter {name} again",
+                commands=(kits.ops(inventory, "inventory", "put", str(kept)),),
+            ),
+            Step(
+                name=f"make node {name} anew, empty",
+                commands=nodes.reinstall(name, ""),
+                guard=checks.both(
+                    checks.off_the_list(view, name, address), checks.is_dead(view, name)
+                ),
+            ),
+            *_brought_in(target, inventory, view, nodes),
+        ),
+    )
+
+
+def _brought_in(target: Target, inventory: Path, view: View, nodes: Supervisor) -> tuple[Step, ...]:
+    return (
+        *add.started(target, view, nodes),
+        *add.joined(target, inventory, view),
+        *add.listed(target, inventory, view),
+        *add.ready(target, inventory, view),
+    )
