@@ -10,22 +10,22 @@ import getpass
 import os
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from consumer_lists.edit import Edit
 from consumer_lists.errors import Locked
+from inventory.files import write_whole
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ListInvalid
 
 __all__ = [
+    "MODE",
     "advice",
     "change",
     "locked",
     "read",
-    "replace",
 ]
 
 # Agents of another user must be able to read the file, and it holds no secret.
@@ -53,28 +53,8 @@ def change(path: Path, edit: Edit) -> BrokerList:
     with locked(path):
         text = edit(read(path))
         changed = BrokerList.parse(text)
-        replace(path, text)
+        write_whole(path, text, mode=MODE)
         return changed
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old or the new text, and a power-off loses neither."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(descriptor, MODE)
-            os.fsync(descriptor)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

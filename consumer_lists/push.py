@@ -10,6 +10,7 @@ from pathlib import Path
 from consumer_lists import edit, listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Client, Cluster, Node, Served
+from inventory.files import write_whole
 from messagebus.broker import BrokerList
 
 __all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
@@ -94,15 +95,14 @@ def recover(
                 " if it is true: --jump"
             )
         text = edit.with_generation(text, newest + 1)
-        listfile.replace(cluster.list_file, text)
+        write_whole(cluster.list_file, text, mode=listfile.MODE)
         pushed = _distribute(cluster, text, write or write_local, within_s, without)
         return replace(pushed, silent=silent, jump=jump)
 
 
 def write_local(_node: Node, path: Path, text: str) -> None:
     """Write the list on this machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    listfile.replace(path, text)
+    write_whole(path, text, mode=listfile.MODE)
 
 
 def _newest(

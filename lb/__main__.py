@@ -13,12 +13,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from inventory.files import write_whole
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb import agents, fleet, gate_check, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet, apply_absent, apply_all, check_all
-from lb.hosts import Place, write_private
+from lb.hosts import Place
 from lb.render import render
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
@@ -87,7 +88,7 @@ def render_command(name: str | None, output: Path | None) -> None:
         inventory = inventory.at(inventory.find_balancer(name))
     text = render(inventory)
     if output is not None:
-        write_private(output, text)
+        write_whole(output, text)
         return
     balancer = inventory.balancer
     assert balancer.probe_password is not None  # render would have raised

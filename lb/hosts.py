@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from inventory.files import write_whole
 from inventory.inventory import Balancer, Inventory
 from lb.errors import ApplyFailed, BalancerUnreachable
 from messagebus.errors import MessageBusError
@@ -34,7 +35,6 @@ __all__ = [
     "forwarded",
     "is_our_master",
     "place_of",
-    "write_private",
 ]
 
 HAPROXY = "/usr/sbin/haproxy"
@@ -73,7 +73,7 @@ def is_our_master(cmdline: bytes, config: Path) -> bool:
 
 CHECK_WITHIN_S = 10.0
 """Timeout of `haproxy -c`; host names that do not resolve take it longest."""
-SAVE_WAITS_S = 20.0
+LOCK_WITHIN_S = 20.0
 """Time for another operator's `apply` to end: longer than one may take."""
 POLL_S = 0.05
 
@@ -89,13 +89,13 @@ class Here:
             return ""
 
     def write(self, path: Path, text: str) -> None:
-        write_private(path, text)
+        write_whole(path, text)
 
     def complaint(self, text: str, config: Path) -> str:
         # In a folder of its own: beside the real one, HAProxy would find the real state file.
         with tempfile.TemporaryDirectory(prefix="messagebus-lb-") as folder:
             candidate = Path(folder) / config.name
-            write_private(candidate, text)
+            write_whole(candidate, text)
             # Not "-q": it would hide complaints about certificates that cannot be loaded.
             argv = [HAPROXY, "-c", "-f", str(candidate)]
             try:
@@ -131,27 +131,12 @@ class Here:
         path = balancer.lock_file
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
-            until = time.monotonic() + SAVE_WAITS_S
+            until = time.monotonic() + LOCK_WITHIN_S
             while not _locked(file.fileno()):
                 if time.monotonic() > until:
                     raise ApplyFailed(f"somebody else applies a configuration ({path})")
                 time.sleep(POLL_S)
             yield balancer.socket
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically and durably; only its owner can read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _locked(descriptor: int) -> bool:
@@ -165,8 +150,6 @@ def _locked(descriptor: int) -> bool:
 Socket = AbstractContextManager[Path]
 
 COMMAND_WITHIN_S = 15.0
-LOCK_WITHIN_S = 20.0
-"""Time for another operator's `apply` to end: longer than one may take."""
 
 
 class Connection(Protocol):

@@ -17,6 +17,7 @@ from typing import IO, Any
 import click
 
 import lb.hosts
+from inventory.files import write_whole
 from inventory.inventory import Inventory, Node, User
 from lb.fleet import apply_all
 from messagebus.errors import ConfigError
@@ -25,7 +26,6 @@ from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
-from ops.local.secrets import write as write_secret
 from ops.provision.cli import read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run import shell
@@ -128,14 +128,14 @@ def _new_password(file: Path, given: Secret | None) -> Secret:
             )
         return password
     password = given or Secret(secrets.token_hex(SECRET_BYTES))
-    write_secret(kept, password.reveal())
+    write_whole(kept, password.reveal())
     return password
 
 
 def _keep(file: Path, password: Secret) -> None:
     """Replace the file; mode and owner stay."""
     was = file.stat()
-    write_secret(file, password.reveal() + "\n", mode=was.st_mode & 0o777)
+    write_whole(file, password.reveal() + "\n", mode=was.st_mode & 0o777)
     with suppress(PermissionError):
         os.chown(file, was.st_uid, was.st_gid)
 

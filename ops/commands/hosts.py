@@ -38,7 +38,6 @@ __all__ = [
     "settle",
     "unmount",
     "unmount_state",
-    "write_out",
 ]
 
 BROKER_UNIT = "rabbitmq-server"
@@ -114,10 +113,6 @@ def mount_state(folder: Path) -> Argv:
 
 def unmount_state() -> Argv:
     return ("umount", str(STATE))
-
-
-def write_out(folder: Path) -> Argv:
-    return ("sync", "-f", str(folder))
 
 
 def settle(folder: Path) -> Argv:

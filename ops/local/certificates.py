@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ops.local import secrets
+from inventory.files import write_whole
 
 __all__ = ["CA", "Authority", "issue_missing"]
 
@@ -54,8 +54,8 @@ class Authority:
         return cls(x509.load_pem_x509_certificate((folder / CA).read_bytes()), key)
 
     def save(self, folder: Path) -> None:
-        secrets.write(folder / "ca.key", _key_pem(self._key))
-        secrets.write(folder / CA, _pem(self.certificate), mode=0o644)
+        write_whole(folder / "ca.key", _key_pem(self._key))
+        write_whole(folder / CA, _pem(self.certificate), mode=0o644)
 
     def issue(
         self, name: str, hosts: Iterable[str] = (), *, days: int = LEAF_DAYS
@@ -93,8 +93,8 @@ def issue_missing(folder: Path, wanted: dict[str, tuple[str, ...]]) -> None:
         file = folder / f"{name}.pem"
         if not file.exists() or _ends_soon(file):
             certificate, key = authority.issue(name, hosts)
-            secrets.write(folder / f"{name}.key", key)
-            secrets.write(file, certificate, mode=0o644)
+            write_whole(folder / f"{name}.key", key)
+            write_whole(file, certificate, mode=0o644)
 
 
 def _ends_soon(file: Path) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import prepare_start
 from lb.errors import LbError
@@ -400,8 +401,8 @@ class LocalCluster:
                 file.write_text(text)
 
     def _save(self, layout: Layout) -> None:
-        secrets.write(layout.inventory, files.inventory_toml(layout), mode=0o644)
-        secrets.write(layout.state_file, layout.to_json(), mode=0o644)
+        write_whole(layout.inventory, files.inventory_toml(layout), mode=0o644)
+        write_whole(layout.state_file, layout.to_json(), mode=0o644)
 
     def _mark(self, name: str) -> str:
         return f"{self.dir}#{name}#"
@@ -540,7 +541,7 @@ def _write_node(layout: Layout, node: NodeLayout) -> None:
     for folder in (node.home, node.data_dir, node.log_dir, node.agent_dir):
         folder.mkdir(parents=True, exist_ok=True)
     cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
-    secrets.write(node.home / ".erlang.cookie", cookie, mode=0o400)
+    write_whole(node.home / ".erlang.cookie", cookie, mode=0o400)
     (node.dir / "advanced.config").write_text(files.broker_config(layout, node))
     (node.dir / "enabled_plugins").write_text(files.PLUGINS)
     (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
@@ -552,7 +553,7 @@ def _write_definitions(layout: Layout, node: NodeLayout) -> None:
         "bus": secrets.read(layout.secret(secrets.BUS)),
         "probe": secrets.read(layout.secret(secrets.PROBE)),
     }
-    secrets.write(node.dir / "definitions.json", files.definitions(node, passwords))
+    write_whole(node.dir / "definitions.json", files.definitions(node, passwords))
 
 
 def _first_list(layout: Layout, generation: int) -> BrokerList:
@@ -584,7 +585,7 @@ def _write_certificates(layout: Layout) -> None:
         wanted[name] = ()
     issue_missing(layout.tls_dir, wanted)
     both = [layout.tls_file(f"{files.PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
-    secrets.write(layout.tls_file(files.CHECK_PEM), "".join(file.read_text() for file in both))
+    write_whole(layout.tls_file(files.CHECK_PEM), "".join(file.read_text() for file in both))
 
 
 def _operator(layout: Layout) -> TlsFiles:

@@ -8,6 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
+from inventory.files import write_whole
 from messagebus.secret import Secret
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "is_hash_of",
     "password_hash",
     "read",
-    "write",
 ]
 
 ADMIN, BUS, PROBE = "admin.password", "bus.password", "probe.password"
@@ -35,17 +35,7 @@ def ensure(folder: Path) -> None:
     for name in (ADMIN, BUS, PROBE, TOKEN, COOKIE):
         if not (folder / name).exists():
             # Erlang takes letters and digits for a cookie; hex is good for all of them.
-            write(folder / name, secrets.token_hex(SECRET_BYTES))
-
-
-def write(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file that no other user can ever read: it has its mode before it has its text."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    part.replace(path)
+            write_whole(folder / name, secrets.token_hex(SECRET_BYTES))
 
 
 def read(path: Path) -> Secret:

@@ -14,18 +14,14 @@ __all__ = [
     "create_metadata",
     "demote",
     "disconnect",
-    "down",
     "events",
     "generations",
-    "link",
     "load_module",
-    "outdate",
     "promote",
     "promote_first",
     "set_rate",
     "signatures",
     "thaw",
-    "up",
     "verify",
 ]
 
@@ -46,14 +42,6 @@ def create_metadata(mirror: str) -> Argv:
     return _adm("create-md", "--force", mirror)
 
 
-def up(mirror: str) -> Argv:
-    return _adm("up", mirror)
-
-
-def down(mirror: str) -> Argv:
-    return _adm("down", mirror)
-
-
 def adjust(mirror: str) -> Argv:
     """Make the kernel's settings those of the file; brings the mirror up where it is down."""
     return _adm("adjust", mirror)
@@ -62,11 +50,6 @@ def adjust(mirror: str) -> Argv:
 def events(mirror: str) -> Argv:
     """Print the mirror's whole state at this moment, in words of DRBD 9. `status` leaves things out."""
     return ("drbdsetup", "events2", "--now", "--statistics", mirror)
-
-
-def link(mirror: str) -> Argv:
-    """Print the state of the connection, in one word of DRBD 8.4."""
-    return _adm("cstate", mirror)
 
 
 def generations(mirror: str) -> Argv:
@@ -98,14 +81,6 @@ def connect(mirror: str, *, discard_my_data: bool = False) -> Argv:
 
 def disconnect(mirror: str) -> Argv:
     return _adm("disconnect", mirror)
-
-
-def outdate(mirror: str) -> Argv:
-    """Mark this host's data as outdated.
-
-    Ends with 0 and does nothing while this host believes that it is connected: read the state back.
-    """
-    return _adm("outdate", mirror)
 
 
 def thaw(mirror: str) -> Argv:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from inventory.files import write_whole
 from inventory.inventory import Host
 from messagebus.errors import ConfigError
 from ops.commands import hosts
@@ -18,7 +19,6 @@ from ops.mirror.files import partner
 from ops.mirror.state import Alone, No, Status, may_promote
 from ops.mirror.view import MirrorView
 from ops.run.command import Go, carry, opened
-from ops.run.journal import write_whole
 from ops.run.plan import Plan
 
 __all__ = [
@@ -86,7 +86,7 @@ def note_alone(view: MirrorView, host: Host) -> Alone | None:
     has = side.generations
     if side.role == "Primary" and not side.frozen and has and has.base:  # it is ahead of its peer
         now = Alone(host=now.host, since=now.since, generation=has.current)
-    write_whole(view.alone_file, json.dumps(asdict(now)) + "\n")
+    write_whole(view.alone_file, json.dumps(asdict(now)) + "\n", mode=None)
     return now
 
 

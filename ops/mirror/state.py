@@ -33,7 +33,6 @@ __all__ = [
     "may_promote",
     "parse_events",
     "parse_generations",
-    "parse_link",
     "relation",
 ]
 
@@ -242,14 +241,6 @@ def _link(connection: str, replication: str) -> str:
     if connection == "Connected":
         return _ESTABLISHED.get(replication, replication)
     return _LINKS.get(connection, connection)
-
-
-def parse_link(text: str) -> str:
-    """Parse the output of ``drbdadm cstate``. Raises Bad."""
-    lines = text.split()
-    if len(lines) != 1 or not lines[0].isalnum():
-        raise Bad(f"cstate: {text!r}")
-    return lines[0]
 
 
 def is_split(sides: Mapping[str, Status]) -> bool:

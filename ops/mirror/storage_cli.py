@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from inventory.files import write_whole
 from inventory.inventory import Host
 from ops.cluster.absent import dead_balancers
 from ops.cluster.view import View
@@ -19,7 +20,6 @@ from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
 from ops.playbooks.pieces import inventory
 from ops.run.command import Go, carry, go_options, inventory_option, opened, settled
-from ops.run.journal import write_whole
 from ops.run.plan import Plan
 
 __all__ = ["storage"]
@@ -178,4 +178,4 @@ def move(name: str, host: str, file: Path) -> None:
     """
     view = MirrorView(file.absolute(), name)
     of_mirror(view, host)
-    write_whole(file, with_host(file.read_text(), name, host))
+    write_whole(file, with_host(file.read_text(), name, host), mode=None)

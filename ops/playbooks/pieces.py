@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from inventory.files import write_whole
 from inventory.inventory import Inventory, load
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -19,7 +20,6 @@ from ops.cluster.view import Connection, View
 from ops.errors import OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option
-from ops.run.journal import write_whole
 
 __all__ = ["hangup", "hold", "inventory", "move"]
 
@@ -177,8 +177,8 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
     """
     text = file.read_text()
     if keep and (table := broker_table(text, name)):
-        write_whole(keep, table)
-    write_whole(file, without_broker(text, name))
+        write_whole(keep, table, mode=None)
+    write_whole(file, without_broker(text, name), mode=None)
 
 
 @inventory.command()
@@ -191,7 +191,7 @@ def put(kept: Path, file: Path) -> None:
     Example:
       python -m ops inventory put mb2.toml
     """
-    write_whole(file, with_broker(file.read_text(), kept.read_text()))
+    write_whole(file, with_broker(file.read_text(), kept.read_text()), mode=None)
 
 
 @inventory.command("first-list", short_help="Write the consumer list of a new cluster.")
@@ -212,4 +212,4 @@ def first_list(file: Path) -> None:
         for node in inventory.brokers
     )
     made = BrokerList(cluster=inventory.cluster, generation=1, listed=listed)
-    write_whole(inventory.list_file, made.render())
+    write_whole(inventory.list_file, made.render(), mode=None)

@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from inventory.files import write_whole
 from ops.errors import JournalUnreadable
 
-__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs", "write_whole"]
+__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs"]
 
 FORMAT = 2
 """Format of the lines; a run of another format is not resumed."""
@@ -76,7 +77,7 @@ class Journal:
 
     def seal(self, step: str, listing: str) -> None:
         """Keep the list of a node's files after this step has stopped it. On disk when it returns."""
-        write_whole(self._seal(step), listing, to_disk=True)
+        write_whole(self._seal(step), listing, mode=None)
 
     def sealed(self, step: str) -> str | None:
         """Return the listing that `seal` kept, None where there is none."""
@@ -189,18 +190,3 @@ def _when(line: dict[str, Any]) -> datetime:
     if at.tzinfo is None:
         raise ValueError(line["at"])
     return at
-
-
-def write_whole(file: Path, text: str, *, to_disk: bool = False) -> None:
-    """Replace a file of the operator's: a reader sees the old text or the new one.
-
-    to_disk: the new text is on disk before it replaces the old one.
-    """
-    part = file.with_name(file.name + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("w") as out:
-        out.write(text)
-        if to_disk:
-            out.flush()
-            os.fsync(out.fileno())
-    part.replace(file)

@@ -18,6 +18,7 @@ from consumer_lists import edit, listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Cluster
 from consumer_lists.push import push, recover
+from inventory.files import write_whole
 from inventory.inventory import load
 from messagebus.broker import Broker, BrokerList
 from ops.local.cluster import LocalCluster
@@ -34,7 +35,7 @@ def lists(cluster: LocalCluster) -> Iterator[Cluster]:
     now = BrokerList.parse(listfile.read(read.list_file))
     if now.listed != before.listed:
         text = BrokerList(cluster=before.cluster, listed=before.listed).render()
-        listfile.replace(read.list_file, edit.with_generation(text, now.generation + 1))
+        write_whole(read.list_file, edit.with_generation(text, now.generation + 1))
     assert push(read).complete
 
 
@@ -76,7 +77,7 @@ def test_what_clients_have_applied_is_the_union_over_agents(lists: Cluster) -> N
 def test_an_older_list_is_refused_and_recovered(lists: Cluster) -> None:
     text = listfile.read(lists.list_file)
     newest = BrokerList.parse(text).generation
-    listfile.replace(lists.list_file, edit.with_generation(text, 1))
+    write_whole(lists.list_file, edit.with_generation(text, 1))
     with pytest.raises(PushRefused, match=f"serves generation {newest}, above 1"):
         push(lists)
     recovered = recover(lists)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inventory.files import write_whole
 from messagebus import BusConfig, LoginRefused, Publisher
 from ops.local import secrets
 from ops.local.cluster import LocalCluster
@@ -63,8 +64,8 @@ class Login:
 
     def in_files(self, user: str, password: str) -> None:
         LEAKS.remember(password)
-        secrets.write(self.user_file, user + "\n")
-        secrets.write(self.password_file, password + "\n")
+        write_whole(self.user_file, user + "\n")
+        write_whole(self.password_file, password + "\n")
 
     def bus(self, client_id: str) -> BusConfig:
         return bus_config(

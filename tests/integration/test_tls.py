@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import check
 from messagebus import (
@@ -29,7 +30,6 @@ from messagebus import (
     brokers,
     declare,
 )
-from ops.local import secrets
 from ops.local.certificates import CA, Authority, issue_missing
 from ops.local.cluster import LocalCluster
 from ops.local.files import CHECK_PEM, CLIENT, OPERATOR, PROBE_CERTIFICATE
@@ -70,7 +70,7 @@ def stranger(secured: LocalCluster, tmp_path_factory: pytest.TempPathFactory) ->
     issue_missing(folder, {CLIENT: (), "mb2": (SERVER_NAME, secured.node("mb2").host)})
     certificate, key = Authority.load(secured.layout.tls_dir).issue("expired", days=-1)
     (folder / "expired.pem").write_text(certificate)
-    secrets.write(folder / "expired.key", key)
+    write_whole(folder / "expired.key", key)
     return folder
 
 
@@ -205,7 +205,7 @@ def test_certificates_are_read_again_at_every_dial(
 
     def write(name: str) -> None:
         for file, text in zip(files, issue(name), strict=True):
-            secrets.write(file, text)
+            write_whole(file, text)
 
     def subjects() -> set[str]:
         """Return those of the client's connections; each publisher has a new one every second."""
@@ -245,7 +245,7 @@ def test_all_certificates_are_renewed_while_messages_flow_and_nothing_is_lost(
             for name in (CLIENT, OPERATOR, PROBE_CERTIFICATE):
                 renew(layout, name, *issue(name))
             both = [layout.tls_file(f"{PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
-            secrets.write(layout.tls_file(CHECK_PEM), "".join(file.read_text() for file in both))
+            write_whole(layout.tls_file(CHECK_PEM), "".join(file.read_text() for file in both))
             applied = lb(secured, "apply")
             assert "reloaded" in applied.stdout, applied.stderr
             secured.wait_ready()
@@ -257,8 +257,8 @@ def test_all_certificates_are_renewed_while_messages_flow_and_nothing_is_lost(
 
 
 def renew(layout: Layout, name: str, certificate: str, key: str) -> None:
-    secrets.write(layout.tls_file(f"{name}.key"), key)
-    secrets.write(layout.tls_file(f"{name}.pem"), certificate)
+    write_whole(layout.tls_file(f"{name}.key"), key)
+    write_whole(layout.tls_file(f"{name}.pem"), certificate)
 
 
 def server_names(node: NodeLayout) -> tuple[str, ...]:
@@ -273,8 +273,8 @@ def test_an_agent_shows_new_certificates_without_a_restart(
         "mb1", (node.host, SERVER_NAME, f"mb1.{SERVER_NAME}")
     )
     host, _, port = node.agent.rpartition(":")
-    secrets.write(secured.layout.tls_file("mb1.key"), key)
-    secrets.write(secured.layout.tls_file("mb1.pem"), certificate)
+    write_whole(secured.layout.tls_file("mb1.key"), key)
+    write_whole(secured.layout.tls_file("mb1.pem"), certificate)
     wanted = ssl.PEM_cert_to_DER_cert(certificate)
 
     def shown() -> bytes | None:
@@ -311,13 +311,13 @@ def test_the_end_of_certificates_is_told_before_it_comes(
     )
     try:
         for file, text in zip(before, (key, certificate), strict=True):
-            secrets.write(file, text)
+            write_whole(file, text)
         assert shown_days() == pytest.approx(ends_soon, abs=1)
         told = f"agent of mb2: its certificate ends in {ends_soon} days"
         eventually(lambda: told in ops(secured, "check").stdout, within_s=CHECKED_WITHIN_S)
     finally:
         for file, text in zip(before, kept, strict=True):
-            secrets.write(file, text)
+            write_whole(file, text)
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def test_a_broker_with_a_strange_certificate_gets_no_publishes(
     secured.stop("mb2")
     try:
         for file in files:
-            secrets.write(file, (stranger / file.name).read_text())
+            write_whole(file, (stranger / file.name).read_text())
         secured.start("mb2")
         eventually(lambda: balancer_state(secured, "mb1") == "UP", within_s=CHECKED_WITHIN_S)
         assert balancer_state(secured, "mb2") == "DOWN"
@@ -391,7 +391,7 @@ def test_a_broker_with_a_strange_certificate_gets_no_publishes(
     finally:
         secured.stop("mb2")
         for file, text in zip(files, good, strict=True):
-            secrets.write(file, text)
+            write_whole(file, text)
         secured.start("mb2")
         secured.wait_ready()
 

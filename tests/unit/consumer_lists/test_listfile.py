@@ -57,12 +57,6 @@ def test_the_lock_ends_with_an_error(path: Path) -> None:
     assert listfile.change(path, _add).generation == 2
 
 
-def test_a_failed_write_leaves_nothing_behind(path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        listfile.replace(path, "\ud800")
-    assert list(path.parent.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(
     ("raw", "line"), [(b"mb1\nmb\xff\n", 2), (b"\xef\xbb\xbfmb1\n", 1), (b"mb1\nmb2:x\n", 2)]
 )

@@ -163,7 +163,7 @@ def test_no_haproxy_program_is_told(balancer: FakeHAProxy, monkeypatch: pytest.M
 def test_a_second_operator_waits_and_is_told(
     balancer: FakeHAProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lb.hosts.SAVE_WAITS_S", 0)
+    monkeypatch.setattr("lb.hosts.LOCK_WITHIN_S", 0)
     with (
         Here().locked(balancer.read.balancer),
         pytest.raises(ApplyFailed, match="somebody else applies"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.hosts import Connection, Far, Here, is_our_master, write_private
+from lb.hosts import Connection, Far, Here, is_our_master
 from ops.errors import CommandFailed
 from tests.support.balancer import inventory
 
@@ -45,15 +45,6 @@ def test_a_pid_that_is_not_our_haproxy_is_never_signalled(tmp_path: Path, text: 
     read.balancer.master_pid_file.parent.mkdir()
     read.balancer.master_pid_file.write_text(text)
     assert not Here().signal_master(read.balancer, signal.SIGUSR2)
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_private(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_private(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 BALANCER = inventory().balancer

@@ -41,7 +41,6 @@ DEVICE = Path("/dev/drbd0")
             hosts.broker_folder(FOLDER),
             "install -d -o rabbitmq -g rabbitmq -m 750 /var/lib/rabbitmq",
         ),
-        (hosts.write_out(FOLDER), "sync -f /var/lib/rabbitmq"),
         (hosts.settle(FOLDER), "/usr/local/lib/messagebus/settle /var/lib/rabbitmq"),
         (
             hosts.address("take", "10.0.0.9/24"),

@@ -24,7 +24,6 @@ from ops.mirror.state import (
     may_promote,
     parse_events,
     parse_generations,
-    parse_link,
     relation,
 )
 from tests.support.mirrors import recorded_outputs
@@ -60,7 +59,6 @@ def test_the_state_by_events_is_the_one_that_the_kernel_shows_elsewhere(file: Pa
     assert f"{status.role}/{status.peer_role}" == line[2]
     assert f"{status.disk}/{status.peer_disk}" == line[3] == outputs["drbdadm dstate r0"].strip()
     assert bool(status.frozen) == (line[4] == "s")
-    assert parse_link(outputs["drbdadm cstate r0"]) == status.link
 
 
 def test_there_is_a_record_of_every_state_that_is_told_apart() -> None:
@@ -101,12 +99,6 @@ def test_two_peers_are_not_of_8_4_and_refused() -> None:
 def test_what_is_no_generation_is_refused(text: str) -> None:
     with pytest.raises(Bad):
         parse_generations(text)
-
-
-@pytest.mark.parametrize("text", ["", "a b", "? !"])
-def test_what_is_no_link_is_refused(text: str) -> None:
-    with pytest.raises(Bad):
-        parse_link(text)
 
 
 def test_a_disk_without_metadata_has_no_generations() -> None:

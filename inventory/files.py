@@ -1,0 +1,38 @@
+"""Writing of whole files, as every kit does it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["write_whole"]
+
+SECRET_MODE, OPEN_MODE = 0o600, 0o644
+
+
+def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> None:
+    """Replace a file: a reader sees the old or the new text, and a power-off loses neither.
+
+    The file has its mode before it has its text. mode: None for that of the old file, OPEN_MODE without one.
+    Makes missing folders. A failed write leaves the old file, and nothing else.
+    """
+    if mode is None:
+        mode = path.stat().st_mode & 0o777 if path.exists() else OPEN_MODE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", newline="") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
