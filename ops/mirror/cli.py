@@ -24,13 +24,14 @@ from ops.mirror.options import (
     note_alone,
     note_whole,
     of_mirror,
+    on_mirror,
     permitted,
     proof_options,
     run,
 )
 from ops.mirror.state import Status, is_split, lacks
 from ops.mirror.view import MirrorView
-from ops.run.command import Go, carry, go_options, inventory_option, opened
+from ops.run.command import Go, carry, inventory_option, opened
 
 __all__ = ["drbd"]
 
@@ -71,15 +72,14 @@ def install(name: str, file: Path) -> None:
 
 
 @drbd.command(short_help="Make the mirror NAME on two blank disks.")
-@click.argument("name")
+@on_mirror()
 @click.option(
     "--skip-sync",
     is_flag=True,
     help="Declare the disks alike instead of copying: for two that are new.",
 )
 @_overwrite_option
-@go_options
-def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None:
+def create(go: Go, view: MirrorView, skip_sync: bool, phrases: tuple[str, ...]) -> None:
     """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
 
     \b
@@ -87,7 +87,6 @@ def create(go: Go, name: str, skip_sync: bool, phrases: tuple[str, ...]) -> None
       python -m ops drbd create mb1 --dry-run
       python -m ops drbd create mb1 --skip-sync
     """
-    view = MirrorView(go.file, name)
     for host in view.hosts:
         called = view.tells(host, ("uname", "-n")).strip()
         if called != host.name:
@@ -150,29 +149,24 @@ def _is_ours(side: Status) -> bool:
 
 
 @drbd.command(short_help="HOST has a new disk: everything is copied to it.")
-@click.argument("name")
-@click.argument("host")
+@on_mirror("host")
 @_overwrite_option
-@go_options
-def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
+def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None:
     """Copy everything to HOST's new disk for the mirror NAME from the other host.
 
     \b
     Example:
       python -m ops drbd disk mb1 db2 --dry-run
     """
-    view = MirrorView(go.file, name)
-    wanted = of_mirror(view, host)
-    side = view.status(wanted)
+    side = view.status(host)
     if side.disk not in ("Diskless", "DUnknown"):
-        raise OpsError(f"{host} has its disk: {side}")
-    erase = bool(_to_be_erased(view, phrases, (wanted,)))
-    plan = playbooks.new_disk(view, wanted, erase=erase)
-    run(plan, go, view)
+        raise OpsError(f"{host.name} has its disk: {side}")
+    erase = bool(_to_be_erased(view, phrases, (host,)))
+    run(playbooks.new_disk(view, host, erase=erase), go, view)
 
 
 @drbd.command(short_help="Let frozen writes go on: the other host is dead.")
-@click.argument("name")
+@on_mirror()
 @click.option(
     "--dead",
     metavar="HOST",
@@ -180,15 +174,13 @@ def disk(go: Go, name: str, host: str, phrases: tuple[str, ...]) -> None:
     help="You have seen that this host is off, and it will not come back by itself.",
 )
 @click.option("--give-up", metavar="HOST", default="", help="What only this host has may be lost.")
-@go_options
-def thaw(go: Go, name: str, dead: str, give_up: str) -> None:
+def thaw(go: Go, view: MirrorView, dead: str, give_up: str) -> None:
     """Let the frozen writes of the mirror NAME go on, because the other host is dead.
 
     \b
     Example:
       python -m ops drbd thaw mb1 --dead db2
     """
-    view = MirrorView(go.file, name)
     gone = of_mirror(view, dead)
     sides, wanted = view.sides(), partner(view.inventory, view.mirror, gone)
     not_dead(dead, sides[gone.name])
@@ -255,11 +247,9 @@ def _show(view: MirrorView) -> bool:
 
 
 @drbd.command(short_help="Let HOST write to the mirror NAME.")
-@click.argument("name")
-@click.argument("host")
+@on_mirror("host")
 @proof_options
-@go_options
-def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
+def promote(go: Go, view: MirrorView, host: Host, dead: str, give_up: str) -> None:
     """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
 
     `ops storage failover` does this and all that follows.
@@ -268,72 +258,57 @@ def promote(go: Go, name: str, host: str, dead: str, give_up: str) -> None:
     Example:
       python -m ops drbd promote mb1 db2 --dry-run
     """
-    view = MirrorView(go.file, name)
-    wanted = of_mirror(view, host)
-    how = permitted(view, wanted, dead=dead, give_up=give_up)
-    run(promotion.promote(view, wanted, **how), go, view)
+    how = permitted(view, host, dead=dead, give_up=give_up)
+    run(promotion.promote(view, host, **how), go, view)
 
 
 @drbd.command(short_help="HOST does not write to the mirror NAME any more.")
-@click.argument("name")
-@click.argument("host")
-@go_options
-def demote(go: Go, name: str, host: str) -> None:
+@on_mirror("host")
+def demote(go: Go, view: MirrorView, host: Host) -> None:
     """Make HOST stop writing to the mirror NAME; its disk must be unmounted.
 
     \b
     Example:
       python -m ops drbd demote mb1 db1
     """
-    view = MirrorView(go.file, name)
-    plan = promotion.demote(view, of_mirror(view, host))
-    run(plan, go, view)
+    run(promotion.demote(view, host), go, view)
 
 
 @drbd.command(short_help="Bring both sides of the mirror NAME together.")
-@click.argument("name")
-@go_options
-def connect(go: Go, name: str) -> None:
+@on_mirror()
+def connect(go: Go, view: MirrorView) -> None:
     """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
 
     \b
     Example:
       python -m ops drbd connect mb1
     """
-    view = MirrorView(go.file, name)
     run(playbooks.connect(view), go, view)
 
 
 @drbd.command(short_help="HOST lets go of the mirror NAME, to be worked on.")
-@click.argument("name")
-@click.argument("host")
-@go_options
-def disconnect(go: Go, name: str, host: str) -> None:
+@on_mirror("host")
+def disconnect(go: Go, view: MirrorView, host: Host) -> None:
     """Disconnect HOST from the mirror NAME, for work on it; its partner goes on with a single copy.
 
     \b
     Example:
       python -m ops drbd disconnect mb1 db2
     """
-    view = MirrorView(go.file, name)
-    wanted = of_mirror(view, host)
-    if view.status(wanted).role == "Primary":
-        raise OpsError(f"{host} is primary; disconnect its partner")
-    plan = playbooks.disconnect(view, wanted)
-    run(plan, go, view)
+    if view.status(host).role == "Primary":
+        raise OpsError(f"{host.name} is primary; disconnect its partner")
+    run(playbooks.disconnect(view, host), go, view)
 
 
 @drbd.command()
-@click.argument("name")
-@go_options
-def verify(go: Go, name: str) -> int:
+@on_mirror()
+def verify(go: Go, view: MirrorView) -> int:
     """Compare the disks of the mirror NAME while everything runs. Exit code 7 where they differ.
 
     \b
     Example:
       python -m ops drbd verify mb1
     """
-    view = MirrorView(go.file, name)
     for host, side in both_answer(view).items():
         if not side.is_whole:
             raise OpsError(f"only a whole mirror is verified; {host} says {side}")
@@ -353,10 +328,8 @@ def verify(go: Go, name: str) -> int:
 
 
 @drbd.command(short_help="Copy and compare with VALUE bytes a second.")
-@click.argument("name")
-@click.argument("value")
-@go_options
-def rate(go: Go, name: str, value: str) -> None:
+@on_mirror("value")
+def rate(go: Go, view: MirrorView, value: str) -> None:
     """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
 
     \b
@@ -365,15 +338,13 @@ def rate(go: Go, name: str, value: str) -> None:
     """
     if not value.rstrip("KMG").isdigit():
         raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
-    view = MirrorView(go.file, name)
     run(playbooks.rate(view, value), go, view)
 
 
 @drbd.command(short_help="End a split brain of the mirror NAME.")
-@click.argument("name")
+@on_mirror()
 @click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
-@go_options
-def resolve(go: Go, name: str, victim: str) -> None:
+def resolve(go: Go, view: MirrorView, victim: str) -> None:
     """End a split brain of the mirror NAME: show what each side has, and give one of them up.
 
     Without --victim its name is asked for, and must be typed.
@@ -382,15 +353,14 @@ def resolve(go: Go, name: str, victim: str) -> None:
     Example:
       python -m ops drbd resolve mb1 --dry-run --victim db2
     """
-    view = MirrorView(go.file, name)
-    with opened(go, f"drbd resolve {name}", [name]) as journal:
+    with opened(go, f"drbd resolve {view.name}", [view.name]) as journal:
         began = journal.facts.get("decided")
         if began and victim not in ("", began["victim"]):
             raise RunOpen(f"the unfinished run gives up {began['victim']}, not {victim}")
         facts = began or _chosen(view, victim)
         how = {key: value for key, value in facts.items() if key != "victim"}
         plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
-        carry(plan, journal, go, {"decided": facts}, brokers=[name])
+        carry(plan, journal, go, {"decided": facts}, brokers=[view.name])
 
 
 def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror.files import partner
 from ops.mirror.state import Alone, No, Status, may_promote
 from ops.mirror.view import MirrorView
-from ops.run.command import Go, carry, opened
+from ops.run.command import Go, carry, go_options, opened
 from ops.run.plan import Plan
 
 __all__ = [
@@ -28,10 +29,36 @@ __all__ = [
     "note_alone",
     "note_whole",
     "of_mirror",
+    "on_mirror",
     "permitted",
     "proof_options",
     "run",
 ]
+
+
+def on_mirror(*arguments: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the argument NAME, these arguments, and the options of every playbook.
+
+    The command gets the mirror of that name as `view`, and HOST as one of its hosts.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = command.__dict__.pop("__click_params__", [])
+
+        @functools.wraps(command)
+        def with_view(go: Go, name: str, **given: Any) -> Any:
+            view = MirrorView(go.file, name)
+            if "host" in given:
+                given["host"] = of_mirror(view, given["host"])
+            return command(go=go, view=view, **given)
+
+        wrapped = go_options(with_view)
+        wrapped.__click_params__ += own  # type: ignore[attr-defined]
+        for argument in reversed(("name", *arguments)):
+            wrapped = click.argument(argument)(wrapped)
+        return wrapped
+
+    return decorate
 
 
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:

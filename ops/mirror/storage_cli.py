@@ -15,11 +15,11 @@ from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.mirror import failover as playbooks
 from ops.mirror.files import partner
-from ops.mirror.options import agents, both_answer, of_mirror, permitted, proof_options
+from ops.mirror.options import agents, both_answer, of_mirror, on_mirror, permitted, proof_options
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
 from ops.playbooks.pieces import inventory
-from ops.run.command import Go, carry, go_options, inventory_option, opened, settled
+from ops.run.command import Go, carry, inventory_option, opened, settled
 from ops.run.plan import Plan
 
 __all__ = ["storage"]
@@ -42,12 +42,13 @@ def storage() -> None:
 
 
 @storage.command(short_help="The host is dead: start the broker on its mirror.")
-@click.argument("name")
+@on_mirror()
 @click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
 @_consume_only
 @proof_options
-@go_options
-def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up: str) -> None:
+def failover(
+    go: Go, view: MirrorView, to: str, consume_only: bool, dead: str, give_up: str
+) -> None:
     """Start the broker NAME on the other host of its mirror, because its host is dead; its name stays.
 
     Its power controller proves that the host is dead, or your word with --dead.
@@ -56,7 +57,6 @@ def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up:
     Example:
       python -m ops storage failover mb1 --dead db1 --dry-run
     """
-    view = MirrorView(go.file, name)
 
     def decide() -> dict[str, Any]:
         host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
@@ -68,17 +68,15 @@ def failover(go: Go, name: str, to: str, consume_only: bool, dead: str, give_up:
 
 
 @storage.command(short_help="Move the broker NAME to its mirror's other host.")
-@click.argument("name")
+@on_mirror()
 @_consume_only
-@go_options
-def failback(go: Go, name: str, consume_only: bool) -> None:
+def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
     """Move the broker NAME to the other host of its mirror, both alive and alike.
 
     \b
     Example:
       python -m ops storage failback mb1 --dry-run
     """
-    view = MirrorView(go.file, name)
 
     def decide() -> dict[str, Any]:
         for each, side in both_answer(view).items():
@@ -91,18 +89,16 @@ def failback(go: Go, name: str, consume_only: bool) -> None:
 
 
 @storage.command(short_help="Start the broker NAME on a host of its mirror.")
-@click.argument("name")
+@on_mirror()
 @click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
 @_consume_only
-@go_options
-def start(go: Go, name: str, where: str, consume_only: bool) -> None:
+def start(go: Go, view: MirrorView, where: str, consume_only: bool) -> None:
     """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
 
     \b
     Example:
       python -m ops storage start mb1 --dry-run
     """
-    view = MirrorView(go.file, name)
 
     def decide() -> dict[str, Any]:
         host = of_mirror(view, where) if where else _where(view)
@@ -114,16 +110,14 @@ def start(go: Go, name: str, where: str, consume_only: bool) -> None:
 
 
 @storage.command(short_help="Stop the broker NAME and let go of its disk.")
-@click.argument("name")
-@go_options
-def stop(go: Go, name: str) -> None:
+@on_mirror()
+def stop(go: Go, view: MirrorView) -> None:
     """Stop the broker NAME and release its disk, so that its host may be switched off.
 
     \b
     Example:
       python -m ops storage stop mb1 --dry-run
     """
-    view = MirrorView(go.file, name)
 
     def decide() -> dict[str, Any]:
         host = _where(view)

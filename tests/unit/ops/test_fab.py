@@ -26,7 +26,7 @@ from ops.commands.kits import CHECKOUT
         (lambda: fab.upgrade.body(None, "mb1"), ["upgrade", "mb1"]),
         (
             lambda: fab.upgrade.body(None, "mb1", to="3.12.1-1", yes=True),
-            ["upgrade", "mb1", "--to", "3.12.1-1", "--yes"],
+            ["upgrade", "mb1", "--yes", "--to", "3.12.1-1"],
         ),
         (
             lambda: fab.storage.body(None, "failover", "mb1", dead="db1"),
