@@ -1,4 +1,4 @@
-"""Writing of whole files, as every kit does it."""
+"""Files as every kit makes them: rendered from templates, and written whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_whole"]
+import jinja2
+
+__all__ = ["templates", "write_whole"]
 
 SECRET_MODE, OPEN_MODE = 0o600, 0o644
 
@@ -36,3 +38,15 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def templates(package: str) -> jinja2.Environment:
+    """Return the templates of a package's folder. A name that is not given is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic_core import ErrorDetails
@@ -63,6 +63,8 @@ __all__ = [
 
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
+
+T = TypeVar("T")
 
 
 @with_config(ConfigDict(extra="forbid", hide_input_in_errors=True))
@@ -119,11 +121,7 @@ class Inventory:
 
     def find_balancer(self, name: str) -> Balancer:
         """Return the balancer of this name. Raises ConfigError naming the nearest."""
-        for balancer in self.balancers:
-            if balancer.name == name:
-                return balancer
-        known = [balancer.name for balancer in self.balancers]
-        raise ConfigError(f"no balancer {name!r} in the inventory{did_you_mean(name, known)}")
+        return _find("balancer", name, {each.name: each for each in self.balancers})
 
     @property
     def scheme(self) -> str:
@@ -153,11 +151,10 @@ class Inventory:
 
     def find(self, name: str) -> Node:
         """Return the broker of this name or ``host:port``. Raises ConfigError naming the nearest."""
-        for node in self.brokers:
-            if name in (node.name, str(node.address)):
-                return node
-        known = [node.name for node in self.brokers]
-        raise ConfigError(f"no broker {name!r} in the inventory{did_you_mean(name, known)}")
+        by_address = {str(node.address): node for node in self.brokers}
+        if name in by_address:
+            return by_address[name]
+        return _find("broker", name, {node.name: node for node in self.brokers})
 
     def ssh_of(self, node: Node) -> str:
         """Return the SSH address of the host that a broker runs on."""
@@ -172,19 +169,18 @@ class Inventory:
 
     def host(self, name: str) -> Host:
         """Return the host of this name. Raises ConfigError naming the nearest."""
-        for host in self.hosts:
-            if host.name == name:
-                return host
-        known = [host.name for host in self.hosts]
-        raise ConfigError(f"no host {name!r} in the inventory{did_you_mean(name, known)}")
+        return _find("host", name, {host.name: host for host in self.hosts})
 
     def mirror(self, name: str) -> Mirror:
         """Return the mirror of the broker of this name. Raises ConfigError."""
-        for mirror in self.mirrors:
-            if mirror.name == name:
-                return mirror
-        known = [mirror.name for mirror in self.mirrors]
-        raise ConfigError(f"no mirror of {name!r} in the inventory{did_you_mean(name, known)}")
+        return _find("mirror of", name, {mirror.name: mirror for mirror in self.mirrors})
+
+
+def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """Return the thing of this name. Raises ConfigError naming the nearest."""
+    if name not in known:
+        raise ConfigError(f"no {kind} {name!r} in the inventory{did_you_mean(name, known)}")
+    return known[name]
 
 
 def load(path: str | Path) -> Inventory:

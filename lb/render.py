@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-import jinja2
-
+from inventory.files import templates
 from inventory.inventory import Inventory
 from lb import gate_check
 from messagebus.errors import ConfigError
@@ -20,14 +19,7 @@ WEIGHT = 100
 
 _UNMARKED = "0" * 16
 _MARKER = re.compile(r'^    description "(messagebus \S+ config [0-9a-f]{16})"$', re.MULTILINE)
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("lb"),
-    undefined=jinja2.StrictUndefined,
-    autoescape=False,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+_TEMPLATES = templates("lb")
 
 
 def _quoted(value: object) -> str:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from messagebus.terminal import plural
 from ops.cluster.view import Connection, Queue, View
 from ops.errors import NoAnswer
-from ops.run.plan import Blocked, Check
+from ops.run.plan import Blocked, Check, as_check
 
 __all__ = [
     "Steady",
@@ -74,86 +74,65 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def answers(view: View, name: str) -> Check:
+@as_check
+def answers(view: View, name: str) -> str:
     """Check that the broker's management API answers, which it does last of all in its boot."""
-
-    def check() -> str:
-        view.queues(name)
-        return ""
-
-    return check
+    view.queues(name)
+    return ""
 
 
-def topology_is_there(view: View, name: str) -> Check:
+@as_check
+def topology_is_there(view: View, name: str) -> str:
     """Check that the node has every wanted queue, settled, and that its gate is open."""
-
-    def check() -> str:
-        settled = view.settled(name)
-        if not settled["settled"]:
-            return "its topology is not there and settled yet"
-        return "" if settled["gate"] else "its gate is shut"
-
-    return check
+    settled = view.settled(name)
+    if not settled["settled"]:
+        return "its topology is not there and settled yet"
+    return "" if settled["gate"] else "its gate is shut"
 
 
-def holds_back(view: View, name: str) -> Check:
+@as_check
+def holds_back(view: View, name: str) -> str:
     """Check that the node's agent asks publishers to stay away."""
-
-    def check() -> str:
-        verdict = view.health(name)["verdict"]
-        return "" if verdict != "ready" else "its agent still says ready"
-
-    return check
+    verdict = view.health(name)["verdict"]
+    return "" if verdict != "ready" else "its agent still says ready"
 
 
-def welcomes(view: View, name: str) -> Check:
+@as_check
+def welcomes(view: View, name: str) -> str:
     """Check that the node takes publishes and that its agent sends publishers there."""
-
-    def check() -> str:
-        health = view.health(name)
-        return "" if health["verdict"] == "ready" else str(health.get("reason", "not ready"))
-
-    return check
+    health = view.health(name)
+    return "" if health["verdict"] == "ready" else str(health.get("reason", "not ready"))
 
 
-def agents_serve_the_list(view: View) -> Check:
+@as_check
+def agents_serve_the_list(view: View) -> str:
     """Check that every agent serves the generation of the operators' copy."""
-
-    def check() -> str:
-        wanted = view.listed.generation
-        late = [f"{name} ({has})" for name, has in view.generations().items() if has < wanted]
-        return f"generation {wanted} is not served by {some(late)}" if late else ""
-
-    return check
+    wanted = view.listed.generation
+    late = [f"{name} ({has})" for name, has in view.generations().items() if has < wanted]
+    return f"generation {wanted} is not served by {some(late)}" if late else ""
 
 
-def applied_and_attached(view: View, name: str) -> Check:
+@as_check
+def applied_and_attached(view: View, name: str) -> str:
     """Check that every live client works by the present list, and consumes here as on other brokers."""
-
-    def check() -> str:
-        if late := _late(view):
-            return late
-        here = view.queues(name)
-        others = [
-            queue for node in view.brokers if node.name != name for queue in view.queues(node.name)
-        ]
-        missing = unattached(here, others)
-        return f"nobody consumes here from {some(missing)}" if missing else ""
-
-    return check
+    if late := _late(view):
+        return late
+    here = view.queues(name)
+    others = [
+        queue for node in view.brokers if node.name != name for queue in view.queues(node.name)
+    ]
+    missing = unattached(here, others)
+    return f"nobody consumes here from {some(missing)}" if missing else ""
 
 
-def knows_the_topology(view: View, name: str) -> Check:
+@as_check
+def knows_the_topology(view: View, name: str) -> str:
     """Check that the node's agent has every entry that another agent has.
 
     From now on, each change asks it too.
     """
-
-    def check() -> str:
-        missing = behind(view.maps(), name)
-        return f"its agent has not read {some(missing)}" if missing else ""
-
-    return check
+    missing = behind(view.maps(), name)
+    return f"its agent has not read {some(missing)}" if missing else ""
 
 
 def left_by_publishers(
@@ -175,14 +154,11 @@ def left_by_publishers(
     return check
 
 
-def left_by_clients(view: View, nobody_is_connected: Check) -> Check:
+@as_check
+def left_by_clients(view: View, nobody_is_connected: Check) -> str:
     """Check that every live client works by the list without the broker, and that the other check holds."""
-
-    def check() -> str:
-        left = nobody_is_connected()
-        return _late(view) or left
-
-    return check
+    left = nobody_is_connected()
+    return _late(view) or left
 
 
 def nobody_is_connected(
@@ -201,74 +177,65 @@ def nobody_is_connected(
     return check
 
 
-def off_the_list(view: View, name: str, address: str) -> Check:
+@as_check
+def off_the_list(view: View, name: str, address: str) -> str:
     """Check that no served list names the broker, and that no balancer sends publishers there.
 
     Its own agent may be away, and so may agents and balancers that are known to be dead.
     """
-
-    def check() -> str:
-        if address in view.listed.names:
-            return f"the list names {name}"
-        for one in view.served():
-            if one.served is None and one.node != name:
-                return f"it is not known whether {one.node} still lists {name}: {one.fault}"
-            if one.served is not None and address in one.served.names:
-                return f"{one.node} serves a list that names {name}"
-        if sent := [lb for lb, brokers in view.sending().items() if name in brokers]:
-            return f"{some(sent)} sends publishers to {name}"
-        return ""
-
-    return check
+    if address in view.listed.names:
+        return f"the list names {name}"
+    for one in view.served():
+        if one.served is None and one.node != name:
+            return f"it is not known whether {one.node} still lists {name}: {one.fault}"
+        if one.served is not None and address in one.served.names:
+            return f"{one.node} serves a list that names {name}"
+    if sent := [lb for lb, brokers in view.sending().items() if name in brokers]:
+        return f"{some(sent)} sends publishers to {name}"
+    return ""
 
 
-def unused(view: View, name: str, address: str) -> Check:
+@as_check
+def unused(view: View, name: str, address: str) -> str:
     """Check as `off_the_list` does; also that the broker, if it answers, has no message and no client.
 
     For a broker that was never in use: a used one is emptied first.
     """
     is_off = off_the_list(view, name, address)
-
-    def check() -> str:
-        if told := is_off():
-            return told
-        if not any(node.name == name for node in view.nodes):
-            return ""
-        try:
-            held = [queue for queue in view.all_queues(name) if queue.messages != 0]
-            connected = view.connections(name)
-        except NoAnswer:
-            return ""
-        if held:
-            return f"{some([str(queue) for queue in held])} of {name} may hold messages"
-        return f"connected to {name}: {_who(connected)}" if connected else ""
-
-    return check
+    if told := is_off():
+        return told
+    if not any(node.name == name for node in view.nodes):
+        return ""
+    try:
+        held = [queue for queue in view.all_queues(name) if queue.messages != 0]
+        connected = view.connections(name)
+    except NoAnswer:
+        return ""
+    if held:
+        return f"{some([str(queue) for queue in held])} of {name} may hold messages"
+    return f"connected to {name}: {_who(connected)}" if connected else ""
 
 
-def others_serve(view: View, names: Collection[str], *, wanted: int) -> Check:
+@as_check
+def others_serve(view: View, names: Collection[str], *, wanted: int) -> str:
     """Check that `wanted` brokers take publishes while those of these names do not. Raises Blocked.
 
     A broker serves when it is on the list and not draining, its agent says ready, and every balancer
     that is not absent sends publishers to it.
     """
-
-    def check() -> str:
-        sending, silent = _sending(view)
-        faults = {
-            node.name: _not_serving(view, node.name, str(node.address), sending) or silent
-            for node in view.nodes
-            if node.name not in names
-        }
-        serving = [name for name, fault in faults.items() if not fault]
-        if len(serving) >= wanted:
-            return ""
-        told = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
-        raise Blocked(
-            f"{len(serving)} other brokers take publishes, {wanted} must: {told or 'there is no other'}"
-        )
-
-    return check
+    sending, silent = _sending(view)
+    faults = {
+        node.name: _not_serving(view, node.name, str(node.address), sending) or silent
+        for node in view.nodes
+        if node.name not in names
+    }
+    serving = [name for name, fault in faults.items() if not fault]
+    if len(serving) >= wanted:
+        return ""
+    told = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+    raise Blocked(
+        f"{len(serving)} other brokers take publishes, {wanted} must: {told or 'there is no other'}"
+    )
 
 
 def _sending(view: View) -> tuple[Mapping[str, Collection[str]], str]:
@@ -301,49 +268,40 @@ def not_ready(view: View, name: str, address: str) -> str:
     return "" if health["verdict"] == "ready" else str(health.get("reason") or health["verdict"])
 
 
-def is_dead(view: View, name: str) -> Check:
+@as_check
+def is_dead(view: View, name: str) -> str:
     """Check that neither the broker nor its agent answers. Raises Blocked when one does."""
-
-    def check() -> str:
-        for what, ask in (("broker", view.queues), ("agent", view.health)):
-            with suppress(NoAnswer):
-                ask(name)
-                raise Blocked(
-                    f"the {what} of {name} answers: `ops upgrade` or `ops remove` it,"
-                    " or stop it first"
-                )
-        return ""
-
-    return check
+    for what, ask in (("broker", view.queues), ("agent", view.health)):
+        with suppress(NoAnswer):
+            ask(name)
+            raise Blocked(
+                f"the {what} of {name} answers: `ops upgrade` or `ops remove` it, or stop it first"
+            )
+    return ""
 
 
-def nobody_answers(view: View) -> Check:
+@as_check
+def nobody_answers(view: View) -> str:
     """Check that there is no cluster yet: no agent of the inventory answers. Raises Blocked when one does."""
-
-    def check() -> str:
-        for node in view.nodes:
-            with suppress(NoAnswer):
-                view.health(node.name)
-                raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
-        return ""
-
-    return check
+    for node in view.nodes:
+        with suppress(NoAnswer):
+            view.health(node.name)
+            raise Blocked(f"the agent of {node.name} answers: this cluster is there already")
+    return ""
 
 
+@as_check
 def lists_all(view: View) -> str:
     """Check that the operators' list names every broker of the inventory."""
     missing = {str(node.address) for node in view.nodes} - view.listed.names
     return f"it does not name {some(sorted(missing))}" if missing else ""
 
 
-def all_welcome(view: View) -> Check:
+@as_check
+def all_welcome(view: View) -> str:
     """Check `welcomes` of every broker."""
-
-    def check() -> str:
-        said = {node.name: welcomes(view, node.name)() for node in view.nodes}
-        return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
-
-    return check
+    said = {node.name: welcomes(view, node.name)() for node in view.nodes}
+    return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
 
 
 def publishes_arrive(view: View, name: str) -> Check:
@@ -412,16 +370,13 @@ def _late(view: View) -> str:
     return f"generation {wanted} is not applied by {some(late)}" if late else ""
 
 
-def listed_ready(view: View, address: str) -> Check:
+@as_check
+def listed_ready(view: View, address: str) -> str:
     """Check that the operators' list names the broker, and not as draining: consumers know it."""
-
-    def check() -> str:
-        entry = view.listed.find(address)
-        if entry is None:
-            return f"the list does not name {address}, so that nobody would consume there"
-        return f"the list has {address} as draining" if entry.draining else ""
-
-    return check
+    entry = view.listed.find(address)
+    if entry is None:
+        return f"the list does not name {address}, so that nobody would consume there"
+    return f"the list has {address} as draining" if entry.draining else ""
 
 
 def both(first: Check, second: Check) -> Check:

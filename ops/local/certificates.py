@@ -27,6 +27,10 @@ LEAF_DAYS = 397
 RENEW_DAYS = 30
 # Clocks of other machines may be late.
 BACKDATED = dt.timedelta(hours=1)
+_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 class Authority:
@@ -120,17 +124,8 @@ def _builder(
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    used = {"key_cert_sign", "crl_sign"} if signs else {"digital_signature"}
+    return x509.KeyUsage(**{use: use in used for use in _USES})
 
 
 def _name(text: str) -> x509.Name:

@@ -23,7 +23,7 @@ from ops.mirror.view import MirrorView
 from ops.provision.hosts import Root
 from ops.provision.wanted import WantedFile
 from ops.run import shell
-from ops.run.plan import Blocked, Check, Plan, Step
+from ops.run.plan import Blocked, Plan, Step, as_check
 
 __all__ = ["connect", "create", "disconnect", "new_disk", "rate", "resolve", "set_up", "verify"]
 
@@ -274,41 +274,33 @@ def _has_metadata(view: MirrorView, host: Host) -> Callable[[], bool]:
     return lambda: view.status(host).generations is not None
 
 
-def _is_connected(view: MirrorView, host: Host) -> Check:
-    def check() -> str:
-        status = view.status(host)
-        return "" if status.is_connected else str(status)
-
-    return check
+@as_check
+def _is_connected(view: MirrorView, host: Host) -> str:
+    status = view.status(host)
+    return "" if status.is_connected else str(status)
 
 
-def _has_link(view: MirrorView, host: Host, link: str) -> Check:
-    def check() -> str:
-        status = view.status(host)
-        return "" if status.link == link else str(status)
-
-    return check
+@as_check
+def _has_link(view: MirrorView, host: Host, link: str) -> str:
+    status = view.status(host)
+    return "" if status.link == link else str(status)
 
 
-def _whole_or_split(view: MirrorView) -> Check:
-    def check() -> str:
-        sides = view.sides()
-        if view.is_split():
-            raise Blocked(f"split brain: `python -m ops drbd resolve {view.name}`")
-        faults = [str(side) for side in sides.values() if isinstance(side, NoAnswer)]
-        statuses = [side for side in sides.values() if isinstance(side, Status)]
-        late = [str(status) for status in statuses if not status.is_whole]
-        return "; ".join([*faults, *late])
-
-    return check
+@as_check
+def _whole_or_split(view: MirrorView) -> str:
+    sides = view.sides()
+    if view.is_split():
+        raise Blocked(f"split brain: `python -m ops drbd resolve {view.name}`")
+    faults = [str(side) for side in sides.values() if isinstance(side, NoAnswer)]
+    statuses = [side for side in sides.values() if isinstance(side, Status)]
+    late = [str(status) for status in statuses if not status.is_whole]
+    return "; ".join([*faults, *late])
 
 
-def _is_compared(view: MirrorView, host: Host) -> Check:
-    def check() -> str:
-        status = view.status(host)
-        return str(status) if status.link in COMPARING else ""
-
-    return check
+@as_check
+def _is_compared(view: MirrorView, host: Host) -> str:
+    status = view.status(host)
+    return str(status) if status.link in COMPARING else ""
 
 
 AUTHORIZED_KEYS = Path("/root/.ssh/authorized_keys")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
-import jinja2
-
+from inventory.files import templates
 from inventory.inventory import Host, Inventory, Mirror
 from ops.provision.wanted import WantedFile
 
@@ -37,14 +36,7 @@ def _endpoint(address: str, port: int) -> str:
     return f"{address}:{port}"
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("ops.mirror"),
-    undefined=jinja2.StrictUndefined,
-    autoescape=False,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+_TEMPLATES = templates("ops.mirror")
 _TEMPLATES.filters["endpoint"] = _endpoint
 
 

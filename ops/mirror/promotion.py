@@ -15,7 +15,7 @@ from ops.mirror.files import partner, proof_of_death
 from ops.mirror.state import No, may_promote
 from ops.mirror.view import MirrorView
 from ops.provision.wanted import STATE
-from ops.run.plan import Blocked, Check, Command, Plan, Step
+from ops.run.plan import Blocked, Command, Plan, Step, as_check
 
 __all__ = ["demote", "leaving", "promote", "promotion", "proof_forgotten", "state_brought", "thaw"]
 
@@ -205,35 +205,30 @@ def state_brought(view: MirrorView, host: Host) -> Step:
     )
 
 
-def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool) -> Check:
+@as_check
+def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool) -> str:
     """Check that the host may be promoted, again after the proof and the operator's confirmation."""
     peer = partner(view.inventory, view.mirror, host).name
-
-    def check() -> str:
-        sides = view.sides()
-        here, there = sides[host.name], sides[peer]
-        if isinstance(here, NoAnswer):
-            return str(here)
-        if is_dead and here.role != "Primary" and here.is_connected:
-            return f"{host.name} is still connected to {peer}: {here}"
-        verdict = may_promote(
-            here,
-            None if isinstance(there, NoAnswer) else there,
-            peer=peer,
-            peer_is_dead=is_dead,
-            given_up=peer if given_up else "",
-            alone=view.alone,
-        )
-        if isinstance(verdict, No) and not here.is_passing:
-            raise Blocked(verdict.reason)
-        return verdict.reason if isinstance(verdict, No) else ""
-
-    return check
+    sides = view.sides()
+    here, there = sides[host.name], sides[peer]
+    if isinstance(here, NoAnswer):
+        return str(here)
+    if is_dead and here.role != "Primary" and here.is_connected:
+        return f"{host.name} is still connected to {peer}: {here}"
+    verdict = may_promote(
+        here,
+        None if isinstance(there, NoAnswer) else there,
+        peer=peer,
+        peer_is_dead=is_dead,
+        given_up=peer if given_up else "",
+        alone=view.alone,
+    )
+    if isinstance(verdict, No) and not here.is_passing:
+        raise Blocked(verdict.reason)
+    return verdict.reason if isinstance(verdict, No) else ""
 
 
-def _is_off(view: MirrorView, host: Host) -> Check:
-    def check() -> str:
-        said = view.power_of(host)
-        return "" if said == "off" else f"its power controller says {said!r}"
-
-    return check
+@as_check
+def _is_off(view: MirrorView, host: Host) -> str:
+    said = view.power_of(host)
+    return "" if said == "off" else f"its power controller says {said!r}"

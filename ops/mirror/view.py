@@ -18,7 +18,7 @@ from ops.errors import CannotTell, CommandFailed, NoAnswer, OpsError
 from ops.mirror import commands as argv
 from ops.mirror.state import Alone, Bad, Status, is_split, parse_events, parse_generations
 from ops.run import shell
-from ops.run.plan import Check
+from ops.run.plan import as_check
 
 __all__ = ["MirrorView", "amqp_answers"]
 
@@ -163,23 +163,17 @@ class MirrorView:
 
     # Checks of steps.
 
-    def has_role(self, host: Host, role: str) -> Check:
+    @as_check
+    def has_role(self, host: Host, role: str) -> str:
         """Check that the host has this role, primary or secondary, and that its writes are not frozen."""
+        status = self.status(host)
+        return "" if status.role == role and not status.frozen else str(status)
 
-        def check() -> str:
-            status = self.status(host)
-            return "" if status.role == role and not status.frozen else str(status)
-
-        return check
-
-    def is_whole(self, host: Host) -> Check:
+    @as_check
+    def is_whole(self, host: Host) -> str:
         """Check that both copies are good, and that every write reaches both."""
-
-        def check() -> str:
-            status = self.status(host)
-            return "" if status.is_whole else str(status)
-
-        return check
+        status = self.status(host)
+        return "" if status.is_whole else str(status)
 
 
 def _said(there: There, host: Host, command: tuple[str, ...], none: re.Pattern[str]) -> str | None:
@@ -198,18 +192,15 @@ def _is_unreached(fault: CommandFailed) -> bool:
     return fault.exit_code == shell.TIMED_OUT or fault.output.startswith("SSH:")
 
 
-def amqp_answers(view: MirrorView) -> Check:
+@as_check
+def amqp_answers(view: MirrorView) -> str:
     """Check that the broker speaks AMQP at its address, which it does once it has booted.
 
     With TLS an accepted connection is enough.
     """
-
-    def check() -> str:
-        node = view.node
-        with socket.create_connection(node.address, timeout=AMQP_WITHIN_S) as connection:
-            if view.inventory.tls:
-                return ""  # it would want a certificate first, and takes no connection before it has booted
-            connection.sendall(AMQP_HEADER)
-            return "" if connection.recv(1) == b"\x01" else f"{node.address} does not speak AMQP"
-
-    return check
+    node = view.node
+    with socket.create_connection(node.address, timeout=AMQP_WITHIN_S) as connection:
+        if view.inventory.tls:
+            return ""  # it would want a certificate first, and takes no connection before it has booted
+        connection.sendall(AMQP_HEADER)
+        return "" if connection.recv(1) == b"\x01" else f"{node.address} does not speak AMQP"

@@ -238,7 +238,7 @@ def found(
                 name="write the first list",
                 commands=(kits.ops(inventory, "inventory", "first-list"),),
                 until="it names every broker",
-                check=lambda: checks.lists_all(view),
+                check=checks.lists_all(view),
             ),
             *(
                 Step(name=f"let the agent of {name} begin", commands=nodes.genesis(name))

@@ -9,14 +9,15 @@ import os
 from pathlib import Path
 
 import click
-import jinja2
 
 import lb.keeper
+from inventory.files import templates
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 
 __all__ = [
     "BALANCER_STATE_UNIT",
     "KEEPER",
+    "TEMPLATES",
     "balancer_files",
     "units",
     "worker_files",
@@ -31,12 +32,8 @@ WORKER_GRACE_S = 30
 # Descriptors beside two for each connection: listeners, checks, logs.
 FILES_BESIDE = 1_000
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("ops.provision"),
-    undefined=jinja2.StrictUndefined,
-    autoescape=False,
-    keep_trailing_newline=True,
-)
+TEMPLATES = templates("ops.provision")
+"""Templates of this folder; `ops.provision.wanted` uses them too."""
 
 
 def balancer_files(inventory: Inventory, balancer: Balancer) -> dict[Path, str]:
@@ -66,7 +63,7 @@ def worker_files(program: Path) -> dict[Path, str]:
 
 
 def _render(template: str, words: dict[str, object]) -> str:
-    return _TEMPLATES.get_template(template).render(words)
+    return TEMPLATES.get_template(template).render(words)
 
 
 @click.command(short_help="Show the files that a host needs for systemd.")

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from inventory.inventory import Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
-from ops.provision.units import BALANCER_STATE_UNIT, balancer_files
+from ops.provision.units import BALANCER_STATE_UNIT, TEMPLATES, balancer_files
 
 __all__ = [
     "AGENT_UNIT",
@@ -311,7 +309,7 @@ def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
 
 
 def _render(template: str, words: Mapping[str, Any]) -> str:
-    return _TEMPLATES.get_template(template).render(words)
+    return TEMPLATES.get_template(template).render(words)
 
 
 def _quoted(value: object) -> str:
@@ -319,12 +317,4 @@ def _quoted(value: object) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    undefined=jinja2.StrictUndefined,
-    keep_trailing_newline=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    autoescape=False,
-)
-_TEMPLATES.filters["quoted"] = _quoted
+TEMPLATES.filters["quoted"] = _quoted

@@ -5,9 +5,11 @@ A step has commands, a condition that must hold after them, and commands that un
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ParamSpec
 
 __all__ = [
     "COMMAND_WITHIN_S",
@@ -16,6 +18,7 @@ __all__ = [
     "Command",
     "Plan",
     "Step",
+    "as_check",
     "spell",
 ]
 
@@ -25,6 +28,19 @@ SILENT_WITHIN_S = 60.0
 
 Check = Callable[[], str]
 """Looks at the cluster: "" when its condition holds, else what is still missing. Raises Blocked."""
+
+
+P = ParamSpec("P")
+
+
+def as_check(look: Callable[P, str]) -> Callable[P, Check]:
+    """Make a function that looks at the cluster one that returns a check: the look with these arguments."""
+
+    @functools.wraps(look)
+    def with_arguments(*args: P.args, **kwargs: P.kwargs) -> Check:
+        return lambda: look(*args, **kwargs)
+
+    return with_arguments
 
 
 class Blocked(Exception):
