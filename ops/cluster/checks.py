@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from messagebus.terminal import plural
-from ops.cluster.view import Connection, Queue, View
+from ops.cluster.management import Connection, Queue
+from ops.cluster.view import View
 from ops.errors import NoAnswer
 from ops.run.plan import Blocked, Check, as_check
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from messagebus.destination import DELAY_STEPS_MS, Delay
 from messagebus.terminal import plural
 from ops.cluster.checks import Steady, some
-from ops.cluster.view import DEFAULT_VHOST, Queue, View
+from ops.cluster.management import DEFAULT_VHOST, Queue
+from ops.cluster.view import View
 from ops.run.plan import Blocked
 
 __all__ = ["HELD_WITHIN_S", "Emptying", "Left", "delayed", "in_words"]

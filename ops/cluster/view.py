@@ -6,7 +6,6 @@ out in silence.
 
 from __future__ import annotations
 
-import ssl
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,62 +28,19 @@ from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
-from messagebus.terminal import plural
-from messagebus.tls import certificate_fault, speaks_no_tls
 from messagebus.topology import GATE
+from ops.cluster.management import DEFAULT_VHOST, Connection, Queue, request
 from ops.errors import NoAnswer
 from ops.run import shell
 
-__all__ = ["DEFAULT_VHOST", "Absent", "Connection", "Queue", "View", "next_file"]
+__all__ = ["Absent", "View", "next_file"]
 
-TIMEOUT_S = 3.0
 # An agent makes a change, and settles it, before it answers.
 CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
-SINGLE_ACTIVE = "x-single-active-consumer"
 # AMQP's answers, in the management API's words, to a basic.get on a queue that is exclusive to a consumer.
 NOT_TO_BE_HAD = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
-DEFAULT_VHOST = "/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """One queue. messages: ready and unacknowledged; None while the broker has not counted them yet.
-
-    unacked: messages that were delivered and are not answered. body_bytes: sum over all messages.
-    kind: classic, quorum or stream. single_active: only one of its consumers is served at a time.
-    """
-
-    name: str
-    messages: int | None
-    consumers: int
-    unacked: int = 0
-    body_bytes: int = 0
-    vhost: str = DEFAULT_VHOST
-    kind: str = "quorum"
-    single_active: bool = False
-
-    def __str__(self) -> str:
-        return self.name if self.vhost == DEFAULT_VHOST else f"{self.name} of vhost {self.vhost}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A connection of an application. name: the broker's. client: its own name, or its address.
-
-    unacked: deliveries that it holds without an answer.
-    """
-
-    name: str
-    user: str
-    client: str
-    consumes: bool = False
-    unacked: int = 0
-
-    def __str__(self) -> str:
-        held = f", holds {plural(self.unacked, 'delivery')}" if self.unacked else ""
-        return f"{self.client} (user {self.user}{held})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +181,7 @@ class View:
     def _operator(self, name: str, path: str, body: object) -> httpx.Response:
         """Send an agent a request with the operators' token; its answer may take longer than others."""
         inventory = self.inventory
-        return _ask(
+        return request(
             f"agent of {name}",
             "POST",
             f"{inventory.agent_url(inventory.find(name))}{path}",
@@ -252,7 +208,7 @@ class View:
 
     def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
         inventory = self.inventory
-        return _ask(
+        return request(
             f"agent of {node.name}",
             "GET",
             f"{inventory.agent_url(node)}{path}",
@@ -322,16 +278,7 @@ class View:
             "consumers,exclusive"
         )
         return [
-            Queue(
-                name=str(found["name"]),
-                messages=found.get("messages"),
-                consumers=int(found.get("consumers", 0)),
-                unacked=int(found.get("messages_unacknowledged") or 0),
-                body_bytes=int(found.get("message_bytes") or 0),
-                vhost=str(found.get("vhost", DEFAULT_VHOST)),
-                kind=str(found.get("type", "quorum")),
-                single_active=bool((found.get("arguments") or {}).get(SINGLE_ACTIVE)),
-            )
+            Queue.of(found)
             for found in self._manage(name, "GET", f"/api/queues?{columns}").json()
             if not found.get("exclusive") and found["name"] != GATE
         ]
@@ -370,12 +317,8 @@ class View:
         consuming = {found["channel_details"].get("connection_name") for found in consumers}
         held = self._held(name)
         return [
-            Connection(
-                name=str(found["name"]),
-                user=str(found.get("user", "")),
-                client=_client(found),
-                consumes=found["name"] in consuming,
-                unacked=held[str(found["name"])],
+            Connection.of(
+                found, consumes=found["name"] in consuming, unacked=held[str(found["name"])]
             )
             for found in known
             if found.get("user") not in ours
@@ -453,7 +396,7 @@ class View:
         node = inventory.find(name)
 
         def ask(file: Path, fine: tuple[int, ...]) -> httpx.Response:
-            return _ask(
+            return request(
                 f"management of {node.name}",
                 method,
                 f"{inventory.management_url(node)}{path}",
@@ -472,20 +415,8 @@ class View:
         return answer if answer.status_code in fine else ask(changed, fine)
 
 
-def next_file(file: Path) -> Path:
-    """Return the path of a new password. The file exists while not all brokers have it."""
-    return file.with_name(f"{file.name}.next")
-
-
 def _user_path(user: str) -> str:
     return f"/api/users/{quote(user, safe='')}"
-
-
-def _client(connection: Mapping[str, Any]) -> str:
-    properties = connection.get("client_properties") or {}
-    address = f"{connection.get('peer_host', '?')}:{connection.get('peer_port', '?')}"
-    named = properties.get("connection_name") or properties.get("product")
-    return f"{named} at {address}" if named else address
 
 
 def _raise_silent(faults: Mapping[str, str]) -> None:
@@ -497,41 +428,6 @@ def _secret(file: Path) -> Secret:
     return Secret(file.read_text().strip())
 
 
-def _ask(
-    who: str,
-    method: str,
-    url: str,
-    *,
-    json: object = None,
-    auth: httpx.Auth | tuple[str, str] | None = None,
-    fine: tuple[int, ...] = (200,),
-    verify: ssl.SSLContext | bool = True,
-    plain_too: bool = False,
-    timeout_s: float = TIMEOUT_S,
-) -> httpx.Response:
-    """Send one request. plain_too: repeat it without TLS where the other side speaks none."""
-
-    def ask(url: str) -> httpx.Response:
-        return httpx.request(
-            method,
-            url,
-            json=json,
-            auth=auth,
-            timeout=timeout_s,
-            trust_env=False,
-            verify=verify,
-        )
-
-    try:
-        try:
-            answer = ask(url)
-        except httpx.ConnectError as fault:
-            if not (plain_too and speaks_no_tls(fault)):
-                raise
-            answer = ask(url.replace("https://", "http://", 1))
-    except httpx.HTTPError as fault:
-        reason = certificate_fault(fault) or str(fault) or type(fault).__name__
-        raise NoAnswer(f"{who} does not answer: {reason}") from fault
-    if answer.status_code not in fine:
-        raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
-    return answer
+def next_file(file: Path) -> Path:
+    """Return the path of a new password. The file exists while not all brokers have it."""
+    return file.with_name(f"{file.name}.next")

@@ -16,7 +16,8 @@ from messagebus.moving import MessagesMoved, MovingProgress, move_messages
 from messagebus.terminal import plural, say
 from ops.cluster import checks
 from ops.cluster.checks import some
-from ops.cluster.view import Connection, View
+from ops.cluster.management import Connection
+from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option

@@ -19,7 +19,8 @@ import httpx
 from consumer_lists.nodes import Served
 from messagebus.broker import BrokerList
 from messagebus.errors import ConfigError
-from ops.cluster.view import NOBODY, Absent, Connection, Queue, View
+from ops.cluster.management import Connection, Queue
+from ops.cluster.view import NOBODY, Absent, View
 from ops.errors import CommandFailed, NoAnswer
 from ops.run.plan import Command
 

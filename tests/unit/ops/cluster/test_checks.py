@@ -9,7 +9,8 @@ import pytest
 from messagebus.broker import BrokerList
 from ops.cluster import checks
 from ops.cluster.checks import Steady, some
-from ops.cluster.view import Connection, Queue, View
+from ops.cluster.management import Connection, Queue
+from ops.cluster.view import View
 from ops.errors import NoAnswer
 from ops.run.plan import Blocked
 

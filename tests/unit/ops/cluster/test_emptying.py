@@ -6,7 +6,8 @@ import pytest
 
 from ops.cluster import emptying
 from ops.cluster.emptying import Emptying
-from ops.cluster.view import Connection, Queue, View
+from ops.cluster.management import Connection, Queue
+from ops.cluster.view import View
 from ops.run.plan import Blocked
 
 

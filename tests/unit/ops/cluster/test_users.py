@@ -106,7 +106,7 @@ def layout(tmp_path: Path) -> Layout:
 @pytest.fixture
 def brokers(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Brokers:
     made = Brokers(layout)
-    monkeypatch.setattr("ops.cluster.view.httpx.request", made.request)
+    monkeypatch.setattr("ops.cluster.management.httpx.request", made.request)
     monkeypatch.setattr("ops.cluster.users.apply_all", made.applied)
     return made
 

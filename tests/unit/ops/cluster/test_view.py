@@ -11,7 +11,8 @@ import pytest
 
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
-from ops.cluster.view import Absent, Queue, View
+from ops.cluster.management import Queue
+from ops.cluster.view import Absent, View
 from ops.errors import NoAnswer
 from ops.local import files, secrets
 from ops.local.certificates import issue_missing
@@ -42,7 +43,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
                 return httpx.Response(200, json=answer)
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr("ops.cluster.view.httpx.request", request)
+    monkeypatch.setattr("ops.cluster.management.httpx.request", request)
     return known
 
 
@@ -133,7 +134,7 @@ def test_a_get_that_cannot_be_had_says_nothing(
 
     def refused(text: str) -> None:
         locked = httpx.Response(400, text=text)
-        monkeypatch.setattr("ops.cluster.view.httpx.request", lambda *_, **__: locked)
+        monkeypatch.setattr("ops.cluster.management.httpx.request", lambda *_, **__: locked)
 
     refused('{"reason": "405 RESOURCE_LOCKED - cannot obtain access to locked queue"}')
     assert view.holds_message("mb1", jobs) is None
@@ -217,7 +218,7 @@ def test_with_tls_only_a_broker_of_before_is_asked_without_it(
             raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "record layer failure")
         return httpx.Response(200, json=[])
 
-    monkeypatch.setattr("ops.cluster.view.httpx.request", request)
+    monkeypatch.setattr("ops.cluster.management.httpx.request", request)
     if old_management:
         assert View(layout.inventory).queues("mb1") == []
         assert asked == ["https", "http"]

@@ -8,7 +8,8 @@ import pytest
 
 from messagebus.moving import MessagesMoved
 from ops.__main__ import main
-from ops.cluster.view import Queue, View
+from ops.cluster.management import Queue
+from ops.cluster.view import View
 from ops.local import files, secrets
 from ops.local.layout import Layout
 

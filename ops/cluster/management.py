@@ -1,0 +1,131 @@
+"""Queues and connections as RabbitMQ's management API reports them, and one request to it or to an agent."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from messagebus.terminal import plural
+from messagebus.tls import certificate_fault, speaks_no_tls
+from ops.errors import NoAnswer
+
+__all__ = ["DEFAULT_VHOST", "Connection", "Queue", "request"]
+
+TIMEOUT_S = 3.0
+DEFAULT_VHOST = "/"
+SINGLE_ACTIVE = "x-single-active-consumer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """One queue. messages: ready and unacknowledged; None while the broker has not counted them yet.
+
+    unacked: messages that were delivered and are not answered. body_bytes: sum over all messages.
+    kind: classic, quorum or stream. single_active: only one of its consumers is served at a time.
+    """
+
+    name: str
+    messages: int | None
+    consumers: int
+    unacked: int = 0
+    body_bytes: int = 0
+    vhost: str = DEFAULT_VHOST
+    kind: str = "quorum"
+    single_active: bool = False
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Queue:
+        """Read an entry of ``/api/queues``."""
+        return cls(
+            name=str(found["name"]),
+            messages=found.get("messages"),
+            consumers=int(found.get("consumers", 0)),
+            unacked=int(found.get("messages_unacknowledged") or 0),
+            body_bytes=int(found.get("message_bytes") or 0),
+            vhost=str(found.get("vhost", DEFAULT_VHOST)),
+            kind=str(found.get("type", "quorum")),
+            single_active=bool((found.get("arguments") or {}).get(SINGLE_ACTIVE)),
+        )
+
+    def __str__(self) -> str:
+        return self.name if self.vhost == DEFAULT_VHOST else f"{self.name} of vhost {self.vhost}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A connection of an application. name: the broker's. client: its own name, or its address.
+
+    unacked: deliveries that it holds without an answer.
+    """
+
+    name: str
+    user: str
+    client: str
+    consumes: bool = False
+    unacked: int = 0
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], *, consumes: bool, unacked: int) -> Connection:
+        """Read an entry of ``/api/connections``."""
+        properties = found.get("client_properties") or {}
+        address = f"{found.get('peer_host', '?')}:{found.get('peer_port', '?')}"
+        named = properties.get("connection_name") or properties.get("product")
+        return cls(
+            name=str(found["name"]),
+            user=str(found.get("user", "")),
+            client=f"{named} at {address}" if named else address,
+            consumes=consumes,
+            unacked=unacked,
+        )
+
+    def __str__(self) -> str:
+        held = f", holds {plural(self.unacked, 'delivery')}" if self.unacked else ""
+        return f"{self.client} (user {self.user}{held})"
+
+
+def request(
+    who: str,
+    method: str,
+    url: str,
+    *,
+    json: object = None,
+    auth: httpx.Auth | tuple[str, str] | None = None,
+    fine: tuple[int, ...] = (200,),
+    verify: ssl.SSLContext | bool = True,
+    plain_too: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> httpx.Response:
+    """Send one request, and return the answer. Raises NoAnswer, which names `who`.
+
+    fine: status codes of an answer that is no fault. plain_too: repeat it without TLS where the other side
+    speaks none.
+    """
+
+    def ask(url: str) -> httpx.Response:
+        return httpx.request(
+            method,
+            url,
+            json=json,
+            auth=auth,
+            timeout=timeout_s,
+            trust_env=False,
+            verify=verify,
+        )
+
+    try:
+        try:
+            answer = ask(url)
+        except httpx.ConnectError as fault:
+            if not (plain_too and speaks_no_tls(fault)):
+                raise
+            answer = ask(url.replace("https://", "http://", 1))
+    except httpx.HTTPError as fault:
+        reason = certificate_fault(fault) or str(fault) or type(fault).__name__
+        raise NoAnswer(f"{who} does not answer: {reason}") from fault
+    if answer.status_code not in fine:
+        raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
+    return answer
