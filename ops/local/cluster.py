@@ -15,7 +15,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,27 +26,24 @@ import httpx
 from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import prepare_start
-from lb.errors import LbError
-from lb.runtime import servers
 from messagebus.agent import genesis
-from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.broker import BrokerList
 from messagebus.secret import Secret
-from messagebus.tls import TlsFiles
 from ops.errors import LocalFault
 from ops.local import files, preflight, process, secrets
-from ops.local.certificates import CA, issue_missing
+from ops.local.certificates import CA
 from ops.local.layout import (
     BALANCER,
     DEFAULT_NETWORK,
     EPMD,
     SERVER_NAME,
-    BalancerLayout,
     Layout,
     NodeLayout,
 )
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
 from ops.local.roots import default_root
+from ops.local.status import answers, cluster_status, not_ready, operator_tls
 
 __all__ = ["LocalCluster"]
 
@@ -57,7 +53,6 @@ BOOT_WITHIN_S = 120.0
 READY_WITHIN_S = 60.0
 LOCK_WITHIN_S = 180.0
 POLL_S = 0.05
-PROBE_S = 0.5
 HTTP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 3
 
@@ -246,7 +241,7 @@ class LocalCluster:
 
     @property
     def list_url(self) -> str:
-        return f"{self.layout.scheme}://{self.layout.list_address}/consumer-list"
+        return self.layout.list_url
 
     @property
     def inventory(self) -> Path:
@@ -292,7 +287,7 @@ class LocalCluster:
             auth=("admin", self.admin_password.reveal()),
             timeout=HTTP_TIMEOUT_S,
             trust_env=False,
-            verify=_operator(self.layout).client_context(),
+            verify=operator_tls(self.layout).client_context(),
         )
 
     def consumer_list(self) -> BrokerList:
@@ -305,27 +300,7 @@ class LocalCluster:
 
     def status(self) -> dict[str, Any]:
         """Return the state of all parts, as `python -m ops local status --json` prints it."""
-        layout = self.layout
-        listed = self.consumer_list()
-        return {
-            "cluster": layout.cluster,
-            "dir": str(self.dir),
-            "broker": self.broker,
-            "list_url": self.list_url,
-            "user": "bus",
-            "password_file": str(layout.secret(secrets.BUS)),
-            "admin_user": "admin",
-            "admin_password_file": str(layout.secret(secrets.ADMIN)),
-            "token_file": str(layout.secret(secrets.TOKEN)),
-            "stats_url": f"http://{layout.stats}/",
-            "admin_socket": str(layout.admin_socket),
-            "generation": listed.generation,
-            "parts": [
-                *(self._node_status(node, listed) for node in layout.nodes),
-                *(self._part_status(part(layout, front.name)) for front in layout.fronts),
-                self._part_status(part(layout, EPMD)),
-            ],
-        }
+        return cluster_status(self.layout, self.consumer_list(), self._pid_file)
 
     def wait_ready(self, names: Iterable[str] = (), *, within_s: float = READY_WITHIN_S) -> None:
         """Wait until these brokers, all by default, take publishes through the balancer.
@@ -334,31 +309,13 @@ class LocalCluster:
         """
         nodes = [self.node(name) for name in names] or self.layout.nodes
         until = time.monotonic() + within_s
-        while waiting := self._not_ready(nodes):
+        while waiting := not_ready(self.layout, nodes):
             if time.monotonic() > until:
                 raise LocalFault(f"not ready after {within_s:.0f} s: {', '.join(waiting)}")
             self._show(f"waiting for {', '.join(waiting)}")
             time.sleep(POLL_S)
 
     # -- inside
-
-    def _not_ready(self, nodes: list[NodeLayout]) -> list[str]:
-        """Return each broker that takes no publishes, with the reason."""
-        layout = self.layout
-        silent = [
-            f"{node.name} ({verdict})"
-            for node in nodes
-            if (verdict := _verdict(layout, node)) != "ready"
-        ]
-        if silent:
-            return silent
-        states = {front.name: _balancer_states(front) for front in layout.fronts}
-        return [
-            f"{node.name} ({name}: {known.get(node.name, 'silent')})"
-            for node in nodes
-            for name, known in states.items()
-            if known.get(node.name) != "up"
-        ]
 
     def _known(self) -> Layout | None:
         state = self.dir / "cluster.json"
@@ -380,12 +337,12 @@ class LocalCluster:
         """Write all files that the parts read. State and secrets are kept, the rest is written anew."""
         secrets.ensure(layout.secrets_dir)
         if layout.tls:
-            _write_certificates(layout)
+            files.write_certificates(layout)
         fronts = (front.dir for front in layout.fronts)
         for folder in (*fronts, layout.run_dir, layout.list_file.parent):
             folder.mkdir(parents=True, exist_ok=True)
         for node in layout.nodes:
-            _write_node(layout, node)
+            files.write_node(layout, node)
             if self._known() is None:
                 genesis(node.agent_dir)
         self._write_lists(layout)
@@ -396,7 +353,7 @@ class LocalCluster:
         known = self._known()
         if known is None or known.offset != layout.offset:
             generation = self.consumer_list().generation + 1 if layout.list_file.exists() else 1
-            text = _first_list(layout, generation).render()
+            text = files.first_list(layout, generation).render()
             for file in (layout.list_file, *(node.list_file for node in layout.nodes)):
                 file.write_text(text)
 
@@ -423,7 +380,7 @@ class LocalCluster:
             prepare_start(inventory.at(inventory.find_balancer(wanted.name)))
         if wanted.kind == "broker":
             # Passwords may have changed since it was made; a broker imports its users at every boot.
-            _write_definitions(layout, layout.node(wanted.name))
+            files.write_definitions(layout, layout.node(wanted.name))
         process.spawn(
             wanted.argv,
             env=wanted.env,
@@ -435,7 +392,7 @@ class LocalCluster:
 
     def _wait_answers(self, wanted: Part) -> None:
         until = time.monotonic() + BOOT_WITHIN_S
-        while not _answers(wanted.address):
+        while not answers(wanted.address):
             if not self._find(wanted.name):
                 raise LocalFault(
                     f"{wanted.name} ended at its start: {self._last_words(wanted.name)}"
@@ -478,41 +435,6 @@ class LocalCluster:
         if self.dir.exists() and not any(self.dir.iterdir()):
             self.dir.rmdir()
 
-    def _node_status(self, node: NodeLayout, listed: BrokerList) -> dict[str, Any]:
-        entry = listed.find(node.broker)
-        agent = self._find(agent_part(node.name))
-        return {
-            **self._part_status(part(self.layout, node.name)),
-            "address": node.broker,
-            "management": f"{self.layout.scheme}://{node.management}",
-            "agent": f"{self.layout.scheme}://{node.agent}",
-            "check": node.check,
-            "agent_pid": agent.pid if agent else None,
-            "agent_state": self._state(part(self.layout, agent_part(node.name))),
-            "verdict": _verdict(self.layout, node),
-            "listed": entry is not None,
-            "draining": entry is not None and entry.draining,
-        }
-
-    def _part_status(self, wanted: Part) -> dict[str, Any]:
-        found = self._find(wanted.name)
-        return {
-            "kind": wanted.kind,
-            "name": wanted.name,
-            "pid": found.pid if found else None,
-            "state": self._state(wanted),
-        }
-
-    def _state(self, wanted: Part) -> str:
-        """Return running, booting (alive, does not answer), frozen, stopped (by us) or gone (died)."""
-        file = self._pid_file(wanted.name)
-        found = process.find(file)
-        if found is None:
-            return "gone" if file.exists() else "stopped"
-        if found.state == "T":
-            return "frozen"
-        return "running" if _answers(wanted.address) else "booting"
-
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Hold the lock while the cluster as a whole changes.
@@ -535,89 +457,6 @@ class LocalCluster:
 
 def _part_name(name: str, agent: bool) -> str:
     return agent_part(name) if agent and not name.endswith(AGENT_SUFFIX) else name
-
-
-def _write_node(layout: Layout, node: NodeLayout) -> None:
-    for folder in (node.home, node.data_dir, node.log_dir, node.agent_dir):
-        folder.mkdir(parents=True, exist_ok=True)
-    cookie = secrets.read(layout.secret(secrets.COOKIE)).reveal()
-    write_whole(node.home / ".erlang.cookie", cookie, mode=0o400)
-    (node.dir / "advanced.config").write_text(files.broker_config(layout, node))
-    (node.dir / "enabled_plugins").write_text(files.PLUGINS)
-    (node.dir / "agent.toml").write_text(files.agent_toml(layout, node))
-
-
-def _write_definitions(layout: Layout, node: NodeLayout) -> None:
-    passwords = {
-        "admin": secrets.read(layout.secret(secrets.ADMIN)),
-        "bus": secrets.read(layout.secret(secrets.BUS)),
-        "probe": secrets.read(layout.secret(secrets.PROBE)),
-    }
-    write_whole(node.dir / "definitions.json", files.definitions(node, passwords))
-
-
-def _first_list(layout: Layout, generation: int) -> BrokerList:
-    listed = tuple(
-        ListedBroker(broker=Broker.parse(node.broker), agent_port=node.agent_port)
-        for node in layout.nodes
-    )
-    return BrokerList(cluster=layout.cluster, generation=generation, listed=listed)
-
-
-def _answers(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address, timeout=PROBE_S):
-            return True
-    except OSError:
-        return False
-
-
-def _write_certificates(layout: Layout) -> None:
-    """Write the certificates of all nodes, and those of clients.
-
-    A node's certificate is valid for its own address, for a name of its own, and for the name that clients of
-    the balancer use.
-    """
-    wanted: dict[str, tuple[str, ...]] = {
-        node.name: (node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}") for node in layout.nodes
-    }
-    for name in (files.CLIENT, files.OPERATOR, files.PROBE_CERTIFICATE):
-        wanted[name] = ()
-    issue_missing(layout.tls_dir, wanted)
-    both = [layout.tls_file(f"{files.PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
-    write_whole(layout.tls_file(files.CHECK_PEM), "".join(file.read_text() for file in both))
-
-
-def _operator(layout: Layout) -> TlsFiles:
-    if not layout.tls:
-        return TlsFiles()
-    return TlsFiles(
-        ca_file=str(layout.tls_file(CA)),
-        cert_file=str(layout.tls_file(f"{files.OPERATOR}.pem")),
-        key_file=str(layout.tls_file(f"{files.OPERATOR}.key")),
-    )
-
-
-def _verdict(layout: Layout, node: NodeLayout) -> str:
-    """Return the verdict of the node's agent: ready, drain or down; silent when it does not answer."""
-    try:
-        answer = httpx.get(
-            f"{layout.scheme}://{node.agent}/health",
-            timeout=PROBE_S,
-            trust_env=False,
-            verify=_operator(layout).client_context(),
-        )
-        return str(answer.json()["verdict"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return "silent"
-
-
-def _balancer_states(front: BalancerLayout) -> dict[str, str]:
-    """Return HAProxy's verdict on each broker: up, down, drain, maint; empty when it does not answer."""
-    try:
-        return {name: server.verdict for name, server in servers(front.admin_socket).items()}
-    except LbError:
-        return {}
 
 
 def _try_lock(fd: int) -> bool:

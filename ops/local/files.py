@@ -1,4 +1,4 @@
-"""The text of every file that the parts of a local cluster read. Pure."""
+"""The files that the parts of a local cluster read: their text, and their places."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from inventory.files import write_whole
+from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
-from ops.local.certificates import CA
+from ops.local.certificates import CA, issue_missing
 from ops.local.layout import SERVER_NAME, Layout, NodeLayout
-from ops.local.secrets import ADMIN, BUS, PROBE, TOKEN, password_hash
-from ops.provision.wanted import RIGHTS
+from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
+from ops.provision.wanted import PLUGINS, RIGHTS
 
 __all__ = [
     "CHECK_PEM",
     "CLIENT",
     "DISK_FREE_LIMIT_BYTES",
     "OPERATOR",
-    "PLUGINS",
     "PROBE_CERTIFICATE",
     "agent_toml",
     "broker_config",
     "definitions",
+    "first_list",
     "inventory_toml",
+    "write_certificates",
+    "write_definitions",
+    "write_node",
 ]
 
-PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
 # RabbitMQ's default of 50 MB leaves no room for the write-ahead logs of three brokers.
 DISK_FREE_LIMIT_BYTES = 500_000_000
 # Five brokers on one machine stay below three quarters of its memory.
@@ -249,3 +253,46 @@ def _toml(values: Mapping[str, object]) -> str:
 def _erlang(text: str | Path) -> str:
     escaped = str(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+def write_node(layout: Layout, node: NodeLayout) -> None:
+    for folder in (node.home, node.data_dir, node.log_dir, node.agent_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    cookie = read(layout.secret(COOKIE)).reveal()
+    write_whole(node.home / ".erlang.cookie", cookie, mode=0o400)
+    (node.dir / "advanced.config").write_text(broker_config(layout, node))
+    (node.dir / "enabled_plugins").write_text(PLUGINS)
+    (node.dir / "agent.toml").write_text(agent_toml(layout, node))
+
+
+def write_definitions(layout: Layout, node: NodeLayout) -> None:
+    passwords = {
+        "admin": read(layout.secret(ADMIN)),
+        "bus": read(layout.secret(BUS)),
+        "probe": read(layout.secret(PROBE)),
+    }
+    write_whole(node.dir / "definitions.json", definitions(node, passwords))
+
+
+def first_list(layout: Layout, generation: int) -> BrokerList:
+    listed = tuple(
+        ListedBroker(broker=Broker.parse(node.broker), agent_port=node.agent_port)
+        for node in layout.nodes
+    )
+    return BrokerList(cluster=layout.cluster, generation=generation, listed=listed)
+
+
+def write_certificates(layout: Layout) -> None:
+    """Write the certificates of all nodes, and those of clients.
+
+    A node's certificate is valid for its own address, for a name of its own, and for the name that clients of
+    the balancer use.
+    """
+    wanted: dict[str, tuple[str, ...]] = {
+        node.name: (node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}") for node in layout.nodes
+    }
+    for name in (CLIENT, OPERATOR, PROBE_CERTIFICATE):
+        wanted[name] = ()
+    issue_missing(layout.tls_dir, wanted)
+    both = [layout.tls_file(f"{PROBE_CERTIFICATE}.{end}") for end in ("pem", "key")]
+    write_whole(layout.tls_file(CHECK_PEM), "".join(file.read_text() for file in both))

@@ -260,6 +260,10 @@ class Layout:
         return self.front.list_address
 
     @property
+    def list_url(self) -> str:
+        return f"{self.scheme}://{self.list_address}/consumer-list"
+
+    @property
     def stats(self) -> str:
         return self.front.stats
 
