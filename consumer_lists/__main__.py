@@ -83,13 +83,13 @@ def cli() -> None:
     """
 
 
-@cli.command("show", short_help="Show the list, what nodes serve and clients have.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@cli.command("show", short_help="Show the list on nodes and clients.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 @_on_a_list
 def show_command(source: Source, as_json: bool) -> None:
-    """Show the list, what each node serves of it, and what clients have applied.
+    """Show the list, the list of each node, and the generations that clients have applied.
 
-    With --file and without an inventory, the list alone.
+    With --file, show only that list.
 
     \b
     Example:
@@ -116,14 +116,14 @@ def show_command(source: Source, as_json: bool) -> None:
 
 
 _if_needed = click.option(
-    "--if-needed", is_flag=True, help="Where it is so already, that is well, too."
+    "--if-needed", is_flag=True, help="Succeed also when there is nothing to change."
 )
 
 
 @cli.command("check")
 @_on_a_list
 def check_command(source: Source) -> int:
-    """Read the list; a bad line is reported by its number. Exit code 7 when it is bad.
+    """Check the list; an invalid line is reported by its number. Exit code 7 when it is invalid.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def check_command(source: Source) -> int:
     type=click.IntRange(1, 65_535),
     default=AGENT_PORT,
     show_default=True,
-    help="Where its agent listens.",
+    help="Port of its agent.",
 )
 @_on_a_list
 def add_command(source: Source, broker: Broker, agent_port: int) -> None:
@@ -178,7 +178,7 @@ def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @_if_needed
 @_on_a_list
 def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
-    """Take back drain.
+    """Undo drain.
 
     \b
     Example:
@@ -192,7 +192,7 @@ def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @_if_needed
 @_on_a_list
 def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
-    """Let consumers go from a broker. The last one stays.
+    """Disconnect consumers from a broker; the last broker cannot be removed.
 
     \b
     Example:
@@ -203,25 +203,25 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
 
 @cli.command("push")
 @click.option(
-    "--recover", is_flag=True, help="After a disaster: under a generation above all that is known."
+    "--recover", is_flag=True, help="After a disaster: use a generation above all known ones."
 )
 @click.option(
     "--jump",
     is_flag=True,
-    help=f"With --recover: even by more than {pushing.JUMP_MAX:,} generations at once.",
+    help=f"With --recover: allow a step of more than {pushing.JUMP_MAX:,} generations.",
 )
 @click.option(
     "--within-s",
     "within_s",
     default=pushing.SERVED_WITHIN_S,
     show_default=True,
-    help="Seconds until every node must serve it.",
+    help="Seconds to wait until every node serves it.",
 )
 @click.option(
     "--without",
     metavar="NODE",
     multiple=True,
-    help="Its agent is dead: it is written to where that goes, and not waited for. Several.",
+    help="Do not wait for this node, whose agent is dead. Repeatable.",
 )
 @_on_a_list
 def push_command(
@@ -254,10 +254,10 @@ def push_command(
     return Exit.PARTLY if pushed.serving else Exit.SILENT
 
 
-@cli.command("diff", short_help="Compare the list with what nodes serve and clients have.")
+@cli.command("diff", short_help="Compare the list with nodes and clients.")
 @_on_a_list
 def diff_command(source: Source) -> int:
-    """Compare the list with what every node serves and every client applied. Exit code 7 when one differs.
+    """Compare the list with every node and client. Exit code 7 when one differs.
 
     \b
     Example:
@@ -332,7 +332,7 @@ def _print(table: Table) -> None:
 
 for _option, _help in (
     ("--inventory", f"Inventory of the cluster. [default: ${ENV_PATH}, else {DEFAULT_PATH}]"),
-    ("--file", "The list itself, where it is not the inventory's."),
+    ("--file", "List to use instead of the inventory's."),
 ):
     _path = click.Path(dir_okay=False, path_type=Path)
     option_anywhere(cli, click.Option([_option], type=_path, help=_help))

@@ -34,7 +34,7 @@ SAVE_EVERY_S = 2.0
 
 @click.group("lb", cls=Program, codes=CODES)
 def cli() -> None:
-    """Manage HAProxy in front of the brokers: render, apply, look, drain.
+    """Manage HAProxy in front of the brokers: render, apply, status, drain.
 
     \b
     Example:
@@ -50,7 +50,7 @@ _without = click.option(
     "--without",
     metavar="BALANCER",
     multiple=True,
-    help="It is dead, and may stay as it is; may be said again.",
+    help="Leave out this balancer, which is dead. Repeatable.",
 )
 
 
@@ -72,12 +72,15 @@ def _local(inventory: Inventory) -> list[Inventory]:
 
 
 @cli.command("render", short_help="Print HAProxy's configuration, or write it.")
-@click.option("--balancer", "name", help="Which; the first by default.")
+@click.option("--balancer", "name", help="Name of the balancer; default the first.")
 @click.option(
-    "--out", "output", type=click.Path(dir_okay=False, path_type=Path), help="With the password."
+    "--out",
+    "output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file, with the password.",
 )
 def render_command(name: str | None, output: Path | None) -> None:
-    """Print the configuration, the probe's login hidden; or write it whole to a file of mode 600.
+    """Print the configuration, without the probe's password; or write it with it to a file of mode 600.
 
     \b
     Example:
@@ -100,7 +103,7 @@ def render_command(name: str | None, output: Path | None) -> None:
 
 @cli.command("check", short_help="Check the inventory and HAProxy's configuration.")
 def check_command() -> None:
-    """Lint the inventory's balancers and let each HAProxy read its configuration. Touches nothing.
+    """Check the inventory's balancers, and each configuration by its HAProxy. Changes nothing.
 
     \b
     Example:
@@ -112,13 +115,13 @@ def check_command() -> None:
     say(f"good: {plural(len(inventory.brokers), 'broker')} of {inventory.cluster}{several}")
 
 
-@cli.command("apply", short_help="Make every HAProxy serve what the inventory says.")
+@cli.command("apply", short_help="Apply the inventory to every HAProxy.")
 @click.option("--reload", is_flag=True, help="Reload even when nothing has changed.")
 @_without
 def apply_command(reload: bool, without: tuple[str, ...]) -> None:
-    """Make every HAProxy serve what the inventory says, one after the other.
+    """Apply the inventory to every HAProxy, one after the other.
 
-    One that does not serve it gets back what it had, and those after it are not touched.
+    If one does not serve the new configuration, its old one is restored, and those after it are unchanged.
 
     \b
     Example:
@@ -143,11 +146,11 @@ def _what_was_done(applied: Applied) -> str:
     return "nothing to do" if applied.pid else "written; HAProxy does not run"
 
 
-@cli.command("prepare-start", short_help="Write what a HAProxy of this machine starts with.")
+@cli.command("prepare-start", short_help="Write configuration and state of a stopped HAProxy.")
 def prepare_start_command() -> None:
-    """Write configuration and state for a HAProxy of this machine; it must not run.
+    """Write configuration and state of a HAProxy of this machine, which must not run.
 
-    Every broker starts as down until its first check; drains are kept.
+    Every broker is down until its first check; drains are kept.
 
     \b
     Example:
@@ -157,10 +160,15 @@ def prepare_start_command() -> None:
         prepare_start(inventory)
 
 
-@cli.command("save-state", short_help="Keep what HAProxy knows over its next start.")
-@click.option("--every-s", "every_s", type=click.FloatRange(min=0.1), help="Seconds; else once.")
+@cli.command("save-state", short_help="Save the state of HAProxy for its next start.")
+@click.option(
+    "--every-s",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    help="Repeat after this many seconds; default once.",
+)
 def save_state_command(every_s: float | None) -> None:
-    """Save the brokers' state in a HAProxy of this machine for its next start; run it beside HAProxy.
+    """Save the state of a HAProxy of this machine for its next start; run this beside HAProxy.
 
     \b
     Example:
@@ -185,9 +193,9 @@ def save_state_command(every_s: float | None) -> None:
 
 
 @cli.command("status")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def status_command(as_json: bool) -> int:
-    """Show every broker as every HAProxy sees it. Exit code 3 when one does not answer, 6 when none does.
+    """Show every broker in every HAProxy. Exit code 3 when one does not answer, 6 when none does.
 
     \b
     Example:
@@ -211,10 +219,14 @@ def status_command(as_json: bool) -> int:
 
 
 _within = click.option(
-    "--within-s", "within_s", default=agents.SEEN_WITHIN_S, show_default=True, help="Seconds."
+    "--within-s",
+    "within_s",
+    default=agents.SEEN_WITHIN_S,
+    show_default=True,
+    help="Seconds to wait.",
 )
 _by_hand = click.option(
-    "--by-hand", is_flag=True, help="In HAProxy itself, for a broker whose agent is dead."
+    "--by-hand", is_flag=True, help="Change HAProxy directly, for a broker whose agent is dead."
 )
 
 
@@ -224,10 +236,10 @@ _by_hand = click.option(
 @_by_hand
 @_without
 def drain_command(name: str, within_s: float, by_hand: bool, without: tuple[str, ...]) -> None:
-    """Send no new connections to a broker; its present ones live on. Kept over restarts.
+    """Send no new connections to a broker; open connections stay. Kept over restarts.
 
-    Its agent gets the order, and every HAProxy must show it. With --by-hand, the agent undoes it when it is
-    back.
+    The agent of the broker is told, and every HAProxy must show it. With --by-hand, the agent undoes it when
+    it is back.
 
     \b
     Example:
@@ -265,9 +277,9 @@ def ready_command(name: str, within_s: float, by_hand: bool, without: tuple[str,
 
 @cli.command("maint", short_help="Take out a broker whose agent is dead.")
 @click.argument("name")
-@click.option("--off", is_flag=True, help="Back to what the checks say.")
+@click.option("--off", is_flag=True, help="End maintenance.")
 def maint_command(name: str, off: bool) -> None:
-    """Take out a broker whose agent is dead and cannot be asked to drain.
+    """Put a broker whose agent is dead into maintenance.
 
     \b
     Example:
@@ -279,11 +291,11 @@ def maint_command(name: str, off: bool) -> None:
         _print(inventory, fleet.maint(all_balancers, node.name, on=not off).shown)
 
 
-@cli.command("weight", short_help="Give a broker another share of new connections.")
+@cli.command("weight", short_help="Set a broker's share of new connections.")
 @click.argument("name")
 @click.argument("weight", type=click.IntRange(0, runtime.WEIGHT_MAX))
 def weight_command(name: str, weight: int) -> None:
-    """Give a broker a smaller or larger share of new connections; 100 is normal.
+    """Set a broker's share of new connections; 100 is normal.
 
     \b
     Example:

@@ -29,7 +29,7 @@ __all__ = ["main"]
 
 @click.group("ops", cls=Program, codes=CODES)
 def cli() -> None:
-    """Operate a cluster: a local one to try things on, and changes to a running one.
+    """Operate a cluster: a local one for tests, and changes to a running one.
 
     \b
     Example:

@@ -51,18 +51,18 @@ INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
 OLD = timedelta(days=14)
 
 
-@click.command(short_help="Write what the cluster is made of to ARCHIVE.")
+@click.command(short_help="Back up a cluster, without messages, to ARCHIVE.")
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--with-secrets",
     is_flag=True,
-    help="Also the files of passwords, tokens and keys that the inventory names.",
+    help="Include the files of passwords, tokens and keys that the inventory names.",
 )
 @inventory_option
 def backup(archive: Path, with_secrets: bool, file: Path) -> None:
     """Write inventory, consumer list, topology and every broker's definitions to ARCHIVE, of mode 0600.
 
-    Definitions hold password hashes. Messages are not in it. Every broker and agent must answer.
+    Definitions contain password hashes. Messages are not included. Every broker and agent must answer.
 
     \b
     Example:
@@ -111,29 +111,29 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
     "--files",
     "only_files",
     is_flag=True,
-    help="The inventory and the files that it names, to this machine; no host is asked.",
+    help="Restore only the inventory and the files that it names, on this machine.",
 )
 @click.option(
     "--users",
     is_flag=True,
-    help="Also users and rights that are missing, of users that the inventory names.",
+    help="Also restore missing users and rights of users that the inventory names.",
 )
 @click.option(
     "--topology",
     "only",
     metavar="PATTERN",
     multiple=True,
-    help="Of topology only these names, as 'orders/*'; for a backup whose time no agent remembers.",
+    help="Restore only topology of these names, such as 'orders/*'. Repeatable.",
 )
 @click.option(
     "--outside",
     metavar="PATH",
     multiple=True,
     type=click.Path(path_type=Path, resolve_path=False),
-    help="With --files: also this one, which the inventory names outside of its folder. Several.",
+    help="With --files: also this file, outside of the inventory's folder. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what is missing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print what is missing without restoring it.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @inventory_option
 def restore(
     archive: Path,
@@ -145,11 +145,11 @@ def restore(
     yes: bool,
     file: Path,
 ) -> None:
-    """Bring back what ARCHIVE holds and is missing now. Existing things are never changed.
+    """Restore the parts of ARCHIVE that are missing now. Existing parts are never changed.
 
-    First, on a machine that has lost them, --files; then the hosts are provisioned and run; then, without
-    it, what brokers and agents miss: policies, queues of others, topology. The consumer list gets a
-    generation above all that clients may know. A deliberate deletion looks like a loss: check the list of
+    On a machine that lost its files, begin with --files, then provision and start the hosts. Without --files,
+    policies, queues of others and topology that brokers and agents lack are restored. The consumer list gets
+    a generation above all that clients may know. A deliberate deletion looks like a loss: check the list of
     changes first.
 
     \b

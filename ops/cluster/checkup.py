@@ -177,10 +177,10 @@ DISKS = ("/", "/var/lib/rabbitmq")
 T = TypeVar("T")
 
 
-@click.command(short_help="Compare the inventory with what is there.")
+@click.command(short_help="Compare the inventory with the running cluster.")
 @inventory_option
 def check(file: Path) -> int:
-    """Compare the inventory with reality, and print the differences; changes nothing. Exit code 7 then.
+    """Compare the inventory with the running cluster, and print differences. Exit code 7 when there are any.
 
     Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
     Agents: health, list. Balancers: whether they serve the inventory. Topology. Certificates.

@@ -203,7 +203,7 @@ def topology() -> None:
 @topology.command(short_help="Print what differs between agents and brokers.")
 @inventory_option
 def diff(file: Path) -> int:
-    """Print differences: between agents, on brokers, and in arguments of existing queues. Exit code 7 then.
+    """Print differences between agents, on brokers, and in arguments of queues. Exit code 7 if any.
 
     \b
     Example:
@@ -219,12 +219,12 @@ def diff(file: Path) -> int:
     return Exit.DONE
 
 
-@topology.command(short_help="Tell every agent what any agent knows.")
+@topology.command(short_help="Copy topology that some agents lack to all.")
 @inventory_option
 def sync(file: Path) -> None:
-    """Tell every agent what any agent knows, and wait until every broker has it, settled.
+    """Copy the topology that any agent knows to all agents, and wait until every broker has it, settled.
 
-    Queues that nobody wants are left where they are, and reported.
+    Queues that are not in the topology are left, and reported.
 
     \b
     Example:
@@ -249,16 +249,16 @@ def sync(file: Path) -> None:
         say(line)
 
 
-@topology.command(short_help="Vouch for maps when most of them were lost.")
+@topology.command(short_help="Rebuild the topology after most agents lost it.")
 @inventory_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def adopt(file: Path, yes: bool) -> None:
-    """Vouch for the maps that are left, when most maps were lost and no majority of agents can.
+    """Rebuild the topology from the agents that still have it, after a majority of agents lost it.
 
-    A map is not intact when its agent lost it, and had not yet read a majority of others. Where half of
-    the agents or more have no intact map, nothing can be registered and no gate opens. This joins the maps of
-    all agents that answer, and makes the result the map of each of them. Changes that only the lost maps knew
-    are gone.
+    An agent's map of the topology is not intact when the agent lost it and has not yet read a majority of
+    the others. Without a majority of intact maps, nothing can be registered and no gate opens. This command
+    joins the maps of all agents that answer, and gives every agent the result. Changes that only lost maps
+    contained are lost.
 
     \b
     Example:

@@ -181,13 +181,16 @@ def users() -> None:
     "--from",
     "source",
     type=click.File(),
-    help='File with the new password, "-" for standard input; without it one is made.',
+    help='File with the new password, "-" for standard input; default a random one.',
 )
 @click.option(
-    "--without", metavar="NODE", multiple=True, help="Its broker is dead; may be said again."
+    "--without",
+    metavar="NODE",
+    multiple=True,
+    help="Leave out this node, whose broker is dead. Repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be done.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @inventory_option
 def password(
     name: str,
@@ -197,11 +200,10 @@ def password(
     yes: bool,
     file: Path,
 ) -> None:
-    """Change the password of the user NAME on all brokers, and wherever the kit keeps it.
+    """Change the password of the user NAME on all brokers, agents and balancers.
 
-    It is written into the user's file of the inventory. Connections stay. The same command resumes a change
-    that
-    was interrupted.
+    It is written to the user's password file. Connections stay open. The same command resumes an interrupted
+    change.
 
     \b
     Example:

@@ -41,7 +41,7 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
-@click.group(short_help="A whole cluster on this machine.")
+@click.group(short_help="Run a whole cluster on this machine.")
 def local() -> None:
     """Run a whole cluster on loopback addresses: brokers, agents, HAProxy.
 
@@ -54,24 +54,35 @@ def local() -> None:
     """
 
 
-@local.command(short_help="Start what does not run yet, and wait for it.")
+@local.command(short_help="Start all parts that do not run, and wait for them.")
 @_dir_option
-@click.option("--brokers", type=click.IntRange(1, 99), help=f"Default {DEFAULT_BROKERS}.")
-@click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
-@click.option("--port-offset", type=click.IntRange(0, 30_000), help="Move all ports by this.")
 @click.option(
-    "--balancers", type=click.IntRange(1, BALANCERS_MAX), default=1, help="Of a new cluster."
+    "--brokers",
+    type=click.IntRange(1, 99),
+    help=f"Number of brokers of a new cluster; default {DEFAULT_BROKERS}.",
 )
-@click.option("--tls", is_flag=True, help="A new cluster whose brokers and agents speak TLS alone.")
+@click.option("--network", help=f"First three numbers of all addresses; default {DEFAULT_NETWORK}.")
+@click.option(
+    "--port-offset", type=click.IntRange(0, 30_000), help="Number that is added to all ports."
+)
+@click.option(
+    "--balancers",
+    type=click.IntRange(1, BALANCERS_MAX),
+    default=1,
+    help="Number of balancers of a new cluster.",
+)
+@click.option(
+    "--tls", is_flag=True, help="Make a new cluster whose brokers and agents speak only TLS."
+)
 @click.option(
     "--rabbitmq",
     type=click.Choice(list(RELEASES)),
-    help="Version of a new cluster's brokers; default what is installed here.",
+    help="RabbitMQ version of a new cluster; default the installed one.",
 )
 @click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help=f"Root folder of a Debian with a new cluster's brokers and HAProxy; default ${ENV_ROOT}.",
+    help=f"Root folder of the Debian system that a new cluster's programs come from; default ${ENV_ROOT}.",
 )
 def up(
     dir: Path,
@@ -135,7 +146,7 @@ def down(dir: Path, wipe: bool) -> None:
 
 @local.command()
 @_dir_option
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def status(dir: Path, as_json: bool) -> None:
     """Show every part: addresses, pid, state.
 
@@ -169,7 +180,7 @@ def state(dir: Path, name: str) -> None:
     type=click.Choice(list(_SIGNALS)),
     default="KILL",
     show_default=True,
-    help="Which.",
+    help="The signal.",
 )
 def kill(dir: Path, name: str, word: str) -> None:
     """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy or epmd.

@@ -41,7 +41,7 @@ _overwrite_option = click.option(
     "phrases",
     metavar="PHRASE",
     multiple=True,
-    help="What the refusal says, exactly, for a disk that holds something.",
+    help="Erase a disk that is not blank: the exact words of the refusal. Repeatable.",
 )
 
 
@@ -56,13 +56,13 @@ def drbd() -> None:
     """
 
 
-@drbd.command(short_help="Write the mirror's files on both its hosts.")
+@drbd.command(short_help="Write the mirror's files on both hosts.")
 @click.argument("name")
 @inventory_option
 def install(name: str, file: Path) -> None:
-    """Write the mirror's files on both its hosts, and let them fence each other; changes no data.
+    """Write the mirror's files on both hosts, and let them fence each other; changes no data.
 
-    A step of `create`; by itself after a change of the inventory, before `connect`.
+    A step of `create`. Run it alone after a change of the inventory, before `connect`.
 
     \b
     Example:
@@ -71,16 +71,16 @@ def install(name: str, file: Path) -> None:
     playbooks.set_up(MirrorView(file.absolute(), name))
 
 
-@drbd.command(short_help="Make the mirror NAME on two blank disks.")
+@drbd.command(short_help="Create the mirror NAME on two blank disks.")
 @on_mirror()
 @click.option(
     "--skip-sync",
     is_flag=True,
-    help="Declare the disks alike instead of copying: for two that are new.",
+    help="Declare two new disks identical instead of copying one to the other.",
 )
 @_overwrite_option
 def create(go: Go, view: MirrorView, skip_sync: bool, phrases: tuple[str, ...]) -> None:
-    """Make the mirror NAME on two blank disks, with a file system, mounted on its first host.
+    """Create the mirror NAME on two blank disks, with a file system, mounted on its first host.
 
     \b
     Example:
@@ -148,11 +148,11 @@ def _is_ours(side: Status) -> bool:
     return is_new or (side.is_up and side.disk != "Diskless")
 
 
-@drbd.command(short_help="HOST has a new disk: everything is copied to it.")
+@drbd.command(short_help="Copy the mirror NAME to the new disk of HOST.")
 @on_mirror("host")
 @_overwrite_option
 def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None:
-    """Copy everything to HOST's new disk for the mirror NAME from the other host.
+    """Copy the mirror NAME from the other host to the new disk of HOST.
 
     \b
     Example:
@@ -165,17 +165,19 @@ def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None
     run(playbooks.new_disk(view, host, erase=erase), go, view)
 
 
-@drbd.command(short_help="Let frozen writes go on: the other host is dead.")
+@drbd.command(short_help="Resume frozen writes: the other host is dead.")
 @on_mirror()
 @click.option(
     "--dead",
     metavar="HOST",
     required=True,
-    help="You have seen that this host is off, and it will not come back by itself.",
+    help="Confirm that this host is off and will not start again by itself.",
 )
-@click.option("--give-up", metavar="HOST", default="", help="What only this host has may be lost.")
+@click.option(
+    "--give-up", metavar="HOST", default="", help="Accept the loss of data that only this host has."
+)
 def thaw(go: Go, view: MirrorView, dead: str, give_up: str) -> None:
-    """Let the frozen writes of the mirror NAME go on, because the other host is dead.
+    """Resume the frozen writes of the mirror NAME, because the other host is dead.
 
     \b
     Example:
@@ -192,15 +194,15 @@ def thaw(go: Go, view: MirrorView, dead: str, give_up: str) -> None:
     run(promotion.thaw(view, wanted), go, view)
 
 
-@drbd.command(short_help="Write down that HOST goes on without its partner.")
+@drbd.command(short_help="Record that HOST writes without its peer.")
 @click.argument("name")
 @click.argument("host")
 @inventory_option
 def alone(name: str, host: str, file: Path) -> None:
-    """Record that HOST writes to the mirror NAME without its partner, if it does; changes no data.
+    """Record that HOST writes to the mirror NAME without its peer, if it does; changes no data.
 
-    A step of `promote`, `thaw` and `ops storage failover`. The partner is not promoted without HOST then,
-    until both were seen whole.
+    A step of `promote`, `thaw` and `ops storage failover`. The peer is then not promoted without HOST until
+    the mirror was whole again.
 
     \b
     Example:
@@ -211,7 +213,7 @@ def alone(name: str, host: str, file: Path) -> None:
     say(f"{host} goes on alone" if noted else f"{host} has its partner")
 
 
-@drbd.command(short_help="Show what both hosts of a mirror say.")
+@drbd.command(short_help="Show the state of mirrors.")
 @click.argument("name", default="")
 @inventory_option
 def status(name: str, file: Path) -> int:
@@ -246,11 +248,11 @@ def _show(view: MirrorView) -> bool:
     return not is_split
 
 
-@drbd.command(short_help="Let HOST write to the mirror NAME.")
+@drbd.command(short_help="Make HOST primary for the mirror NAME.")
 @on_mirror("host")
 @proof_options
 def promote(go: Go, view: MirrorView, host: Host, dead: str, give_up: str) -> None:
-    """Let HOST write to the mirror NAME; refused where that could lose a confirmed message.
+    """Make HOST primary for the mirror NAME; refused where that could lose a confirmed message.
 
     `ops storage failover` does this and all that follows.
 
@@ -262,10 +264,10 @@ def promote(go: Go, view: MirrorView, host: Host, dead: str, give_up: str) -> No
     run(promotion.promote(view, host, **how), go, view)
 
 
-@drbd.command(short_help="HOST does not write to the mirror NAME any more.")
+@drbd.command(short_help="Make HOST secondary for the mirror NAME.")
 @on_mirror("host")
 def demote(go: Go, view: MirrorView, host: Host) -> None:
-    """Make HOST stop writing to the mirror NAME; its disk must be unmounted.
+    """Make HOST secondary for the mirror NAME; its disk must be unmounted.
 
     \b
     Example:
@@ -274,10 +276,10 @@ def demote(go: Go, view: MirrorView, host: Host) -> None:
     run(promotion.demote(view, host), go, view)
 
 
-@drbd.command(short_help="Bring both sides of the mirror NAME together.")
+@drbd.command(short_help="Connect both hosts of the mirror NAME.")
 @on_mirror()
 def connect(go: Go, view: MirrorView) -> None:
-    """Bring both sides of the mirror NAME up and together; waits until both disks are alike.
+    """Connect both hosts of the mirror NAME, and wait until both disks are identical.
 
     \b
     Example:
@@ -286,10 +288,10 @@ def connect(go: Go, view: MirrorView) -> None:
     run(playbooks.connect(view), go, view)
 
 
-@drbd.command(short_help="HOST lets go of the mirror NAME, to be worked on.")
+@drbd.command(short_help="Disconnect HOST from the mirror NAME.")
 @on_mirror("host")
 def disconnect(go: Go, view: MirrorView, host: Host) -> None:
-    """Disconnect HOST from the mirror NAME, for work on it; its partner goes on with a single copy.
+    """Disconnect HOST from the mirror NAME for maintenance; its peer goes on with a single copy.
 
     \b
     Example:
@@ -327,10 +329,10 @@ def verify(go: Go, view: MirrorView) -> int:
     return Exit.DONE
 
 
-@drbd.command(short_help="Copy and compare with VALUE bytes a second.")
+@drbd.command(short_help="Set the resync rate to VALUE bytes a second.")
 @on_mirror("value")
 def rate(go: Go, view: MirrorView, value: str) -> None:
-    """Copy and compare the mirror NAME with VALUE bytes a second, as 40M, until it is set up anew.
+    """Set the rate of resync and verify of the mirror NAME to VALUE, as 40M, until the next setup.
 
     \b
     Example:
@@ -343,11 +345,11 @@ def rate(go: Go, view: MirrorView, value: str) -> None:
 
 @drbd.command(short_help="End a split brain of the mirror NAME.")
 @on_mirror()
-@click.option("--victim", metavar="HOST", default="", help="Whose data are given up.")
+@click.option("--victim", metavar="HOST", default="", help="Host whose data are discarded.")
 def resolve(go: Go, view: MirrorView, victim: str) -> None:
-    """End a split brain of the mirror NAME: show what each side has, and give one of them up.
+    """End a split brain of the mirror NAME: show the data of both hosts, and discard those of one.
 
-    Without --victim its name is asked for, and must be typed.
+    Without --victim, the name of that host must be typed.
 
     \b
     Example:

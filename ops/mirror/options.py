@@ -67,13 +67,13 @@ def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--dead",
             metavar="HOST",
             default="",
-            help="You have seen that this host is off, and it will not come back by itself.",
+            help="Confirm that this host is off and will not start again by itself.",
         ),
         click.option(
             "--give-up",
             metavar="HOST",
             default="",
-            help="What only this host has may be lost.",
+            help="Accept the loss of data that only this host has.",
         ),
     ):
         command = option(command)

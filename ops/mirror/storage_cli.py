@@ -27,7 +27,7 @@ __all__ = ["storage"]
 _consume_only = click.option(
     "--consume-only",
     is_flag=True,
-    help="Hold publishers back, until `python -m lb ready NAME`.",
+    help="Keep publishers away until `python -m lb ready NAME`.",
 )
 
 
@@ -41,17 +41,17 @@ def storage() -> None:
     """
 
 
-@storage.command(short_help="The host is dead: start the broker on its mirror.")
+@storage.command(short_help="Start the broker NAME on its mirror's other host.")
 @on_mirror()
-@click.option("--to", metavar="HOST", default="", help="Default: the one it does not run on.")
+@click.option("--to", metavar="HOST", default="", help="Default: the host that it does not run on.")
 @_consume_only
 @proof_options
 def failover(
     go: Go, view: MirrorView, to: str, consume_only: bool, dead: str, give_up: str
 ) -> None:
-    """Start the broker NAME on the other host of its mirror, because its host is dead; its name stays.
+    """Start the broker NAME on the other host of its mirror, because its host is dead.
 
-    Its power controller proves that the host is dead, or your word with --dead.
+    The power controller of the host proves that it is dead, or the operator confirms it with --dead.
 
     \b
     Example:
@@ -71,7 +71,7 @@ def failover(
 @on_mirror()
 @_consume_only
 def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
-    """Move the broker NAME to the other host of its mirror, both alive and alike.
+    """Move the broker NAME to the other host of its mirror; both hosts run, and the mirror is whole.
 
     \b
     Example:
@@ -90,10 +90,12 @@ def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
 
 @storage.command(short_help="Start the broker NAME on a host of its mirror.")
 @on_mirror()
-@click.option("--on", "where", metavar="HOST", default="", help="Default: where it was last.")
+@click.option(
+    "--on", "where", metavar="HOST", default="", help="Default: the host that it ran on last."
+)
 @_consume_only
 def start(go: Go, view: MirrorView, where: str, consume_only: bool) -> None:
-    """Start the broker NAME on a host of its mirror: it is new, or both hosts were switched off.
+    """Start the broker NAME on a host of its mirror, when it is new or both hosts were off.
 
     \b
     Example:
@@ -109,7 +111,7 @@ def start(go: Go, view: MirrorView, where: str, consume_only: bool) -> None:
     _carry(go, view, "start", playbooks.start, decide, said)
 
 
-@storage.command(short_help="Stop the broker NAME and let go of its disk.")
+@storage.command(short_help="Stop the broker NAME and release its disk.")
 @on_mirror()
 def stop(go: Go, view: MirrorView) -> None:
     """Stop the broker NAME and release its disk, so that its host may be switched off.
@@ -159,7 +161,7 @@ def _where(view: MirrorView) -> Host:
     return of_mirror(view, view.node.host or view.mirror.hosts[0])
 
 
-@inventory.command(short_help="Write down that the broker NAME runs on HOST.")
+@inventory.command(short_help="Record that the broker NAME runs on HOST.")
 @click.argument("name")
 @click.argument("host")
 @inventory_option

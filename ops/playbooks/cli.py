@@ -38,7 +38,7 @@ _moves = click.option(
     "--move-remaining",
     "moves",
     is_flag=True,
-    help="Publish what nobody takes, is parked or delayed to the other brokers.",
+    help="Publish unread, parked and delayed messages to the other brokers.",
 )
 _held = click.option(
     "--held-s",
@@ -46,7 +46,7 @@ _held = click.option(
     type=click.FloatRange(min=1),
     default=HELD_WITHIN_S,
     show_default=True,
-    help="Seconds that deliveries may be kept without an answer.",
+    help="Seconds that a consumer may keep deliveries unacknowledged.",
 )
 
 
@@ -54,8 +54,8 @@ _dead = click.option(
     "--dead",
     metavar="NAME",
     multiple=True,
-    help="You have seen that the host of this node, or balancer, is off. Who is seen to be dead need not"
-    " be named.",
+    help="Confirm that the host of this node or balancer is off. Those that are known to be dead need not be"
+    " named. Repeatable.",
 )
 
 
@@ -148,7 +148,7 @@ def restart(
         carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
 
 
-@click.command(short_help="Install the broker NAME anew in another version.")
+@click.command(short_help="Reinstall the broker NAME in another version.")
 @click.argument("name")
 @click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
 @_moves
@@ -158,7 +158,7 @@ def restart(
 def upgrade(
     name: str, version: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go
 ) -> None:
-    """Drain the broker NAME to empty, install it anew in another version, and bring it back.
+    """Drain the broker NAME, reinstall it empty in another version, and put it back into service.
 
     \b
     Example:
@@ -180,14 +180,16 @@ def upgrade(
 @click.command(short_help="Replace the dead broker NAME.")
 @click.argument("name")
 @click.option(
-    "--lose-messages", is_flag=True, help="Yes, what lay on its disk is lost; where no mirror is."
+    "--lose-messages",
+    is_flag=True,
+    help="Accept that the messages on its disk are lost; without a mirror.",
 )
 @proof_options
 @go_options
 def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
-    """Replace the dead broker NAME: by its mirror where it has one, else by a new, empty one.
+    """Replace the dead broker NAME by its mirror, or by a new, empty broker where it has none.
 
-    With a mirror this is `ops storage failover`, which demands a proof that the host is dead.
+    With a mirror this is `ops storage failover`, which requires proof that the host is dead.
 
     \b
     Example:

@@ -29,11 +29,11 @@ PROGRESS_EVERY_S = 0.5
 
 @click.command(short_help="Close connections of publishers to NAME.")
 @click.argument("name")
-@click.option("--holding", is_flag=True, help="Those that hold deliveries without an answer.")
-@click.option("--all", "every", is_flag=True, help="All of applications.")
+@click.option("--holding", is_flag=True, help="Close those with unacknowledged deliveries instead.")
+@click.option("--all", "every", is_flag=True, help="Close all connections of applications.")
 @inventory_option
 def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
-    """Close connections of applications to NAME: those that may publish, and do not consume.
+    """Close the connections of applications to NAME that may publish and do not consume.
 
     \b
     Example:
@@ -52,13 +52,13 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
         say(f"closed {plural(len(left), 'connection')}: {some([str(each) for each in left])}")
 
 
-@click.command(short_help="Have the agent of NAME ask publishers to stay away.")
+@click.command(short_help="Keep publishers away from NAME by its agent.")
 @click.argument("name")
 @inventory_option
 def hold(name: str, file: Path) -> None:
-    """Have the agent of NAME ask publishers to stay away, until `python -m lb ready NAME`.
+    """Keep publishers away from NAME by its agent, until `python -m lb ready NAME`.
 
-    As `lb drain`, but does not check that HAProxy heeds it, which may not know NAME yet.
+    As `lb drain`, without a check of HAProxy, which may not know NAME yet.
 
     \b
     Example:
@@ -68,14 +68,14 @@ def hold(name: str, file: Path) -> None:
     set_draining(inventory, inventory.find(name), draining=True)
 
 
-@click.command(short_help="Publish what lies in queues of NAME to the others.")
+@click.command(short_help="Move messages of NAME to the other brokers.")
 @click.argument("name")
 @inventory_option
 def move(name: str, file: Path) -> None:
-    """Publish the messages in the queues of NAME to the other brokers; ids, headers and keys stay.
+    """Move the messages in the queues of NAME to the other brokers; ids, headers and keys stay.
 
-    Each message is answered on NAME after its new broker has confirmed it. Nobody should
-    publish to NAME or consume there meanwhile. A broker that takes no publishes, or is in alarm, is left out.
+    Each message is acknowledged on NAME after its new broker has confirmed it. Nobody should publish to NAME
+    or consume there meanwhile. A broker that takes no publishes, or is in alarm, is left out.
 
     \b
     Example:
@@ -163,14 +163,14 @@ def inventory() -> None:
     """
 
 
-@inventory.command(short_help="Take the broker NAME out of the inventory.")
+@inventory.command(short_help="Remove the broker NAME from the inventory.")
 @click.argument("name")
 @click.option(
-    "--keep", type=click.Path(path_type=Path, dir_okay=False), help="File to keep its entry in."
+    "--keep", type=click.Path(path_type=Path, dir_okay=False), help="Save its entry in this file."
 )
 @inventory_option
 def drop(name: str, keep: Path | None, file: Path) -> None:
-    """Take the broker NAME out of the inventory; nothing else is done to it.
+    """Remove the broker NAME from the inventory; the broker is not changed.
 
     \b
     Example:
@@ -186,7 +186,7 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
 @click.argument("kept", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @inventory_option
 def put(kept: Path, file: Path) -> None:
-    """Enter a broker again that `drop --keep KEPT` took out.
+    """Put back the entry of a broker that `drop --keep KEPT` removed.
 
     \b
     Example:
@@ -198,7 +198,7 @@ def put(kept: Path, file: Path) -> None:
 @inventory.command("first-list", short_help="Write the consumer list of a new cluster.")
 @inventory_option
 def first_list(file: Path) -> None:
-    """Write the consumer list of a new cluster, with every broker of the inventory; never over another.
+    """Write the consumer list of a new cluster, with every broker; an existing list is never replaced.
 
     \b
     Example:

@@ -26,14 +26,13 @@ __all__ = ["provision", "read_secrets", "root_of"]
 
 @click.command(short_help="Set up the hosts NAMES, or all.")
 @click.argument("names", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Look, and print what would change.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @inventory_option
 def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> None:
     """Set up the hosts NAMES, or all: packages, settings, users, policies, the agent, time.
 
-    Settings that are right already are left alone, so a second run changes nothing and says so. No broker is
-    started, and none that runs is restarted.
+    Correct settings are left alone, so a second run changes nothing. No broker is started or restarted.
 
     \b
     Example:

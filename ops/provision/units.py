@@ -67,12 +67,14 @@ def _render(template: str, words: dict[str, object]) -> str:
 
 
 @click.command(short_help="Show the files that a host needs for systemd.")
-@click.option("--balancer", "name", help="For the host of this balancer; default: the first.")
+@click.option(
+    "--balancer", "name", help="Balancer whose host the files are for; default the first."
+)
 @click.option(
     "--worker",
     "program",
     type=click.Path(path_type=Path),
-    help="Instead, for workers: where their command `messagebus` is.",
+    help="Print files for workers instead; path of their command `messagebus`.",
 )
 @click.option(
     "--out",

@@ -102,11 +102,11 @@ def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
     gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     wrapped: Callable[..., Any] = gathered
     for option in (
-        click.option("--dry-run", is_flag=True, help="Print exactly what would run."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--undo", is_flag=True, help="Take back an unfinished run."),
+        click.option("--dry-run", is_flag=True, help="Print the commands without running them."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--undo", is_flag=True, help="Undo an unfinished run."),
         click.option(
-            "--resume", is_flag=True, help="With --yes: take up an unfinished run, however old."
+            "--resume", is_flag=True, help="With --yes: resume an unfinished run of any age."
         ),
         click.option(
             "--abandon", is_flag=True, help="Close an unfinished run as it stands; changes nothing."
