@@ -192,7 +192,7 @@ def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
 @_if_needed
 @_on_a_list
 def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
-    """Disconnect consumers from a broker; the last broker cannot be removed.
+    """Disconnect consumers from a broker; the last one stays.
 
     \b
     Example:

@@ -186,7 +186,7 @@ def drop(name: str, keep: Path | None, file: Path) -> None:
 @click.argument("kept", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @inventory_option
 def put(kept: Path, file: Path) -> None:
-    """Put back the entry of a broker that `drop --keep KEPT` removed.
+    """Put back the entry that `drop --keep KEPT` saved.
 
     \b
     Example:
