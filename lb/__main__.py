@@ -19,7 +19,7 @@ from lb import agents, fleet, gate_check, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet, apply_absent, apply_all, check_all
-from lb.hosts import Place
+from lb.hosts import Machine
 from lb.render import render
 from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
@@ -110,7 +110,7 @@ def check_command() -> None:
       python -m lb check
     """
     inventory = _inventory()
-    check_all(inventory, lambda balancer: hosts.place_of(shell, inventory, balancer))
+    check_all(inventory, lambda balancer: hosts.machine_of(shell, inventory, balancer))
     several = f", {len(inventory.balancers)} balancers" if inventory.more else ""
     say(f"good: {plural(len(inventory.brokers), 'broker')} of {inventory.cluster}{several}")
 
@@ -129,13 +129,13 @@ def apply_command(reload: bool, without: tuple[str, ...]) -> None:
     """
     inventory = _inventory()
 
-    def reach(balancer: Balancer) -> AbstractContextManager[Place]:
-        return hosts.place_of(shell, inventory, balancer)
+    def connect(balancer: Balancer) -> AbstractContextManager[Machine]:
+        return hosts.machine_of(shell, inventory, balancer)
 
-    for balancer, done in apply_all(inventory.without(without), reach, reload=reload):
+    for balancer, done in apply_all(inventory.without(without), connect, reload=reload):
         say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
     for name in without:
-        tried = apply_absent(inventory, reach, inventory.find_balancer(name))
+        tried = apply_absent(inventory, connect, inventory.find_balancer(name))
         told = tried if isinstance(tried, str) else _what_was_done(tried)
         say(f"{name}: {'left out: ' if isinstance(tried, str) else ''}{told}")
 

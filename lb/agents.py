@@ -86,7 +86,7 @@ def _wait(
     until = time.monotonic() + within_s
     while not (seen := fleet.look(node.name)).everywhere(is_so):
         if time.monotonic() > until:
-            where = seen.but(is_so)
+            where = seen.differing(is_so)
             if wanted == "ready" and (said := _health(inventory, node)):
                 where += f"; the agent's reason: {said}"
             raise NotReached(f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}")

@@ -6,7 +6,7 @@ publishes are in flight: cutting them would leave outcomes unknown. It is bounde
 renew their connections after `connection_lifetime_s`, and `hard_stop_s` ends the remaining ones. Until
 then only the clients of such a connection notice that a broker freezes, by late confirms.
 
-Every function is about one balancer, the inventory's `balancer`, and about its host, `place`.
+Every function is about one balancer, the inventory's `balancer`, and about its host, `machine`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from inventory.inventory import Inventory
 from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.hosts import HAPROXY, Here, Place
+from lb.hosts import HAPROXY, LocalMachine, Machine
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 
@@ -32,7 +32,7 @@ RELOAD_WITHIN_S = 15.0
 POLL_S = 0.05
 TAIL_CHARS = 500
 
-HERE = Here()
+THIS_MACHINE = LocalMachine()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def start_command(inventory: Inventory) -> list[str]:
     return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
 
 
-def check(inventory: Inventory, place: Place = HERE) -> str:
+def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:
     """Render the configuration and let HAProxy check it, without touching anything.
 
     Returns the configuration. Raises ConfigError for faults that the lint or HAProxy finds.
@@ -65,21 +65,23 @@ def check(inventory: Inventory, place: Place = HERE) -> str:
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
     text = render(inventory)
-    if said := place.complaint(text, inventory.balancer.config):
+    if said := machine.config_faults(text, inventory.balancer.config):
         raise ConfigError(f"HAProxy refuses the configuration: {_alerts(said)}")
     return text
 
 
-def prepare_start(inventory: Inventory, place: Place = HERE) -> None:
+def prepare_start(inventory: Inventory, machine: Machine = THIS_MACHINE) -> None:
     """Write the files that a stopped HAProxy will read: configuration and state, all brokers down.
 
     Raises ConfigError as `check`.
     """
-    with place.locked(inventory.balancer):
-        _prepare_start(inventory, place, check(inventory, place))
+    with machine.locked(inventory.balancer):
+        _prepare_start(inventory, machine, check(inventory, machine))
 
 
-def apply(inventory: Inventory, place: Place = HERE, *, reload: bool = False) -> Applied:
+def apply(
+    inventory: Inventory, machine: Machine = THIS_MACHINE, *, reload: bool = False
+) -> Applied:
     """Make the running HAProxy serve the inventory; do nothing when it does already.
 
     reload: reload it even then. Where HAProxy does not run, only its files are written.
@@ -87,31 +89,31 @@ def apply(inventory: Inventory, place: Place = HERE, *, reload: bool = False) ->
     the text says that it does not), BalancerUnreachable (it runs and does not answer).
     """
     balancer = inventory.balancer
-    with place.locked(balancer) as socket:
-        text = check(inventory, place)
-        before = place.read(balancer.config)
-        if not place.signal_master(balancer, None):
-            _prepare_start(inventory, place, text)
+    with machine.locked(balancer) as socket:
+        text = check(inventory, machine)
+        before = machine.read(balancer.config)
+        if not machine.signal_master(balancer, None):
+            _prepare_start(inventory, machine, text)
             return Applied(changed=text != before, reloaded=False, pid=0)
         running = runtime.process(socket)
         if text == before and running.description == marker(text) and not reload:
             return Applied(changed=False, reloaded=False, pid=running.pid)
-        pid = _change(inventory, place, socket, before, text, running)
+        pid = _change(inventory, machine, socket, before, text, running)
         return Applied(changed=text != before, reloaded=True, pid=pid)
 
 
-def save_state(inventory: Inventory, place: Place = HERE) -> None:
+def save_state(inventory: Inventory, machine: Machine = THIS_MACHINE) -> None:
     """Write the state file from the running process; to be called every few seconds and before a stop.
 
     Raises BalancerUnreachable; the last state file stands then.
     """
-    with place.locked(inventory.balancer) as socket:
-        _save_state(inventory, place, socket)
+    with machine.locked(inventory.balancer) as socket:
+        _save_state(inventory, machine, socket)
 
 
 def _change(
     inventory: Inventory,
-    place: Place,
+    machine: Machine,
     socket: Path,
     before: str,
     text: str,
@@ -119,12 +121,12 @@ def _change(
 ) -> int:
     """Write, reload, wait; undo when the new configuration does not serve. Returns the new pid."""
     balancer = inventory.balancer
-    _save_state(inventory, place, socket)
-    place.write(balancer.config, text)
-    if pid := _reload(inventory, place, socket, marker(text), running.pid):
+    _save_state(inventory, machine, socket)
+    machine.write(balancer.config, text)
+    if pid := _reload(inventory, machine, socket, marker(text), running.pid):
         return pid
-    place.write(balancer.config, before)
-    _reload(inventory, place, socket, marker(before), running.pid)
+    machine.write(balancer.config, before)
+    _reload(inventory, machine, socket, marker(before), running.pid)
     try:
         serves = runtime.process(socket).description == marker(before)
     except BalancerUnreachable:
@@ -133,9 +135,11 @@ def _change(
     raise ApplyFailed(f"the new configuration did not serve in {RELOAD_WITHIN_S:.0f} s; {now}")
 
 
-def _reload(inventory: Inventory, place: Place, socket: Path, wanted: str, pid_before: int) -> int:
+def _reload(
+    inventory: Inventory, machine: Machine, socket: Path, wanted: str, pid_before: int
+) -> int:
     """Signal the master and wait for a new process. Returns its pid, 0 when none came in time."""
-    if not place.signal_master(inventory.balancer, signal.SIGUSR2):
+    if not machine.signal_master(inventory.balancer, signal.SIGUSR2):
         return 0
     until = time.monotonic() + RELOAD_WITHIN_S
     while time.monotonic() < until:
@@ -147,16 +151,16 @@ def _reload(inventory: Inventory, place: Place, socket: Path, wanted: str, pid_b
     return 0
 
 
-def _prepare_start(inventory: Inventory, place: Place, text: str) -> None:
+def _prepare_start(inventory: Inventory, machine: Machine, text: str) -> None:
     balancer = inventory.balancer
-    place.write(balancer.config, text)
-    saved = place.read(balancer.state_file)
-    place.write(balancer.state_file, state.cold(saved, inventory.brokers))
+    machine.write(balancer.config, text)
+    saved = machine.read(balancer.state_file)
+    machine.write(balancer.state_file, state.cold(saved, inventory.brokers))
 
 
-def _save_state(inventory: Inventory, place: Place, socket: Path) -> None:
+def _save_state(inventory: Inventory, machine: Machine, socket: Path) -> None:
     text = runtime.server_state_text(socket)
-    place.write(inventory.balancer.state_file, state.warm(text, inventory.brokers))
+    machine.write(inventory.balancer.state_file, state.warm(text, inventory.brokers))
 
 
 def _alerts(stderr: str) -> str:

@@ -15,15 +15,15 @@ from inventory.inventory import Balancer, Inventory
 from lb import lint, runtime
 from lb.apply import Applied, apply, check
 from lb.errors import ApplyFailed, BalancerUnreachable, LbError, NotReached
-from lb.hosts import Place
+from lb.hosts import Machine
 from lb.runtime import SAID, ServerState
 from messagebus.errors import ConfigError
 
 __all__ = [
     "Fleet",
-    "Open",
-    "Reach",
-    "Seen",
+    "OpenSocket",
+    "Connect",
+    "BrokerStates",
     "apply_absent",
     "apply_all",
     "check_all",
@@ -34,13 +34,13 @@ __all__ = [
     "set_weight",
 ]
 
-Open = Callable[[Balancer], AbstractContextManager[Path]]
+OpenSocket = Callable[[Balancer], AbstractContextManager[Path]]
 """Forward the admin socket of a balancer on another host. Raises BalancerUnreachable."""
 Condition = Callable[[ServerState], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BrokerStates:
     """One broker, as the balancers show it. silent: name of a balancer -> why it does not."""
 
     shown: Mapping[str, ServerState]
@@ -49,7 +49,7 @@ class Seen:
     def everywhere(self, is_so: Condition) -> bool:
         return not self.silent and all(map(is_so, self.shown.values()))
 
-    def but(self, is_so: Condition) -> str:
+    def differing(self, is_so: Condition) -> str:
         """Return the states that do not meet the condition, and the silent balancers, in one line."""
         found = {
             name: f"HAProxy says {state.verdict} (check: {state.check}; agent: {state.agent})"
@@ -69,11 +69,11 @@ class Fleet:
     """
 
     sockets: Mapping[str, Path]
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
-    def look(self, name: str) -> Seen:
+    def look(self, name: str) -> BrokerStates:
         """Return the state of one broker on every balancer."""
-        shown, silent = {}, dict(self.away)
+        shown, silent = {}, dict(self.unreachable)
         for balancer, socket in self.sockets.items():
             try:
                 servers = runtime.servers(socket)
@@ -84,7 +84,7 @@ class Fleet:
                 shown[balancer] = servers[name]
             else:
                 silent[balancer] = f"HAProxy knows no server {name!r}: see `lb apply`"
-        return Seen(shown, silent)
+        return BrokerStates(shown, silent)
 
 
 def local(inventory: Inventory) -> Fleet:
@@ -93,9 +93,9 @@ def local(inventory: Inventory) -> Fleet:
 
 
 @contextmanager
-def opened(inventory: Inventory, open_socket: Open) -> Iterator[Fleet]:
-    """Connect to all balancers, on this machine or another; unreachable ones are in the fleet's `away`."""
-    sockets, away = {}, {}
+def opened(inventory: Inventory, open_socket: OpenSocket) -> Iterator[Fleet]:
+    """Connect to all balancers, on this machine or another; and collect those that cannot be reached."""
+    sockets, unreachable = {}, {}
     with ExitStack() as stack:
         for balancer in inventory.balancers:
             try:
@@ -103,11 +103,11 @@ def opened(inventory: Inventory, open_socket: Open) -> Iterator[Fleet]:
                     stack.enter_context(open_socket(balancer)) if balancer.host else balancer.socket
                 )
             except BalancerUnreachable as fault:
-                away[balancer.name] = str(fault)
-        yield Fleet(sockets, away)
+                unreachable[balancer.name] = str(fault)
+        yield Fleet(sockets, unreachable)
 
 
-def maint(fleet: Fleet, name: str, *, on: bool) -> Seen:
+def maint(fleet: Fleet, name: str, *, on: bool) -> BrokerStates:
     """Take a broker whose agent is dead out at once, or back, on every balancer.
 
     Raises LbError, before anything is changed, when its agent answers; NotReached when it is not so
@@ -124,7 +124,7 @@ def maint(fleet: Fleet, name: str, *, on: bool) -> Seen:
     )
 
 
-def set_drain(fleet: Fleet, name: str, *, on: bool) -> Seen:
+def set_drain(fleet: Fleet, name: str, *, on: bool) -> BrokerStates:
     """Drain a broker whose agent is dead, or undo that. An agent that comes back undoes a drain, too."""
     _refuse_living(fleet, name)
     return _order(
@@ -136,7 +136,7 @@ def set_drain(fleet: Fleet, name: str, *, on: bool) -> Seen:
     )
 
 
-def set_weight(fleet: Fleet, name: str, weight: int) -> Seen:
+def set_weight(fleet: Fleet, name: str, weight: int) -> BrokerStates:
     """Set the weight of a broker, its share of new connections, on every balancer."""
     return _order(
         fleet,
@@ -158,7 +158,7 @@ def _refuse_living(fleet: Fleet, name: str) -> None:
 
 def _order(
     fleet: Fleet, name: str, order: Callable[[Path], None], is_so: Condition, wanted: str
-) -> Seen:
+) -> BrokerStates:
     """Send an order to every balancer, even if some fail.
 
     Raises NotReached where the state is not as wanted.
@@ -170,27 +170,27 @@ def _order(
         except LbError as fault:
             refused[balancer] = str(fault)
     seen = fleet.look(name)
-    seen = Seen(seen.shown, {**seen.silent, **refused})
+    seen = BrokerStates(seen.shown, {**seen.silent, **refused})
     if not seen.everywhere(is_so):
-        raise NotReached(f"{name} is not {wanted} on every balancer: {seen.but(is_so)}")
+        raise NotReached(f"{name} is not {wanted} on every balancer: {seen.differing(is_so)}")
     return seen
 
 
-Reach = Callable[[Balancer], AbstractContextManager[Place]]
+Connect = Callable[[Balancer], AbstractContextManager[Machine]]
 """Connect to a balancer's machine."""
 
 
-def check_all(inventory: Inventory, reach: Reach) -> None:
+def check_all(inventory: Inventory, connect: Connect) -> None:
     """Lint, and let every balancer's own HAProxy check its configuration. Touches nothing.
 
     Raises ConfigError, BalancerUnreachable, ApplyFailed.
     """
     with ExitStack() as stack:
-        _check(inventory, reach, stack)
+        _check(inventory, connect, stack)
 
 
 def apply_all(
-    inventory: Inventory, reach: Reach, *, reload: bool = False
+    inventory: Inventory, connect: Connect, *, reload: bool = False
 ) -> Iterator[tuple[Balancer, Applied]]:
     """Apply to one balancer after the other; each serves before the next is touched.
 
@@ -198,41 +198,43 @@ def apply_all(
     before it done and those after it unchanged.
     """
     with ExitStack() as stack:
-        places = _check(inventory, reach, stack)
-        for number, (balancer, place) in enumerate(places):
+        machines = _check(inventory, connect, stack)
+        for number, (balancer, machine) in enumerate(machines):
             try:
-                yield balancer, apply(inventory.at(balancer), place, reload=reload)
+                yield balancer, apply(inventory.at(balancer), machine, reload=reload)
             except LbError as fault:
-                left = ", ".join(after.name for after, _ in places[number + 1 :])
+                left = ", ".join(after.name for after, _ in machines[number + 1 :])
                 told = f"{fault}; not touched: {left}" if left else str(fault)
                 raise type(fault)(f"{_begin(inventory, balancer)}{told}") from fault
 
 
-def apply_absent(inventory: Inventory, reach: Reach, balancer: Balancer) -> Applied | str:
+def apply_absent(inventory: Inventory, connect: Connect, balancer: Balancer) -> Applied | str:
     """Apply to a balancer that is said to be dead, as far as it answers: its host may be alive.
 
     Returns the outcome, or the reason why nothing was done.
     """
     try:
-        with reach(balancer) as place:
-            return apply(inventory.at(balancer), place)
+        with connect(balancer) as machine:
+            return apply(inventory.at(balancer), machine)
     except (ConfigError, LbError) as fault:
         return str(fault)
 
 
-def _check(inventory: Inventory, reach: Reach, stack: ExitStack) -> list[tuple[Balancer, Place]]:
+def _check(
+    inventory: Inventory, connect: Connect, stack: ExitStack
+) -> list[tuple[Balancer, Machine]]:
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
-    places = []
+    machines = []
     for balancer in inventory.balancers:
         try:
-            place = stack.enter_context(reach(balancer))
-            check(inventory.at(balancer), place)
+            machine = stack.enter_context(connect(balancer))
+            check(inventory.at(balancer), machine)
         except (ConfigError, LbError) as fault:
             kind = ConfigError if isinstance(fault, ConfigError) else ApplyFailed
             raise kind(f"{_begin(inventory, balancer)}{fault}") from fault
-        places.append((balancer, place))
-    return places
+        machines.append((balancer, machine))
+    return machines
 
 
 def _begin(inventory: Inventory, balancer: Balancer) -> str:

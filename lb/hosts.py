@@ -27,20 +27,20 @@ from messagebus.errors import MessageBusError
 __all__ = [
     "HAPROXY",
     "Connection",
-    "Far",
-    "Here",
-    "Place",
+    "RemoteMachine",
+    "LocalMachine",
+    "Machine",
     "Socket",
     "Ssh",
     "forwarded",
     "is_our_master",
-    "place_of",
+    "machine_of",
 ]
 
 HAPROXY = "/usr/sbin/haproxy"
 
 
-class Place(Protocol):
+class Machine(Protocol):
     """The machine of a balancer. Every method raises BalancerUnreachable where it cannot be reached."""
 
     def read(self, path: Path) -> str:
@@ -49,7 +49,7 @@ class Place(Protocol):
     def write(self, path: Path, text: str) -> None:
         """Replace a file atomically and durably; only its owner can read it."""
 
-    def complaint(self, text: str, config: Path) -> str:
+    def config_faults(self, text: str, config: Path) -> str:
         """Return HAProxy's complaint about a configuration for this path; "" for none."""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
@@ -78,8 +78,8 @@ LOCK_WITHIN_S = 20.0
 POLL_S = 0.05
 
 
-class Here:
-    """This machine, as a `Place`."""
+class LocalMachine:
+    """This machine, as a `Machine`."""
 
     def read(self, path: Path) -> str:
         try:
@@ -91,7 +91,7 @@ class Here:
     def write(self, path: Path, text: str) -> None:
         write_whole(path, text)
 
-    def complaint(self, text: str, config: Path) -> str:
+    def config_faults(self, text: str, config: Path) -> str:
         # In a folder of its own: beside the real one, HAProxy would find the real state file.
         with tempfile.TemporaryDirectory(prefix="messagebus-lb-") as folder:
             candidate = Path(folder) / config.name
@@ -168,8 +168,8 @@ class Ssh(Protocol):
     ) -> AbstractContextManager[Path]: ...
 
 
-class Far:
-    """One host behind SSH, as a `Place`. host: ``[user@]host[:port]``."""
+class RemoteMachine:
+    """One host behind SSH, as a `Machine`. host: ``[user@]host[:port]``."""
 
     def __init__(self, ssh: Ssh, host: str, connection: Connection) -> None:
         self._ssh = ssh
@@ -191,7 +191,7 @@ class Far:
         except MessageBusError as fault:
             raise BalancerUnreachable(str(fault)) from fault
 
-    def complaint(self, text: str, config: Path) -> str:
+    def config_faults(self, text: str, config: Path) -> str:
         candidate = config.with_name(f".{config.name}.candidate")
         self.write(candidate, text)
         try:
@@ -230,14 +230,14 @@ class Far:
 
 
 @contextmanager
-def place_of(ssh: Ssh, inventory: Inventory, balancer: Balancer) -> Iterator[Place]:
+def machine_of(ssh: Ssh, inventory: Inventory, balancer: Balancer) -> Iterator[Machine]:
     """Reach the machine of a balancer: this one, or one behind SSH."""
     if not balancer.host:
-        yield Here()
+        yield LocalMachine()
         return
     host = inventory.host(balancer.host).ssh
     with ssh.remote(host) as connection:
-        yield Far(ssh, host, connection)
+        yield RemoteMachine(ssh, host, connection)
 
 
 @contextmanager

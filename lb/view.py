@@ -45,8 +45,8 @@ def look(inventory: Inventory, fleet: Fleet) -> list[Shown]:
 
 
 def _look(inventory: Inventory, fleet: Fleet, name: str) -> Shown:
-    if name in fleet.away:
-        return Shown(name=name, fault=fleet.away[name])
+    if name in fleet.unreachable:
+        return Shown(name=name, fault=fleet.unreachable[name])
     try:
         process = runtime.process(fleet.sockets[name])
         servers = tuple(runtime.servers(fleet.sockets[name]).values())

@@ -100,7 +100,7 @@ class Release:
         packages = self._packages()
         path = ":".join(map(str, (packages, CHECKOUT, SITE_PACKAGES)))
         environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        return roots.entered(self.root, CHECKOUT, ["/usr/bin/python3", *pytest]), environ
+        return roots.chrooted(self.root, CHECKOUT, ["/usr/bin/python3", *pytest]), environ
 
     def _packages(self) -> Path:
         """Return the folder of the compiled packages of requirements.lock for its Python."""

@@ -286,7 +286,7 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
     before = topology_of(kept)
     topology, left = missing_topology(before, latest(maps), floor=floor, only=only or ("*",))
     if topology and not only and without_memory(before, snapshots.values()):
-        _see_young(kept, [each["name"] for each in topology])
+        _check_age(kept, [each["name"] for each in topology])
     is_password = partial(_is_password, view.inventory)
     return Lack(
         definitions={
@@ -302,7 +302,7 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
     )
 
 
-def _see_young(kept: Archive, names: list[str]) -> None:
+def _check_age(kept: Archive, names: list[str]) -> None:
     """Warn that deletions since the backup are not known. Raises OpsError for a backup that is old."""
     made_at = kept.facts["made_at"]
     if not -OLD < age_of(kept, datetime.now(UTC)) < OLD:

@@ -18,12 +18,12 @@ from ops.run.plan import Blocked, Check, as_check
 __all__ = [
     "Steady",
     "agents_serve_the_list",
-    "all_welcome",
+    "all_ready",
     "answers",
     "applied_and_attached",
     "behind",
     "both",
-    "clients_told",
+    "clients_at_generation",
     "holds_back",
     "is_dead",
     "knows_the_topology",
@@ -41,7 +41,7 @@ __all__ = [
     "topology_is_there",
     "unattached",
     "unused",
-    "welcomes",
+    "takes_publishes",
 ]
 
 NAMES_SHOWN = 5
@@ -99,7 +99,7 @@ def holds_back(view: View, name: str) -> str:
 
 
 @as_check
-def welcomes(view: View, name: str) -> str:
+def takes_publishes(view: View, name: str) -> str:
     """Check that the node takes publishes and that its agent sends publishers there."""
     health = view.health(name)
     return "" if health["verdict"] == "ready" else str(health.get("reason", "not ready"))
@@ -299,9 +299,9 @@ def lists_all(view: View) -> str:
 
 
 @as_check
-def all_welcome(view: View) -> str:
-    """Check `welcomes` of every broker."""
-    said = {node.name: welcomes(view, node.name)() for node in view.nodes}
+def all_ready(view: View) -> str:
+    """Check `takes_publishes` of every broker."""
+    said = {node.name: takes_publishes(view, node.name)() for node in view.nodes}
     return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
 
 
@@ -338,7 +338,7 @@ def behind(maps: Mapping[str, Mapping[str, tuple[int, str, bool]]], name: str) -
     return sorted(later)
 
 
-def clients_told(view: View) -> str:
+def clients_at_generation(view: View) -> str:
     """Return a sentence on the number of clients that work by the present list, for a proof.
 
     Raises NoAnswer.

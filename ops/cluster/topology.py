@@ -233,7 +233,7 @@ def sync(file: Path) -> None:
     file = file.absolute()
     view = View(file)
     with locked(file, "topology sync"):
-        told = _tell_all(view)
+        told = _merge_all(view)
         was = "was" if told == 1 else "were"
         say(f"{plural(told, 'entry')} {was} told to agents that did not know them")
         until = time.monotonic() + SAME_WITHIN_S
@@ -267,7 +267,7 @@ def adopt(file: Path, yes: bool) -> None:
     file = file.absolute()
     view = View(file)
     with locked(file, "topology adopt"):
-        told, silent = view.snapshots_told()
+        told, silent = view.answering_snapshots()
         for name, snapshot in told.items():
             wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())
             state = "intact" if snapshot["intact"] else "NOT intact"
@@ -312,7 +312,7 @@ def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
     return {str(entry["wanted"]): entry for entry in found}
 
 
-def _tell_all(view: View) -> int:
+def _merge_all(view: View) -> int:
     """Send each agent's map to those that are behind it. Returns the number of newer entries."""
     snapshots, told = view.snapshots(), 0
     for name, mine in snapshots.items():

@@ -147,7 +147,7 @@ def _apply(inventory: Inventory, name: str, password: Secret, say: Callable[[str
         for each in inventory.balancers
     )
     meant = dataclasses.replace(inventory, balancers=balancers)
-    for balancer, _done in apply_all(meant, lambda each: lb.hosts.place_of(shell, meant, each)):
+    for balancer, _done in apply_all(meant, lambda each: lb.hosts.machine_of(shell, meant, each)):
         say(f"balancer {balancer.name} asks as {name}")
 
 

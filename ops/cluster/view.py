@@ -40,7 +40,7 @@ CHANGE_TIMEOUT_S = 30.0
 # Brokers that are asked at the same time.
 PARALLEL = 16
 # AMQP's answers, in the management API's words, to a basic.get on a queue that is exclusive to a consumer.
-NOT_TO_BE_HAD = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
+NOT_FETCHABLE = ("RESOURCE_LOCKED", "ACCESS_REFUSED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class View:
         """Return each agent's whole map, as it reports it. Raises NoAnswer."""
         return {name: answer.json() for name, answer in self._all("/topology")}
 
-    def snapshots_told(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    def answering_snapshots(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """Return the maps of the agents that answer, and for each other agent the reason why it does not."""
         told, silent = dict[str, dict[str, Any]](), dict[str, str]()
         for node in self.nodes:
@@ -241,8 +241,8 @@ class View:
         inventory = self.inventory
         balancer = inventory.find_balancer(name)
         try:
-            with lb.hosts.place_of(shell, inventory, balancer) as place:
-                return not place.signal_master(balancer, None)
+            with lb.hosts.machine_of(shell, inventory, balancer) as machine:
+                return not machine.signal_master(balancer, None)
         except LbError:
             return False
 
@@ -250,7 +250,7 @@ class View:
         """Return the state of each broker at each balancer; and for silent balancers the reason."""
         found = dict[str, dict[str, ServerState]]()
         with lb.fleet.opened(self.inventory, self._admin_socket) as fleet:
-            silent = dict(fleet.away)
+            silent = dict(fleet.unreachable)
             for name, socket in fleet.sockets.items():
                 try:
                     found[name] = lb.runtime.servers(socket)
@@ -302,7 +302,7 @@ class View:
         answer = self._manage(name, "POST", path, json=wanted, fine=(200, 400))
         if answer.status_code == httpx.codes.OK:
             return bool(answer.json())
-        if any(word in answer.text for word in NOT_TO_BE_HAD):
+        if any(word in answer.text for word in NOT_FETCHABLE):
             return None
         raise NoAnswer(f"management of {name}: HTTP 400 {answer.text.strip()[:200]}")
 
@@ -378,7 +378,7 @@ class View:
         stats = self.overview(name).get("message_stats", {})
         return int(stats.get("publish", 0)), int(stats.get("ack", 0))
 
-    def hang_up(self, name: str, connection: str) -> None:
+    def close_connection(self, name: str, connection: str) -> None:
         """Make a broker close one connection; it may be gone already. Raises NoAnswer."""
         path = f"/api/connections/{quote(connection, safe='')}"
         self._manage(name, "DELETE", path, fine=(204, 404))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lb.hosts import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout
-from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, entered
+from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, chrooted
 
 __all__ = [
     "AGENT_SUFFIX",
@@ -69,7 +69,7 @@ def _epmd(layout: Layout) -> Part:
     return Part(
         name=EPMD,
         kind="epmd",
-        argv=entered(layout.root, layout.dir, epmd_argv(layout.epmd_hosts, port=layout.epmd_port)),
+        argv=chrooted(layout.root, layout.dir, epmd_argv(layout.epmd_hosts, port=layout.epmd_port)),
         env=epmd_environment(layout.epmd_port),
         address=("127.0.0.1", layout.epmd_port),
         stop_within_s=2,
@@ -81,7 +81,7 @@ def _broker(layout: Layout, name: str) -> Part:
     return Part(
         name=name,
         kind="broker",
-        argv=entered(layout.root, layout.dir, broker_argv(node)),
+        argv=chrooted(layout.root, layout.dir, broker_argv(node)),
         env=broker_environment(node, epmd_port=layout.epmd_port),
         address=(node.host, node.amqp_port),
         stop_within_s=20,
@@ -114,7 +114,7 @@ def _balancer(layout: Layout, front: BalancerLayout) -> Part:
     return Part(
         name=front.name,
         kind="balancer",
-        argv=entered(layout.root, layout.dir, argv),
+        argv=chrooted(layout.root, layout.dir, argv),
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(front.dir)},
         address=(host, int(port)),
         stop_within_s=5,

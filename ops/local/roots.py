@@ -23,7 +23,7 @@ __all__ = [
     "PROGRAMS",
     "RELEASES",
     "default_root",
-    "entered",
+    "chrooted",
     "make",
     "missing",
     "of_version",
@@ -56,7 +56,7 @@ def default_root() -> Path:
     return Path(os.environ.get(ENV_ROOT) or HERE).resolve()
 
 
-def entered(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
+def chrooted(root: Path, folder: Path, argv: Sequence[str]) -> list[str]:
     """Return the command that starts a program of a root folder; it works in a folder of this system."""
     if root == HERE:
         return list(argv)

@@ -18,20 +18,20 @@ from ops.mirror import disks as playbooks
 from ops.mirror import promotion
 from ops.mirror.files import partner
 from ops.mirror.options import (
-    agents,
     both_answer,
-    not_dead,
-    note_alone,
-    note_whole,
+    check_not_dead,
+    clear_alone,
+    has_agent,
     of_mirror,
     on_mirror,
     permitted,
     proof_options,
+    record_alone,
     run,
 )
 from ops.mirror.state import Status, is_split, lacks
 from ops.mirror.view import MirrorView
-from ops.run.command import Go, carry, inventory_option, opened
+from ops.run.command import RunOptions, carry, inventory_option, opened
 
 __all__ = ["drbd"]
 
@@ -79,7 +79,7 @@ def install(name: str, file: Path) -> None:
     help="Declare two new disks identical instead of copying one to the other.",
 )
 @_overwrite_option
-def create(go: Go, view: MirrorView, skip_sync: bool, phrases: tuple[str, ...]) -> None:
+def create(opts: RunOptions, view: MirrorView, skip_sync: bool, phrases: tuple[str, ...]) -> None:
     """Create the mirror NAME on two blank disks, with a file system, mounted on its first host.
 
     \b
@@ -88,17 +88,17 @@ def create(go: Go, view: MirrorView, skip_sync: bool, phrases: tuple[str, ...]) 
       python -m ops drbd create mb1 --skip-sync
     """
     for host in view.hosts:
-        called = view.tells(host, ("uname", "-n")).strip()
+        called = view.output_of(host, ("uname", "-n")).strip()
         if called != host.name:
             raise OpsError(f"{host.name} calls itself {called!r}; DRBD wants the same name")
-    _see_one_node_name(view)
+    _check_node_names(view)
     erase = _to_be_erased(view, phrases, view.hosts)
-    agent = agents(view, view.hosts[0])
-    plan = playbooks.create(view, go.file, skip_sync=skip_sync, erase=erase, agent=agent)
-    run(plan, go, view)
+    agent = has_agent(view, view.hosts[0])
+    plan = playbooks.create(view, opts.file, skip_sync=skip_sync, erase=erase, agent=agent)
+    run(plan, opts, view)
 
 
-def _see_one_node_name(view: MirrorView) -> None:
+def _check_node_names(view: MirrorView) -> None:
     """Check that the broker is the same node on both hosts, since RabbitMQ's data belong to a node.
 
     Raises OpsError.
@@ -114,7 +114,7 @@ def _see_one_node_name(view: MirrorView) -> None:
 
 def _node_name(view: MirrorView, host: Host) -> str:
     try:
-        name = view.tells(host, hosts.node_name()).strip() or "rabbit"
+        name = view.output_of(host, hosts.node_name()).strip() or "rabbit"
     except NoAnswer:  # the host answered before: its settings file is missing
         name = "rabbit"
     return name if "@" in name else f"{name}@{host.name}"
@@ -129,7 +129,7 @@ def _to_be_erased(
     """
     found, refused = [], []
     for host in among:
-        holds = view.tells(host, argv.signatures(view.mirror.disk)).split()
+        holds = view.output_of(host, argv.signatures(view.mirror.disk)).split()
         if not holds or _is_ours(view.status(host)):
             continue
         phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
@@ -151,7 +151,7 @@ def _is_ours(side: Status) -> bool:
 @drbd.command(short_help="Copy the mirror NAME to the new disk of HOST.")
 @on_mirror("host")
 @_overwrite_option
-def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None:
+def disk(opts: RunOptions, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None:
     """Copy the mirror NAME from the other host to the new disk of HOST.
 
     \b
@@ -162,7 +162,7 @@ def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None
     if side.disk not in ("Diskless", "DUnknown"):
         raise OpsError(f"{host.name} has its disk: {side}")
     erase = bool(_to_be_erased(view, phrases, (host,)))
-    run(playbooks.new_disk(view, host, erase=erase), go, view)
+    run(playbooks.new_disk(view, host, erase=erase), opts, view)
 
 
 @drbd.command(short_help="Resume frozen writes: the other host is dead.")
@@ -176,7 +176,7 @@ def disk(go: Go, view: MirrorView, host: Host, phrases: tuple[str, ...]) -> None
 @click.option(
     "--give-up", metavar="HOST", default="", help="Accept the loss of data that only this host has."
 )
-def thaw(go: Go, view: MirrorView, dead: str, give_up: str) -> None:
+def thaw(opts: RunOptions, view: MirrorView, dead: str, give_up: str) -> None:
     """Resume the frozen writes of the mirror NAME, because the other host is dead.
 
     \b
@@ -185,13 +185,13 @@ def thaw(go: Go, view: MirrorView, dead: str, give_up: str) -> None:
     """
     gone = of_mirror(view, dead)
     sides, wanted = view.sides(), partner(view.inventory, view.mirror, gone)
-    not_dead(dead, sides[gone.name])
+    check_not_dead(dead, sides[gone.name])
     here = sides[wanted.name]
     if isinstance(here, NoAnswer):
         raise here
     if give_up != dead and (reason := lacks(here, view.alone, peer=dead)):
         raise OpsError(f"the writes of {wanted.name} stay frozen: {reason} with --give-up {dead}")
-    run(promotion.thaw(view, wanted), go, view)
+    run(promotion.thaw(view, wanted), opts, view)
 
 
 @drbd.command(short_help="Record that HOST writes without its peer.")
@@ -209,7 +209,7 @@ def alone(name: str, host: str, file: Path) -> None:
       python -m ops drbd alone mb1 db2
     """
     view = MirrorView(file.absolute(), name)
-    noted = note_alone(view, of_mirror(view, host))
+    noted = record_alone(view, of_mirror(view, host))
     say(f"{host} goes on alone" if noted else f"{host} has its partner")
 
 
@@ -233,7 +233,7 @@ def status(name: str, file: Path) -> int:
 def _show(view: MirrorView) -> bool:
     """Print the state of a mirror. Returns whether all is well."""
     sides = view.sides()
-    note_whole(view, sides)
+    clear_alone(view, sides)
     for host, side in sides.items():
         say(f"{view.name}  {host:12} {side}")
     if alone := view.alone:
@@ -251,7 +251,7 @@ def _show(view: MirrorView) -> bool:
 @drbd.command(short_help="Make HOST primary for the mirror NAME.")
 @on_mirror("host")
 @proof_options
-def promote(go: Go, view: MirrorView, host: Host, dead: str, give_up: str) -> None:
+def promote(opts: RunOptions, view: MirrorView, host: Host, dead: str, give_up: str) -> None:
     """Make HOST primary for the mirror NAME; refused where that could lose a confirmed message.
 
     `ops storage failover` does this and all that follows.
@@ -261,36 +261,36 @@ def promote(go: Go, view: MirrorView, host: Host, dead: str, give_up: str) -> No
       python -m ops drbd promote mb1 db2 --dry-run
     """
     how = permitted(view, host, dead=dead, give_up=give_up)
-    run(promotion.promote(view, host, **how), go, view)
+    run(promotion.promote(view, host, **how), opts, view)
 
 
 @drbd.command(short_help="Make HOST secondary for the mirror NAME.")
 @on_mirror("host")
-def demote(go: Go, view: MirrorView, host: Host) -> None:
+def demote(opts: RunOptions, view: MirrorView, host: Host) -> None:
     """Make HOST secondary for the mirror NAME; its disk must be unmounted.
 
     \b
     Example:
       python -m ops drbd demote mb1 db1
     """
-    run(promotion.demote(view, host), go, view)
+    run(promotion.demote(view, host), opts, view)
 
 
 @drbd.command(short_help="Connect both hosts of the mirror NAME.")
 @on_mirror()
-def connect(go: Go, view: MirrorView) -> None:
+def connect(opts: RunOptions, view: MirrorView) -> None:
     """Connect both hosts of the mirror NAME, and wait until both disks are identical.
 
     \b
     Example:
       python -m ops drbd connect mb1
     """
-    run(playbooks.connect(view), go, view)
+    run(playbooks.connect(view), opts, view)
 
 
 @drbd.command(short_help="Disconnect HOST from the mirror NAME.")
 @on_mirror("host")
-def disconnect(go: Go, view: MirrorView, host: Host) -> None:
+def disconnect(opts: RunOptions, view: MirrorView, host: Host) -> None:
     """Disconnect HOST from the mirror NAME for maintenance; its peer goes on with a single copy.
 
     \b
@@ -299,12 +299,12 @@ def disconnect(go: Go, view: MirrorView, host: Host) -> None:
     """
     if view.status(host).role == "Primary":
         raise OpsError(f"{host.name} is primary; disconnect its partner")
-    run(playbooks.disconnect(view, host), go, view)
+    run(playbooks.disconnect(view, host), opts, view)
 
 
 @drbd.command()
 @on_mirror()
-def verify(go: Go, view: MirrorView) -> int:
+def verify(opts: RunOptions, view: MirrorView) -> int:
     """Compare the disks of the mirror NAME while everything runs. Exit code 7 where they differ.
 
     \b
@@ -315,8 +315,8 @@ def verify(go: Go, view: MirrorView) -> int:
         if not side.is_whole:
             raise OpsError(f"only a whole mirror is verified; {host} says {side}")
     home = view.hosts[0]
-    run(playbooks.verify(view, home), go, view)
-    if go.dry_run:
+    run(playbooks.verify(view, home), opts, view)
+    if opts.dry_run:
         return Exit.DONE
     after = view.status(home)
     if after.out_of_sync_kib:
@@ -331,7 +331,7 @@ def verify(go: Go, view: MirrorView) -> int:
 
 @drbd.command(short_help="Set the resync rate to VALUE bytes a second.")
 @on_mirror("value")
-def rate(go: Go, view: MirrorView, value: str) -> None:
+def rate(opts: RunOptions, view: MirrorView, value: str) -> None:
     """Set the rate of resync and verify of the mirror NAME to VALUE, as 40M, until the next setup.
 
     \b
@@ -340,13 +340,13 @@ def rate(go: Go, view: MirrorView, value: str) -> None:
     """
     if not value.rstrip("KMG").isdigit():
         raise ConfigError(f"{value!r} is no rate; 40M is 40 MiB a second")
-    run(playbooks.rate(view, value), go, view)
+    run(playbooks.rate(view, value), opts, view)
 
 
 @drbd.command(short_help="End a split brain of the mirror NAME.")
 @on_mirror()
 @click.option("--victim", metavar="HOST", default="", help="Host whose data are discarded.")
-def resolve(go: Go, view: MirrorView, victim: str) -> None:
+def resolve(opts: RunOptions, view: MirrorView, victim: str) -> None:
     """End a split brain of the mirror NAME: show the data of both hosts, and discard those of one.
 
     Without --victim, the name of that host must be typed.
@@ -355,23 +355,23 @@ def resolve(go: Go, view: MirrorView, victim: str) -> None:
     Example:
       python -m ops drbd resolve mb1 --dry-run --victim db2
     """
-    with opened(go, f"drbd resolve {view.name}", [view.name]) as journal:
+    with opened(opts, f"drbd resolve {view.name}", [view.name]) as journal:
         began = journal.facts.get("decided")
         if began and victim not in ("", began["victim"]):
             raise RunOpen(f"the unfinished run gives up {began['victim']}, not {victim}")
-        facts = began or _chosen(view, victim)
+        facts = began or _choose_victim(view, victim)
         how = {key: value for key, value in facts.items() if key != "victim"}
         plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
-        carry(plan, journal, go, {"decided": facts}, brokers=[view.name])
+        carry(plan, journal, opts, {"decided": facts}, brokers=[view.name])
 
 
-def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
+def _choose_victim(view: MirrorView, victim: str) -> dict[str, Any]:
     """Show the data of each side, and ask a person which is given up."""
     sides = both_answer(view)
     if not is_split(sides):
         raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
     for host in view.hosts:
-        say(f"{host.name}: {_belongings(view, host, sides[host.name])}")
+        say(f"{host.name}: {_data_of(view, host, sides[host.name])}")
     if not victim:
         names = " or ".join(view.mirror.hosts)
         victim = click.prompt(f"whose data are given up for ever, {names}?", err=True)
@@ -379,18 +379,18 @@ def _chosen(view: MirrorView, victim: str) -> dict[str, Any]:
     return {
         "victim": loser.name,
         "is_primary": sides[loser.name].role == "Primary",
-        "agent": agents(view, loser),
+        "agent": has_agent(view, loser),
     }
 
 
-def _belongings(view: MirrorView, host: Host, side: Status) -> str:
+def _data_of(view: MirrorView, host: Host, side: Status) -> str:
     """Return the state of a side, in words, for an operator's decision."""
     words = [str(side), f"{side.out_of_sync_kib:,} KiB written since the other was lost"]
     runs = view.succeeds(host, hosts.service("is-active", hosts.BROKER_UNIT))
     words.append("its broker runs" if runs else "no broker runs")
     newest = ("find", str(view.mirror.mount), "-type", "f", "-printf", "%TY-%Tm-%Td %TH:%TM\\n")
     try:
-        written = sorted(view.tells(host, newest).split("\n"))[-1]
+        written = sorted(view.output_of(host, newest).split("\n"))[-1]
         words.append(f"newest file of {written}" if written else "not mounted")
     except NoAnswer:
         words.append("not mounted")

@@ -17,17 +17,17 @@ from messagebus.errors import ConfigError
 from ops.commands import hosts
 from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror.files import partner
-from ops.mirror.state import Alone, No, Status, may_promote
+from ops.mirror.state import Alone, Refused, Status, may_promote
 from ops.mirror.view import MirrorView
-from ops.run.command import Go, carry, go_options, opened
+from ops.run.command import RunOptions, carry, opened, run_options
 from ops.run.plan import Plan
 
 __all__ = [
-    "agents",
+    "has_agent",
     "both_answer",
-    "not_dead",
-    "note_alone",
-    "note_whole",
+    "check_not_dead",
+    "record_alone",
+    "clear_alone",
     "of_mirror",
     "on_mirror",
     "permitted",
@@ -46,13 +46,13 @@ def on_mirror(*arguments: str) -> Callable[[Callable[..., Any]], Callable[..., A
         own = command.__dict__.pop("__click_params__", [])
 
         @functools.wraps(command)
-        def with_view(go: Go, name: str, **given: Any) -> Any:
-            view = MirrorView(go.file, name)
+        def with_view(opts: RunOptions, name: str, **given: Any) -> Any:
+            view = MirrorView(opts.file, name)
             if "host" in given:
                 given["host"] = of_mirror(view, given["host"])
-            return command(go=go, view=view, **given)
+            return command(opts=opts, view=view, **given)
 
-        wrapped = go_options(with_view)
+        wrapped = run_options(with_view)
         wrapped.__click_params__ += own  # type: ignore[attr-defined]
         for argument in reversed(("name", *arguments)):
             wrapped = click.argument(argument)(wrapped)
@@ -95,11 +95,11 @@ def both_answer(view: MirrorView) -> dict[str, Status]:
     for side in sides.values():
         if isinstance(side, NoAnswer):
             raise side
-    note_whole(view, sides)
+    clear_alone(view, sides)
     return {name: side for name, side in sides.items() if isinstance(side, Status)}
 
 
-def note_alone(view: MirrorView, host: Host) -> Alone | None:
+def record_alone(view: MirrorView, host: Host) -> Alone | None:
     """Record that this host writes without its peer, or is about to. None where it has one: nothing is kept.
 
     Before it writes its generation is not known, so this is done again afterwards.
@@ -117,13 +117,13 @@ def note_alone(view: MirrorView, host: Host) -> Alone | None:
     return now
 
 
-def note_whole(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
+def clear_alone(view: MirrorView, sides: Mapping[str, Status | NoAnswer]) -> None:
     """Delete the record of a host that went on alone, where both hosts report the same data now."""
     if all(isinstance(side, Status) and side.is_whole for side in sides.values()):
         view.alone_file.unlink(missing_ok=True)
 
 
-def not_dead(name: str, answer: Status | NoAnswer) -> None:
+def check_not_dead(name: str, answer: Status | NoAnswer) -> None:
     """Raise OpsError when a host that is said to be dead answers, even when its state cannot be read."""
     if isinstance(answer, CannotTell):
         raise OpsError(f"{name} is not dead: it answers, and refuses what it is asked: {answer}")
@@ -131,7 +131,7 @@ def not_dead(name: str, answer: Status | NoAnswer) -> None:
         raise OpsError(f"{name} is not dead: it answers, and says {answer}")
 
 
-def agents(view: MirrorView, host: Host) -> bool:
+def has_agent(view: MirrorView, host: Host) -> bool:
     """Return whether agents run beside brokers here."""
     return view.succeeds(host, ("systemctl", "cat", hosts.AGENT_UNIT))
 
@@ -150,7 +150,7 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
     if isinstance(here, NoAnswer):
         raise here
     if dead:
-        not_dead(other.name, there)
+        check_not_dead(other.name, there)
     power = isinstance(there, NoAnswer) and bool(other.power) and not dead
     force = bool(give_up) and here.disk != "UpToDate"
     how = {"is_dead": bool(dead), "power": power, "given_up": bool(give_up), "force": force}
@@ -164,12 +164,12 @@ def permitted(view: MirrorView, host: Host, *, dead: str, give_up: str) -> dict[
         given_up=give_up,
         alone=view.alone,
     )
-    if isinstance(verdict, No):
+    if isinstance(verdict, Refused):
         raise OpsError(f"{host.name} is not promoted: {verdict.reason}")
     return how
 
 
-def run(plan: Plan, go: Go, view: MirrorView) -> None:
+def run(plan: Plan, opts: RunOptions, view: MirrorView) -> None:
     """Print a plan about a mirror, ask, and carry it out."""
-    with opened(go, plan.name, [view.name]) as journal:
-        carry(plan, journal, go, {}, brokers=[view.name])
+    with opened(opts, plan.name, [view.name]) as journal:
+        carry(plan, journal, opts, {}, brokers=[view.name])

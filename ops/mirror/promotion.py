@@ -12,7 +12,7 @@ from ops.commands.hosts import on
 from ops.errors import NoAnswer
 from ops.mirror import commands
 from ops.mirror.files import partner, proof_of_death
-from ops.mirror.state import No, may_promote
+from ops.mirror.state import Refused, may_promote
 from ops.mirror.view import MirrorView
 from ops.provision.wanted import STATE
 from ops.run.plan import Blocked, Command, Plan, Step, as_check
@@ -223,9 +223,9 @@ def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool)
         given_up=peer if given_up else "",
         alone=view.alone,
     )
-    if isinstance(verdict, No) and not here.is_passing:
+    if isinstance(verdict, Refused) and not here.is_passing:
         raise Blocked(verdict.reason)
-    return verdict.reason if isinstance(verdict, No) else ""
+    return verdict.reason if isinstance(verdict, Refused) else ""
 
 
 @as_check

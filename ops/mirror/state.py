@@ -21,13 +21,13 @@ from ops.errors import OpsError
 __all__ = [
     "COMPARING",
     "Alone",
-    "Bad",
+    "UnexpectedOutput",
     "Generations",
-    "No",
+    "Refused",
     "Relation",
     "Status",
     "Verdict",
-    "Yes",
+    "Allowed",
     "is_split",
     "lacks",
     "may_promote",
@@ -60,7 +60,7 @@ APART = frozenset({"StandAlone", "WFConnection"})
 """Links that stay as they are until something is done; a link in none of these sets passes by itself."""
 
 
-class Bad(OpsError):
+class UnexpectedOutput(OpsError):
     """Raised when DRBD's output is not that of version 8.4; look at the output."""
 
 
@@ -89,7 +89,7 @@ def parse_generations(text: str) -> Generations | None:
     if not line:
         return None
     if not _GENERATIONS.fullmatch(line):
-        raise Bad(f"generations: {line!r}")
+        raise UnexpectedOutput(f"generations: {line!r}")
     current, base, *rest = (_bare(word) for word in line.split(":")[:4])
     flags = line.split(":")[4:]
     return Generations(
@@ -211,7 +211,9 @@ def parse_events(text: str, generations: Generations | None = None) -> Status:
         what, kind, *pairs = line.split() or [""] * 2
         if what == "exists" and kind != "-":
             if kind in said:
-                raise Bad(f"more than one {kind}, which an 8.4 kernel does not have: {line!r}")
+                raise UnexpectedOutput(
+                    f"more than one {kind}, which an 8.4 kernel does not have: {line!r}"
+                )
             said[kind] = dict(_pair(word) for word in pairs)
     if "resource" not in said:
         return Status(link=DOWN, generations=generations)
@@ -233,7 +235,7 @@ def parse_events(text: str, generations: Generations | None = None) -> Status:
 def _pair(word: str) -> tuple[str, str]:
     key, colon, value = word.partition(":")
     if not colon:
-        raise Bad(f"events2: {word!r}")
+        raise UnexpectedOutput(f"events2: {word!r}")
     return key, value
 
 
@@ -263,7 +265,7 @@ def is_split(sides: Mapping[str, Status]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Yes:
+class Allowed:
     """The verdict that no write is lost, or only writes that the operator gave up by name."""
 
     def __bool__(self) -> bool:
@@ -271,7 +273,7 @@ class Yes:
 
 
 @dataclass(frozen=True, slots=True)
-class No:
+class Refused:
     """The verdict that writes may be lost. reason: one line, and the remedy."""
 
     reason: str
@@ -280,7 +282,7 @@ class No:
         return False
 
 
-Verdict = Yes | No
+Verdict = Allowed | Refused
 
 _TO_BE_KNOWN = (
     "prove that {peer} is dead (its power controller, or an operator's word), or reach it"
@@ -306,17 +308,17 @@ def may_promote(
     alone: the host that went on alone, as far as operators know. It counts where the peer cannot be asked.
     """
     if not here.is_up:
-        return No("the mirror is down here; bring it up first")
+        return Refused("the mirror is down here; bring it up first")
     if there is None and given_up != peer and (reason := lacks(here, alone, peer=peer)):
-        return No(reason)
+        return Refused(reason)
     if here.role == "Primary":
         if there and there.role == "Primary":
-            return No(f"{peer} is primary, too: resolve the split brain")
-        return Yes()
+            return Refused(f"{peer} is primary, too: resolve the split brain")
+        return Allowed()
     if there and there.role == "Primary":
-        return No(f"{peer} is primary; demote it first")
+        return Refused(f"{peer} is primary; demote it first")
     if here.is_passing:
-        return No(f"the connection is {here.link}, which passes; look again")
+        return Refused(f"the connection is {here.link}, which passes; look again")
     if here.link in CONNECTED:
         return _with_a_peer(here, peer)
     return _alone(here, there, peer, peer_is_dead, given_up == peer)
@@ -337,14 +339,14 @@ def lacks(here: Status, alone: Alone | None, *, peer: str) -> str:
 
 def _with_a_peer(here: Status, peer: str) -> Verdict:
     if here.peer_role == "Primary":
-        return No(f"{peer} is primary; demote it first")
+        return Refused(f"{peer} is primary; demote it first")
     if here.disk == "UpToDate":
-        return Yes()
+        return Allowed()
     if here.link in COPYING:
-        return No(f"the data here are {here.disk}; wait until they are copied from {peer}")
+        return Refused(f"the data here are {here.disk}; wait until they are copied from {peer}")
     if here.disk == here.peer_disk == "Inconsistent":
-        return No("neither host ever had data; create the mirror")
-    return No(
+        return Refused("neither host ever had data; create the mirror")
+    return Refused(
         f"the data here are {here.disk}, those of {peer} are {here.peer_disk}; promote {peer}"
     )
 
@@ -353,30 +355,30 @@ def _alone(
     here: Status, there: Status | None, peer: str, peer_is_dead: bool, is_given_up: bool
 ) -> Verdict:
     if here.disk not in ("UpToDate", "Outdated", "Consistent"):
-        return No(f"the data here are {here.disk}; there is nothing to go on with")
+        return Refused(f"the data here are {here.disk}; there is nothing to go on with")
     between = _between(here, there)
     if between in (Relation.SPLIT, Relation.FOREIGN) and not is_given_up:
-        return No(f"{peer} has data that this host never had: resolve the split brain")
+        return Refused(f"{peer} has data that this host never had: resolve the split brain")
     if between is Relation.BEHIND and not is_given_up:
-        return No(f"{peer} has newer data; promote it, or {_GIVE_UP.format(peer=peer)}")
+        return Refused(f"{peer} has newer data; promote it, or {_GIVE_UP.format(peer=peer)}")
     if here.disk == "UpToDate" and here.peer_disk in ("Outdated", "Inconsistent"):
-        return Yes()  # the peer cannot have gone on: it knows that it must not
+        return Allowed()  # the peer cannot have gone on: it knows that it must not
     if there is None and not peer_is_dead:
-        return No(f"nothing is known of {peer}; {_TO_BE_KNOWN.format(peer=peer)}")
+        return Refused(f"nothing is known of {peer}; {_TO_BE_KNOWN.format(peer=peer)}")
     if there and not there.is_up and there.generations is None and not is_given_up:
-        return No(
+        return Refused(
             f"{peer} answers, and nothing is known of its data: bring the mirror up there, "
             f"or {_GIVE_UP.format(peer=peer)}"
         )
     if is_given_up:
-        return Yes()
+        return Allowed()
     if between in (Relation.SAME, Relation.AHEAD) and here.disk == "UpToDate":
-        return Yes()
+        return Allowed()
     if here.disk == "UpToDate" and here.link == "WFConnection":
         # Until the connection broke this host had every write, and without outdating it the peer
         # confirmed none afterwards: its writes were frozen.
-        return Yes()
-    return No(
+        return Allowed()
+    return Refused(
         f"{here.disk} and {here.link}: {peer} may have gone on alone; "
         f"bring it back, or {_GIVE_UP.format(peer=peer)}"
     )

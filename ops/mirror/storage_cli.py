@@ -15,11 +15,18 @@ from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.mirror import failover as playbooks
 from ops.mirror.files import partner
-from ops.mirror.options import agents, both_answer, of_mirror, on_mirror, permitted, proof_options
+from ops.mirror.options import (
+    both_answer,
+    has_agent,
+    of_mirror,
+    on_mirror,
+    permitted,
+    proof_options,
+)
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
 from ops.playbooks.pieces import inventory
-from ops.run.command import Go, carry, inventory_option, opened, settled
+from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
 __all__ = ["storage"]
@@ -47,7 +54,7 @@ def storage() -> None:
 @_consume_only
 @proof_options
 def failover(
-    go: Go, view: MirrorView, to: str, consume_only: bool, dead: str, give_up: str
+    opts: RunOptions, view: MirrorView, to: str, consume_only: bool, dead: str, give_up: str
 ) -> None:
     """Start the broker NAME on the other host of its mirror, because its host is dead.
 
@@ -61,16 +68,16 @@ def failover(
     def decide() -> dict[str, Any]:
         host = of_mirror(view, to) if to else partner(view.inventory, view.mirror, _where(view))
         how = permitted(view, host, dead=dead, give_up=give_up)
-        return {**how, "agent": agents(view, host), "host": host.name}
+        return {**how, "agent": has_agent(view, host), "host": host.name}
 
     said = {"to": to, "dead": dead, "give_up": give_up, "consume_only": consume_only}
-    _carry(go, view, "failover", playbooks.failover, decide, said)
+    _carry(opts, view, "failover", playbooks.failover, decide, said)
 
 
 @storage.command(short_help="Move the broker NAME to its mirror's other host.")
 @on_mirror()
 @_consume_only
-def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
+def failback(opts: RunOptions, view: MirrorView, consume_only: bool) -> None:
     """Move the broker NAME to the other host of its mirror; both hosts run, and the mirror is whole.
 
     \b
@@ -83,9 +90,9 @@ def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
             if not side.is_whole:
                 raise OpsError(f"only a whole mirror is moved; {each} says {side}")
         host = partner(view.inventory, view.mirror, _where(view))
-        return {"agent": agents(view, host), "host": host.name}
+        return {"agent": has_agent(view, host), "host": host.name}
 
-    _carry(go, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
+    _carry(opts, view, "failback", playbooks.failback, decide, {"consume_only": consume_only})
 
 
 @storage.command(short_help="Start the broker NAME on a host of its mirror.")
@@ -94,7 +101,7 @@ def failback(go: Go, view: MirrorView, consume_only: bool) -> None:
     "--on", "where", metavar="HOST", default="", help="Default: the host that it ran on last."
 )
 @_consume_only
-def start(go: Go, view: MirrorView, where: str, consume_only: bool) -> None:
+def start(opts: RunOptions, view: MirrorView, where: str, consume_only: bool) -> None:
     """Start the broker NAME on a host of its mirror, when it is new or both hosts were off.
 
     \b
@@ -105,15 +112,15 @@ def start(go: Go, view: MirrorView, where: str, consume_only: bool) -> None:
     def decide() -> dict[str, Any]:
         host = of_mirror(view, where) if where else _where(view)
         permitted(view, host, dead="", give_up="")
-        return {"agent": agents(view, host), "host": host.name}
+        return {"agent": has_agent(view, host), "host": host.name}
 
     said = {"on": where, "consume_only": consume_only}
-    _carry(go, view, "start", playbooks.start, decide, said)
+    _carry(opts, view, "start", playbooks.start, decide, said)
 
 
 @storage.command(short_help="Stop the broker NAME and release its disk.")
 @on_mirror()
-def stop(go: Go, view: MirrorView) -> None:
+def stop(opts: RunOptions, view: MirrorView) -> None:
     """Stop the broker NAME and release its disk, so that its host may be switched off.
 
     \b
@@ -123,16 +130,16 @@ def stop(go: Go, view: MirrorView) -> None:
 
     def decide() -> dict[str, Any]:
         host = _where(view)
-        return {"agent": agents(view, host), "host": host.name}
+        return {"agent": has_agent(view, host), "host": host.name}
 
     def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, away: object) -> Plan:
         return playbooks.stop(view, host, agent=agent)
 
-    _carry(go, view, "stop", made, decide, {})
+    _carry(opts, view, "stop", made, decide, {})
 
 
 def _carry(
-    go: Go,
+    opts: RunOptions,
     view: MirrorView,
     word: str,
     make: Callable[..., Plan],
@@ -144,16 +151,16 @@ def _carry(
     A resumed run goes on with the earlier decision, whose basis it may have changed itself.
     """
     name = f"storage {word} {view.name}"
-    with opened(go, name, [view.name]) as journal:
-        options = settled(journal, said, dict.fromkeys(said, "") | {"consume_only": False})
+    with opened(opts, name, [view.name]) as journal:
+        options = options_of_run(journal, said, dict.fromkeys(said, "") | {"consume_only": False})
         decided = journal.facts.get("decided") or decide()
         how = {key: value for key, value in decided.items() if key != "host"}
         if "consume_only" in options:
             how["consume_only"] = options["consume_only"]
-        how["away"] = dead_balancers(View(go.file), [options.get("dead", "")])
-        plan = make(view, go.file, view.inventory.host(decided["host"]), **how)
+        how["away"] = dead_balancers(View(opts.file), [options.get("dead", "")])
+        plan = make(view, opts.file, view.inventory.host(decided["host"]), **how)
         facts = {"options": options, "decided": decided}
-        carry(plan, journal, go, facts, brokers=[view.name])
+        carry(plan, journal, opts, facts, brokers=[view.name])
 
 
 def _where(view: MirrorView) -> Host:

@@ -16,7 +16,14 @@ from inventory.inventory import Host, Inventory, Mirror, Node, load
 from ops.commands.hosts import as_root, power
 from ops.errors import CannotTell, CommandFailed, NoAnswer, OpsError
 from ops.mirror import commands as argv
-from ops.mirror.state import Alone, Bad, Status, is_split, parse_events, parse_generations
+from ops.mirror.state import (
+    Alone,
+    Status,
+    UnexpectedOutput,
+    is_split,
+    parse_events,
+    parse_generations,
+)
 from ops.run import shell
 from ops.run.plan import as_check
 
@@ -39,13 +46,13 @@ _NO_GENERATIONS = re.compile(
 _END = ["exists", "-"]
 
 
-class There(Protocol):
+class SshConnection(Protocol):
     """A connection to a host."""
 
     def run(self, argv: Sequence[str], *, timeout_s: float) -> str: ...
 
 
-Connect = Callable[[str], AbstractContextManager[There]]
+Connect = Callable[[str], AbstractContextManager[SshConnection]]
 
 
 class MirrorView:
@@ -101,14 +108,14 @@ class MirrorView:
         Raises NoAnswer where it cannot be reached, CannotTell where it refuses.
         """
         with self._connect(host.ssh) as there:
-            events = _said(there, host, argv.events(self.name), _NO_MIRROR)
-            generations = _said(there, host, argv.generations(self.name), _NO_GENERATIONS)
+            events = _output_or_none(there, host, argv.events(self.name), _NO_MIRROR)
+            generations = _output_or_none(there, host, argv.generations(self.name), _NO_GENERATIONS)
         if events is not None and events.split()[-2:] != _END:
             raise CannotTell(f"{host.name}: drbdsetup did not end what it says of {self.name}")
         try:
             return parse_events(events or "", parse_generations(generations or ""))
-        except Bad as fault:
-            raise Bad(f"{host.name}: {fault}") from fault
+        except UnexpectedOutput as fault:
+            raise UnexpectedOutput(f"{host.name}: {fault}") from fault
 
     def sides(self) -> dict[str, Status | NoAnswer]:
         """Return the state of each host, both asked at the same time; by name, home first.
@@ -139,7 +146,7 @@ class MirrorView:
             return False
         return True
 
-    def tells(self, host: Host, command: tuple[str, ...]) -> str:
+    def output_of(self, host: Host, command: tuple[str, ...]) -> str:
         """Return the output of a command that changes nothing. Raises NoAnswer, also where it fails."""
         try:
             with self._connect(host.ssh) as there:
@@ -176,7 +183,9 @@ class MirrorView:
         return "" if status.is_whole else str(status)
 
 
-def _said(there: There, host: Host, command: tuple[str, ...], none: re.Pattern[str]) -> str | None:
+def _output_or_none(
+    there: SshConnection, host: Host, command: tuple[str, ...], none: re.Pattern[str]
+) -> str | None:
     """Return a command's output; None where its failure matches `none`. Raises NoAnswer, CannotTell."""
     try:
         return there.run(as_root(host, command), timeout_s=ASK_WITHIN_S)

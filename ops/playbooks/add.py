@@ -181,7 +181,7 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
             until="all have applied the list, and consume there what they consume elsewhere",
             check=checks.applied_and_attached(view, name),
             within_s=CLIENTS_WITHIN_S,
-            proof=lambda: checks.clients_told(view),
+            proof=lambda: checks.clients_at_generation(view),
         ),
         Step(
             name=f"compare the topology of {name} with the others",
@@ -203,7 +203,7 @@ def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
             ),
             guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",
-            check=checks.welcomes(view, name),
+            check=checks.takes_publishes(view, name),
             is_final=True,
         ),
         Step(
@@ -272,7 +272,7 @@ def found(
                 name="send publishers to all",
                 commands=tuple(kits.lb(inventory, "ready", name) for name in names),
                 until="every gate is open and every agent says ready",
-                check=checks.all_welcome(view),
+                check=checks.all_ready(view),
             ),
         ),
     )

@@ -23,7 +23,7 @@ from ops.playbooks import rejoin
 from ops.playbooks import remove as remove_playbook
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
-from ops.run.command import Go, carry, go_options, opened, settled
+from ops.run.command import RunOptions, carry, opened, options_of_run, run_options
 from ops.run.journal import Journal
 from ops.run.plan import Plan
 
@@ -62,8 +62,8 @@ _dead = click.option(
 @click.command()
 @click.argument("name")
 @_dead
-@go_options
-def add(name: str, dead: tuple[str, ...], go: Go) -> None:
+@run_options
+def add(name: str, dead: tuple[str, ...], opts: RunOptions) -> None:
     """Add the broker NAME while everything runs.
 
     On a local cluster NAME is the next node, mb4; elsewhere its host is installed and in the
@@ -74,13 +74,13 @@ def add(name: str, dead: tuple[str, ...], go: Go) -> None:
       python -m ops add mb4 --dry-run
       python -m ops add mb4 --yes
     """
-    with opened(go, f"add {name}", [name]) as journal:
-        view = _view(go, [name], dead)
-        target = _resumed(journal, name) or _new_target(go.file, view, name)
+    with opened(opts, f"add {name}", [name]) as journal:
+        view = _view(opts, [name], dead)
+        target = _resumed(journal, name) or _new_target(opts.file, view, name)
         if not journal.is_resumed and target.address in view.listed.names:
             raise ConfigError(f"{name} is on the list already")
-        plan = add_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]))
-        _carry(plan, journal, go, view, target, {})
+        plan = add_playbook.plan(target, opts.file, view, _nodes(opts.file, view, [target]))
+        _carry(plan, journal, opts, view, target, {})
 
 
 @click.command(short_help="Remove the broker NAME: drain it to zero, then stop it.")
@@ -88,8 +88,10 @@ def add(name: str, dead: tuple[str, ...], go: Go) -> None:
 @_moves
 @_held
 @_dead
-@go_options
-def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go) -> None:
+@run_options
+def remove(
+    name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], opts: RunOptions
+) -> None:
     """Remove the broker NAME while everything runs: drain it to zero, then stop it.
 
     An interrupted run is resumed by the same command; --move-remaining may be added then, too.
@@ -99,15 +101,15 @@ def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], 
       python -m ops remove mb2 --dry-run
       python -m ops remove mb2 --move-remaining --yes
     """
-    with opened(go, f"remove {name}", [name]) as journal:
-        view = _view(go, [name], dead)
+    with opened(opts, f"remove {name}", [name]) as journal:
+        view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s)
         how = _drain(view, name, **options)
-        plan = remove_playbook.plan(target, go.file, view, _nodes(go.file, view, [target]), how)
+        plan = remove_playbook.plan(target, opts.file, view, _nodes(opts.file, view, [target]), how)
         if not journal.is_resumed and view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
-        _carry(plan, journal, go, view, target, options)
+        _carry(plan, journal, opts, view, target, options)
 
 
 @click.command()
@@ -115,9 +117,13 @@ def remove(name: str, moves: bool, held_within_s: float, dead: tuple[str, ...], 
 @click.option("--rolling", is_flag=True, help="All brokers of the list, one after the other.")
 @_held
 @_dead
-@go_options
+@run_options
 def restart(
-    names: tuple[str, ...], rolling: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+    names: tuple[str, ...],
+    rolling: bool,
+    held_within_s: float,
+    dead: tuple[str, ...],
+    opts: RunOptions,
 ) -> None:
     """Restart brokers one after the other while everything runs.
 
@@ -129,23 +135,23 @@ def restart(
     if bool(names) == rolling:
         raise click.UsageError("name brokers, or say --rolling for all of them")
     called = f"restart {' '.join(names) or '--rolling'}"
-    every = [node.name for node in View(go.file).nodes]
-    with opened(go, called, names or every) as journal:
-        view = _view(go, names, dead)
+    every = [node.name for node in View(opts.file).nodes]
+    with opened(opts, called, names or every) as journal:
+        view = _view(opts, names, dead)
         listed = view.listed.names
         known = [node.name for node in view.brokers if str(node.address) in listed]
         wanted = journal.facts.get("names") or list(names) or known
         targets = [_known_target(view, name) for name in wanted]
         if not journal.is_resumed and len(listed) < 2:
             raise ConfigError("a single broker has no other that takes over meanwhile")
-        options = settled(
+        options = options_of_run(
             journal, {"held_within_s": held_within_s}, {"held_within_s": HELD_WITHIN_S}
         )
         how = _drain(view, "", moves=False, **options)
-        nodes = _nodes(go.file, view, targets)
-        plan = rejoin.restart(targets, go.file, view, nodes, how, name=called)
+        nodes = _nodes(opts.file, view, targets)
+        plan = rejoin.restart(targets, opts.file, view, nodes, how, name=called)
         facts = {"names": wanted, "options": options}
-        carry(plan, journal, go, facts, brokers=wanted, afterwards=_afterwards(view))
+        carry(plan, journal, opts, facts, brokers=wanted, afterwards=_afterwards(view))
 
 
 @click.command(short_help="Reinstall the broker NAME in another version.")
@@ -154,9 +160,14 @@ def restart(
 @_moves
 @_held
 @_dead
-@go_options
+@run_options
 def upgrade(
-    name: str, version: str, moves: bool, held_within_s: float, dead: tuple[str, ...], go: Go
+    name: str,
+    version: str,
+    moves: bool,
+    held_within_s: float,
+    dead: tuple[str, ...],
+    opts: RunOptions,
 ) -> None:
     """Drain the broker NAME, reinstall it empty in another version, and put it back into service.
 
@@ -165,16 +176,16 @@ def upgrade(
       python -m ops upgrade mb2 --dry-run
       python -m ops upgrade mb2 --to 3.12.1-1 --yes
     """
-    with opened(go, f"upgrade {name}", [name]) as journal:
-        view = _view(go, [name], dead)
+    with opened(opts, f"upgrade {name}", [name]) as journal:
+        view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
         if not journal.is_resumed and view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker; add another one before")
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
         drain = {key: options[key] for key in ("moves", "held_within_s")}
-        nodes, how = _nodes(go.file, view, [target]), _drain(view, name, **drain)
-        plan = rejoin.upgrade(target, go.file, view, nodes, how, version=options["version"])
-        _carry(plan, journal, go, view, target, options)
+        nodes, how = _nodes(opts.file, view, [target]), _drain(view, name, **drain)
+        plan = rejoin.upgrade(target, opts.file, view, nodes, how, version=options["version"])
+        _carry(plan, journal, opts, view, target, options)
 
 
 @click.command(short_help="Replace the dead broker NAME.")
@@ -185,8 +196,8 @@ def upgrade(
     help="Accept that the messages on its disk are lost; without a mirror.",
 )
 @proof_options
-@go_options
-def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> None:
+@run_options
+def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOptions) -> None:
     """Replace the dead broker NAME by its mirror, or by a new, empty broker where it has none.
 
     With a mirror this is `ops storage failover`, which requires proof that the host is dead.
@@ -197,66 +208,75 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, go: Go) -> 
       python -m ops replace mb2 --dead db2 --yes
       python -m ops replace mb3 --lose-messages --yes
     """
-    known = View(go.file).inventory
+    known = View(opts.file).inventory
     if any(mirror.name == name for mirror in known.mirrors):
         proof = {"dead": dead, "give_up": give_up}
-        how = {name: getattr(go, name) for name in Go.__slots__}
+        how = {name: getattr(opts, name) for name in RunOptions.__slots__}
         click.get_current_context().invoke(failover, name=name, **proof, **how)
         return
     others = {one.name for one in known.brokers} | {one.name for one in known.balancers}
     if give_up or (dead and dead not in others - {name}):
         raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
-    with opened(go, f"replace {name}", [name]) as journal:
-        view = _view(go, [name], [dead] if dead else [])
+    with opened(opts, f"replace {name}", [name]) as journal:
+        view = _view(opts, [name], [dead] if dead else [])
         target = _resumed(journal, name) or _known_target(view, name)
         if view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker: the list must name another one")
-        kept = go.journals / f"replaced-{name}.toml"
-        nodes = _nodes(go.file, view, [target])
-        plan = rejoin.replace(target, go.file, view, nodes, kept=kept)
-        if not (go.dry_run or lose_messages or journal.is_resumed):
+        kept = opts.journals / f"replaced-{name}.toml"
+        nodes = _nodes(opts.file, view, [target])
+        plan = rejoin.replace(target, opts.file, view, nodes, kept=kept)
+        if not (opts.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
                 f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
             )
-        _carry(plan, journal, go, view, target, {})
+        _carry(plan, journal, opts, view, target, {})
 
 
 @click.command(short_help="Start a new cluster for the first time.")
-@go_options
-def found(go: Go) -> None:
+@run_options
+def found(opts: RunOptions) -> None:
     """Start a new cluster for the first time, on hosts that `ops provision` has set up.
 
     \b
     Example:
       python -m ops provision --yes && python -m ops found --yes
     """
-    view = View(go.file)
+    view = View(opts.file)
     inventory = view.inventory
     if inventory.supervisor == "local":
         raise ConfigError("`python -m ops local up` starts a local cluster")
     names = [node.name for node in inventory.brokers]
     hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
     plan = add_playbook.found(
-        names, go.file, view, _systemd(_known_target(view, name) for name in names), balancers=hosts
+        names,
+        opts.file,
+        view,
+        _systemd(_known_target(view, name) for name in names),
+        balancers=hosts,
     )
-    with opened(go, plan.name, names) as journal:
-        carry(plan, journal, go, {"names": names}, brokers=names)
+    with opened(opts, plan.name, names) as journal:
+        carry(plan, journal, opts, {"names": names}, brokers=names)
 
 
 def _carry(
-    plan: Plan, journal: Journal, go: Go, view: View, target: Target, options: Mapping[str, Any]
+    plan: Plan,
+    journal: Journal,
+    opts: RunOptions,
+    view: View,
+    target: Target,
+    options: Mapping[str, Any],
 ) -> None:
     facts = {"target": target.facts, "options": dict(options)}
-    carry(plan, journal, go, facts, brokers=[target.name], afterwards=_afterwards(view))
+    carry(plan, journal, opts, facts, brokers=[target.name], afterwards=_afterwards(view))
 
 
-def _view(go: Go, but: Collection[str], dead: Iterable[str]) -> View:
+def _view(opts: RunOptions, but: Collection[str], dead: Iterable[str]) -> View:
     """Return a view of the cluster without dead nodes and balancers, which are reported."""
-    view = View(go.file)
-    absent = find_absent(view, lambda names: _of(go.file, view, names), but, dead)
+    view = View(opts.file)
+    absent = find_absent(view, lambda names: _of(opts.file, view, names), but, dead)
     if told := absent.in_words():
         say(f"note: dead, and left out: {told}", err=True)
-    return View(go.file, absent)
+    return View(opts.file, absent)
 
 
 def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
@@ -278,7 +298,7 @@ def _afterwards(view: View) -> list[str]:
 
 def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
     defaults = {"moves": False, "held_within_s": HELD_WITHIN_S, "version": ""}
-    return settled(journal, options, defaults, may_come=("moves",))
+    return options_of_run(journal, options, defaults, may_come=("moves",))
 
 
 def _resumed(journal: Journal, name: str) -> Target | None:

@@ -47,7 +47,7 @@ def hangup(name: str, holding: bool, every: bool, file: Path) -> None:
 
     left = [one for one in view.connections(name) if is_meant(one)]
     for connection in left:
-        view.hang_up(name, connection.name)
+        view.close_connection(name, connection.name)
     if left:
         say(f"closed {plural(len(left), 'connection')}: {some([str(each) for each in left])}")
 
@@ -104,9 +104,9 @@ def move(name: str, file: Path) -> None:
         source=address,
         targets=targets,
         message_bytes={one.name: one.body_bytes // (one.messages or 1) for one in held.values()},
-        on_progress=_Telling(sum(queue.messages or 0 for queue in held.values())),
+        on_progress=_ProgressPrinter(sum(queue.messages or 0 for queue in held.values())),
     )
-    _tell_queues(moved)
+    _print_queues(moved)
     for queue, fault in moved.faults.items():
         say(f"{queue}: {fault}", err=True)
     say(
@@ -116,7 +116,7 @@ def move(name: str, file: Path) -> None:
         raise OpsError(f"not moved: {some(list(moved.faults))}")
 
 
-class _Telling:
+class _ProgressPrinter:
     """Progress of a move, printed every PROGRESS_EVERY_S at most."""
 
     def __init__(self, total: int) -> None:
@@ -135,7 +135,7 @@ class _Telling:
         )
 
 
-def _tell_queues(moved: MessagesMoved) -> None:
+def _print_queues(moved: MessagesMoved) -> None:
     for (queue, broker), count in sorted(moved.moved.items()):
         say(f"{count:,} of {queue} to {broker}")
 

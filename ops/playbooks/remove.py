@@ -115,7 +115,7 @@ def stopped_empty(
     """Return steps that stop broker and agent when nothing is in it, and seal its files."""
     name = target.name
     return (
-        see_that_nothing_is_left(target, inventory, view, nodes, how),
+        nothing_left(target, inventory, view, nodes, how),
         Step(
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
@@ -239,7 +239,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
             check=checks.left_by_clients(view, nobody),
             within_s=CLIENTS_WITHIN_S,
             may_fail=True,
-            proof=lambda: checks.clients_told(view),
+            proof=lambda: checks.clients_at_generation(view),
         ),
         Step(
             name=f"hang up on the clients that are left on {name}",
@@ -252,7 +252,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
     )
 
 
-def see_that_nothing_is_left(
+def nothing_left(
     target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
 ) -> Step:
     """Make the step that checks that no message is left, and moves the rest when it is to be moved.

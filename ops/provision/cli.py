@@ -15,7 +15,7 @@ from messagebus.secret import Secret
 from messagebus.terminal import say
 from ops.errors import OpsError
 from ops.provision.changes import Change, changes, restart_wanted
-from ops.provision.hosts import Root, look, make, see_room
+from ops.provision.hosts import Root, check_room, look, make
 from ops.provision.program import Program, pack
 from ops.provision.wanted import secret_files, wanted_host
 from ops.run import shell
@@ -59,7 +59,7 @@ def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looked:
+class _HostChanges:
     """The changes of one host before they are made. restart: its broker will have to be restarted."""
 
     host: str
@@ -69,7 +69,7 @@ class _Looked:
 
 def _look(
     inventory: Inventory, name: str, secrets: Mapping[Path, Secret], program: Program
-) -> _Looked:
+) -> _HostChanges:
     """Find the changes of a host.
 
     Raises every obstacle: all hosts are looked at before the first is changed.
@@ -79,11 +79,11 @@ def _look(
         observed = look(wanted, root)
         wants = changes(wanted, observed)
         if wants:
-            see_room(root, host=name)
-    return _Looked(host=name, changes=wants, restart=restart_wanted(wants, observed))
+            check_room(root, host=name)
+    return _HostChanges(host=name, changes=wants, restart=restart_wanted(wants, observed))
 
 
-def _change(inventory: Inventory, one: _Looked, program: Program) -> None:
+def _change(inventory: Inventory, one: _HostChanges, program: Program) -> None:
     with root_of(inventory, one.host) as root:
         make(one.changes, root, program, say=lambda what: say(f"  {what}", err=True))
     say(f"{one.host}: {len(one.changes)} changes made")

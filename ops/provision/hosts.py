@@ -11,7 +11,7 @@ from ops.provision.wanted import WantedFile, WantedHost
 from ops.run import shell
 from ops.run.shell import Remote
 
-__all__ = ["ASK_WITHIN_S", "Root", "look", "make", "see_room"]
+__all__ = ["ASK_WITHIN_S", "Root", "look", "make", "check_room"]
 
 ASK_WITHIN_S = 60.0
 UNPACK_WITHIN_S = 300.0
@@ -77,7 +77,7 @@ def look(wanted: WantedHost, root: Root) -> Observed:
     return observe(wanted, root.ask, cookie_copy=COOKIE_COPY)
 
 
-def see_room(root: Root, *, host: str) -> None:
+def check_room(root: Root, *, host: str) -> None:
     """Raise NoRoom where the disk has too little room, before a change stops half-way."""
     said = root.run(("df", "--output=avail", "-B1", "/")).split()
     free_mb = int(said[-1]) // 1_000_000

@@ -36,22 +36,22 @@ from ops.run import shell
 from ops.run.journal import Journal
 from ops.run.plan import Plan
 from ops.run.runner import HostRunner, carry_out, done_before
-from ops.run.runner import undo as take_back
+from ops.run.runner import undo as undo_plan
 
 __all__ = [
     "JOURNALS",
     "LOCK",
-    "Go",
+    "RunOptions",
     "carry",
     "confirm",
-    "go_options",
-    "held",
-    "held_everywhere",
+    "run_options",
+    "file_lock",
+    "cluster_lock",
     "inventory_option",
     "journal_of",
     "locked",
     "opened",
-    "settled",
+    "options_of_run",
 ]
 
 LOCK = "ops.lock"
@@ -61,7 +61,7 @@ OLD = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
+class RunOptions:
     """Options of the operator beside the playbook and its broker."""
 
     file: Path
@@ -91,12 +91,12 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(command)
 
 
-def go_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of every playbook; the command gets them as one `go`."""
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of every playbook; the command gets them as one `opts`."""
 
     def gathered(**said: Any) -> Any:
-        of_go = {name: said.pop(name) for name in Go.__slots__}
-        return command(go=Go(**of_go), **said)
+        own = {name: said.pop(name) for name in RunOptions.__slots__}
+        return command(opts=RunOptions(**own), **said)
 
     gathered.__doc__, gathered.__name__ = command.__doc__, command.__name__
     gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ def journal_of(file: Path, name: str) -> Journal:
 
 
 @contextmanager
-def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
+def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
     """Hold the lock of the cluster, unless this is a dry run, and yield the journal of the plan `name`.
 
     brokers: names of those that the plan changes. With --abandon the journal is closed and the command
@@ -131,29 +131,29 @@ def opened(go: Go, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
     of these brokers.
     """
     brokers = frozenset(brokers)
-    with nullcontext() if go.dry_run else locked(go.file, name):
-        if go.abandon:
-            if not journals.abandon(go.journals, name):
+    with nullcontext() if opts.dry_run else locked(opts.file, name):
+        if opts.abandon:
+            if not journals.abandon(opts.journals, name):
                 raise OpsError(f"no unfinished run of {name!r} to close")
             say(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
             raise click.exceptions.Exit(0)
-        for other in journals.open_runs(go.journals, but=name):
+        for other in journals.open_runs(opts.journals, but=name):
             about = other.fault or f"{other.name!r} is not finished, since {other.last}"
-            if other.concerns(brokers) and not go.dry_run:
+            if other.concerns(brokers) and not opts.dry_run:
                 raise RunOpen(
                     f"{about}: finish it by the same command, take it back with --undo,"
                     " or close it with --abandon, before anything else is done there"
                 )
             say(f"note: {about}", err=True)
-        yield Journal(go.journals, name)
+        yield Journal(opts.journals, name)
 
 
 def locked(file: Path, what: str) -> AbstractContextManager[None]:
     """Return the lock of the cluster of this inventory, for changes. Raises LockHeld when it is entered."""
-    return held_everywhere(file.parent / LOCK, file, what)
+    return cluster_lock(file.parent / LOCK, file, what)
 
 
-def settled(
+def options_of_run(
     journal: Journal,
     options: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -185,7 +185,7 @@ def _in_words(options: Mapping[str, Any], keys: Iterable[str]) -> str:
 def carry(
     plan: Plan,
     journal: Journal,
-    go: Go,
+    opts: RunOptions,
     facts: Mapping[str, Any],
     *,
     brokers: Iterable[str] = (),
@@ -199,21 +199,21 @@ def carry(
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    def tell(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(Text(printable(line)))
 
-    if go.dry_run or not go.yes:
-        known = 0 if go.dry_run or go.undo else len(done_before(plan, journal))
+    if opts.dry_run or not opts.yes:
+        known = 0 if opts.dry_run or opts.undo else len(done_before(plan, journal))
         for line in plan.lines(known):
             for each in line.split("\n"):
                 say(each)
-    if go.dry_run:
+    if opts.dry_run:
         return
-    if go.undo and not journal.is_resumed:
+    if opts.undo and not journal.is_resumed:
         raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if journal.is_resumed:
-        _tell_age(plan, journal, go)
-    if not go.yes:
+        _print_age(plan, journal, opts)
+    if not opts.yes:
         confirm()
     with console.status(Text(printable(plan.name))) as shown:
 
@@ -221,19 +221,19 @@ def carry(
             shown.update(Text(printable(text)))
 
         runner = HostRunner(lambda line: show(f"{plan.name}: {line}"))
-        if go.undo:
-            take_back(plan, runner, journal, say=tell)
+        if opts.undo:
+            undo_plan(plan, runner, journal, say=print_line)
             return
         if not journal.is_resumed:
             journal.begin(dict(facts), brokers=brokers)
         elif dict(facts) != journal.facts:
             journal.amend(dict(facts))
-        carry_out(plan, runner, journal, say=tell, show=show)
+        carry_out(plan, runner, journal, say=print_line, show=show)
     for line in afterwards:
-        tell(line)
+        print_line(line)
 
 
-def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
+def _print_age(plan: Plan, journal: Journal, opts: RunOptions) -> None:
     """Print the age of a resumed run.
 
     Raises RunOpen for an old run without a question, since it may be about another cluster by now.
@@ -245,7 +245,7 @@ def _tell_age(plan: Plan, journal: Journal, go: Go) -> None:
         err=True,
     )
     is_old = not -OLD < age < OLD
-    if is_old and go.yes and not (go.resume or go.undo):
+    if is_old and opts.yes and not (opts.resume or opts.undo):
         raise RunOpen(
             f"nothing was done in it for {_age(age)}: see whether the cluster is still as it left it;"
             " then --resume takes it up, --undo takes it back, --abandon closes it"
@@ -272,33 +272,33 @@ def confirm() -> None:
 OPERATORS = ".operators"
 # Exit code of flock when another process holds the lock.
 _TAKEN = 1
-TELL_WITHIN_S = 10.0
+RECORD_WITHIN_S = 10.0
 
 
 @contextmanager
-def held_everywhere(file: Path, inventory: Path, what: str) -> Iterator[None]:
+def cluster_lock(file: Path, inventory: Path, what: str) -> Iterator[None]:
     """Hold the lock `file`, and those on the balancers' hosts, while `what` is done.
 
-    Raises LockHeld as `held`; also when another operator holds the lock of a host.
+    Raises LockHeld as `file_lock`; also when another operator holds the lock of a host.
     """
-    with held(file, what), ExitStack() as locks:
-        for balancer, ssh in _far(inventory):
+    with file_lock(file, what), ExitStack() as locks:
+        for balancer, ssh in _remote_balancers(inventory):
             path = balancer.lock_file.with_name(balancer.lock_file.name + OPERATORS)
             try:
                 locks.enter_context(shell.forwarded(ssh, balancer.socket, lock=path, within_s=0))
             except CommandFailed as fault:
                 if fault.exit_code == _TAKEN:
-                    raise LockHeld(*_told(ssh, path)) from None
+                    raise LockHeld(*_read_holder(ssh, path)) from None
                 say(
                     f"note: no lock on {balancer.host}, which keeps no other operator out: {fault}",
                     err=True,
                 )
                 continue
-            _tell(ssh, path, what)
+            _record_holder(ssh, path, what)
         yield
 
 
-def _far(inventory: Path) -> list[tuple[Balancer, str]]:
+def _remote_balancers(inventory: Path) -> list[tuple[Balancer, str]]:
     """Return balancers of other hosts and their SSH addresses; none where the inventory cannot be read."""
     with suppress(ConfigError):
         read = load(inventory)
@@ -306,20 +306,20 @@ def _far(inventory: Path) -> list[tuple[Balancer, str]]:
     return []
 
 
-def _tell(ssh: str, path: Path, what: str) -> None:
+def _record_holder(ssh: str, path: Path, what: str) -> None:
     """Record the holder of a lock on its host; without that record the lock still holds."""
     with suppress(CommandFailed):
-        shell.run_over_ssh(ssh, ["tee", str(path)], timeout_s=TELL_WITHIN_S, stdin=_who(what))
+        shell.run_over_ssh(ssh, ["tee", str(path)], timeout_s=RECORD_WITHIN_S, stdin=_holder(what))
 
 
-def _told(ssh: str, path: Path) -> tuple[str, str]:
+def _read_holder(ssh: str, path: Path) -> tuple[str, str]:
     with suppress(CommandFailed):
-        return _parsed(shell.run_over_ssh(ssh, ["cat", str(path)], timeout_s=TELL_WITHIN_S))
+        return _parsed(shell.run_over_ssh(ssh, ["cat", str(path)], timeout_s=RECORD_WITHIN_S))
     return _parsed("")
 
 
 @contextmanager
-def held(file: Path, what: str) -> Iterator[None]:
+def file_lock(file: Path, what: str) -> Iterator[None]:
     """Hold the lock while `what` is done. Raises LockHeld, at once, naming the holder.
 
     The end of the process frees it, however it ends.
@@ -331,13 +331,13 @@ def held(file: Path, what: str) -> Iterator[None]:
         except BlockingIOError:
             raise LockHeld(*_parsed(os.pread(fd, 4096, 0).decode(errors="replace"))) from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, _who(what).encode(), 0)
+        os.pwrite(fd, _holder(what).encode(), 0)
         yield
     finally:
         os.close(fd)
 
 
-def _who(what: str) -> str:
+def _holder(what: str) -> str:
     who = f"{getpass.getuser()}@{socket.gethostname()}, pid {os.getpid()}, {what!r}"
     return json.dumps([who, time.strftime("%F %T %Z")])
 

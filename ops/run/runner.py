@@ -86,7 +86,7 @@ def undo(plan: Plan, runner: Runner, journal: Journal, *, say: Callable[[str], N
         raise PlanFailed("undo", f"there is no way back after {final[0]!r}; finish it instead")
     for step in reversed(begun):
         if step.undo_guard:
-            _see(step, step.undo_guard)
+            _check_guard(step, step.undo_guard)
         for command in step.undo:
             try:
                 runner.run(command)
@@ -128,9 +128,9 @@ def _do(
     try:
         if step.done is None or not step.done():
             if step.guard:
-                _see(step, step.guard)
+                _check_guard(step, step.guard)
             if step.sealed_by and step.seal:
-                _see_seal(step, journal.sealed(step.sealed_by), runner.run(step.seal))
+                _check_seal(step, journal.sealed(step.sealed_by), runner.run(step.seal))
             for command in step.commands:
                 written = runner.run(command)
         if step.check:
@@ -143,7 +143,7 @@ def _do(
     return remark, "; ".join(proof for proof in proofs if proof)
 
 
-def _see(step: Step, guard: Check) -> None:
+def _check_guard(step: Step, guard: Check) -> None:
     """Look once. Raises PlanFailed unless the guard holds, also when nothing answers it."""
     try:
         missing = guard()
@@ -153,7 +153,7 @@ def _see(step: Step, guard: Check) -> None:
         raise PlanFailed(step.name, f"not done, because {missing}")
 
 
-def _see_seal(step: Step, sealed: str | None, listing: str) -> None:
+def _check_seal(step: Step, sealed: str | None, listing: str) -> None:
     """Raise PlanFailed when files were written after the node was seen empty."""
     if sealed is None:
         raise PlanFailed(step.name, f"not done, because {step.sealed_by!r} kept no seal")

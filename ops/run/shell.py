@@ -104,12 +104,12 @@ class Remote:
         Raises CommandFailed as `run`; NOT_FOUND stands for no connection, too.
         """
         try:
-            code, said, complained = self._exchange(shlex.join(argv), stdin.encode(), timeout_s)
+            code, output, errors = self._exchange(shlex.join(argv), stdin.encode(), timeout_s)
         except _ssh_faults() as fault:
             raise CommandFailed(argv, NOT_FOUND, f"SSH: {fault}", self._host) from fault
         if code != 0:
-            raise CommandFailed(argv, code, said + complained, self._host)
-        return said
+            raise CommandFailed(argv, code, output + errors, self._host)
+        return output
 
     def _exchange(self, line: str, stdin: bytes, timeout_s: float) -> tuple[int, str, str]:
         """Return exit code, standard output, standard error. The code is TIMED_OUT after the timeout.
@@ -125,9 +125,9 @@ class Remote:
             with suppress(OSError):  # it may end without reading all of it
                 channel.sendall(stdin)
                 channel.shutdown_write()
-            said = channel.makefile("rb").read()
-            complained = channel.makefile_stderr("rb").read()
-            return channel.recv_exit_status(), _text(said), _text(complained)
+            output = channel.makefile("rb").read()
+            errors = channel.makefile_stderr("rb").read()
+            return channel.recv_exit_status(), _text(output), _text(errors)
         finally:
             deadline.cancel()
             channel.close()
@@ -234,32 +234,32 @@ def forwarded(
     Raises CommandFailed when SSH or the lock is not available within_s.
     """
     argv = [*(("flock", "-w", f"{within_s:.0f}", str(lock)) if lock else ()), "cat"]
-    said, words = _Said(), queue.Queue[str | None]()
+    output, words = _RemoteOutput(), queue.Queue[str | None]()
     with tempfile.TemporaryDirectory(prefix="mb-ssh-") as folder:
         here = Path(folder) / "socket"
         ssh = sh.Command("ssh")(
             *_ssh_options(),
             *("-L", f"{here}:{socket}", f"ssh://{host}", shlex.join(argv)),
             _in=words,
-            _out=said.heard,
-            _err=said.heard,
-            _done=said.ended,
+            _out=output.add,
+            _err=output.add,
+            _done=output.ended,
             _bg=True,
             _bg_exc=False,
             _tty_out=False,
             _env=dict(os.environ),
         )
         try:
-            words.put(_Said.HELD)
-            if not said.is_held(within_s + SSH_CONNECT_WITHIN_S):
-                raise CommandFailed(argv, said.exit_code, "".join(said.lines), host)
+            words.put(_RemoteOutput.HELD)
+            if not output.is_held(within_s + SSH_CONNECT_WITHIN_S):
+                raise CommandFailed(argv, output.exit_code, "".join(output.lines), host)
             yield here
         finally:
             words.put(None)
             _end(ssh)
 
 
-class _Said:
+class _RemoteOutput:
     """Output of the far end of a forwarded socket.
 
     The line HELD comes back from `cat` there, once the lock is held.
@@ -272,7 +272,7 @@ class _Said:
         self.exit_code = TIMED_OUT
         self._news = threading.Event()
 
-    def heard(self, line: str) -> None:
+    def add(self, line: str) -> None:
         self.lines.append(line)
         if line == self.HELD:
             self._news.set()

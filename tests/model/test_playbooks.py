@@ -24,10 +24,10 @@ from messagebus.errors import MessageBusError
 from ops.cluster import absent, checks, view
 from ops.cluster.absent import find_absent
 from ops.mirror import storage_cli
-from ops.playbooks import cli, upgrade
+from ops.playbooks import cli, rejoin
 from ops.playbooks.add import Target
 from ops.run import command, runner
-from ops.run.command import Go
+from ops.run.command import RunOptions
 from ops.run.journal import Journal, OpenRun, open_runs
 from ops.run.plan import Plan, Step
 from tests.support.simulated_cluster import (
@@ -324,8 +324,8 @@ def others_are_only_a_note(patch: pytest.MonkeyPatch) -> None:
 
 def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
     others_are_only_a_note(patch)
-    patch.setattr(cli, "settled", lambda _journal, options, *_, **__: options)
-    plain = upgrade.plan
+    patch.setattr(cli, "options_of_run", lambda _journal, options, *_, **__: options)
+    plain = rejoin.upgrade
 
     def named_by_version(*words: Any, version: str = "") -> Any:
         plan = plain(*words, version=version)
@@ -337,7 +337,7 @@ def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
         )
         return dataclasses.replace(plan, steps=steps)
 
-    patch.setattr(upgrade, "plan", named_by_version)
+    patch.setattr(rejoin, "upgrade", named_by_version)
 
 
 def the_journal_is_read_before_the_question(patch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def other_words_of_death_are_passed_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_cannot_be_looked_into_is_a_fault(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(view, "NOT_TO_BE_HAD", ())
+    patch.setattr(view, "NOT_FETCHABLE", ())
 
 
 def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
@@ -468,7 +468,7 @@ class Pair:
     def fail_over(self, dead: str, kill_in: int | None = None) -> str:
         """Run the failover. Returns how it ended, "" for well."""
         self._cluster.kill_in = kill_in
-        go = Go(file=self._file, dry_run=False, yes=True, undo=False)
+        go = RunOptions(file=self._file, dry_run=False, yes=True, undo=False)
         decided = {"host": "db2" if dead == "db1" else "db1"}
         try:
             storage_cli._carry(

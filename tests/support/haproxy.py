@@ -15,7 +15,7 @@ from lb import runtime
 from lb.apply import prepare_start, start_command
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
-from ops.local.roots import default_root, entered
+from ops.local.roots import chrooted, default_root
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
 
@@ -92,7 +92,7 @@ class Rig:
 
     def launch(self, inventory: Inventory) -> None:
         """Start HAProxy with the files as they are."""
-        argv = entered(default_root(), self.folder, start_command(inventory))
+        argv = chrooted(default_root(), self.folder, start_command(inventory))
         with (self.folder / "haproxy.log").open("ab") as log:
             self.masters[inventory.balancer.name] = subprocess.Popen(
                 argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL

@@ -133,6 +133,6 @@ def test_every_balancer_must_show_it(rig: Rig) -> None:
 
 def test_a_balancer_that_is_away_is_told_by_name(rig: Rig) -> None:
     rig.shows = [DRAINED]
-    half = Fleet({"lb1": Path("one")}, away={"lb2": "SSH: no route"})
+    half = Fleet({"lb1": Path("one")}, unreachable={"lb2": "SSH: no route"})
     with pytest.raises(NotReached, match=r"after 0 s: lb2: SSH: no route$"):
         agents.drain(rig.read, "mb1", within_s=0, fleet=half)

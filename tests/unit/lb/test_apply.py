@@ -16,7 +16,7 @@ from inventory.inventory import Balancer, Inventory
 from lb import apply as applying
 from lb import runtime
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.hosts import Here
+from lb.hosts import LocalMachine
 from lb.render import marker, render
 from lb.state import rows
 from messagebus.errors import ConfigError
@@ -31,13 +31,15 @@ class FakeHAProxy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, read: Inventory) -> None:
         self.read = read
         self.checked: list[str] = []
-        self.complaint = ""
+        self.config_faults = ""
         self.runs = False
         self.broken = ""
         self.worker = runtime.Process(pid=1, uptime_s=9, description="")
         self.signals = 0
         monkeypatch.setattr(subprocess, "run", self._check)
-        monkeypatch.setattr(Here, "signal_master", lambda _here, *asked: self._signal(*asked))
+        monkeypatch.setattr(
+            LocalMachine, "signal_master", lambda _here, *asked: self._signal(*asked)
+        )
         monkeypatch.setattr(runtime, "process", self._process)
         monkeypatch.setattr(runtime, "server_state_text", lambda _socket: STATE)
         monkeypatch.setattr(applying, "RELOAD_WITHIN_S", 0.01)
@@ -55,7 +57,9 @@ class FakeHAProxy:
         candidate = Path(argv[3])
         assert stat.S_IMODE(candidate.stat().st_mode) == 0o600
         self.checked.append(candidate.read_text())
-        return subprocess.CompletedProcess(argv, 1 if self.complaint else 0, "", self.complaint)
+        return subprocess.CompletedProcess(
+            argv, 1 if self.config_faults else 0, "", self.config_faults
+        )
 
     def _signal(self, _balancer: Balancer, number: signal.Signals | None) -> bool:
         if self.runs and number is signal.SIGUSR2:
@@ -135,7 +139,7 @@ def test_what_does_not_serve_is_rolled_back(balancer: FakeHAProxy) -> None:
 
 def test_what_haproxy_refuses_touches_nothing(balancer: FakeHAProxy) -> None:
     secret = PASSWORD.encode().hex()
-    balancer.complaint = (
+    balancer.config_faults = (
         "[NOTICE]   (7) : haproxy version is 2.6\n"
         f"[ALERT]    (7) : config : parsing [x:33] : bad {secret * 3}\n"
     )
@@ -165,7 +169,7 @@ def test_a_second_operator_waits_and_is_told(
 ) -> None:
     monkeypatch.setattr("lb.hosts.LOCK_WITHIN_S", 0)
     with (
-        Here().locked(balancer.read.balancer),
+        LocalMachine().locked(balancer.read.balancer),
         pytest.raises(ApplyFailed, match="somebody else applies"),
     ):
         applying.apply(balancer.read)

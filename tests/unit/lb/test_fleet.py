@@ -13,7 +13,7 @@ from lb import fleet, runtime
 from lb.apply import Applied
 from lb.errors import ApplyFailed, BalancerUnreachable, LbError, NotReached
 from lb.fleet import Fleet
-from lb.hosts import Place
+from lb.hosts import Machine
 from lb.runtime import ServerState
 from messagebus.errors import ConfigError
 from tests.support.balancer import UP, inventory
@@ -85,7 +85,7 @@ def test_a_balancer_that_does_not_know_the_broker_is_told(balancers: Balancers) 
     balancers.shows[TWO] = {}
     seen = BOTH.look("mb1")
     assert not seen.everywhere(lambda state: True)
-    assert "lb2: HAProxy knows no server 'mb1': see `lb apply`" in seen.but(lambda state: False)
+    assert "lb2: HAProxy knows no server 'mb1': see `lb apply`" in seen.differing(lambda state: False)
 
 
 def test_nothing_is_ordered_by_hand_where_some_balancer_hears_the_agent(
@@ -120,7 +120,7 @@ def test_a_host_that_is_away_hides_no_other(balancers: Balancers) -> None:
         raise BalancerUnreachable("SSH: no route")
 
     with fleet.opened(two_balancers(), open_socket) as reached:
-        assert reached.away == {"lb2": "SSH: no route"}
+        assert reached.unreachable == {"lb2": "SSH: no route"}
         assert list(reached.sockets) == ["haproxy"]
 
 
@@ -140,24 +140,24 @@ class Fronts:
         monkeypatch.setattr(fleet, "apply", self._apply)
 
     @contextmanager
-    def reach(self, balancer: Balancer) -> Iterator[Place]:
+    def connect(self, balancer: Balancer) -> Iterator[Machine]:
         if balancer.name == self.away:
             raise BalancerUnreachable("no route")
-        yield cast(Place, None)
+        yield cast(Machine, None)
 
-    def _check(self, read: Inventory, _place: Place) -> None:
+    def _check(self, read: Inventory, _place: Machine) -> None:
         self.log.append(f"check {read.balancer.name}")
         if read.balancer.name == self.refuses:
             raise ConfigError("HAProxy refuses the configuration: x")
 
-    def _apply(self, read: Inventory, _place: Place, *, reload: bool = False) -> Applied:
+    def _apply(self, read: Inventory, _place: Machine, *, reload: bool = False) -> Applied:
         self.log.append(f"apply {read.balancer.name}")
         if read.balancer.name == self.fails:
             raise ApplyFailed("it did not serve; the one before is back")
         return DONE
 
     def apply_all(self) -> list[Any]:
-        return list(fleet.apply_all(self.read, self.reach))
+        return list(fleet.apply_all(self.read, self.connect))
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_one_that_is_away_leaves_all_as_they_were(fronts: Fronts) -> None:
     with pytest.raises(ApplyFailed, match=r"^lb2: no route"):
         fronts.apply_all()
     with pytest.raises(ApplyFailed, match=r"^lb2: no route"):
-        fleet.check_all(fronts.read, fronts.reach)
+        fleet.check_all(fronts.read, fronts.connect)
     assert not [each for each in fronts.log if each.startswith("apply")]
 
 
@@ -209,6 +209,6 @@ def test_a_fault_of_the_inventory_asks_nobody(fronts: Fronts) -> None:
 
 def test_one_that_is_said_to_be_dead_gets_its_files_where_its_host_is_there(fronts: Fronts) -> None:
     second = fronts.read.find_balancer("lb2")
-    assert fleet.apply_absent(fronts.read, fronts.reach, second) == DONE
+    assert fleet.apply_absent(fronts.read, fronts.connect, second) == DONE
     fronts.away = "lb2"
-    assert fleet.apply_absent(fronts.read, fronts.reach, second) == "no route"
+    assert fleet.apply_absent(fronts.read, fronts.connect, second) == "no route"

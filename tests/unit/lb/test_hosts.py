@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.hosts import Connection, Far, Here, is_our_master
+from lb.hosts import Connection, LocalMachine, RemoteMachine, is_our_master
 from ops.errors import CommandFailed
 from tests.support.balancer import inventory
 
@@ -31,7 +31,7 @@ def test_our_master_is_a_haproxy_with_our_configuration(cmdline: bytes, is_ours:
 
 
 def test_a_file_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    here = Here()
+    here = LocalMachine()
     assert here.read(tmp_path / "file") == ""
     here.write(tmp_path / "file", "text")
     assert here.read(tmp_path / "file") == "text"
@@ -44,7 +44,7 @@ def test_a_pid_that_is_not_our_haproxy_is_never_signalled(tmp_path: Path, text: 
     read = inventory(base=tmp_path)
     read.balancer.master_pid_file.parent.mkdir()
     read.balancer.master_pid_file.write_text(text)
-    assert not Here().signal_master(read.balancer, signal.SIGUSR2)
+    assert not LocalMachine().signal_master(read.balancer, signal.SIGUSR2)
 
 
 BALANCER = inventory().balancer
@@ -101,11 +101,11 @@ def host() -> Host:
 
 
 @pytest.fixture
-def far(host: Host) -> Far:
-    return Far(host, "front2", host)  # type: ignore[arg-type]
+def far(host: Host) -> RemoteMachine:
+    return RemoteMachine(host, "front2", host)  # type: ignore[arg-type]
 
 
-def test_files_are_read_and_written_there(far: Far, host: Host) -> None:
+def test_files_are_read_and_written_there(far: RemoteMachine, host: Host) -> None:
     assert far.read(BALANCER.config) == ""
     far.write(BALANCER.config, "text")
     assert far.read(BALANCER.config) == "text"
@@ -115,17 +115,19 @@ def test_files_are_read_and_written_there(far: Far, host: Host) -> None:
             act()
 
 
-def test_its_own_haproxy_reads_the_candidate_which_does_not_stay(far: Far, host: Host) -> None:
-    assert far.complaint("text", BALANCER.config) == ""
+def test_its_own_haproxy_reads_the_candidate_which_does_not_stay(
+    far: RemoteMachine, host: Host
+) -> None:
+    assert far.config_faults("text", BALANCER.config) == ""
     host.refuses = "[ALERT] (7) : config : bad"
-    assert far.complaint("text", BALANCER.config) == host.refuses
+    assert far.config_faults("text", BALANCER.config) == host.refuses
     host.refuses = "command not found"
     with pytest.raises(ApplyFailed, match="cannot run /usr/sbin/haproxy -c"):
-        far.complaint("text", BALANCER.config)
+        far.config_faults("text", BALANCER.config)
     assert host.files == {}
 
 
-def test_our_master_is_signalled_and_no_other_process(far: Far, host: Host) -> None:
+def test_our_master_is_signalled_and_no_other_process(far: RemoteMachine, host: Host) -> None:
     assert not far.signal_master(BALANCER, signal.SIGUSR2)
     host.files[str(BALANCER.master_pid_file)] = "47 11; reboot\n"
     assert not far.signal_master(BALANCER, signal.SIGUSR2)
@@ -140,7 +142,7 @@ def test_our_master_is_signalled_and_no_other_process(far: Far, host: Host) -> N
     assert host.ran == [["kill", "-12", "4711"]]
 
 
-def test_the_lock_there_is_held_while_the_socket_is_here(far: Far, host: Host) -> None:
+def test_the_lock_there_is_held_while_the_socket_is_here(far: RemoteMachine, host: Host) -> None:
     with far.locked(BALANCER) as socket:
         assert socket == Path("/tmp/here")
     host.away = True

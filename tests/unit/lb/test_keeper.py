@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lb import keeper, render, runtime, state
-from lb.hosts import Here
+from lb.hosts import LocalMachine
 from lb.state import rows
 from tests.support.balancer import inventory
 
@@ -85,7 +85,7 @@ def test_a_damaged_file_keeps_nobody_from_starting_and_takes_no_broker_as_up(
     raw = SAID.encode()
     file.write_bytes(raw[:at] + damage + raw[at:])
     read = inventory(3)
-    kits = rows(state.cold(Here().read(file), read.brokers))
+    kits = rows(state.cold(LocalMachine().read(file), read.brokers))
     config.write_text(render.render(read))
     said = [
         "--cold",

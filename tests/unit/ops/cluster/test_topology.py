@@ -139,7 +139,7 @@ class Lost(Agents):
         super().__init__(**entries)
         self.intact, self.silent = intact, silent
 
-    def snapshots_told(self) -> tuple[dict[str, Any], dict[str, str]]:
+    def answering_snapshots(self) -> tuple[dict[str, Any], dict[str, str]]:
         told = {
             name: {"intact": name in self.intact, **snapshot}
             for name, snapshot in self.snapshots().items()

@@ -104,7 +104,7 @@ def test_who_does_not_answer_is_named(view: View, answers: dict[str, Any]) -> No
 
 def test_an_answer_that_means_something_is_no_fault(view: View, answers: dict[str, Any]) -> None:
     answers["/api/connections"] = 404
-    view.hang_up("mb1", "1 -> 2")
+    view.close_connection("mb1", "1 -> 2")
 
 
 def test_queues_of_all_virtual_hosts_are_known_with_their_kind(
@@ -191,13 +191,13 @@ def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
     view: View, fronts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert view.balancer_has_ended("haproxy2")
-    monkeypatch.setattr("lb.hosts.Here.signal_master", lambda *_: True)
+    monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", lambda *_: True)
     assert not view.balancer_has_ended("haproxy2")
 
     def away(*_: object) -> bool:
         raise BalancerUnreachable("no SSH")
 
-    monkeypatch.setattr("lb.hosts.Here.signal_master", away)
+    monkeypatch.setattr("lb.hosts.LocalMachine.signal_master", away)
     assert not view.balancer_has_ended("haproxy2")
 
 

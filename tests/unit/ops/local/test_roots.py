@@ -19,11 +19,11 @@ def _root(folder: Path, version: str) -> Path:
 
 
 def test_programs_of_this_system_are_started_as_they_are() -> None:
-    assert roots.entered(HERE, Path("/c"), ["/usr/bin/epmd", "-d"]) == ["/usr/bin/epmd", "-d"]
+    assert roots.chrooted(HERE, Path("/c"), ["/usr/bin/epmd", "-d"]) == ["/usr/bin/epmd", "-d"]
 
 
 def test_programs_of_a_root_folder_are_entered_with_the_clusters_folder() -> None:
-    argv = roots.entered(Path("/roots/sid"), Path("/c"), ["/usr/bin/epmd", "-d"])
+    argv = roots.chrooted(Path("/roots/sid"), Path("/c"), ["/usr/bin/epmd", "-d"])
     assert argv[0] == "/usr/bin/unshare"
     assert argv[-4:] == ["/roots/sid", "/c", "/usr/bin/epmd", "-d"]
 

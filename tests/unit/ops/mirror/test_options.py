@@ -9,16 +9,16 @@ import pytest
 from messagebus.errors import ConfigError
 from ops.errors import NoAnswer, OpsError
 from ops.mirror.options import (
-    agents,
     both_answer,
-    note_alone,
-    note_whole,
+    clear_alone,
+    has_agent,
     of_mirror,
     permitted,
+    record_alone,
     run,
 )
 from ops.mirror.view import MirrorView
-from ops.run.command import Go
+from ops.run.command import RunOptions
 from ops.run.plan import Command, Plan, Step
 from tests.support.mirrors import FakeHosts, mirrored_inventory
 
@@ -63,11 +63,11 @@ def test_an_operators_word_is_a_proof(file: Path) -> None:
 
 def test_what_a_host_wrote_alone_is_known_when_it_has_written(file: Path) -> None:
     seen = view(file, "07 B", "")
-    noted = note_alone(seen, seen.hosts[0])
+    noted = record_alone(seen, seen.hosts[0])
     assert noted
     assert (noted.host, noted.generation) == ("db1", "")
     seen = view(file, "26 A", "")
-    again = note_alone(seen, seen.hosts[0])
+    again = record_alone(seen, seen.hosts[0])
     assert again
     assert again.since == noted.since
     generations = seen.status(seen.hosts[0]).generations
@@ -78,15 +78,15 @@ def test_what_a_host_wrote_alone_is_known_when_it_has_written(file: Path) -> Non
 
 def test_a_host_that_has_its_partner_is_not_alone(file: Path) -> None:
     seen = view(file, "06 A", "06 B")
-    assert note_alone(seen, seen.hosts[0]) is None
+    assert record_alone(seen, seen.hosts[0]) is None
     assert seen.alone is None
 
 
 @pytest.mark.parametrize("two", ["", "09 B"])
 def test_only_both_hosts_together_end_that_one_went_on_alone(file: Path, two: str) -> None:
     seen = view(file, "26 A", two)
-    noted = note_alone(seen, seen.hosts[0])
-    note_whole(seen, seen.sides())
+    noted = record_alone(seen, seen.hosts[0])
+    clear_alone(seen, seen.sides())
     assert seen.alone == noted
     whole = view(file, "06 A", "06 B")
     both_answer(whole)
@@ -147,9 +147,9 @@ def test_a_name_that_is_not_of_the_other_host_is_a_slip(file: Path) -> None:
 
 def test_whether_hosts_have_agents_is_seen_from_their_units(file: Path) -> None:
     seen = view(file, "06 A", "06 B", **{"systemctl cat messagebus-agent": ""})
-    assert agents(seen, seen.hosts[0])
+    assert has_agent(seen, seen.hosts[0])
     seen = view(file, "06 A", "06 B", **{"systemctl cat messagebus-agent": None})
-    assert not agents(seen, seen.hosts[0])
+    assert not has_agent(seen, seen.hosts[0])
 
 
 def plan(*commands: str) -> Plan:
@@ -157,8 +157,8 @@ def plan(*commands: str) -> Plan:
     return Plan(name="try it", steps=tuple(steps))
 
 
-def go(file: Path, *, dry_run: bool = False) -> Go:
-    return Go(file=file, dry_run=dry_run, yes=True, undo=False)
+def go(file: Path, *, dry_run: bool = False) -> RunOptions:
+    return RunOptions(file=file, dry_run=dry_run, yes=True, undo=False)
 
 
 def test_a_dry_run_prints_and_leaves_no_trace(

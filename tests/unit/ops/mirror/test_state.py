@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from ops.mirror.state import (
     DOWN,
+    Allowed,
     Alone,
-    Bad,
     Generations,
-    No,
+    Refused,
     Relation,
     Status,
-    Yes,
+    UnexpectedOutput,
     is_split,
     may_promote,
     parse_events,
@@ -81,7 +81,7 @@ def test_statistics_tell_how_much_differs() -> None:
 @pytest.mark.parametrize("text", ["exists resource name", "exists resource role", "x:y exists z"])
 def test_words_that_are_no_events_are_refused_or_nothing(text: str) -> None:
     if "resource" in text:
-        with pytest.raises(Bad):
+        with pytest.raises(UnexpectedOutput):
             parse_events(text)
     else:
         assert parse_events(text).link == DOWN
@@ -91,13 +91,13 @@ def test_two_peers_are_not_of_8_4_and_refused() -> None:
     twice = "exists resource name:r0 role:Primary suspended:no\n" + 2 * (
         "exists connection name:r0 peer-node-id:1 connection:Connected role:Secondary\n"
     )
-    with pytest.raises(Bad, match="more than one connection"):
+    with pytest.raises(UnexpectedOutput, match="more than one connection"):
         parse_events(twice)
 
 
 @pytest.mark.parametrize("text", ["0123", "drbdadm: unknown", "1:2:3:4:1:1:1:1:0:0:0"])
 def test_what_is_no_generation_is_refused(text: str) -> None:
-    with pytest.raises(Bad):
+    with pytest.raises(UnexpectedOutput):
         parse_generations(text)
 
 
@@ -202,14 +202,14 @@ def test_promotion_in_every_state(state: str, expected: str) -> None:
         may_promote(here, None, peer="mbB", peer_is_dead=True, given_up="mbB"),
     )
     assert " ".join("yes" if answer else "no" for answer in answers) == expected
-    assert all(isinstance(answer, Yes) or "\n" not in answer.reason for answer in answers)
+    assert all(isinstance(answer, Allowed) or "\n" not in answer.reason for answer in answers)
 
 
 def test_a_split_brain_is_resolved_and_not_promoted() -> None:
     here = dataclasses.replace(recorded("10b B"), role="Secondary")
     there = dataclasses.replace(recorded("10 A"), role="Secondary")
     refused = may_promote(here, there, peer="mbA")
-    assert isinstance(refused, No)
+    assert isinstance(refused, Refused)
     assert "split brain" in refused.reason
     assert may_promote(here, there, peer="mbA", given_up="mbA")
 
@@ -217,7 +217,7 @@ def test_a_split_brain_is_resolved_and_not_promoted() -> None:
 @pytest.mark.parametrize("state", ["00 A", "01 A"])
 def test_a_peer_that_answers_and_tells_nothing_of_its_data_proves_nothing(state: str) -> None:
     refused = may_promote(recorded("20 A"), recorded(state), peer="mbB")
-    assert isinstance(refused, No)
+    assert isinstance(refused, Refused)
     assert "nothing is known of its data" in refused.reason
     assert may_promote(recorded("20 A"), recorded(state), peer="mbB", given_up="mbB")
     assert may_promote(recorded("26 A"), recorded(state), peer="mbB")  # it knows what it is
@@ -231,7 +231,7 @@ def test_a_silent_peer_that_went_on_alone_is_ahead_of_whoever_lacks_what_it_wrot
     assert may_promote(here, None, peer="mbA", peer_is_dead=True)
     for alone in (since, dataclasses.replace(since, generation="")):
         refused = may_promote(here, None, peer="mbA", peer_is_dead=True, alone=alone)
-        assert isinstance(refused, No)
+        assert isinstance(refused, Refused)
         assert "mbA went on alone on 2026-01-02" in refused.reason
         assert may_promote(here, None, peer="mbA", peer_is_dead=True, given_up="mbA", alone=alone)
     frozen = dataclasses.replace(here, role="Primary")
@@ -244,7 +244,7 @@ def test_a_silent_peer_that_went_on_alone_is_ahead_of_whoever_lacks_what_it_wrot
 
 def test_of_two_primaries_none_is_promoted() -> None:
     refused = may_promote(recorded("11 A"), recorded("11 B"), peer="mbB")
-    assert isinstance(refused, No)
+    assert isinstance(refused, Refused)
     assert "resolve the split brain" in refused.reason
 
 
@@ -255,7 +255,7 @@ def test_another_name_gives_nothing_up() -> None:
 def test_newer_data_of_a_peer_that_answers_are_not_passed_over() -> None:
     there = dataclasses.replace(recorded("10 A"), role="Secondary")
     refused = may_promote(recorded("10 B"), there, peer="mbA", peer_is_dead=True)
-    assert isinstance(refused, No)
+    assert isinstance(refused, Refused)
     assert "newer data" in refused.reason
 
 

@@ -127,7 +127,7 @@ def test_a_command_that_fails_is_no_and_one_that_cannot_be_run_is_no_answer(file
     with pytest.raises(NoAnswer):
         seen.succeeds(silent, ("test", "-e", "/x"))
     with pytest.raises(NoAnswer):
-        seen.tells(here, ("test", "-e", "/x"))
+        seen.output_of(here, ("test", "-e", "/x"))
 
 
 @pytest.fixture

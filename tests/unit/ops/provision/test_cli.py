@@ -43,7 +43,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "look": lambda _wanted, root: root,
         "changes": lambda name, _seen: [] if name == "b1" else [Change(what="install x")],
         "restart_wanted": lambda wants, _seen: bool(wants),
-        "see_room": lambda *_args, **_more: None,
+        "check_room": lambda *_args, **_more: None,
     }
     for name, function in replaced.items():
         monkeypatch.setattr(cli, name, function)
@@ -76,7 +76,7 @@ def test_the_lock_of_the_cluster_is_held_on_balancers_hosts_too_while_hosts_are_
         assert changed == ["a1: install x"]
         held.remove(what)
 
-    monkeypatch.setattr("ops.run.command.held_everywhere", everywhere)
+    monkeypatch.setattr("ops.run.command.cluster_lock", everywhere)
 
     def look(_wanted: object, root: str) -> str:
         assert held == ["provision a1"]

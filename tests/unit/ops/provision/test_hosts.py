@@ -8,7 +8,7 @@ import pytest
 
 from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
 from ops.provision.changes import Change
-from ops.provision.hosts import Root, look, make, see_room
+from ops.provision.hosts import Root, check_room, look, make
 from ops.provision.program import Program
 from ops.provision.wanted import WantedFile, WantedHost
 from ops.run.shell import Remote
@@ -102,7 +102,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written() -> None:
             return "     Avail\n4096\n"
 
     with pytest.raises(NoRoom, match="h1: no room: 0 MB are free"):
-        see_room(Full().root(), host="h1")
+        check_room(Full().root(), host="h1")
 
 
 def test_nothing_is_asked_of_a_host_that_refuses_sudo() -> None:

@@ -10,14 +10,14 @@ import pytest
 from ops.__main__ import main
 from ops.errors import LockHeld, OpsError, PlanFailed, RunOpen
 from ops.run import command
-from ops.run.command import LOCK, Go, carry, opened, settled
+from ops.run.command import LOCK, RunOptions, carry, opened, options_of_run
 from ops.run.journal import Journal
 from ops.run.plan import Command, Plan, Step
 
 
-def go(folder: Path, **said: bool) -> Go:
+def go(folder: Path, **said: bool) -> RunOptions:
     options = {"dry_run": False, "yes": True, "undo": False, **said}
-    return Go(file=folder / "inventory.toml", **options)
+    return RunOptions(file=folder / "inventory.toml", **options)
 
 
 def plan(*commands: str) -> Plan:
@@ -43,13 +43,13 @@ def aged(folder: Path, by: timedelta) -> None:
 def test_the_journal_is_read_when_the_lock_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = command.held
+    file_lock = command.file_lock
 
     def others_first(file: Path, what: str) -> object:
         began(tmp_path)  # another operator, between our start and our turn
-        return held(file, what)
+        return file_lock(file, what)
 
-    monkeypatch.setattr(command, "held", others_first)
+    monkeypatch.setattr(command, "file_lock", others_first)
     with opened(go(tmp_path), "remove mb2", ["mb2"]) as journal:
         assert journal.done == ("true",)
 
@@ -65,7 +65,10 @@ def test_who_comes_second_is_told_who_is_at_it(tmp_path: Path) -> None:
 
 def test_a_dry_run_needs_no_lock_and_leaves_no_trace(tmp_path: Path) -> None:
     dry = go(tmp_path, dry_run=True)
-    with command.held(tmp_path / LOCK, "add mb4"), opened(dry, "remove mb2", ["mb2"]) as journal:
+    with (
+        command.file_lock(tmp_path / LOCK, "add mb4"),
+        opened(dry, "remove mb2", ["mb2"]) as journal,
+    ):
         carry(plan("false"), journal, dry, {})
     assert not (tmp_path / "journal").exists()
 
@@ -105,23 +108,23 @@ def test_a_run_keeps_the_options_that_it_began_with(
     tmp_path: Path, said: dict[str, object]
 ) -> None:
     journal = began(tmp_path, version="3.12.1-1", moves=False)
-    found = settled(journal, {"moves": False, **said}, DEFAULTS, may_come=("moves",))
+    found = options_of_run(journal, {"moves": False, **said}, DEFAULTS, may_come=("moves",))
     assert found == {"version": "3.12.1-1", "moves": False}
 
 
 def test_other_options_than_a_run_began_with_are_refused_by_name(tmp_path: Path) -> None:
     journal = began(tmp_path, version="3.12.1-1", moves=False)
     with pytest.raises(RunOpen, match=r"began with version '3\.12\.1-1', not with version '4'"):
-        settled(journal, {"version": "4", "moves": False}, DEFAULTS)
+        options_of_run(journal, {"version": "4", "moves": False}, DEFAULTS)
 
 
 def test_a_flag_that_may_come_later_is_kept_from_then_on(tmp_path: Path) -> None:
     journal = began(tmp_path, version="", moves=False)
-    options = settled(journal, {"version": "", "moves": True}, DEFAULTS, may_come=("moves",))
+    options = options_of_run(journal, {"version": "", "moves": True}, DEFAULTS, may_come=("moves",))
     with pytest.raises(PlanFailed):
         carry(plan("true", "false"), journal, go(tmp_path), {"options": options})
     resumed = Journal(tmp_path / "journal", "remove mb2")
-    assert settled(resumed, {"version": "", "moves": False}, DEFAULTS)["moves"] is True
+    assert options_of_run(resumed, {"version": "", "moves": False}, DEFAULTS)["moves"] is True
 
 
 @pytest.mark.parametrize("age", [timedelta(hours=2), timedelta(days=3), -timedelta(days=3)])
@@ -189,14 +192,14 @@ def test_what_a_client_calls_itself_ends_no_playbook(
 
 def test_a_second_change_is_told_who_is_at_it(tmp_path: Path) -> None:
     with (
-        command.held(tmp_path / "lock", "add mb4"),
+        command.file_lock(tmp_path / "lock", "add mb4"),
         pytest.raises(LockHeld, match=r"pid \d+, 'add mb4' is changing this cluster since"),
-        command.held(tmp_path / "lock", "remove mb1"),
+        command.file_lock(tmp_path / "lock", "remove mb1"),
     ):
         pass
 
 
 def test_a_lock_that_was_let_go_is_free(tmp_path: Path) -> None:
     for _ in range(2):
-        with command.held(tmp_path / "lock", "add mb4"):
+        with command.file_lock(tmp_path / "lock", "add mb4"):
             pass
