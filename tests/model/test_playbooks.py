@@ -303,8 +303,8 @@ def nothing(*_words: object, **_more: object) -> Any:
 
 
 def unguarded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runner, "_see", nothing)
-    patch.setattr(runner, "_see_seal", nothing)
+    patch.setattr(runner, "_check_guard", nothing)
+    patch.setattr(runner, "_check_seal", nothing)
 
 
 def by_name_alone(patch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def options_are_no_part_of_a_run(patch: pytest.MonkeyPatch) -> None:
 
 def the_journal_is_read_before_the_question(patch: pytest.MonkeyPatch) -> None:
     unguarded(patch)
-    patch.setattr(command, "held", lambda _file, _what: nullcontext())
+    patch.setattr(command, "file_lock", lambda _file, _what: nullcontext())
 
 
 def an_undo_is_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def other_virtual_hosts_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
 
 
 def other_words_of_death_are_passed_over(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(storage_cli, "settled", lambda _journal, options, *_, **__: options)
+    patch.setattr(storage_cli, "options_of_run", lambda _journal, options, *_, **__: options)
 
 
 def what_cannot_be_looked_into_is_a_fault(patch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_was_proved_before_is_still_so(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runner, "_see_seal", nothing)
+    patch.setattr(runner, "_check_seal", nothing)
     by_name_alone(patch)
 
 
