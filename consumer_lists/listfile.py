@@ -20,13 +20,7 @@ from inventory.files import write_whole
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ListInvalid
 
-__all__ = [
-    "MODE",
-    "advice",
-    "change",
-    "locked",
-    "read",
-]
+__all__ = ["MODE", "advice", "change", "locked", "read"]
 
 # Agents of another user must be able to read the file, and it holds no secret.
 MODE = 0o644

@@ -26,11 +26,7 @@ REASON_CHARS = 200
 
 
 def drain(
-    inventory: Inventory,
-    name: str,
-    *,
-    within_s: float = SEEN_WITHIN_S,
-    fleet: Fleet | None = None,
+    inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S, fleet: Fleet | None = None
 ) -> Mapping[str, ServerState]:
     """Send no new connections to a broker; its present ones live on.
 
@@ -44,11 +40,7 @@ def drain(
 
 
 def ready(
-    inventory: Inventory,
-    name: str,
-    *,
-    within_s: float = SEEN_WITHIN_S,
-    fleet: Fleet | None = None,
+    inventory: Inventory, name: str, *, within_s: float = SEEN_WITHIN_S, fleet: Fleet | None = None
 ) -> Mapping[str, ServerState]:
     """Send new connections to a broker again. As `drain`; NotReached names the agent's reason."""
     node = inventory.find(name)

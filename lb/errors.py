@@ -34,8 +34,4 @@ class AgentRefused(LbError):
     """Raised when an agent did not take an order; nothing has changed on its broker."""
 
 
-CODES: Codes = {
-    LbError: Exit.FAILED,
-    BalancerUnreachable: Exit.SILENT,
-    NotReached: Exit.SILENT,
-}
+CODES: Codes = {LbError: Exit.FAILED, BalancerUnreachable: Exit.SILENT, NotReached: Exit.SILENT}

@@ -55,12 +55,7 @@ class Step:
 def steps(user: str, password: Secret, *, vhost: str = "/") -> tuple[Step, ...]:
     """Return the steps of the conversation, in order."""
     return (
-        Step(
-            send=PROTOCOL,
-            expect=_id(START),
-            bytes_min=11,
-            fault="no AMQP",
-        ),
+        Step(send=PROTOCOL, expect=_id(START), bytes_min=11, fault="no AMQP"),
         Step(
             send=_start_ok(user, password),
             expect=_id(TUNE),

@@ -107,13 +107,7 @@ def request(
 
     def ask(url: str) -> httpx.Response:
         return httpx.request(
-            method,
-            url,
-            json=json,
-            auth=auth,
-            timeout=timeout_s,
-            trust_env=False,
-            verify=verify,
+            method, url, json=json, auth=auth, timeout=timeout_s, trust_env=False, verify=verify
         )
 
     try:

@@ -31,12 +31,7 @@ from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_hos
 from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked
 
-__all__ = [
-    "STAND_IN",
-    "change_password",
-    "find_user",
-    "users",
-]
+__all__ = ["STAND_IN", "change_password", "find_user", "users"]
 
 SECRET_BYTES = 24
 STAND_IN = ".next"

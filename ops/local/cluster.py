@@ -32,14 +32,7 @@ from messagebus.secret import Secret
 from ops.errors import LocalFault
 from ops.local import files, preflight, process, secrets
 from ops.local.certificates import CA
-from ops.local.layout import (
-    BALANCER,
-    DEFAULT_NETWORK,
-    EPMD,
-    SERVER_NAME,
-    Layout,
-    NodeLayout,
-)
+from ops.local.layout import BALANCER, DEFAULT_NETWORK, EPMD, SERVER_NAME, Layout, NodeLayout
 from ops.local.parts import AGENT_SUFFIX, Part, agent_part, part, part_names
 from ops.local.process import Process
 from ops.local.roots import default_root

@@ -48,10 +48,7 @@ def create(
         Step(
             name=f"set up the hosts of {name}", commands=(kits.ops(file, "drbd", "install", name),)
         ),
-        Step(
-            name="load DRBD",
-            commands=on(both, commands.load_module()),
-        ),
+        Step(name="load DRBD", commands=on(both, commands.load_module())),
         *(
             Step(
                 name=f"erase what is on {host.name}:{mirror.disk}",

@@ -129,9 +129,7 @@ def _arriving(
         Step(
             name=f"check the file system, and mount it on {host.name}",
             commands=on(
-                [host],
-                hosts.check_disk(mirror.device),
-                hosts.mount(mirror.device, mirror.mount),
+                [host], hosts.check_disk(mirror.device), hosts.mount(mirror.device, mirror.mount)
             ),
             done=lambda: view.succeeds(host, mounted),
             undo=on([host], hosts.unmount(mirror.mount)),

@@ -44,15 +44,7 @@ _LINKS = {"Connecting": "WFConnection"}
 _ESTABLISHED = {"Established": "Connected", "Off": "WFReportParams"}
 # Set up between both: data are alike, being copied, or being compared.
 CONNECTED = frozenset(
-    {
-        "Connected",
-        "SyncSource",
-        "SyncTarget",
-        "PausedSyncS",
-        "PausedSyncT",
-        "VerifyS",
-        "VerifyT",
-    }
+    {"Connected", "SyncSource", "SyncTarget", "PausedSyncS", "PausedSyncT", "VerifyS", "VerifyT"}
 )
 COPYING = frozenset({"SyncSource", "SyncTarget", "PausedSyncS", "PausedSyncT"})
 COMPARING = frozenset({"VerifyS", "VerifyT"})

@@ -32,9 +32,7 @@ from ops.run.plan import Plan
 __all__ = ["storage"]
 
 _consume_only = click.option(
-    "--consume-only",
-    is_flag=True,
-    help="Keep publishers away until `python -m lb ready NAME`.",
+    "--consume-only", is_flag=True, help="Keep publishers away until `python -m lb ready NAME`."
 )
 
 

@@ -34,16 +34,7 @@ from ops.commands import kits
 from ops.commands.supervise import Supervisor, SystemdNodes
 from ops.run.plan import Plan, Step
 
-__all__ = [
-    "Target",
-    "found",
-    "joined",
-    "list_brought",
-    "listed",
-    "plan",
-    "ready",
-    "started",
-]
+__all__ = ["Target", "found", "joined", "list_brought", "listed", "plan", "ready", "started"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

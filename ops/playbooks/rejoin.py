@@ -69,13 +69,7 @@ def _restarted(
 
 
 def upgrade(
-    target: Target,
-    inventory: Path,
-    view: View,
-    nodes: Supervisor,
-    how: Drain,
-    *,
-    version: str = "",
+    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain, *, version: str = ""
 ) -> Plan:
     """Plan the upgrade. version: that of RabbitMQ's package; "" for the one in its host's package sources."""
     name = target.name

@@ -14,14 +14,7 @@ import lb.keeper
 from inventory.files import templates
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 
-__all__ = [
-    "BALANCER_STATE_UNIT",
-    "KEEPER",
-    "TEMPLATES",
-    "balancer_files",
-    "units",
-    "worker_files",
-]
+__all__ = ["BALANCER_STATE_UNIT", "KEEPER", "TEMPLATES", "balancer_files", "units", "worker_files"]
 
 UNITS = Path("/etc/systemd/system")
 KEEPER = Path("/usr/local/lib/messagebus/keeper.py")

@@ -287,9 +287,7 @@ def all_users(inventory: Inventory) -> list[User]:
     balancer = inventory.balancer
     return [
         User(
-            name=inventory.admin_user,
-            role="operator",
-            password_file=inventory.admin_password_file,
+            name=inventory.admin_user, role="operator", password_file=inventory.admin_password_file
         ),
         User(name=balancer.probe_user, role="probe", password_file=balancer.probe_password_file),
         *inventory.users,

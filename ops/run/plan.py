@@ -11,16 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ParamSpec
 
-__all__ = [
-    "COMMAND_WITHIN_S",
-    "Blocked",
-    "Check",
-    "Command",
-    "Plan",
-    "Step",
-    "as_check",
-    "spell",
-]
+__all__ = ["COMMAND_WITHIN_S", "Blocked", "Check", "Command", "Plan", "Step", "as_check", "spell"]
 
 COMMAND_WITHIN_S = 300.0
 # A part that does not answer for this long is down or hangs: an operator must look.

@@ -85,7 +85,9 @@ def test_a_balancer_that_does_not_know_the_broker_is_told(balancers: Balancers) 
     balancers.shows[TWO] = {}
     seen = BOTH.look("mb1")
     assert not seen.everywhere(lambda state: True)
-    assert "lb2: HAProxy knows no server 'mb1': see `lb apply`" in seen.differing(lambda state: False)
+    assert "lb2: HAProxy knows no server 'mb1': see `lb apply`" in seen.differing(
+        lambda state: False
+    )
 
 
 def test_nothing_is_ordered_by_hand_where_some_balancer_hears_the_agent(
