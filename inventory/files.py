@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
+if TYPE_CHECKING:
+    import jinja2
 
 __all__ = ["templates", "write_whole"]
 
@@ -42,6 +44,8 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
 
 def templates(package: str) -> jinja2.Environment:
     """Return the templates of a package's folder. A name that is not given is an error."""
+    import jinja2  # commands without templates need not wait for it
+
     return jinja2.Environment(
         loader=jinja2.PackageLoader(package),
         undefined=jinja2.StrictUndefined,

@@ -17,18 +17,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from pydantic_core import ErrorDetails
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from inventory.tables import (
-    COUNT_MAX,
     Address,
     Balancer,
-    ClusterName,
-    Count,
-    FilePath,
     Host,
     Mirror,
     Node,
@@ -36,7 +29,6 @@ from inventory.tables import (
     Timers,
     Tls,
     User,
-    UserName,
 )
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
@@ -44,6 +36,12 @@ from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+    from inventory import forms
 
 __all__ = [
     "DEFAULT_PATH",
@@ -67,7 +65,6 @@ DEFAULT_PATH = ".local/inventory.toml"
 T = TypeVar("T")
 
 
-@with_config(ConfigDict(extra="forbid", hide_input_in_errors=True))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """One cluster. brokers: in the order of the file, names and addresses unique; may be empty.
@@ -78,11 +75,11 @@ class Inventory:
     serving_min: brokers that must take publishes while a playbook takes one out.
     """
 
-    cluster: ClusterName
-    list_file: FilePath
-    token_file: FilePath
-    admin_user: UserName
-    admin_password_file: FilePath
+    cluster: forms.ClusterName
+    list_file: forms.FilePath
+    token_file: forms.FilePath
+    admin_user: forms.UserName
+    admin_password_file: forms.FilePath
     supervisor: Literal["local", "systemd"]
     balancers: tuple[Balancer, ...]
     brokers: tuple[Node, ...] = ()
@@ -91,7 +88,7 @@ class Inventory:
     users: tuple[User, ...] = ()
     provision: Provision = dataclasses.field(default_factory=Provision)
     tls: Tls | None = None
-    serving_min: Count = 1
+    serving_min: forms.Count = 1
 
     @property
     def balancer(self) -> Balancer:
@@ -192,7 +189,7 @@ def load(path: str | Path) -> Inventory:
         raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         raise ConfigError(f"inventory {path}: {fault}") from fault
-    inventory = parse(values, base=path.absolute().parent)
+    inventory = parse(values, base=path.absolute().parent, name=f"inventory {path}")
     tls = inventory.tls
     return dataclasses.replace(
         inventory,
@@ -204,12 +201,16 @@ def load(path: str | Path) -> Inventory:
     )
 
 
-def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
-    """Validate the values of an inventory file; base: folder that relative paths start from.
+def parse(values: Mapping[str, Any], *, base: Path, name: str = "inventory") -> Inventory:
+    """Validate the values of an inventory file.
+
+    base: folder that relative paths start from. name: what an error calls the inventory.
 
     Reads no file. Raises ConfigError with every fault of the tables; where they have none, with every
     contradiction between them.
     """
+    from pydantic import ValidationError
+
     try:
         inventory = _adapter().validate_python(_with_balancers(values), context={"base": base})
     except ValidationError as fault:
@@ -217,13 +218,19 @@ def parse(values: Mapping[str, Any], *, base: Path) -> Inventory:
     else:
         faults = [*_of_provision(inventory, values), *_clashes(inventory)]
     if faults:
-        raise ConfigError("inventory: " + "; ".join(faults))
+        raise ConfigError(f"{name}: {'; '.join(faults)}")
     return inventory
 
 
 @functools.cache
 def _adapter() -> TypeAdapter[Inventory]:
-    return TypeAdapter(Inventory)
+    """Return what validates an inventory; makes it at the first call, which takes a tenth of a second."""
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    from inventory import forms  # noqa: F401 - pydantic finds the name of the annotations here
+
+    strict = with_config(ConfigDict(extra="forbid", hide_input_in_errors=True))
+    return TypeAdapter(strict(Inventory))
 
 
 def _with_balancers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,7 +284,7 @@ def _told(fault: ErrorDetails, is_array: bool) -> str:
         case "string_pattern_mismatch":
             what = f"{value!r} is not of the form {context['pattern'][4:-2]}"
         case "int_type" | "greater_than_equal" | "less_than_equal":
-            what = f"{value!r} is not a whole number from 1 to {COUNT_MAX:,}"
+            what = f"{value!r} is not a whole number from 1 to 10,000,000"
         case "literal_error":
             what = f"{value!r}; allowed: {context['expected']}"
         case "value_error":

@@ -1,30 +1,20 @@
 """The tables of an inventory as values: balancers, brokers, hosts, mirrors, users, limits and TLS.
 
-`inventory.inventory.parse` validates a file against these types with pydantic. Values that code makes are not
-validated. The defaults of limits suit a host that runs nothing else.
+`inventory.inventory.parse` validates a file against `inventory.forms` with pydantic. Values that code makes
+are not validated. The defaults of limits suit a host that runs nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    StringConstraints,
-    ValidationInfo,
-)
-
-from messagebus.broker import Broker
-from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from inventory import forms
 
 __all__ = [
     "ROLES",
@@ -40,7 +30,6 @@ __all__ = [
 ]
 
 ROLES = ("agent", "application", "publisher", "consumer", "monitor", "operator")
-COUNT_MAX = 10_000_000
 RESYNC_RATE = "100M"
 SESSIONS_MAX = 8_000
 BALANCER = "haproxy"
@@ -54,8 +43,6 @@ MEMORY_PERCENT = 40
 WAL_MB_MAX = 512
 QUEUE_MB_MAX = 8_000
 
-DEVICE = "/dev/[A-Za-z0-9_./-]{1,200}"
-
 
 class Address(NamedTuple):
     """Host and port of one TCP service."""
@@ -65,89 +52,6 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-
-def _address(value: object) -> Address:
-    text = _string(value)
-    if ":" not in text.rpartition("]")[2]:
-        raise ValueError(f"no port in {text!r}")
-    broker = Broker.parse(text)
-    return Address(broker.host, broker.port)
-
-
-def _path(value: object, info: ValidationInfo[Any]) -> Path:
-    """Return a path; a relative one starts at the folder in the context."""
-    text = _string(value)
-    if not text or any(ord(char) < 32 for char in text):
-        raise ValueError(f"{text!r} is not a path")
-    return Path(info.context["base"] / text)
-
-
-def _path_on_host(value: object, info: ValidationInfo[Any]) -> Path:
-    path = _path(value, info)
-    if info.data.get("host") and not str(value).startswith("/"):
-        raise ValueError(f"{value!r} is on another host: an absolute path wanted")
-    return path
-
-
-def _device(value: object) -> Path:
-    text = _string(value)
-    if not re.fullmatch(DEVICE, text):
-        raise ValueError(f"{text!r} is not of the form {DEVICE}")
-    return Path(text)
-
-
-def _string(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"string wanted, not {type(value).__name__}")
-    return value
-
-
-def _two_different(value: object) -> object:
-    if isinstance(value, list) and (len(value) != 2 or value[0] == value[1]):
-        raise ValueError(f"{value!r}; 2 different ones wanted")
-    return value
-
-
-def _one_of(*allowed: str) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if value not in allowed:
-            raise ValueError(f"{value!r}; allowed: {', '.join(allowed)}")
-        return str(value)
-
-    return check
-
-
-def _not_in_file(_value: object) -> Any:
-    raise ValueError("unknown key")
-
-
-def _form(pattern: str) -> StringConstraints:
-    return StringConstraints(pattern=f"^(?:{pattern})$")
-
-
-Name = Annotated[str, _form("[A-Za-z0-9][A-Za-z0-9_-]{0,62}")]
-"""Name of a broker, host or balancer."""
-UserName = Annotated[str, _form("[!-~]{1,128}")]
-HostName = Annotated[str, _form("[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")]
-ClusterName = Annotated[str, _form("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")]
-Ssh = Annotated[
-    str,
-    _form("([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}@)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(:[0-9]{1,5})?"),
-]
-Ip = Annotated[str, _form("[0-9a-fA-F.:]{2,45}")]
-IpOnNetwork = Annotated[str, _form("[0-9a-fA-F.:]{2,45}/[0-9]{1,3}")]
-Version = Annotated[str, _form("[A-Za-z0-9.+:~-]{1,100}")]
-Program = Annotated[str, _form("/[A-Za-z0-9_./-]{1,200}")]
-Rate = Annotated[str, _form("[1-9][0-9]{0,5}[KMG]?")]
-Device = Annotated[Path, PlainValidator(_device)]
-Count = Annotated[int, Field(strict=True, ge=1, le=COUNT_MAX)]
-Flag = Annotated[bool, Field(strict=True)]
-YesNo = Annotated[bool, PlainValidator(lambda value: _one_of("no", "yes")(value) == "yes")]
-Endpoint = Annotated[Address, PlainValidator(_address)]
-FilePath = Annotated[Path, PlainValidator(_path)]
-PathOnHost = Annotated[Path, PlainValidator(_path_on_host)]
-NOT_IN_FILE = PlainValidator(_not_in_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,20 +75,20 @@ class Timers:
     hard_stop_s: upper bound of the time that a process from before a reload lives on with its connections.
     """
 
-    heartbeat_s: Count = 60
-    client_s: Count = 180
-    server_s: Count = 180
-    connect_ms: Count = 250
-    check_ms: Count = 1_000
-    check_inter_ms: Count = 1_000
-    check_fast_inter_ms: Count = 200
-    rise: Count = 2
-    fall: Count = 2
-    agent_inter_ms: Count = 500
-    list_wait_s: Count = 60
-    list_server_s: Count = 75
-    connection_lifetime_s: Count = 600
-    hard_stop_s: Count = 1_800
+    heartbeat_s: forms.Count = 60
+    client_s: forms.Count = 180
+    server_s: forms.Count = 180
+    connect_ms: forms.Count = 250
+    check_ms: forms.Count = 1_000
+    check_inter_ms: forms.Count = 1_000
+    check_fast_inter_ms: forms.Count = 200
+    rise: forms.Count = 2
+    fall: forms.Count = 2
+    agent_inter_ms: forms.Count = 500
+    list_wait_s: forms.Count = 60
+    list_server_s: forms.Count = 75
+    connection_lifetime_s: forms.Count = 600
+    hard_stop_s: forms.Count = 1_800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +105,20 @@ class Balancer:
         `connect_ms` and is refused.
     """
 
-    name: Name = BALANCER
-    host: Name = ""
-    amqp: Endpoint
-    list: Endpoint
-    stats: Endpoint
-    config: PathOnHost
-    socket: PathOnHost
-    state_file: PathOnHost
-    master_pid_file: PathOnHost
-    probe_user: UserName
-    probe_password_file: FilePath
-    probe_password: Annotated[Secret | None, NOT_IN_FILE] = None
-    sessions_max: Count = SESSIONS_MAX
-    server_sessions_max: Count = 0
+    name: forms.Name = BALANCER
+    host: forms.Name = ""
+    amqp: forms.Endpoint
+    list: forms.Endpoint
+    stats: forms.Endpoint
+    config: forms.PathOnHost
+    socket: forms.PathOnHost
+    state_file: forms.PathOnHost
+    master_pid_file: forms.PathOnHost
+    probe_user: forms.UserName
+    probe_password_file: forms.FilePath
+    probe_password: forms.NoSecret = None
+    sessions_max: forms.Count = SESSIONS_MAX
+    server_sessions_max: forms.Count = 0
     timers: Timers = dataclasses.field(default_factory=Timers)
 
     def __post_init__(self) -> None:
@@ -239,12 +143,12 @@ class Host:
         NAME``, which prints ``on`` or ``off``; "" where only a person can tell.
     """
 
-    name: Name
-    ssh: Ssh
-    sudo: YesNo = False
-    replication: Ip = ""
-    management: Ip = ""
-    power: Program = ""
+    name: forms.Name
+    ssh: forms.Ssh
+    sudo: forms.YesNo = False
+    replication: forms.Ip = ""
+    management: forms.Ip = ""
+    power: forms.Program = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,14 +161,14 @@ class Mirror:
     resync_rate: bytes per second of resync and verify, as ``100M``.
     """
 
-    name: Name
-    hosts: Annotated[tuple[Name, Name], BeforeValidator(_two_different)]
-    device: Device
-    disk: Device
-    mount: FilePath
-    port: Count
-    address: IpOnNetwork = ""
-    resync_rate: Rate = RESYNC_RATE
+    name: forms.Name
+    hosts: forms.TwoHosts
+    device: forms.Device
+    disk: forms.Device
+    mount: forms.FilePath
+    port: forms.Count
+    address: forms.IpOnNetwork = ""
+    resync_rate: forms.Rate = RESYNC_RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,23 +182,23 @@ class Node:
     version: version of RabbitMQ's package, "" for any.
     """
 
-    name: Name
-    host: Name = ""
-    version: Version = ""
-    address: Endpoint
-    agent: Endpoint
-    check: Endpoint
-    management: Endpoint
-    node_list_file: FilePath
+    name: forms.Name
+    host: forms.Name = ""
+    version: forms.Version = ""
+    address: forms.Endpoint
+    agent: forms.Endpoint
+    check: forms.Endpoint
+    management: forms.Endpoint
+    node_list_file: forms.FilePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """One user of every broker. role: one of ROLES, or the gate check's. password_file: on this machine."""
 
-    name: UserName
-    role: Annotated[str, AfterValidator(_one_of(*ROLES))]
-    password_file: FilePath
+    name: forms.UserName
+    role: forms.Role
+    password_file: forms.FilePath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +213,12 @@ class Provision:
     old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
     """
 
-    disk_free_mb: Count = DISK_FREE_MB
-    memory_percent: Count = MEMORY_PERCENT
-    wal_mb_max: Count = WAL_MB_MAX
-    queue_mb_max: Count = QUEUE_MB_MAX
-    tls_dir: FilePath | None = None
-    old_publishers: Flag = False
+    disk_free_mb: forms.Count = DISK_FREE_MB
+    memory_percent: forms.Count = MEMORY_PERCENT
+    wal_mb_max: forms.Count = WAL_MB_MAX
+    queue_mb_max: forms.Count = QUEUE_MB_MAX
+    tls_dir: forms.FilePath | None = None
+    old_publishers: forms.Flag = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,13 +234,13 @@ class Tls:
     loaded.
     """
 
-    ca_file: FilePath
-    cert_file: FilePath
-    key_file: FilePath
-    server_name: HostName
-    check_cert_file: FilePath
-    old_management: Flag = False
-    digest: Annotated[str, NOT_IN_FILE] = ""
+    ca_file: forms.FilePath
+    cert_file: forms.FilePath
+    key_file: forms.FilePath
+    server_name: forms.HostName
+    check_cert_file: forms.FilePath
+    old_management: forms.Flag = False
+    digest: forms.NoDigest = ""
 
     @property
     def files(self) -> TlsFiles:
