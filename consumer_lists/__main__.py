@@ -101,8 +101,8 @@ def show_command(source: Source, as_json: bool) -> None:
     serving, (known, silent) = nodes.served(asked), nodes.clients(asked)
     if as_json:
         tls = any(node.tls for node in asked)
-        told = show.plain(ours, serving, known, silent, tls=tls)
-        click.echo(json.dumps(told, indent=2))
+        shown = show.plain(ours, serving, known, silent, tls=tls)
+        click.echo(json.dumps(shown, indent=2))
         return
     click.echo(ours.render(), nl=False)
     if asked:
@@ -302,8 +302,8 @@ def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None
 
 
 def _say_what_to_commit(path: Path, cluster: str, generation: int) -> None:
-    if said := listfile.advice(path, f"{cluster or path.stem}: generation {generation}"):
-        say(said)
+    if command := listfile.advice(path, f"{cluster or path.stem}: generation {generation}"):
+        say(command)
 
 
 def _write(node: Node, path: Path, text: str) -> None:

@@ -95,11 +95,11 @@ def advice(path: Path, message: str) -> str:
     if asked.returncode:
         return f"{path} is under no version control"
     begin = f"git -C {shlex.quote(str(path.parent))}"
-    name, said = shlex.quote(path.name), shlex.quote(message)
+    name, text = shlex.quote(path.name), shlex.quote(message)
     match asked.stdout[:2]:
         case "" | "!!":
             return ""
         case "??":
-            return f"to keep: {begin} add {name} && {begin} commit -m {said} -- {name}"
+            return f"to keep: {begin} add {name} && {begin} commit -m {text} -- {name}"
         case _:
-            return f"to keep: {begin} commit -m {said} -- {name}"
+            return f"to keep: {begin} commit -m {text} -- {name}"

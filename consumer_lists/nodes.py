@@ -168,9 +168,9 @@ def _get(node: Node, path: str) -> httpx.Response:
         verify=(node.tls or TlsFiles()).client_context(),
     )
     if answer.is_error:
-        said = " ".join(answer.text.split())[:200]
+        text = " ".join(answer.text.split())[:200]
         raise httpx.HTTPStatusError(
-            f"{answer.status_code} {said}", request=answer.request, response=answer
+            f"{answer.status_code} {text}", request=answer.request, response=answer
         )
     return answer
 

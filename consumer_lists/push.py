@@ -109,13 +109,13 @@ def _newest(
     ours: BrokerList, serving: Sequence[Served], known: Sequence[Client]
 ) -> tuple[int, str]:
     """Return the newest generation that any node or client has seen, and the source of that report."""
-    said = [(ours.generation, "the operators' list has it")]
-    said += [(node.generation, f"{node.node} serves it") for node in serving]
-    said += [
+    reports = [(ours.generation, "the operators' list has it")]
+    reports += [(node.generation, f"{node.node} serves it") for node in serving]
+    reports += [
         (client.applied, f"client {client.id} of {client.subscription} says it has applied it")
         for client in known
     ]
-    return max(said, key=lambda one: one[0])
+    return max(reports, key=lambda one: one[0])
 
 
 def _refuse_strangers(cluster: Cluster, ours: BrokerList, serving: Sequence[Served]) -> None:

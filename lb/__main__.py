@@ -136,8 +136,8 @@ def apply_command(reload: bool, without: tuple[str, ...]) -> None:
         say((f"{balancer.name}: " if inventory.more else "") + _what_was_done(done))
     for name in without:
         tried = apply_absent(inventory, connect, inventory.find_balancer(name))
-        told = tried if isinstance(tried, str) else _what_was_done(tried)
-        say(f"{name}: {'left out: ' if isinstance(tried, str) else ''}{told}")
+        outcome = tried if isinstance(tried, str) else _what_was_done(tried)
+        say(f"{name}: {'left out: ' if isinstance(tried, str) else ''}{outcome}")
 
 
 def _what_was_done(applied: Applied) -> str:
@@ -179,17 +179,17 @@ def save_state_command(every_s: float | None) -> None:
             save_state(inventory)
         return
     stop = threading.Event()
-    told = False
+    is_reported = False
     while not stop.wait(every_s):
         try:
             # The inventory is read anew, because an apply may have changed it.
             for inventory in _local(_inventory()):
                 save_state(inventory)
-            told = False
+            is_reported = False
         except (BalancerUnreachable, ConfigError) as fault:
-            if not told:
+            if not is_reported:
                 say(f"not saved: {fault}", err=True)
-            told = True
+            is_reported = True
 
 
 @cli.command("status")

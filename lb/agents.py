@@ -65,8 +65,8 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
             f" {str(fault) or type(fault).__name__}; see `lb drain --by-hand` and `lb maint`"
         ) from fault
     if answer.status_code != httpx.codes.OK:
-        said = " ".join(answer.text.split())[:REASON_CHARS]
-        raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {said}")
+        text = " ".join(answer.text.split())[:REASON_CHARS]
+        raise AgentRefused(f"the agent of {node.name} says {answer.status_code}: {text}")
 
 
 def _wait(
@@ -79,8 +79,8 @@ def _wait(
     while not (seen := fleet.look(node.name)).everywhere(is_so):
         if time.monotonic() > until:
             where = seen.differing(is_so)
-            if wanted == "ready" and (said := _health(inventory, node)):
-                where += f"; the agent's reason: {said}"
+            if wanted == "ready" and (reason := _health(inventory, node)):
+                where += f"; the agent's reason: {reason}"
             raise NotReached(f"{node.name} is not seen as {wanted} after {within_s:g} s: {where}")
         time.sleep(POLL_S)
     return seen.shown

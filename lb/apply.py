@@ -65,8 +65,8 @@ def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
     text = render(inventory)
-    if said := machine.config_faults(text, inventory.balancer.config):
-        raise ConfigError(f"HAProxy refuses the configuration: {_alerts(said)}")
+    if faults := machine.config_faults(text, inventory.balancer.config):
+        raise ConfigError(f"HAProxy refuses the configuration: {_alerts(faults)}")
     return text
 
 
@@ -166,5 +166,5 @@ def _save_state(inventory: Inventory, machine: Machine, socket: Path) -> None:
 def _alerts(stderr: str) -> str:
     """Return HAProxy's complaints in one line, without the bytes that hold the probe's password."""
     alerts = [line.partition(" : ")[2] for line in stderr.splitlines() if "[ALERT]" in line]
-    said = re.sub(r"[0-9a-f]{40,}", "***", " | ".join(alerts) or stderr)
-    return " ".join(said.split())[:TAIL_CHARS]
+    text = re.sub(r"[0-9a-f]{40,}", "***", " | ".join(alerts) or stderr)
+    return " ".join(text.split())[:TAIL_CHARS]

@@ -58,7 +58,7 @@ class BrokerStates:
         } | dict(self.silent)
         if len(self.shown) + len(self.silent) == 1:
             return "; ".join(found.values())
-        return "; ".join(f"{name}: {said}" for name, said in found.items())
+        return "; ".join(f"{name}: {text}" for name, text in found.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ def apply_all(
                 yield balancer, apply(inventory.at(balancer), machine, reload=reload)
             except LbError as fault:
                 left = ", ".join(after.name for after, _ in machines[number + 1 :])
-                told = f"{fault}; not touched: {left}" if left else str(fault)
-                raise type(fault)(f"{_begin(inventory, balancer)}{told}") from fault
+                text = f"{fault}; not touched: {left}" if left else str(fault)
+                raise type(fault)(f"{_begin(inventory, balancer)}{text}") from fault
 
 
 def apply_absent(inventory: Inventory, connect: Connect, balancer: Balancer) -> Applied | str:

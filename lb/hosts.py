@@ -197,10 +197,10 @@ class RemoteMachine:
         try:
             self._connection.run([HAPROXY, "-c", "-f", str(candidate)], timeout_s=COMMAND_WITHIN_S)
         except MessageBusError as fault:
-            said = str(getattr(fault, "output", "")) or str(fault)
-            if "[ALERT]" not in said:
+            output = str(getattr(fault, "output", "")) or str(fault)
+            if "[ALERT]" not in output:
                 raise ApplyFailed(f"cannot run {HAPROXY} -c: {fault}") from fault
-            return said
+            return output
         finally:
             self._run(["rm", "-f", str(candidate)])
         return ""

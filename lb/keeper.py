@@ -64,12 +64,12 @@ def main() -> None:
         return
     if wanted.socket is None:
         asked.error("--socket or --cold")
-    told = ""
+    reported = ""
     while True:
         fault = save(wanted.socket, wanted.file, wanted.lock)
-        if fault and fault != told:
+        if fault and fault != reported:
             print(f"not saved: {fault}", file=sys.stderr, flush=True)
-        told = fault
+        reported = fault
         if wanted.every is None:
             sys.exit(1 if fault else 0)
         time.sleep(wanted.every)

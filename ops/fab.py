@@ -44,13 +44,13 @@ def _task(name: str, command: click.Command) -> Any:
     def body(*args: Any, **settings: Any) -> None:
         given = signature.bind(*args, **settings).arguments
         del given["context"]
-        said = [name]
+        argv = [name]
         for key, value in given.items():
             if value and key in options:
-                said.append(f"--{key.replace('_', '-')}")
+                argv.append(f"--{key.replace('_', '-')}")
             if value and not isinstance(value, bool):
-                said.append(value)
-        sys.exit(main(said))
+                argv.append(value)
+        sys.exit(main(argv))
 
     body.__name__, body.__doc__ = name, str(command.help).replace("\b\n", "")
     body.__signature__ = signature  # type: ignore[attr-defined]

@@ -237,7 +237,7 @@ class Lack:
     def lines(self) -> Iterator[str]:
         for node, missing in self.definitions.items():
             yield from (f"{node}: make {name}" for name in missing.names)
-            yield from (f"{node}: leave: {told}" for told in missing.told)
+            yield from (f"{node}: leave: {remark}" for remark in missing.remarks)
         yield from (f"topology: want {each['name']}" for each in self.topology)
         yield from (f"topology: leave {name}: {why}" for name, why in self.left.items())
         if self.generation:

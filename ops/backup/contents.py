@@ -162,10 +162,10 @@ NOBODY = Rights()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Definitions that a broker lacks. definitions: to import. told: a line on each thing left unchanged."""
+    """Definitions that a broker lacks. definitions: to import. remarks: a line on each thing left as it is."""
 
     definitions: Mapping[str, list[Any]]
-    told: tuple[str, ...]
+    remarks: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
@@ -241,7 +241,7 @@ def missing_definitions(
     set up anew stores the same password under another salt.
     """
     wanted: dict[str, list[Any]] = {}
-    told = []
+    remarks = []
     there = {one["name"] for one in now.get("users", [])}
     for kind, key in _KINDS.items():
         has = {key(one): one for one in now.get(kind, [])}
@@ -250,13 +250,13 @@ def missing_definitions(
                 continue
             if key(one) not in has:
                 if why := _why_left(kind, one, rights, there, is_password):
-                    told.append(f"{_one(kind)} {_name(one)} {why}")
+                    remarks.append(f"{_one(kind)} {_name(one)} {why}")
                     continue
                 there.update([one["name"]] if kind == "users" else [])
                 wanted.setdefault(kind, []).append(one)
             elif differs := _differs(kind, one, has[key(one)], is_password):
-                told.append(f"{_one(kind)} {_name(one)} {differs}")
-    return Missing(definitions=wanted, told=tuple(told))
+                remarks.append(f"{_one(kind)} {_name(one)} {differs}")
+    return Missing(definitions=wanted, remarks=tuple(remarks))
 
 
 def _why_left(

@@ -203,8 +203,8 @@ def unused(view: View, name: str, address: str) -> str:
     For a broker that was never in use: a used one is emptied first.
     """
     is_off = off_the_list(view, name, address)
-    if told := is_off():
-        return told
+    if fault := is_off():
+        return fault
     if not any(node.name == name for node in view.nodes):
         return ""
     try:
@@ -233,9 +233,9 @@ def others_serve(view: View, names: Collection[str], *, wanted: int) -> str:
     serving = [name for name, fault in faults.items() if not fault]
     if len(serving) >= wanted:
         return ""
-    told = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
+    reasons = "; ".join(f"{name}: {fault}" for name, fault in faults.items() if fault)
     raise Blocked(
-        f"{len(serving)} other brokers take publishes, {wanted} must: {told or 'there is no other'}"
+        f"{len(serving)} other brokers take publishes, {wanted} must: {reasons or 'there is no other'}"
     )
 
 
@@ -301,8 +301,8 @@ def lists_all(view: View) -> str:
 @as_check
 def all_ready(view: View) -> str:
     """Check `takes_publishes` of every broker."""
-    said = {node.name: takes_publishes(view, node.name)() for node in view.nodes}
-    return "; ".join(f"{name}: {what}" for name, what in said.items() if what)
+    missing = {node.name: takes_publishes(view, node.name)() for node in view.nodes}
+    return "; ".join(f"{name}: {what}" for name, what in missing.items() if what)
 
 
 def publishes_arrive(view: View, name: str) -> Check:

@@ -120,8 +120,8 @@ def of_broker(
             yield Finding(node.name, f"{'memory' if what == 'mem' else 'disk'} alarm")
     free, limit = resources.get("disk_free"), resources.get("disk_free_limit")
     if isinstance(free, int) and isinstance(limit, int) and free < DISK_FREE_LIMITS * limit:
-        told = f"{free // 1_000_000:,} MB of disk are free; below {limit // 1_000_000:,} it takes no more"
-        yield Finding(node.name, told)
+        what = f"{free // 1_000_000:,} MB of disk are free; below {limit // 1_000_000:,} it takes no more"
+        yield Finding(node.name, what)
 
 
 def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Finding]:
@@ -149,9 +149,9 @@ def of_clock(host: str, seconds: float) -> Iterator[Finding]:
         yield Finding(host, f"its clock is {abs(seconds):.1f} s {word} this machine's")
 
 
-def of_disks(host: str, said: str) -> Iterator[Finding]:
-    """Yield faults of a host's disks. said: output of ``df --output=pcent,target``."""
-    for line in said.splitlines():
+def of_disks(host: str, output: str) -> Iterator[Finding]:
+    """Yield faults of a host's disks. output: output of ``df --output=pcent,target``."""
+    for line in output.splitlines():
         percent, _, target = line.strip().partition(" ")
         if (
             percent.endswith("%")
@@ -272,13 +272,13 @@ def _list(inventory: Inventory, view: View) -> Iterator[Finding]:
 def _balancers(inventory: Inventory, file: Path) -> Iterator[Finding]:
     argv = kits.lb(file, "status", "--json").argv
     try:
-        said = shell.run(argv, timeout_s=STATUS_WITHIN_S, cwd=CHECKOUT)
+        output = shell.run(argv, timeout_s=STATUS_WITHIN_S, cwd=CHECKOUT)
     except CommandFailed as fault:  # a balancer does not answer: the output names it
-        said = fault.output
+        output = fault.output
     try:
-        yield from of_balancers(inventory, json.loads(said))
+        yield from of_balancers(inventory, json.loads(output))
     except ValueError:
-        yield Finding("balancers", said.strip()[-300:] or "lb status says nothing")
+        yield Finding("balancers", output.strip()[-300:] or "lb status says nothing")
 
 
 def _topology(view: View) -> Iterator[Finding]:

@@ -198,15 +198,15 @@ class Emptying:
             raise Blocked(f"{_named(late)} held them for longer than their delay; {gone}")
 
     def _progress(self, left: Left) -> str:
-        told = [self._rate(left.messages)]
+        parts = [self._rate(left.messages)]
         if left.delayed:
             count, longest_s = delayed(left.delayed)
-            told.append(f"{count:,} of them delayed, {in_words(longest_s)} at most")
+            parts.append(f"{count:,} of them delayed, {in_words(longest_s)} at most")
         if unacked := sum(queue.unacked for queue in left.read):
-            told.append(f"{unacked:,} being handled")
+            parts.append(f"{unacked:,} being handled")
         if left.unread and self._moves:
-            told.append(f"{_count(left.unread):,} to be moved")
-        return "; ".join(told)
+            parts.append(f"{_count(left.unread):,} to be moved")
+        return "; ".join(parts)
 
     def _rate(self, left: int) -> str:
         now = self._clock()

@@ -210,10 +210,10 @@ def diff(file: Path) -> int:
       python -m ops topology diff
     """
     view = View(file.absolute())
-    told = [*map(str, drift(view)), *_otherwise(view)]
-    for line in told:
+    lines = [*map(str, drift(view)), *_otherwise(view)]
+    for line in lines:
         say(line)
-    if told:
+    if lines:
         return Exit.FOUND
     say(f"{len(view.nodes)} agents and brokers have the same")
     return Exit.DONE
@@ -233,9 +233,9 @@ def sync(file: Path) -> None:
     file = file.absolute()
     view = View(file)
     with locked(file, "topology sync"):
-        told = _merge_all(view)
-        was = "was" if told == 1 else "were"
-        say(f"{plural(told, 'entry')} {was} told to agents that did not know them")
+        count = _merge_all(view)
+        was = "was" if count == 1 else "were"
+        say(f"{plural(count, 'entry')} {was} told to agents that did not know them")
         until = time.monotonic() + SAME_WITHIN_S
         while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
             if time.monotonic() > until:
@@ -267,24 +267,24 @@ def adopt(file: Path, yes: bool) -> None:
     file = file.absolute()
     view = View(file)
     with locked(file, "topology adopt"):
-        told, silent = view.answering_snapshots()
-        for name, snapshot in told.items():
+        answered, silent = view.answering_snapshots()
+        for name, snapshot in answered.items():
             wanted = sum(bool(entry["alive"]) for entry in _entries(snapshot).values())
             state = "intact" if snapshot["intact"] else "NOT intact"
             say(f"{name}: {wanted} wanted, {state}")
         for why in silent.values():
             say(f"{why}: its map is taken in when it answers")
-        intact = [name for name, snapshot in told.items() if snapshot["intact"]]
+        intact = [name for name, snapshot in answered.items() if snapshot["intact"]]
         if len(intact) > len(view.nodes) // 2:
             raise OpsError(f"{', '.join(intact)} are a majority and intact: nothing to vouch for")
-        if len(told) <= len(view.nodes) // 2:
+        if len(answered) <= len(view.nodes) // 2:
             raise OpsError("fewer than a majority of agents answer: start them first")
         if not yes:
             confirm()
-        for name in told:
-            for snapshot in told.values():
+        for name in answered:
+            for snapshot in answered.values():
                 view.adopt(name, snapshot)
-        say(f"{len(told)} agents have the map of all of them")
+        say(f"{len(answered)} agents have the map of all of them")
 
 
 def drift(view: View) -> list[Difference]:
@@ -314,24 +314,24 @@ def _entries(snapshot: dict[str, object]) -> dict[str, dict[str, object]]:
 
 def _merge_all(view: View) -> int:
     """Send each agent's map to those that are behind it. Returns the number of newer entries."""
-    snapshots, told = view.snapshots(), 0
+    snapshots, count = view.snapshots(), 0
     for name, mine in snapshots.items():
         known = _entries(mine)
         for theirs in snapshots.values():
             entries = _entries(theirs)
             if newer := newer_than(known, entries):
                 view.merge(name, theirs)
-                told += len(newer)
+                count += len(newer)
                 known |= {wanted: entries[wanted] for wanted in newer}
-    return told
+    return count
 
 
 def _otherwise(view: View) -> list[str]:
     """Return queues and exchanges that exist with other arguments than we would declare, in words."""
-    told = []
+    lines = []
     for name, snapshot in view.snapshots().items():
         items = wanted_items(_entries(snapshot).values())
         for begin in range(0, len(items), ASKED_AT_ONCE):
             if fault := view.mismatch(name, items[begin : begin + ASKED_AT_ONCE]):
-                told.append(f"{name}: {fault}")
-    return told
+                lines.append(f"{name}: {fault}")
+    return lines

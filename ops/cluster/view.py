@@ -145,13 +145,13 @@ class View:
 
     def answering_snapshots(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """Return the maps of the agents that answer, and for each other agent the reason why it does not."""
-        told, silent = dict[str, dict[str, Any]](), dict[str, str]()
+        found, silent = dict[str, dict[str, Any]](), dict[str, str]()
         for node in self.nodes:
             try:
-                told[node.name] = self._agent(node, "/topology").json()
+                found[node.name] = self._agent(node, "/topology").json()
             except NoAnswer as fault:
                 silent[node.name] = str(fault)
-        return told, silent
+        return found, silent
 
     def adopt(self, name: str, snapshot: Mapping[str, Any]) -> None:
         """Make an agent take this map on our word, joined with its own. Raises NoAnswer."""

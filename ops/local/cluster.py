@@ -397,8 +397,8 @@ class LocalCluster:
     def _last_words(self, name: str) -> str:
         log = self.layout.log_file(name)
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        said = " | ".join([line for line in lines if line][-LOG_TAIL_LINES:])
-        return f"{said or 'it said nothing'} ({log})"
+        words = " | ".join([line for line in lines if line][-LOG_TAIL_LINES:])
+        return f"{words or 'it wrote nothing'} ({log})"
 
     def _stop_parts(self, layout: Layout, names: Iterable[str]) -> None:
         """Stop parts in the order opposite to their start; parts of one kind together."""

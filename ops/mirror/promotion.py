@@ -230,5 +230,5 @@ def _may_promote(view: MirrorView, host: Host, *, is_dead: bool, given_up: bool)
 
 @as_check
 def _is_off(view: MirrorView, host: Host) -> str:
-    said = view.power_of(host)
-    return "" if said == "off" else f"its power controller says {said!r}"
+    answer = view.power_of(host)
+    return "" if answer == "off" else f"its power controller says {answer!r}"

@@ -198,19 +198,19 @@ class Status:
 
 def parse_events(text: str, generations: Generations | None = None) -> Status:
     """Parse the output of ``drbdsetup events2 --now`` for one mirror. Raises Bad."""
-    said: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
         what, kind, *pairs = line.split() or [""] * 2
         if what == "exists" and kind != "-":
-            if kind in said:
+            if kind in found:
                 raise UnexpectedOutput(
                     f"more than one {kind}, which an 8.4 kernel does not have: {line!r}"
                 )
-            said[kind] = dict(_pair(word) for word in pairs)
-    if "resource" not in said:
+            found[kind] = dict(_pair(word) for word in pairs)
+    if "resource" not in found:
         return Status(link=DOWN, generations=generations)
-    resource, device = said["resource"], said.get("device", {})
-    connection, peer = said.get("connection", {}), said.get("peer-device", {})
+    resource, device = found["resource"], found.get("device", {})
+    connection, peer = found.get("connection", {}), found.get("peer-device", {})
     return Status(
         link=_link(connection.get("connection", "StandAlone"), peer.get("replication", "Off")),
         role=resource["role"],

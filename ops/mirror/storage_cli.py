@@ -68,8 +68,8 @@ def failover(
         how = permitted(view, host, dead=dead, give_up=give_up)
         return {**how, "agent": has_agent(view, host), "host": host.name}
 
-    said = {"to": to, "dead": dead, "give_up": give_up, "consume_only": consume_only}
-    _carry(opts, view, "failover", playbooks.failover, decide, said)
+    given = {"to": to, "dead": dead, "give_up": give_up, "consume_only": consume_only}
+    _carry(opts, view, "failover", playbooks.failover, decide, given)
 
 
 @storage.command(short_help="Move the broker NAME to its mirror's other host.")
@@ -112,8 +112,8 @@ def start(opts: RunOptions, view: MirrorView, where: str, consume_only: bool) ->
         permitted(view, host, dead="", give_up="")
         return {"agent": has_agent(view, host), "host": host.name}
 
-    said = {"on": where, "consume_only": consume_only}
-    _carry(opts, view, "start", playbooks.start, decide, said)
+    given = {"on": where, "consume_only": consume_only}
+    _carry(opts, view, "start", playbooks.start, decide, given)
 
 
 @storage.command(short_help="Stop the broker NAME and release its disk.")
@@ -142,15 +142,15 @@ def _carry(
     word: str,
     make: Callable[..., Plan],
     decide: Callable[[], dict[str, Any]],
-    said: dict[str, Any],
+    given: dict[str, Any],
 ) -> None:
-    """Carry out a plan that a run decides once. said: its options, which are a part of the run.
+    """Carry out a plan that a run decides once. given: its options, which are a part of the run.
 
     A resumed run goes on with the earlier decision, whose basis it may have changed itself.
     """
     name = f"storage {word} {view.name}"
     with opened(opts, name, [view.name]) as journal:
-        options = options_of_run(journal, said, dict.fromkeys(said, "") | {"consume_only": False})
+        options = options_of_run(journal, given, dict.fromkeys(given, "") | {"consume_only": False})
         decided = journal.facts.get("decided") or decide()
         how = {key: value for key, value in decided.items() if key != "host"}
         if "consume_only" in options:

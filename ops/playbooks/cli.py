@@ -274,8 +274,8 @@ def _view(opts: RunOptions, but: Collection[str], dead: Iterable[str]) -> View:
     """Return a view of the cluster without dead nodes and balancers, which are reported."""
     view = View(opts.file)
     absent = find_absent(view, lambda names: _of(opts.file, view, names), but, dead)
-    if told := absent.in_words():
-        say(f"note: dead, and left out: {told}", err=True)
+    if names := absent.in_words():
+        say(f"note: dead, and left out: {names}", err=True)
     return View(opts.file, absent)
 
 

@@ -20,8 +20,8 @@ def broker_table(text: str, name: str) -> str:
     """Return the text of the ``[[brokers]]`` table of this name, "" when there is none."""
     for begin, end in _tables(text, "brokers"):
         table = text[begin:end]
-        said = _said(table)
-        if said and said["brokers"][0].get("name") == name:
+        parsed = _parsed(table)
+        if parsed and parsed["brokers"][0].get("name") == name:
             return table
     return ""
 
@@ -59,7 +59,7 @@ def _without(text: str, kind: str, name: str) -> str:
     good = [{**rest, kind: wanted}] if wanted else [rest, {**rest, kind: []}]
     for begin, end in _tables(text, kind):
         edited = text[:begin] + text[end:]
-        if _said(edited) in good:
+        if _parsed(edited) in good:
             return edited
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
 
@@ -84,12 +84,12 @@ def with_host(text: str, name: str, host: str) -> str:
         else:
             table = table.replace("]]", f"]]\n{line}", 1)
         edited = text[:begin] + table + text[end:]
-        if _said(edited) == {**before, "brokers": wanted}:
+        if _parsed(edited) == {**before, "brokers": wanted}:
             return edited
     raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
 
 
-def _said(text: str) -> dict[str, Any] | None:
+def _parsed(text: str) -> dict[str, Any] | None:
     """Parse a text. Returns None where it is no TOML."""
     try:
         return tomllib.loads(text)

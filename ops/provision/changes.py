@@ -70,9 +70,9 @@ def observe(wanted: WantedHost, ask: Ask, *, cookie_copy: Path) -> Observed:
     )
 
 
-def _parse_packages(said: str) -> dict[str, str]:
+def _parse_packages(output: str) -> dict[str, str]:
     found = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         name, _, rest = line.partition(" ")
         version, _, status = rest.partition(" ")
         if status.strip() == INSTALLED:
@@ -80,18 +80,18 @@ def _parse_packages(said: str) -> dict[str, str]:
     return found
 
 
-def _parse_stats(said: str) -> dict[Path, tuple[int, str]]:
+def _parse_stats(output: str) -> dict[Path, tuple[int, str]]:
     found = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         words = line.split(" ", 2)
         if len(words) == 3 and words[0].isdigit():
             found[Path(words[2])] = (int(words[0], 8), words[1])
     return found
 
 
-def _parse_sums(said: str) -> dict[Path, str]:
+def _parse_sums(output: str) -> dict[Path, str]:
     found = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         digest, _, path = line.partition("  ")
         if len(digest) == 64 and path:
             found[Path(path)] = digest
@@ -99,9 +99,9 @@ def _parse_sums(said: str) -> dict[Path, str]:
 
 
 def _ask_users(wanted: Mapping[str, str], ask: Ask) -> dict[str, frozenset[str]]:
-    said = {name: ask(["id", "-nG", name]) for name in wanted}
+    output = {name: ask(["id", "-nG", name]) for name in wanted}
     return {
-        name: frozenset(groups.split()) for name, groups in said.items() if name in groups.split()
+        name: frozenset(groups.split()) for name, groups in output.items() if name in groups.split()
     }
 
 

@@ -79,8 +79,8 @@ def look(wanted: WantedHost, root: Root) -> Observed:
 
 def check_room(root: Root, *, host: str) -> None:
     """Raise NoRoom where the disk has too little room, before a change stops half-way."""
-    said = root.run(("df", "--output=avail", "-B1", "/")).split()
-    free_mb = int(said[-1]) // 1_000_000
+    output = root.run(("df", "--output=avail", "-B1", "/")).split()
+    free_mb = int(output[-1]) // 1_000_000
     if free_mb < FREE_MB_MIN:
         raise NoRoom(host, free_mb, FREE_MB_MIN)
 

@@ -94,9 +94,9 @@ def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of every playbook; the command gets them as one `opts`."""
 
-    def gathered(**said: Any) -> Any:
-        own = {name: said.pop(name) for name in RunOptions.__slots__}
-        return command(opts=RunOptions(**own), **said)
+    def gathered(**given: Any) -> Any:
+        own = {name: given.pop(name) for name in RunOptions.__slots__}
+        return command(opts=RunOptions(**own), **given)
 
     gathered.__doc__, gathered.__name__ = command.__doc__, command.__name__
     gathered.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
@@ -168,8 +168,8 @@ def options_of_run(
     began = journal.facts.get("options")
     if began is None:
         return dict(options)
-    said = {key: value for key, value in options.items() if value != defaults[key]}
-    changed = {key: value for key, value in said.items() if value != began.get(key)}
+    given = {key: value for key, value in options.items() if value != defaults[key]}
+    changed = {key: value for key, value in given.items() if value != began.get(key)}
     if wrong := sorted(set(changed) - set(may_come)):
         raise RunOpen(
             f"the unfinished run of {journal.name!r} began with {_in_words(began, wrong)}, not with"

@@ -155,7 +155,7 @@ def test_only_what_is_missing_is_made_and_what_differs_is_told() -> None:
         "permissions": [{"user": "shop", "vhost": "/", "configure": "^$"}],
     }
     assert missing.names == ["user shop", "permission of shop"]
-    assert missing.told == (
+    assert missing.remarks == (
         "user bus has another password now, or the same stored anew",
         "policy limit is another one now",
     )
@@ -210,7 +210,7 @@ def test_a_user_who_was_revoked_comes_back_only_by_the_inventory_s_word(
         before, {"users": []}, rights=rights, is_password=lambda _user, stored: stored == "right"
     )
     assert len(missing.names) == made
-    assert [told.split(" ", 2)[2].removeprefix("eve ") for told in missing.told] == list(why)
+    assert [told.split(" ", 2)[2].removeprefix("eve ") for told in missing.remarks] == list(why)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_password_that_is_known_may_be_stored_under_another_salt(
         {"users": [user | now]},
         is_password=lambda user, stored: user == "bus" and stored.startswith("right"),
     )
-    assert (missing.definitions, missing.told) == ({}, told)
+    assert (missing.definitions, missing.remarks) == ({}, told)
 
 
 def test_what_agents_make_is_left_to_them() -> None:
