@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,20 +34,12 @@ from tests.support.faults import (
     operators_drain,
     queue_exists,
     register,
-    restore,
     unregister,
     write_list,
 )
 from tests.support.orders import taken
 
 HTTP_TIMEOUT_S = 10.0
-
-
-@pytest.fixture
-def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; restored afterwards."""
-    yield cluster
-    restore(cluster)
 
 
 def url(cluster: LocalCluster, name: str, path: str) -> str:
