@@ -47,7 +47,13 @@ def url(cluster: LocalCluster, name: str, path: str) -> str:
 
 
 def get(cluster: LocalCluster, name: str, path: str, **request: Any) -> httpx.Response:
-    return httpx.get(url(cluster, name, path), timeout=HTTP_TIMEOUT_S, trust_env=False, **request)
+    return httpx.get(
+        url(cluster, name, path),
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        verify=False,
+        **request,
+    )
 
 
 def post(cluster: LocalCluster, name: str, body: Any, **request: Any) -> httpx.Response:
@@ -56,6 +62,7 @@ def post(cluster: LocalCluster, name: str, body: Any, **request: Any) -> httpx.R
         json=body,
         timeout=HTTP_TIMEOUT_S,
         trust_env=False,
+        verify=False,
         **request,
     )
 
