@@ -1,4 +1,7 @@
-"""Promise: messages confirmed with durability fsync are there after a kill -9, with page-cache too."""
+"""Promise: messages confirmed with durability fsync are there after a kill -9.
+
+Those confirmed with durability page-cache are, too, even of a new queue.
+"""
 
 from __future__ import annotations
 
