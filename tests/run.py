@@ -37,7 +37,7 @@ PARTS = {
         "fault/test_handlers.py",
         "fault/test_publishers_settle_everything.py",
         "integration/test_docs_operations.py",
-        "integration/test_playbooks_interrupted.py",
+        "integration/test_playbooks_under_load.py",
         "integration/test_spark_jobs.py",
         "integration/test_worker.py",
     ),

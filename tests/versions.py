@@ -30,7 +30,6 @@ UNIT = tuple(f"tests/unit/{name}" for name in ("core", "_io", "agent", "testing"
 ALWAYS = (
     "tests/contract/test_faults.py",
     "tests/fault/test_confirmed_survives_a_kill.py",
-    "tests/fault/test_durability_levels.py",
     "tests/fault/test_rights_and_names.py",
     "tests/fault/test_topics_reach_every_subscription.py::"
     "test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate",

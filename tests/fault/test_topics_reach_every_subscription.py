@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import pytest
 
+from bench.faults import FAULTS
+from bench.trials.soak import TOPIC, Soak, draws
 from messagebus import BusConfig, Consumer
 from messagebus.destination import Subscription, Topic
 from ops.local.cluster import LocalCluster
@@ -18,9 +21,11 @@ from tests.support.faults import (
     agent_answer,
     balancer_configured,
     delete_queue,
+    forget,
     metric,
     queue_exists,
     register,
+    restore,
 )
 from tests.support.load import Load, consuming, drain, publishing
 
@@ -171,3 +176,23 @@ def _without_gate_check(config: str) -> str:
         if not line.lstrip().startswith(("tcp-check send", "tcp-check expect"))
     ]
     return "".join(kept)
+
+
+SEED = 5
+LASTS_S, EVERY_S = 60.0, 6.0
+
+
+def test_a_minute_of_random_faults_loses_nothing(broken: LocalCluster, tmp_path: Path) -> None:
+    """A minute of the soak: every fault of brokers and links once or nearly, an audit at the end."""
+    said: list[str] = []
+    try:
+        _, result = Soak(broken, tmp_path / "run", say=said.append).run(
+            lasts_s=LASTS_S, every_s=EVERY_S, faults=draws(SEED, broken.names, FAULTS)
+        )
+    finally:
+        restore(broken)
+        forget(broken, TOPIC)
+    assert result.holds, (result.faults, said)
+    assert result.confirmed > 1000
+    assert result.total("delivered") == result.total("expected") == 2 * result.confirmed
+    assert sum(any(name in line for name in FAULTS) for line in said) >= 3

@@ -9,7 +9,7 @@ import pytest
 
 from messagebus import BusConfig
 from ops.local.cluster import LocalCluster
-from tests.support.faults import bus_config, forget
+from tests.support.faults import bus_config, forget, restore
 
 _numbers = itertools.count(1)
 
@@ -26,3 +26,10 @@ def topic(cluster: LocalCluster) -> Iterator[str]:
     name = f"i{next(_numbers)}"
     yield name
     forget(cluster, name)
+
+
+@pytest.fixture
+def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """The cluster, to break; restored afterwards."""
+    yield cluster
+    restore(cluster)

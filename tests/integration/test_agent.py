@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,7 +34,6 @@ from tests.support.faults import (
     operators_drain,
     queue_exists,
     register,
-    restore,
     unregister,
     write_list,
 )
@@ -44,19 +42,18 @@ from tests.support.orders import taken
 HTTP_TIMEOUT_S = 10.0
 
 
-@pytest.fixture
-def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; restored afterwards."""
-    yield cluster
-    restore(cluster)
-
-
 def url(cluster: LocalCluster, name: str, path: str) -> str:
     return f"http://{cluster.node(name).agent}{path}"
 
 
 def get(cluster: LocalCluster, name: str, path: str, **request: Any) -> httpx.Response:
-    return httpx.get(url(cluster, name, path), timeout=HTTP_TIMEOUT_S, trust_env=False, **request)
+    return httpx.get(
+        url(cluster, name, path),
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        verify=False,
+        **request,
+    )
 
 
 def post(cluster: LocalCluster, name: str, body: Any, **request: Any) -> httpx.Response:
@@ -65,6 +62,7 @@ def post(cluster: LocalCluster, name: str, body: Any, **request: Any) -> httpx.R
         json=body,
         timeout=HTTP_TIMEOUT_S,
         trust_env=False,
+        verify=False,
         **request,
     )
 

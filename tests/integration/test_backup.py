@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -25,12 +26,6 @@ from tests.support.eventually import FACTOR
 
 LIMIT = {"pattern": "^mb.sub/", "definition": {"max-length": 1_000_000}, "apply-to": "queues"}
 SHOP = {"password": "a password of the shop", "tags": ""}
-
-
-@pytest.fixture
-def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    """A cluster of its own: it is wiped."""
-    return make_cluster(2)
 
 
 def ops(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -56,8 +51,9 @@ def bus_of(cluster: LocalCluster) -> BusConfig:
 
 @pytest.mark.guarantee("backup-and-restore")
 def test_a_wiped_cluster_comes_back_with_its_policies_topology_and_list(
-    cluster: LocalCluster, tmp_path: Path
+    make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
+    cluster = make_cluster(2)
     for name in cluster.names:
         with cluster.management(name) as api:
             rights = {"configure": "^$", "write": "^mb.topic/.*", "read": "^$"}
@@ -123,15 +119,22 @@ LEFT = tuple(
 )
 
 
-def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    path = tmp_path / "backup.tar.gz"
-    bus = bus_of(cluster)
-    with Consumer(bus, "orders", subscription="old"):
-        pass
-    with cluster.management("mb1") as api:
+@pytest.fixture
+def limited(broken: LocalCluster) -> Iterator[LocalCluster]:
+    """The shared cluster, whose mb1 has a policy, and whose agents may be killed."""
+    with broken.management("mb1") as api:
         manage(api, "PUT", "/api/policies/%2F/limit", LIMIT)
+    yield broken
+    with broken.management("mb1") as api:
+        manage(api, "DELETE", "/api/policies/%2F/limit")
+
+
+def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
+    bus: BusConfig, topic: str, limited: LocalCluster, tmp_path: Path
+) -> None:
+    cluster, path = limited, tmp_path / "backup.tar.gz"
+    with Consumer(bus, topic, subscription="old"):
+        pass
     assert ops(cluster, "backup", str(path)).returncode == 0
     again = ops(cluster, "backup", str(path))
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
@@ -142,7 +145,7 @@ def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
     agent = cluster.node("mb1").agent
     httpx.post(
         f"http://{agent}/topology",
-        json={"wanted": ["orders/old"], "alive": False},
+        json={"wanted": [f"{topic}/old"], "alive": False},
         headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
         timeout=30,
         trust_env=False,
@@ -150,7 +153,7 @@ def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
     said = ops(cluster, "restore", str(path), "--yes").stdout.splitlines()
     assert said[1:] == [
         "mb1: leave: policy limit is another one now",
-        "topology: leave orders/old: deleted since",
+        f"topology: leave {topic}/old: deleted since",
         "nothing is missing",
     ]
     cluster.kill("mb2", agent=True)

@@ -1,7 +1,11 @@
-"""Promise: an answer that is no good list changes nothing, is counted, and is reported once."""
+"""Promise: an answer that is no good list changes nothing, is counted, and is reported once.
+
+A request that is given up leaves no socket.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ import httpx
 import pytest
 
 from messagebus import BusConfig, Consumer, ConsumerConfig
+from messagebus._io.agents.http import http_client
 from messagebus.broker import LIST_BYTES_MAX
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
@@ -164,3 +169,29 @@ def _good_list(cluster: LocalCluster) -> str:
     """Return a list of generation 7, so that others can be older."""
     lines = cluster.layout.list_file.read_text().splitlines(keepends=True)
     return "".join(line for line in lines if "generation" not in line) + "# generation: 7\n"
+
+
+GONE_WITHIN_S = 10.0
+
+
+async def test_a_request_given_up_during_its_handshake_leaves_no_socket() -> None:
+    hello, gone = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        hello.set()
+        while await reader.read(1_000):
+            pass
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with http_client(BusConfig(tls=True)) as http:
+        work = asyncio.ensure_future(http.get(f"https://127.0.0.1:{port}/", timeout=0.3))
+        await hello.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    await asyncio.wait_for(gone.wait(), GONE_WITHIN_S)
+    server.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +26,7 @@ from messagebus import (
 from messagebus.destination import delay_step
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import agent_answer, direct, queue_exists, register, restore
+from tests.support.faults import agent_answer, direct, queue_exists, register
 from tests.support.mismatch import costs_one_destination_and_not_the_link
 
 WITHIN_S = 20.0
@@ -78,13 +77,6 @@ def delete_by_hand(cluster: LocalCluster, queue: str) -> None:
     for name in cluster.names:
         with cluster.management(name) as management:
             management.delete(f"/api/queues/%2F/{quote(queue, safe='')}")
-
-
-@pytest.fixture
-def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; restored afterwards."""
-    yield cluster
-    restore(cluster)
 
 
 # -- durability

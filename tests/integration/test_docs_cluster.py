@@ -19,7 +19,6 @@ import pytest
 
 from messagebus import BusConfig, Secret, count_subscriptions, delete_subscriptions
 from ops.local.cluster import LocalCluster
-from tests.support.cluster import MakeCluster
 from tests.support.documents import ROOT, Block, blocks_of, files_of, pages
 from tests.support.eventually import eventually
 
@@ -33,12 +32,6 @@ PAGES = [
     for page in pages()
     if page != OPERATIONS and any("cluster" in block.marks for block in blocks_of(page))
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster) -> LocalCluster:
-    """A cluster of its own: pages name their topics as readers would."""
-    return make_cluster(brokers=2)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import pytest
 
 from messagebus import App, BusConfig, Message, PublisherConfig, declare
 from ops.local.cluster import LocalCluster
-from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually_async
+from tests.support.faults import forget
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "invoices"
@@ -130,13 +130,6 @@ class Service:
         return found
 
 
-@pytest.fixture
-def broken_cluster(make_cluster: MakeCluster) -> Iterator[LocalCluster]:
-    cluster = make_cluster(3)
-    yield cluster
-    cluster.down()
-
-
 def parked(cluster: LocalCluster) -> list[str]:
     """Return the message ids in the parking queue, over all brokers; they stay there."""
     wanted = {"count": 100_000, "ackmode": "ack_requeue_true", "encoding": "base64"}
@@ -161,11 +154,20 @@ def order(number: int) -> dict[str, object]:
     }
 
 
+@pytest.fixture
+def topics(cluster: LocalCluster) -> Iterator[None]:
+    """The topics of the application are deleted afterwards."""
+    yield
+    for topic in ("orders", "invoices"):
+        forget(cluster, topic)
+
+
 @pytest.mark.guarantee("application-survives-kills")
+@pytest.mark.usefixtures("topics")
 async def test_nothing_is_lost_when_a_broker_and_a_worker_are_killed(
-    broken_cluster: LocalCluster, tmp_path: Path
+    broken: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = broken_cluster
+    cluster = broken
     bus = BusConfig.from_env(cluster.client_env())
     await asyncio.to_thread(declare, bus, ["orders/billing", "invoices/archive"])
     service = Service(cluster, tmp_path)

@@ -16,10 +16,10 @@ import pytest
 from lb.runtime import servers
 from messagebus.broker import BrokerList
 from ops.errors import LocalFault
-from ops.local import process
+from ops.local import preflight, process
 from ops.local.cluster import LocalCluster
 from ops.local.layout import Layout
-from tests.support.cluster import MakeCluster
+from tests.support.cluster import MakeCluster, end
 from tests.support.eventually import eventually
 
 # Linux gives the whole of 127.0.0.0/8 to loopback; no other test uses this part of it.
@@ -82,10 +82,17 @@ def test_up_brings_back_whatever_is_missing_and_touches_nothing_else(cluster: Lo
     assert cluster.process_of("haproxy")
 
 
+@pytest.fixture(scope="module")
+def single(make_cluster: MakeCluster) -> LocalCluster:
+    """A cluster of one broker, which each test brings up where it does not run."""
+    return make_cluster(1)
+
+
 def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_running(
-    make_cluster: MakeCluster,
+    single: LocalCluster,
 ) -> None:
-    cluster = make_cluster(1)
+    cluster = single
+    cluster.up()
     password = cluster.password
     with cluster.management("mb1") as management:
         management.put("/api/queues/%2F/kept", json={"durable": True}).raise_for_status()
@@ -96,7 +103,6 @@ def test_a_cluster_that_was_stopped_comes_back_with_its_data_and_leaves_nothing_
     assert cluster.password == password
     with cluster.management("mb1") as management:
         assert management.get("/api/queues/%2F/kept").status_code == 200
-    cluster.down()
 
 
 def test_a_cluster_keeps_the_programs_that_it_was_made_with(tmp_path: Path) -> None:
@@ -120,7 +126,7 @@ def test_a_taken_port_moves_all_ports_together_and_it_is_said(tmp_path: Path) ->
             served = httpx.get(cluster.list_url, trust_env=False).text
             assert f"{NETWORK}.11:6672 agent=9081" in served
         finally:
-            cluster.down()
+            end(cluster)
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_told_before_anything_starts(
@@ -135,8 +141,10 @@ def test_a_port_that_was_asked_for_and_is_taken_is_told_before_anything_starts(
     assert process.marked(str(cluster.dir)) == []
 
 
-def test_a_pid_file_of_somebody_else_is_never_signalled(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path / "c", 1, network=NETWORK)
+def test_a_pid_file_of_somebody_else_is_never_signalled(
+    single: LocalCluster, tmp_path: Path
+) -> None:
+    cluster = single
     other = process.spawn(
         ["/bin/sleep", "60"], env={}, log=tmp_path / "log", pid_file=tmp_path / "pid", mark="other"
     )
@@ -153,7 +161,7 @@ def test_a_pid_file_of_somebody_else_is_never_signalled(tmp_path: Path) -> None:
         assert not mine.is_alive
     finally:
         process.kill([other])
-        cluster.down()
+        end(cluster)
 
 
 def test_an_interrupted_start_stops_what_it_started(tmp_path: Path) -> None:
@@ -175,3 +183,51 @@ def test_a_wipe_leaves_nothing_of_playbooks_either(tmp_path: Path) -> None:
     (folder / "ops.lock").touch()
     LocalCluster(folder).down(wipe=True)
     assert not folder.exists()
+
+
+# Two clusters never take the same ports, not even when both look at the same moment.
+CLAIMED = f"127.252.{os.getpid() % 250}"
+LAYOUT = Layout(dir=Path("/c"), numbers=(1, 2), network=CLAIMED)
+
+
+def test_the_second_of_two_starters_takes_other_ports() -> None:
+    first = preflight.claim_ports(LAYOUT)
+    second = preflight.claim_ports(LAYOUT)
+    try:
+        assert (first.layout.offset, second.layout.offset) == (0, 1000)
+        assert first.layout.block != second.layout.block
+    finally:
+        first.release()
+        second.release()
+
+
+def test_released_ports_are_free_again() -> None:
+    for _ in range(2):
+        claim = preflight.claim_ports(LAYOUT)
+        assert claim.layout.offset == 0
+        claim.release()
+
+
+def test_a_cluster_prefers_the_ports_that_it_had() -> None:
+    first = preflight.claim_ports(LAYOUT)
+    second = preflight.claim_ports(first.layout)
+    second.release()
+    again = preflight.claim_ports(second.layout)
+    again.release()
+    first.release()
+    assert again.layout == second.layout
+
+
+def test_a_taken_port_moves_all_or_is_told() -> None:
+    with socket.create_server((f"{CLAIMED}.12", 8082)):
+        claim = preflight.claim_ports(LAYOUT)
+        claim.release()
+        assert claim.layout.offset == 1000
+        with pytest.raises(LocalFault, match=rf"in use: {CLAIMED}\.12:8082"):
+            preflight.claim_ports(LAYOUT, port_offset=0)
+
+
+def test_a_listener_on_all_addresses_counts() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as everywhere:
+        port = everywhere.getsockname()[1]
+        assert preflight.taken([("127.0.0.77", port)]) == [f"127.0.0.77:{port}"]

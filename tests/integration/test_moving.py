@@ -183,7 +183,7 @@ def counted(cluster: LocalCluster, queue: str) -> str:
 
 
 def health_of(cluster: LocalCluster, name: str) -> dict[str, str]:
-    answer = httpx.get(f"http://{cluster.node(name).agent}/health", trust_env=False)
+    answer = httpx.get(f"http://{cluster.node(name).agent}/health", trust_env=False, verify=False)
     found: dict[str, str] = answer.json()
     return found
 

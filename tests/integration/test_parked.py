@@ -37,7 +37,7 @@ from messagebus import (
 )
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import delete_queue, direct, restore
+from tests.support.faults import delete_queue, direct
 
 WITHIN_S = 60
 DEADLINE_S = 30.0
@@ -73,13 +73,6 @@ def argv(*words: str) -> list[str]:
 
 def environment(cluster: LocalCluster) -> dict[str, str]:
     return {**os.environ, **cluster.client_env()}
-
-
-@pytest.fixture
-def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; restored afterwards."""
-    yield cluster
-    restore(cluster)
 
 
 def park(cluster: LocalCluster, name: str, queue: str, ids: list[str], **headers: Any) -> None:

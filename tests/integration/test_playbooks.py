@@ -1,4 +1,4 @@
-"""Brokers are added, removed, restarted, upgraded and replaced under load: nothing is lost or doubled."""
+"""Playbooks tell what stands in their way, and hang up, move, wait and restore where that is wanted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import base64
 import dataclasses
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import closing
 from urllib.parse import quote
 
 import pytest
@@ -25,180 +27,28 @@ from messagebus import (
     declare,
 )
 from messagebus._io.amqp.link import Credentials, Link, dial
-from ops.errors import LocalFault
-from ops.local import process
 from ops.local.cluster import LocalCluster
-from ops.run.command import JOURNALS, journal_of
-from ops.run.journal import open_runs
+from ops.run.command import journal_of
 from tests.support.cluster import MakeCluster
-from tests.support.eventually import eventually, eventually_async
+from tests.support.eventually import FACTOR, eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain
-from tests.support.playbooks import SUBSCRIPTION, AuditedLoad, lb, ops
+from tests.support.playbooks import SUBSCRIPTION, Reused, argv, forget_clients, ops
 
-RECEIVED_FIRST = 100
-RELOADS = 5
 DECLARED_WITHIN_S = 5.0
-SEEN_WITHIN_S = 30.0
-
-
-BROKERS = 3
+STEP_WITHIN_S = 120.0
+INTERRUPTED = 130
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[list[LocalCluster]]:
-    """The cluster in use, if any."""
-    used: list[LocalCluster] = []
-    yield used
-    for each in used:
-        each.down()
+def reused(make_cluster: MakeCluster) -> Iterator[Reused]:
+    with closing(Reused(make_cluster)) as reused:
+        yield reused
 
 
 @pytest.fixture
-def cluster(make_cluster: MakeCluster, clusters: list[LocalCluster]) -> LocalCluster:
-    """A cluster of these tests' own, which change its brokers. Each leaves three, all ready, and no
-    unfinished run; a test that does not fails alone: the next has a new cluster.
-    """
-    if clusters and not is_left_as_found(clusters[-1]):
-        clusters.pop().down()
-    if not clusters:
-        clusters.append(make_cluster(BROKERS))
-    return clusters[-1]
-
-
-def is_left_as_found(cluster: LocalCluster) -> bool:
-    if len(cluster.names) != BROKERS or open_runs(cluster.inventory.parent / JOURNALS, but=""):
-        return False
-    try:
-        cluster.wait_ready()
-    except LocalFault:
-        return False
-    return True
-
-
-@pytest.fixture
-def load(bus: BusConfig, topic: str) -> AuditedLoad:
-    """Publishers and consumers under load. bus, topic: as all integration tests have them."""
-    return AuditedLoad(bus, topic)
-
-
-@pytest.mark.guarantee("add-and-remove")
-def test_adding_and_removing_under_load_loses_and_doubles_nothing(
-    cluster: LocalCluster, load: AuditedLoad
-) -> None:
-    with load.running():
-        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
-
-        added = ops(cluster, "add", "mb4", "--yes")
-        assert added.returncode == 0, added.stderr
-        fourth = cluster.node("mb4").broker
-        eventually(
-            lambda: load.confirmed_by(fourth) and load.consumed_from[fourth], within_s=SEEN_WITHIN_S
-        )
-
-        second = cluster.node("mb2").broker
-        removed = ops(cluster, "remove", "mb2", "--yes")
-        assert removed.returncode == 0, removed.stderr
-        assert load.confirmed_by(second)
-        told = proofs(removed.stderr)
-        assert re.search(r"(\d+) of \1 clients work by generation \d+", told)
-        assert "0 messages are left in" in told
-    assert load.lost == set()
-    assert load.doubled == []
-    assert cluster.names == ["mb1", "mb3", "mb4"]
-    assert second not in cluster.consumer_list().names
-    assert process.marked(f"{cluster.dir}#mb2#") == []
-
-
-def proofs(said: str) -> str:
-    return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
-
-
-def has_received(load: AuditedLoad, count: int) -> bool:
-    return len(load.received) > count
-
-
-def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
-    cluster: LocalCluster, load: AuditedLoad
-) -> None:
-    """Publishers renew their connections meanwhile, so that some are made in each of its moments."""
-    with load.running(publishers=4, consumers=4):
-        for number in range(1, RELOADS + 1):
-            eventually(partial(has_received, load, number * RECEIVED_FIRST), within_s=60)
-            reloaded = lb(cluster, "apply", "--reload")
-            assert reloaded.returncode == 0, reloaded.stderr
-            assert "reloaded: process" in reloaded.stdout
-    assert load.lost == set()
-    assert load.doubled == []
-
-
-@pytest.mark.guarantee("restart-upgrade-replace")
-def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
-    cluster: LocalCluster, load: AuditedLoad
-) -> None:
-    before = {name: process_of(cluster, name) for name in cluster.names}
-    with load.running():
-        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
-        restarted = ops(cluster, "restart", "--rolling", "--yes")
-        assert restarted.returncode == 0, restarted.stderr
-        last = cluster.node(cluster.names[-1]).broker
-        count = load.consumed_from[last]
-        eventually(lambda: load.consumed_from[last] > count, within_s=SEEN_WITHIN_S)
-    assert load.lost == set()
-    assert load.doubled == []
-    after = {name: process_of(cluster, name) for name in cluster.names}
-    assert all(before[name] != after[name] for name in before)
-    assert not any(entry.draining for entry in cluster.consumer_list())
-
-
-def process_of(cluster: LocalCluster, name: str) -> process.Process:
-    found = cluster.process_of(name)
-    assert found is not None
-    return found
-
-
-@pytest.mark.guarantee("restart-upgrade-replace")
-def test_an_upgrade_under_load_loses_and_doubles_nothing(
-    cluster: LocalCluster, load: AuditedLoad
-) -> None:
-    name = cluster.names[0]
-    with load.running():
-        eventually(lambda: len(load.received) > RECEIVED_FIRST, within_s=60)
-        cookie = cluster.node(name).data_dir / "before"
-        cookie.write_text("of the old installation")
-        upgraded = ops(cluster, "upgrade", name, "--yes")
-        assert upgraded.returncode == 0, upgraded.stderr
-        assert not cookie.exists()
-        address = cluster.node(name).broker
-        count = load.consumed_from[address]
-        eventually(lambda: load.consumed_from[address] > count, within_s=SEEN_WITHIN_S)
-    assert load.lost == set()
-    assert load.doubled == []
-
-
-@pytest.mark.guarantee("restart-upgrade-replace")
-def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_be_missing(
-    cluster: LocalCluster, load: AuditedLoad
-) -> None:
-    name = cluster.names[1]
-    address = cluster.node(name).broker
-    with load.running():
-        eventually(lambda: load.confirmed_by(address) > RECEIVED_FIRST, within_s=60)
-        early = ops(cluster, "replace", name, "--lose-messages", "--yes")
-        assert early.returncode == 1
-        assert f"the broker of {name} answers" in early.stderr
-        assert not journal_of(cluster.inventory, f"replace {name}").is_resumed  # it only looked
-        cluster.kill(name)
-        cluster.kill(name, agent=True)
-        careless = ops(cluster, "replace", name, "--yes")
-        assert careless.returncode == 1
-        assert "what lay on its disk is lost for good" in careless.stderr
-        of_the_dead = {id for id, broker in dict(load.confirmed).items() if broker == address}
-        replaced = ops(cluster, "replace", name, "--lose-messages", "--yes")
-        assert replaced.returncode == 0, replaced.stderr
-        count = load.consumed_from[address]
-        eventually(lambda: load.consumed_from[address] > count, within_s=SEEN_WITHIN_S)
-    assert load.lost <= of_the_dead
-    cluster.wait_ready()
+def cluster(reused: Reused) -> LocalCluster:
+    """A cluster of these tests' own, which change its brokers."""
+    return reused.cluster()
 
 
 def test_a_dry_run_prints_the_argv_and_changes_nothing(cluster: LocalCluster) -> None:
@@ -234,6 +84,7 @@ async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     await asyncio.to_thread(declare, bus, [f"{topic}/{SUBSCRIPTION}"])
     with Publisher(direct(cluster, leaving)) as publisher:
         sent = {publisher.send_safe(topic, b"x", timeout_s=30).message_id for _ in range(3)}
+    await asyncio.to_thread(forget_clients, cluster)
     publishes, holds = [await foreign_link(cluster, leaving) for _ in range(2)]
     await holds.call(
         "basic_consume",
@@ -255,8 +106,13 @@ async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     assert not holds.is_open
     got = await asyncio.to_thread(received, bus, topic, len(sent))
     assert got == sorted(sent)
+    await asyncio.to_thread(forget_clients, cluster)
     added = await asyncio.to_thread(ops, cluster, "add", leaving, "--yes")
     assert added.returncode == 0, added.stderr
+
+
+def proofs(said: str) -> str:
+    return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
 
 
 def received(bus: BusConfig, topic: str, count: int) -> list[str]:
@@ -294,6 +150,7 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
 
     with Publisher(direct(cluster, leaving)) as publisher:
         delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
+    forget_clients(cluster)
     removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
     assert removed.returncode == 0, removed.stderr
     # On a busy machine the delayed one comes out before it is moved.
@@ -301,6 +158,7 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     assert received(bus, topic, len(waiting) + 1) == sorted([*waiting, delayed])
     (parked,) = count_parked(bus, [subscription]).counts
     assert (parked.count, parked.reasons) == (1, {"timeout": 1})
+    forget_clients(cluster)
     assert ops(cluster, "add", leaving, "--yes").returncode == 0
 
 
@@ -327,27 +185,6 @@ def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
         assert failed.returncode in (1, 2)
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
-
-
-def test_delayed_messages_are_told_and_waited_for(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    last = cluster.names[-1]
-    there = dataclasses.replace(bus, broker=cluster.node(last).broker)
-    with Consumer(bus, topic, subscription="all") as consumer:
-        with Publisher(there) as publisher:
-            sent = publisher.send_safe(topic, b"x", deliver_after_s=10, timeout_s=30).message_id
-        # Statistics show the past.
-        told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 10 s"
-        eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
-        with ThreadPoolExecutor(1) as thread:
-            removing = thread.submit(ops, cluster, "remove", last, "--yes")
-            delivery = consumer.receive(timeout_s=60)
-            assert delivery is not None
-            assert delivery.message_id == sent
-            consumer.ack(delivery)
-            assert removing.result().returncode == 0, removing.result().stderr
-    assert ops(cluster, "add", last, "--yes").returncode == 0
 
 
 def test_what_differs_is_told_and_nothing_is_changed(
@@ -425,3 +262,44 @@ def queues_of(cluster: LocalCluster, name: str) -> set[str]:
     with cluster.management(name) as management:
         listed = management.get("/api/queues/%2F?columns=name").raise_for_status().json()
         return {queue["name"] for queue in listed}
+
+
+@pytest.mark.guarantee("playbook-killed-anywhere")
+def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluster) -> None:
+    first = subprocess.Popen(
+        argv(cluster, "add", "mb4", "--yes"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        eventually(lambda: journal_of(cluster.inventory, "add mb4").done, within_s=60)
+        second = ops(cluster, "restart", "mb1", "--yes")
+        assert second.returncode == 1
+        assert f"pid {first.pid}, 'add mb4' is changing this cluster since" in second.stderr
+        assert journal_of(cluster.inventory, "restart mb1").done == ()
+    finally:
+        first.send_signal(signal.SIGINT)
+        assert first.wait(timeout=STEP_WITHIN_S * FACTOR) == INTERRUPTED
+    undone = ops(cluster, "add", "mb4", "--undo", "--yes")
+    assert undone.returncode == 0, undone.stderr
+    assert cluster.names == ["mb1", "mb2", "mb3"]
+
+
+def test_delayed_messages_are_told_and_waited_for(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    last = cluster.names[-1]
+    there = dataclasses.replace(bus, broker=cluster.node(last).broker)
+    with Consumer(bus, topic, subscription="all") as consumer:
+        with Publisher(there) as publisher:
+            sent = publisher.send_safe(topic, b"x", deliver_after_s=10, timeout_s=30).message_id
+        # Statistics show the past.
+        told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 10 s"
+        eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
+        with ThreadPoolExecutor(1) as thread:
+            removing = thread.submit(ops, cluster, "remove", last, "--yes")
+            delivery = consumer.receive(timeout_s=60)
+            assert delivery is not None
+            assert delivery.message_id == sent
+            consumer.ack(delivery)
+            assert removing.result().returncode == 0, removing.result().stderr
+        # The agents know a client that has ended for 90 s, and this would wait for it.
+        assert ops(cluster, "add", last, "--yes").returncode == 0

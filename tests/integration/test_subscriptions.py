@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from messagebus.directory import count_subscriptions, delete_subscriptions, purg
 from messagebus.telemetry.queuesampler import QueueSampler
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import direct, queue_exists, restore
+from tests.support.faults import direct, queue_exists
 
 WITHIN_S = 60
 DEADLINE_S = 30.0
@@ -65,13 +64,6 @@ class Shell:
 @pytest.fixture
 def shell(cluster: LocalCluster, tmp_path: Path) -> Shell:
     return Shell(cluster, tmp_path)
-
-
-@pytest.fixture
-def broken(cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A cluster to break; restored afterwards."""
-    yield cluster
-    restore(cluster)
 
 
 def publish(cluster: LocalCluster, topic: str, counts: dict[str, int]) -> None:

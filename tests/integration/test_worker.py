@@ -120,7 +120,7 @@ def free_port() -> int:
 def answered(port: int, path: str) -> Callable[[], httpx.Response | None]:
     def ask() -> httpx.Response | None:
         try:
-            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, verify=False)
         except httpx.HTTPError:
             return None
 

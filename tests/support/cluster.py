@@ -8,21 +8,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ops.local import process
 from ops.local.cluster import LocalCluster
 from tests.support.leaks import LEAKS
 
-__all__ = ["MakeCluster", "cluster_factory"]
+__all__ = ["MakeCluster", "cluster_factory", "end"]
 
 MakeCluster = Callable[..., LocalCluster]
 # Clusters of this process: several may run at the same time.
 NUMBERS = itertools.count(1)
 
 
+def end(cluster: LocalCluster) -> None:
+    """End all its processes at once: an orderly stop of RabbitMQ takes 6 s, and nobody uses it any more."""
+    process.kill(process.marked(f"{cluster.dir}#"))
+    cluster.down()
+
+
 @contextmanager
 def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeCluster]:
     """Give ``make(brokers=3, up=True, tls=False, balancers=1) -> LocalCluster``.
 
-    Every cluster is stopped at the end.
+    Every cluster is ended at the end.
 
     keep: asked at the end whether logs and data are to stay, to look at a failure.
     Networks differ between processes that run side by side; where they do not, ports do.
@@ -47,7 +54,7 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
         yield make
     finally:
         for cluster in made:
-            cluster.down()
+            end(cluster)
             LEAKS.look_into(cluster.dir)
             if not keep():
                 cluster.down(wipe=True)

@@ -1,9 +1,4 @@
-"""`python -m ops`, killed by SIGKILL when its journal is about to keep a step.
-
-    python -m tests.support.killed_ops COUNT WORD...
-
-COUNT: of steps that are kept before. The commands of the next step have run, and the journal lacks it.
-"""
+"""`python -m ops`, killed by SIGKILL when its journal is about to keep a step."""
 
 from __future__ import annotations
 
@@ -14,8 +9,15 @@ import sys
 from ops.__main__ import main
 from ops.run.journal import Journal
 
+__all__ = ["run"]
 
-def killed(after: int, words: list[str]) -> int:
+
+def run(after: int, words: list[str]) -> None:
+    """Run a command, silently, as the only thing that this process does; it ends here.
+
+    after: number of steps that are kept before it is killed. The commands of the next step have run, and the
+    journal lacks it.
+    """
     record = Journal.record
 
     def recorded(self: Journal, step: str, took_s: float, proof: str = "") -> None:
@@ -24,8 +26,7 @@ def killed(after: int, words: list[str]) -> int:
         record(self, step, took_s, proof)
 
     Journal.record = recorded  # type: ignore[method-assign]
-    return main(words)
-
-
-if __name__ == "__main__":
-    sys.exit(killed(int(sys.argv[1]), sys.argv[2:]))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for file in (0, 1, 2):
+        os.dup2(nowhere, file)
+    sys.exit(main(words))

@@ -1,0 +1,311 @@
+"""Brokers are added, removed, restarted, upgraded and replaced under load: nothing is lost or doubled.
+
+Also where a playbook is killed, or meets something dead: it stops at a safe point, or goes on without it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing import get_context
+
+import pytest
+
+from bench.trials.outer_faults import OTHER_CLOCK
+from ops.local import process
+from ops.local.cluster import LocalCluster
+from ops.run.command import journal_of
+from tests.support import killed_ops
+from tests.support.cluster import MakeCluster
+from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import bus_config
+from tests.support.playbooks import Audit, AuditedLoad, Reused, argv, lb, ops
+
+RECEIVED_FIRST = 100
+RECEIVED_WITHIN_S = 60.0
+RELOADS = 5
+SEEN_WITHIN_S = 30.0
+STEP_WITHIN_S = 120.0
+STEPS_MAX = 40
+DAY_S = 86_400
+
+NOTHING = Audit(lost=set(), doubled=set())
+# Forty runs that are killed: each is a process of its own, and the program is loaded once for all.
+FRESH = get_context("forkserver")
+FRESH.set_forkserver_preload([killed_ops.__name__])
+
+
+@pytest.fixture(scope="module")
+def reused(make_cluster: MakeCluster) -> Iterator[Reused]:
+    with closing(Reused(make_cluster)) as reused:
+        yield reused
+
+
+@pytest.fixture
+def cluster(reused: Reused) -> LocalCluster:
+    """A cluster of these tests' own, which change its brokers."""
+    return reused.cluster()
+
+
+@pytest.fixture
+def load(cluster: LocalCluster, reused: Reused) -> Iterator[AuditedLoad]:
+    """Publishers and consumers at work."""
+    load = reused.load()
+    receives(load, RECEIVED_FIRST)
+    yield load
+    load.audit()  # what a test that failed lost or doubled is not told of the next one
+
+
+def receives(load: AuditedLoad, count: int) -> None:
+    """Wait until so many messages more were received."""
+    wanted = len(load.received) + count
+    eventually(lambda: len(load.received) > wanted, within_s=RECEIVED_WITHIN_S)
+
+
+def serves(load: AuditedLoad, broker: str) -> None:
+    """Wait until the broker confirmed publishes and gave deliveries, from now on."""
+    confirmed, consumed = load.confirmed_by(broker), load.consumed_from[broker]
+    eventually(
+        lambda: load.confirmed_by(broker) > confirmed and load.consumed_from[broker] > consumed,
+        within_s=SEEN_WITHIN_S,
+    )
+
+
+@pytest.mark.guarantee("add-and-remove")
+def test_adding_and_removing_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    added = ops(cluster, "add", "mb4", "--yes")
+    assert added.returncode == 0, added.stderr
+    serves(load, cluster.node("mb4").broker)
+
+    second = cluster.node("mb2").broker
+    removed = ops(cluster, "remove", "mb2", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert load.confirmed_by(second)
+    told = proofs(removed.stderr)
+    assert re.search(r"(\d+) of \1 clients work by generation \d+", told)
+    assert "0 messages are left in" in told
+    assert load.audit() == NOTHING
+    assert cluster.names == ["mb1", "mb3", "mb4"]
+    assert second not in cluster.consumer_list().names
+    assert process.marked(f"{cluster.dir}#mb2#") == []
+
+
+def proofs(said: str) -> str:
+    return "\n".join(line for line in said.splitlines() if line.strip().startswith("proved"))
+
+
+def test_reloads_of_the_balancer_under_load_lose_and_double_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    """Publishers renew their connections meanwhile, so that some are made in each of its moments."""
+    for _ in range(RELOADS):
+        receives(load, RECEIVED_FIRST)
+        reloaded = lb(cluster, "apply", "--reload")
+        assert reloaded.returncode == 0, reloaded.stderr
+        assert "reloaded: process" in reloaded.stdout
+    assert load.audit() == NOTHING
+
+
+@pytest.mark.guarantee("restart-upgrade-replace")
+def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    before = {name: process_of(cluster, name) for name in cluster.names}
+    restarted = ops(cluster, "restart", "--rolling", "--yes")
+    assert restarted.returncode == 0, restarted.stderr
+    serves(load, cluster.node(cluster.names[-1]).broker)
+    assert load.audit() == NOTHING
+    after = {name: process_of(cluster, name) for name in cluster.names}
+    assert all(before[name] != after[name] for name in before)
+    assert not any(entry.draining for entry in cluster.consumer_list())
+
+
+def process_of(cluster: LocalCluster, name: str) -> process.Process:
+    found = cluster.process_of(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.guarantee("restart-upgrade-replace")
+def test_an_upgrade_under_load_loses_and_doubles_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    name = cluster.names[0]
+    cookie = cluster.node(name).data_dir / "before"
+    cookie.write_text("of the old installation")
+    upgraded = ops(cluster, "upgrade", name, "--yes")
+    assert upgraded.returncode == 0, upgraded.stderr
+    assert not cookie.exists()
+    serves(load, cluster.node(name).broker)
+    assert load.audit() == NOTHING
+
+
+def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
+    """Kill it by SIGKILL at every step in turn, when its commands have run and its journal does not know yet.
+
+    Each run after the first repeats the step before. Returns how many runs were killed.
+    """
+    for kills in range(STEPS_MAX):
+        if (ended := run_killed(cluster, kills, *words)) == 0:
+            assert not journal_of(cluster.inventory, " ".join(words)).is_resumed
+            return kills
+        assert ended == -signal.SIGKILL
+        assert len(journal_of(cluster.inventory, " ".join(words)).done) == kills
+    raise AssertionError(f"more than {STEPS_MAX} steps")
+
+
+def run_killed(cluster: LocalCluster, after: int, *words: str) -> int | None:
+    """Run until this many steps are kept and the next is due. Returns its exit code: minus the signal."""
+    command = argv(cluster, *words, "--yes")[3:]
+    run = FRESH.Process(target=killed_ops.run, args=(after, command))
+    run.start()
+    run.join(STEP_WITHIN_S * FACTOR)
+    if run.exitcode is None:
+        run.kill()
+    return run.exitcode
+
+
+@pytest.mark.guarantee("playbook-killed-anywhere")
+@pytest.mark.timeout(1800)
+def test_killed_at_every_step_and_taken_up_again_adding_and_removing_lose_and_double_nothing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    before = cluster.names
+    spare = next(name for name in ("mb2", "mb4") if name not in before)
+    assert kill_and_resume(cluster, "add", spare) >= 12
+    address = cluster.node(spare).broker
+    consumed = load.consumed_from[address]
+    eventually(lambda: load.consumed_from[address] > consumed, within_s=SEEN_WITHIN_S)
+    assert kill_and_resume(cluster, "remove", spare) >= 15
+    assert load.audit() == NOTHING
+    assert cluster.names == before
+    assert address not in cluster.consumer_list().names
+    cluster.wait_ready()
+
+
+Act = Callable[[LocalCluster], None]
+FAULTS: tuple[tuple[Act, Act, str, str], ...] = (
+    (
+        lambda cluster: cluster.freeze("mb1", agent=True),
+        lambda cluster: cluster.thaw("mb1", agent=True),
+        "bring the list that drains mb3 to every agent",
+        "mb1 differs",
+    ),
+    (
+        lambda cluster: cluster.kill("haproxy"),
+        lambda cluster: cluster.start("haproxy"),
+        "bring the list that drains mb3 to every agent",  # it is unknown whether others take publishes
+        "HAProxy",
+    ),
+    (
+        lambda cluster: cluster.freeze("mb3"),
+        lambda cluster: cluster.thaw("mb3"),
+        "hang up on the publishers that are left on mb3",
+        "management of mb3 does not answer",
+    ),
+)
+
+
+@pytest.mark.guarantee("playbook-killed-anywhere")
+def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_is_taken_up_again(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    for breaks, mends, where, told in FAULTS:
+        breaks(cluster)
+        stopped = ops(cluster, "restart", "mb3", "--yes")
+        assert stopped.returncode == 1, stopped.stderr
+        assert f"ops: step {where!r}: " in stopped.stderr
+        assert told.lower() in stopped.stderr.lower()
+        mends(cluster)
+    resumed = ops(cluster, "restart", "mb3", "--yes")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "taking up the run that did 5 of" in resumed.stderr
+    assert load.audit().lost == set()
+    cluster.wait_ready()
+
+
+@pytest.mark.guarantee("restart-upgrade-replace")
+def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_be_missing(
+    cluster: LocalCluster, load: AuditedLoad
+) -> None:
+    name = cluster.names[1]
+    address = cluster.node(name).broker
+    count = load.confirmed_by(address)
+    eventually(
+        lambda: load.confirmed_by(address) > count + RECEIVED_FIRST, within_s=RECEIVED_WITHIN_S
+    )
+    early = ops(cluster, "replace", name, "--lose-messages", "--yes")
+    assert early.returncode == 1
+    assert f"the broker of {name} answers" in early.stderr
+    assert not journal_of(cluster.inventory, f"replace {name}").is_resumed  # it only looked
+    cluster.kill(name)
+    cluster.kill(name, agent=True)
+    careless = ops(cluster, "replace", name, "--yes")
+    assert careless.returncode == 1
+    assert "what lay on its disk is lost for good" in careless.stderr
+    of_the_dead = {id for id, broker in dict(load.confirmed).items() if broker == address}
+    replaced = ops(cluster, "replace", name, "--lose-messages", "--yes")
+    assert replaced.returncode == 0, replaced.stderr
+    serves(load, address)
+    assert load.audit(but=of_the_dead).lost <= of_the_dead
+    cluster.wait_ready()
+
+
+@pytest.fixture
+def four(make_cluster: MakeCluster, reused: Reused) -> LocalCluster:
+    """A cluster of four brokers and two balancers.
+
+    The clocks of two agents are a day off, one ahead, one behind.
+    """
+    reused.close()
+    made = make_cluster(4, up=False, balancers=2)
+    for name, off_s in (("mb2", -DAY_S), ("mb3", DAY_S)):
+        folder = made.dir / "nodes" / name / "python"
+        folder.mkdir(parents=True)
+        (folder / "sitecustomize.py").write_text(OTHER_CLOCK)
+        (folder / "off_s").write_text(str(off_s))
+    made.up()
+    return made
+
+
+def carry_out(cluster: LocalCluster, *words: str, broker: str) -> None:
+    done = ops(cluster, *words, "--yes")
+    assert done.returncode == 0, done.stderr
+    told = f"note: dead, and left out: broker {broker}, agent of mb2, balancer haproxy2"
+    assert told in done.stderr
+    assert f"{broker} was dead meanwhile; when it is back: `python -m consumer_lists push`" in (
+        done.stderr
+    )
+    assert "haproxy2 was dead meanwhile; when it is back: `python -m lb apply`" in done.stderr
+
+
+# Five playbooks and two boots, which take ten times as long on a machine that is busy with other tests.
+@pytest.mark.timeout(1800)
+@pytest.mark.guarantee("playbooks-beside-the-dead")
+def test_every_playbook_goes_on_while_a_broker_an_agent_and_a_balancer_are_dead_and_loses_nothing(
+    four: LocalCluster,
+) -> None:
+    load = AuditedLoad(bus_config(four), "beside")
+    # Before anything is published: what lies on its disk is lost when it is replaced.
+    four.kill("mb1")
+    with load.running(publishers=2, consumers=2):
+        receives(load, RECEIVED_FIRST)
+        four.kill("mb2", agent=True)
+        four.kill("haproxy2")
+        carry_out(four, "add", "mb5", broker="mb1")
+        carry_out(four, "restart", "mb3", broker="mb1")
+        carry_out(four, "upgrade", "mb4", broker="mb1")
+        carry_out(four, "remove", "mb5", broker="mb1")
+        four.kill("mb1", agent=True)
+        four.kill("mb3")
+        carry_out(four, "replace", "mb1", "--lose-messages", broker="mb3")
+        for part in ("mb3", "mb2-agent", "haproxy2"):
+            four.start(part)
+        assert lb(four, "apply").returncode == 0
+        four.wait_ready()
+    assert load.lost == set()
+    assert four.names == ["mb1", "mb2", "mb3", "mb4"]
