@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.figures.client.mesh import mesh_figures
-from bench.figures.crew import CHECKOUT
-from bench.figures.scene import Case, Scene, direct_task, take_turn
+from bench.environment import CHECKOUT
+from bench.figures.client.mesh import mesh_figures, rest_figures
+from bench.figures.scene import Scene
+from bench.figures.turns import direct_task, fill
+from bench.harness.turn import COMMAND
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
@@ -22,18 +22,10 @@ WITHIN_S = 120.0
 
 @pytest.mark.parametrize("kind", ["publisher", "consumer"])
 def test_a_client_at_rest_tells_what_it_costs(cluster: LocalCluster, topic: str, kind: str) -> None:
-    env = {**os.environ, **cluster.client_env()}
     declare(BusConfig.from_env(cluster.client_env()), [f"{topic}/sink"])
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.figures.rest", kind, topic, "sink", "0.2"],
-        cwd=CHECKOUT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=True,
-    )
-    assert set(json.loads(done.stdout)) == {"cpu_s", "rss_bytes"}
+    found = {f.id: f.value for f in rest_figures(cluster, kind, topic, "sink", rest_s=0.2)}
+    assert found[f"way.rest.{kind}_mb"] > 10
+    assert 0 <= found[f"way.rest.{kind}_cpu_percent"] < 100
 
 
 def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
@@ -45,18 +37,18 @@ def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
 def test_a_stream_is_received_whole_and_its_memory_told(
     cluster: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
-    scene = Scene(tmp_path, print, started=cluster)
-    task = dataclasses.replace(direct_task(scene, topic), window=500, messages=3000, warm_up=0)
-    take_turn(Case("fill", "ours_async", task))
-    consuming = dataclasses.replace(task, verb="consume")
+    task = direct_task(Scene(tmp_path, print, started=cluster), topic)
+    consuming = replace(task, verb="consume", way="stream", window=500, messages=3000, warm_up=0)
+    fill(consuming)
     done = subprocess.run(
-        [sys.executable, "-m", "bench.figures.client.stream_consumer", consuming.to_json()],
+        [*COMMAND, consuming.to_json()],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
         check=True,
     )
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert last["received"] == 3000
-    assert last["rss_bytes"] > 10_000_000
+    *samples, turn = map(json.loads, done.stdout.splitlines())
+    assert samples[-1]["received"] == 3000
+    assert samples[-1]["rss_bytes"] > 10_000_000
+    assert turn["messages"] == 3000

@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.client_memory import MB
-from bench.figures.crew import CHECKOUT, wait_until
+from bench.figures.client.mesh import MB
 from bench.figures.form import Figure, below
-from bench.figures.scene import Case, Group, Scene, direct_task, purge, repeat_command, take_turn
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.turns import DIRECT, direct_task, purge, take_turn
 from bench.harness.loop import best_loop
-from bench.systems.turn import Task
+from bench.harness.turn import COMMAND, Task
 
 __all__ = ["GROUP", "Sample", "figures_of", "growth_mb"]
 
@@ -35,6 +35,7 @@ SETTLED_PART = 0.1
 GOAL_GROWTH_MB = 5.0
 TAKEN_WITHIN_S = 600.0
 LAST_WITHIN_S = 600.0
+POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
     purge(scene, task)
     total, portions = scene.part(MESSAGES), scene.part(PORTION)
     began_s = time.monotonic()
-    consuming = dataclasses.replace(task, verb="consume", window=WINDOW, messages=total)
+    consuming = dataclasses.replace(
+        task, verb="consume", way="stream", window=WINDOW, messages=total, warm_up=0
+    )
     with _Consumer(consuming) as consumer:
         published = 0
         while published < total:
@@ -59,7 +62,7 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
             publishing = dataclasses.replace(
                 task, way="send_many", window=50, messages=portion, warm_up=0
             )
-            take_turn(Case("portion", "ours_async", publishing))
+            take_turn("portion", publishing)
             published += portion
             consumer.wait(published - portions, TAKEN_WITHIN_S)
             scene.say(f"{consumer.received:,} of {total:,} received")
@@ -118,7 +121,7 @@ class _Consumer:
     def __init__(self, task: Task) -> None:
         self.samples: list[Sample] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.figures.client.stream_consumer", task.to_json()],
+            [*COMMAND, task.to_json()],
             cwd=CHECKOUT,
             stdout=subprocess.PIPE,
             text=True,
@@ -131,19 +134,20 @@ class _Consumer:
 
     def wait(self, received: int, within_s: float) -> None:
         """Wait for this many messages. Raises BenchError when the process fails first, or is too slow."""
-
-        def there() -> bool:
-            if self._process.poll() and self.received < received:
+        until_s = time.monotonic() + within_s
+        while self.received < received:
+            if self._process.poll():
                 raise BenchError(f"the consumer ended with exit code {self._process.returncode}")
-            return self.received >= received
-
-        wait_until(there, within_s=within_s, what=f"{received:,} messages received")
+            if time.monotonic() > until_s:
+                raise BenchError(f"not within {within_s:.0f} s: {received:,} messages received")
+            time.sleep(POLL_S)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
-            for line in lines:
-                self.samples.append(Sample(**json.loads(line)))
+            for values in map(json.loads, lines):
+                if "received" in values:
+                    self.samples.append(Sample(**values))
 
     def __enter__(self) -> _Consumer:
         self._reading.start()
@@ -155,4 +159,4 @@ class _Consumer:
         self._reading.join()
 
 
-GROUP = Group(NAME, 1, "one broker directly, no HAProxy", stream_figures)
+GROUP = Group(NAME, 1, DIRECT, stream_figures)
