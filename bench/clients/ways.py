@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
-import resource
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-
-import psutil
 
 from bench.clients.messagebus import (
     RECEIVE_MAX,
@@ -46,7 +42,6 @@ __all__ = ["WAYS", "Order", "check", "json_message", "turn"]
 
 SUBMIT_SLICE, SEND_MANY_SLICE, MEMORY_SLICE = 10_000, 50_000, 10_000
 RECEIVE_S = 30.0
-SAMPLE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,32 +278,6 @@ async def _receive_blocking(count_max: int, task: Task) -> Turn:
         return await timed(task, take)
 
 
-async def _stream(task: Task) -> Turn:
-    """Receive without keeping anything, and print memory and CPU time once a second."""
-    received, told_s, process = 0, 0.0, psutil.Process()
-
-    def tell() -> None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s, rss = used.ru_utime + used.ru_stime, process.memory_info().rss
-        print(json.dumps({"received": received, "rss_bytes": rss, "cpu_s": cpu_s}), flush=True)
-
-    async with _consumer(task) as consumer:
-
-        async def take(count: int) -> None:
-            nonlocal received, told_s
-            while received < count:
-                deliveries = await consumer.receive_many(RECEIVE_MAX)
-                for delivery in deliveries:
-                    consumer.ack(delivery)
-                received += len(deliveries)
-                if (now_s := time.monotonic()) - told_s >= SAMPLE_EVERY_S:
-                    told_s = now_s
-                    tell()
-            tell()
-
-        return await timed(task, take)
-
-
 class _Handled:
     """The distinct messages that a handler has had."""
 
@@ -427,7 +396,7 @@ WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "receive_many": _receive_many,
     "receive_blocking": partial(_receive_blocking, 1),
     "receive_many_blocking": partial(_receive_blocking, RECEIVE_MAX),
-    "stream": _stream,
+    "take": turns.turn,
     "run": _run,
     "run_threads": _run,
     "app": _app,

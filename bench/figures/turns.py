@@ -33,8 +33,10 @@ __all__ = [
     "fill",
     "group",
     "interleaved",
+    "path_of",
     "prepare",
     "purge",
+    "queue_of",
     "sized",
     "take_turn",
 ]
@@ -52,7 +54,7 @@ Turns = Mapping[str, Sequence[Turn]]
 """Line -> its turns, one per repetition, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """A client with its task, and the figures of its rate and its CPU time.
 
@@ -61,14 +63,14 @@ class Line:
     """
 
     name: str
-    task: Task
     id: str
     what: str
+    task: Task
     rate: float | None = None
     cpu: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Against:
     """A figure of one line against another: the ratio of the rates, or the difference of the CPU times.
 
@@ -231,12 +233,20 @@ def fill(task: Task) -> None:
 
 def purge(scene: Scene, task: Task) -> None:
     """Empty the queue of a task, so that it does not grow from turn to turn."""
-    empty(scene, Subscription(Topic(task.topic), task.subscription).amqp_queue)
+    empty(scene, queue_of(task))
 
 
-def empty(scene: Scene, queue: str) -> None:
-    """Empty a queue on all brokers."""
-    path = f"/api/queues/%2F/{queue.replace('/', '%2F')}/contents"
+def queue_of(task: Task) -> str:
+    """Return the path of a task's queue in the management API."""
+    return path_of(Subscription(Topic(task.topic), task.subscription).amqp_queue)
+
+
+def path_of(queue: str) -> str:
+    return f"/api/queues/%2F/{queue.replace('/', '%2F')}"
+
+
+def empty(scene: Scene, path: str) -> None:
+    """Empty the queue of that path on all brokers."""
     for name in scene.cluster.names:
         with scene.cluster.management(name) as management:
-            management.delete(path).raise_for_status()
+            management.delete(f"{path}/contents").raise_for_status()

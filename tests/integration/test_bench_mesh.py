@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.environment import CHECKOUT
+from bench.figures.client import stream
 from bench.figures.client.mesh import mesh_figures, rest_figures
 from bench.figures.scene import Scene
-from bench.figures.turns import direct_task, fill
-from bench.harness.turn import COMMAND
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
-
-WITHIN_S = 120.0
 
 
 @pytest.mark.parametrize("kind", ["publisher", "consumer"])
@@ -35,20 +28,12 @@ def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_received_whole_and_its_memory_told(
-    cluster: LocalCluster, topic: str, tmp_path: Path
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = direct_task(Scene(tmp_path, print, started=cluster), topic)
-    consuming = replace(task, verb="consume", way="stream", window=500, messages=3000, warm_up=0)
-    fill(consuming)
-    done = subprocess.run(
-        [*COMMAND, consuming.to_json()],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=True,
-    )
-    *samples, turn = map(json.loads, done.stdout.splitlines())
-    assert samples[-1]["received"] == 3000
-    assert samples[-1]["rss_bytes"] > 10_000_000
-    assert turn["messages"] == 3000
+    monkeypatch.setattr(stream, "MESSAGES", 6000)
+    monkeypatch.setattr(stream, "PORTION", 2000)
+    scene = Scene(tmp_path, print, started=cluster)
+    found = {f.id: f for f in stream.stream_figures(scene)}
+    assert found["client.stream.growth_mb"].what.startswith("6,000 messages")
+    assert found["client.stream.memory_mb"].value > 10
+    assert found["client.stream.rate"].value > 0

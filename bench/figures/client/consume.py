@@ -48,7 +48,7 @@ def consume(task: Task, scene: Scene) -> Table:
         loop = "asyncio" if name.startswith("blocking") else best_loop()
         made = replace(sized(task, scene, MESSAGES), way=way, loop=loop)
         id, what = "" if name == "ours" else f"{name}_", f"{WHAT}, {what}"
-        table.lines.append(Line(name=name, task=made, id=id, what=what, cpu=cpu))
+        table.lines.append(Line(name, id, what, made, cpu=cpu))
     for name, (system, what, messages, goal) in PEERS.items():
         made = replace(sized(task, scene, messages), system=system)
         if name == "aio_pika":
@@ -56,11 +56,9 @@ def consume(task: Task, scene: Scene) -> Table:
         if name == "perf_test":
             # Java is not warm before its third second, so a quick run has as many messages for it.
             made = replace(made, messages=messages, warm_up=0, seconds=PERF_TEST_S)
-        table.lines.append(Line(name=name, task=made, id=f"{name}_", what=what))
+        table.lines.append(Line(name, f"{name}_", what, made))
         ratio = f"{table.lines[0].what}: how many times as fast as {what}"
-        table.against.append(
-            Against(line="ours", other=name, id=f"ratio_{name}", what=ratio, goal=goal)
-        )
+        table.against.append(Against("ours", name, f"ratio_{name}", ratio, goal))
     return table
 
 
@@ -74,7 +72,9 @@ HANDLERS = {
     "app_typed": ("app_typed", f"{APP}, 1 KB of JSON as a dataclass", 0, None),
     "run_otel": ("run", f"{RUN} with OpenTelemetry on, every message traced", 1, 30.0),
     "run_otel_few": (
-        *("run", f"{RUN} with OpenTelemetry on, one message in a hundred traced", FEW),
+        "run",
+        f"{RUN} with OpenTelemetry on, one message in a hundred traced",
+        FEW,
         30.0,
     ),
     "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1, None),
@@ -87,16 +87,12 @@ def handlers(task: Task, scene: Scene) -> Table:
     consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop())
     plain = replace(sized(consuming, scene, HANDLED), way="receive")
     what = f"{WHAT}, a loop over AsyncConsumer"
-    table = Table([Line(name="receive", task=plain, id="receive_", what=what)])
+    table = Table([Line("receive", "receive_", what, plain)])
     for name, (way, what, traced, goal) in HANDLERS.items():
         made = replace(plain, way=way, traced=traced)
-        table.lines.append(Line(name=name, task=made, id=f"{name}_", what=what))
+        table.lines.append(Line(name, f"{name}_", what, made))
         more = f"{what}: CPU time on top of the loop, per message"
-        table.against.append(
-            Against(
-                line=name, other="receive", id=f"{name}_more_us", what=more, goal=goal, of_cpu=True
-            )
-        )
+        table.against.append(Against(name, "receive", f"{name}_more_us", more, goal, of_cpu=True))
     return table
 
 
@@ -143,7 +139,7 @@ def of_memory_bus(
     task: Task, turns: Turns, imports: Sequence[float], repeat: str
 ) -> Iterator[Figure]:
     what = "In memory: published, received and acked, 1 KB, both asyncio clients in one process"
-    table = Table([Line(name="async", task=task, id="", what=what, rate=100_000.0)])
+    table = Table([Line("async", "", what, task, rate=100_000.0)])
     yield from table.figures(MEMORY, turns, repeat)
     yield median_of(
         [turn.took_s * 1000 for turn in turns["start"]],

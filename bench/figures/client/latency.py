@@ -23,6 +23,7 @@ from bench.figures.turns import (
     direct_task,
     empty,
     interleaved,
+    path_of,
     prepare,
     purge,
     sized,
@@ -268,7 +269,7 @@ class _Waiting:
         prepare(self._scene, task)
 
     def purge(self) -> None:
-        empty(self._scene, self._step.amqp_queue)
+        empty(self._scene, path_of(self._step.amqp_queue))
 
     async def _publish(self) -> None:
         content = bytes(self._task.body_bytes)

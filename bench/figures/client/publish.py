@@ -6,8 +6,8 @@ one process, and counts a message when its confirm has arrived.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from bench.figures.scene import Scene
 from bench.figures.turns import Against, Line, Table, sized
@@ -50,8 +50,8 @@ def publish(task: Task, scene: Scene) -> Table:
 
     def line(name: str, id: str, what: str, messages: int, **options: Any) -> Line:
         cpu = options.pop("cpu", None)
-        made = replace(sized(task, scene, messages), **options)
-        table.lines.append(Line(name=name, task=made, id=id, what=what, cpu=cpu))
+        task_of = replace(sized(task, scene, messages), **options)
+        table.lines.append(Line(name, id, what, task_of, cpu=cpu))
         return table.lines[-1]
 
     loop, ours = best_loop(), []
@@ -79,40 +79,25 @@ def publish(task: Task, scene: Scene) -> Table:
             other = peer if peer in OF_ANY_WINDOW else f"w{window}.{peer}"
             what = f"{one.what}: how many times as fast as {told}"
             id, wanted = f"{one.id}ratio_{peer}", goals.get(window)
-            table.against.append(Against(line=one.name, other=other, id=id, what=what, goal=wanted))
+            table.against.append(Against(one.name, other, id, what, wanted))
     return table
 
 
 def threads(task: Task, scene: Scene) -> Table:
     """`Publisher.send_safe` from several threads at once, which share one window."""
-    sending = replace(task, way="send_safe", window=1000)
-    words = {count: "one thread" if count == 1 else f"{count} threads" for count in THREADS}
-    return Table(
-        [
-            Line(
-                name=str(count),
-                task=replace(sized(sending, scene, messages), threads=count),
-                id=f"{count}.",
-                what=f"Publisher.send_safe of 1 KB from {words[count]}",
-            )
-            for count, messages in THREADS.items()
-        ],
-        [
-            Against(
-                line=str(count),
-                other="1",
-                id=f"{count}.ratio",
-                what=f"Publisher.send_safe: {words[count]}, how many times as fast as one",
-                goal=THREADS_GOALS.get(count),
-            )
-            for count in THREADS
-            if count > 1
-        ],
-    )
+    table, sending = Table(), replace(task, way="send_safe", window=1000)
+    for count, messages in THREADS.items():
+        words = "one thread" if count == 1 else f"{count} threads"
+        shared, what = sized(sending, scene, messages), f"Publisher.send_safe of 1 KB from {words}"
+        table.lines.append(Line(f"{count}", f"{count}.", what, replace(shared, threads=count)))
+        if count > 1:
+            ratio = f"Publisher.send_safe: {words}, how many times as fast as one"
+            goal = THREADS_GOALS.get(count)
+            table.against.append(Against(f"{count}", "1", f"{count}.ratio", ratio, goal))
+    return table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(NamedTuple):
     """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn. The rest are goals."""
 
     name: str
@@ -126,17 +111,8 @@ class Size:
 
 
 SIZES = (
-    Size(
-        name="50x200",
-        batch=50,
-        body_bytes=200,
-        messages=600_000,
-        unbatched=60_000,
-        ratio=8.0,
-        rate=200_000.0,
-        cpu=2.0,
-    ),
-    Size(name="16x1k", batch=16, body_bytes=1024, messages=150_000, unbatched=60_000, ratio=2.5),
+    Size("50x200", 50, 200, 600_000, 60_000, ratio=8.0, rate=200_000.0, cpu=2.0),
+    Size("16x1k", 16, 1024, 150_000, 60_000, ratio=2.5),
 )
 # Publishes in the window, and batches that a broker may have under way to a consumer.
 BATCHES, PREFETCH, UNBATCHED_WINDOW = 50, 200, 1000
@@ -158,34 +134,11 @@ def batch(task: Task, scene: Scene) -> Table:
             common = replace(task, verb=verb, way=way, body_bytes=size.body_bytes, loop=best_loop())
             packed = replace(sized(common, scene, size.messages), batch=size.batch, window=window)
             single = replace(sized(common, scene, size.unbatched), window=UNBATCHED_WINDOW)
-            table.lines.extend(
-                [
-                    Line(
-                        name=name,
-                        task=packed,
-                        id=f"{name}.",
-                        what=what,
-                        rate=size.rate,
-                        cpu=size.cpu,
-                    ),
-                    Line(
-                        name=f"{name}.unbatched",
-                        task=single,
-                        id=f"{name}.unbatched_",
-                        what=f"{said}, unbatched",
-                    ),
-                ]
-            )
+            alone = f"{name}.unbatched"
+            table.lines.append(Line(name, f"{name}.", what, packed, size.rate, size.cpu))
+            table.lines.append(Line(alone, f"{alone}_", f"{said}, unbatched", single))
             ratio = f"{what}: how many times as fast as unbatched"
-            table.against.append(
-                Against(
-                    line=name,
-                    other=f"{name}.unbatched",
-                    id=f"{name}.ratio",
-                    what=ratio,
-                    goal=size.ratio,
-                )
-            )
+            table.against.append(Against(name, alone, f"{name}.ratio", ratio, size.ratio))
     return table
 
 
@@ -198,9 +151,6 @@ def through_haproxy(task: Task, scene: Scene) -> Table:
     other = "The same with pika's BlockingConnection and confirms"
     ratio = "How many times faster than pika's BlockingConnection"
     return Table(
-        [
-            Line(name="ours", task=ours, id="", what=what),
-            Line(name="pika", task=peer, id="pika_", what=other),
-        ],
-        [Against(line="ours", other="pika", id="ratio", what=ratio, goal=8.0)],
+        [Line("ours", "", what, ours), Line("pika", "pika_", other, peer)],
+        [Against("ours", "pika", "ratio", ratio, 8.0)],
     )

@@ -16,7 +16,7 @@ def turn(rate: float, cpu_us: float = 10) -> Turn:
 
 def line(name: str, rate: float | None = None, cpu: float | None = None) -> Line:
     id = f"{name}_" if name != "ours" else ""
-    return Line(name=name, task=bench_task(), id=id, what=f"what {name}", rate=rate, cpu=cpu)
+    return Line(name, id, f"what {name}", bench_task(), rate, cpu)
 
 
 def test_every_line_takes_its_turn_and_another_one_begins_each_time(
@@ -53,9 +53,9 @@ def test_a_line_gives_a_rate_and_cpu_time_with_all_their_samples() -> None:
 def test_lines_are_compared_within_a_repetition() -> None:
     turns = {"ours": [turn(100, 9), turn(10, 8)], "other": [turn(50, 4), turn(5, 5)]}
     against = [
-        Against(line="ours", other="other", id="ratio", what="x", goal=1.5),
-        Against(line="ours", other="other", id="more_us", what="x", goal=4, of_cpu=True),
-        Against(line="ours", other="missing", id="ratio_missing", what="x"),
+        Against("ours", "other", "ratio", "x", 1.5),
+        Against("ours", "other", "more_us", "x", 4, of_cpu=True),
+        Against("ours", "missing", "ratio_missing", "x"),
     ]
     ratio, more = Table(against=against).figures("client.x", turns, "y")
     assert (ratio.id, ratio.unit, ratio.met) == ("client.x.ratio", "times", True)
