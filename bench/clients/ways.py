@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from bench.clients.messagebus import (
     RECEIVE_MAX,
@@ -38,10 +39,11 @@ from messagebus import (
     Publisher,
 )
 
-__all__ = ["WAYS", "Order", "check", "json_message", "turn"]
+__all__ = ["WAYS", "Order", "check", "content_of", "turn"]
 
 SUBMIT_SLICE, SEND_MANY_SLICE, MEMORY_SLICE = 10_000, 50_000, 10_000
 RECEIVE_S = 30.0
+Content: TypeAlias = bytes | Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +142,16 @@ def _hooks(task: Task) -> list[Hooks]:
     return [OpenTelemetry(tracer_provider=tracers, meter_provider=meters)]
 
 
+def content_of(task: Task) -> Content:
+    """Return what is published; app_typed reads it as an `Order` if the task is typed."""
+    plain = body(task.body_bytes)
+    return Message(body=plain, content_type="application/json") if task.typed else plain
+
+
 async def _publish(
-    send: Callable[[AsyncPublisher, Task, bytes, int], Awaitable[None]], task: Task
+    send: Callable[[AsyncPublisher, Task, Content, int], Awaitable[None]], task: Task
 ) -> Turn:
-    config, content = publisher_config(task.profile.load, task.topic), body(task.body_bytes)
+    config, content = publisher_config(task.profile.load, task.topic), content_of(task)
     publisher = AsyncPublisher(bus_of(task.where), config, hooks=_hooks(task))
     await publisher.start(require="one", timeout_s=START_S)
     found = await timed(task, lambda count: send(publisher, task, content, count))
@@ -151,9 +159,7 @@ async def _publish(
     return found
 
 
-async def _submit(
-    publisher: AsyncPublisher, task: Task, content: bytes | Message, count: int
-) -> None:
+async def _submit(publisher: AsyncPublisher, task: Task, content: Content, count: int) -> None:
     """Submit the messages; outcomes of one slice are checked while the next one is under way."""
     earlier: list[asyncio.Future[Published]] = []
     for size in slices(count, SUBMIT_SLICE):
@@ -163,16 +169,7 @@ async def _submit(
     check([await future for future in earlier])
 
 
-async def _submit_json(publisher: AsyncPublisher, task: Task, content: bytes, count: int) -> None:
-    """Submit messages that app_typed can read."""
-    await _submit(publisher, task, json_message(content), count)
-
-
-def json_message(content: bytes) -> Message:
-    return Message(body=content, content_type="application/json")
-
-
-async def _send_many(publisher: AsyncPublisher, task: Task, content: bytes, count: int) -> None:
+async def _send_many(publisher: AsyncPublisher, task: Task, content: Content, count: int) -> None:
     for size in slices(count, SEND_MANY_SLICE):
         check(await publisher.send_many(task.topic, [content] * size))
 
@@ -388,7 +385,6 @@ async def _memory_start(task: Task) -> Turn:
 
 WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "submit": partial(_publish, _submit),
-    "submit_json": partial(_publish, _submit_json),
     "send_many": partial(_publish, _send_many),
     "submit_blocking": partial(_publish_blocking, _submit_blocking),
     "send_safe": partial(_publish_blocking, _send_safe),

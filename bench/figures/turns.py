@@ -221,7 +221,7 @@ def fill(task: Task) -> None:
         task,
         verb="publish",
         system="messagebus",
-        way="submit_json",
+        way="submit",
         window=FILL_WINDOW if task.batch == 1 else FILL_BATCHES,
         loop=best_loop(),
         messages=task.messages + task.warm_up,

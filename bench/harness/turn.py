@@ -68,7 +68,8 @@ class Task:
     window: publishes without a confirm, or deliveries without an ack. messages: in the measured part.
     warm_up: messages before it. batch: messages in one AMQP message, 1 for none. threads: publishing ones.
     loop: asyncio or uvloop. seconds: instead of messages, for a client that runs for a time. traced: the part
-    of the messages that OpenTelemetry traces. stats: a file for cProfile's result of the measured part.
+    of the messages that OpenTelemetry traces. typed: whether the messages say that they are JSON. stats: a
+    file for cProfile's result of the measured part.
     """
 
     verb: str
@@ -87,6 +88,7 @@ class Task:
     seconds: float = 0
     rate_per_s: float = 0
     traced: float = 0
+    typed: bool = False
     stats: str = ""
 
     def to_json(self) -> str:

@@ -53,7 +53,7 @@ def test_it_publishes_all_and_our_consumer_finds_them(
         *({"way": way} for way in ("receive", "receive_many", "run", "run_threads", "app")),
         {"way": "receive_blocking"},
         {"way": "receive_many_blocking"},
-        {"way": "app_typed"},
+        {"way": "app_typed", "typed": True},
         {"way": "run", "traced": 1.0},
         {"system": "pika"},
         {"system": "aio-pika"},

@@ -84,7 +84,7 @@ HANDLED = 60_000
 
 def handlers(task: Task, scene: Scene) -> Table:
     """`run` and the decorator, against a loop over the same consumer that does the same work."""
-    consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop())
+    consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop(), typed=True)
     plain = replace(sized(consuming, scene, HANDLED), way="receive")
     what = f"{WHAT}, a loop over AsyncConsumer"
     table = Table([Line("receive", "receive_", what, plain)])

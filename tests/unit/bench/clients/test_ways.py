@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 
 from bench.clients.messagebus import consumer_config, publisher_config
-from bench.clients.ways import Order, check, json_message, turn
+from bench.clients.ways import Order, check, content_of, turn
 from bench.errors import BenchError
-from bench.harness.turn import body
-from messagebus import Delivery, Durability, Outcome, Published, Queue, Receipt
+from messagebus import Delivery, Durability, Message, Outcome, Published, Queue, Receipt
 from messagebus.payloads import reader
 from tests.support.bench_task import bench_task
 
 
 def test_what_is_measured_is_a_kilobyte_that_fits_its_type() -> None:
-    message = json_message(body(1024))
+    message = content_of(bench_task(typed=True))
+    assert isinstance(message, Message)
     assert len(message.body) == 1024
     order = reader(Order)(Delivery(message, Receipt("b:5672", 1, 1), Queue("q")))
     assert order.number == 17
