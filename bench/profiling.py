@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.environment import CHECKOUT
-from bench.figures.client.consume import fill
-from bench.figures.scene import Case, Group, Scene, Stage, direct_task, purge, take_turn
+from bench.figures.scene import Group, Scene, Stage
+from bench.figures.turns import DIRECT, direct_task, prepare, take_turn
 from bench.harness.loop import best_loop
-from bench.systems.turn import Task, Turn
+from bench.harness.turn import Task, Turn
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["Part", "parts_of", "profile", "profile_table"]
@@ -99,13 +99,13 @@ def profile(
     """Show what a message costs our asyncio client, function by function, at one broker directly."""
     console = Console(highlight=False, width=WIDTH)
     folder = Path(tempfile.mkdtemp(prefix="messagebus-profile-"))
-    group = Group("profile", 1, "one broker directly, no HAProxy", lambda scene: iter(()))
+    group = Group("profile", 1, DIRECT, lambda scene: iter(()))
     with Stage(folder, network, console.print).open() as stage:
         scene = stage.scene(group, Scene(folder, console.print))
         task = dataclasses.replace(
             direct_task(scene),
             verb=verb,
-            way=way,
+            way=way if verb == "publish" else "receive",
             window=window,
             body_bytes=size,
             batch=batch,
@@ -115,23 +115,21 @@ def profile(
         )
         turn = _turn(scene, task)
         into = folder / "profile.stats"
-        profiled = _turn(scene, dataclasses.replace(task, profile=str(into)))
+        profiled = _turn(scene, dataclasses.replace(task, stats=str(into)))
         parts = parts_of(pstats.Stats(str(into)), turn)
     shutil.rmtree(folder, ignore_errors=True)
+    kernel_us = turn.kernel_s / turn.messages * 1e6
     console.print(
         f"{verb}: {turn.rate_per_s:,.0f}/s, {turn.cpu_us:.2f} us of CPU a message: "
-        f"{turn.user_s / turn.messages * 1e6:.2f} user, {turn.system_s / turn.messages * 1e6:.2f} "
-        f"kernel; loop {task.loop}; under the profiler {profiled.cpu_us:.2f} us"
+        f"{turn.cpu_us - kernel_us:.2f} user, {kernel_us:.2f} kernel; "
+        f"loop {task.loop}; under the profiler {profiled.cpu_us:.2f} us"
     )
     console.print(profile_table(parts[:rows]))
 
 
 def _turn(scene: Scene, task: Task) -> Turn:
-    if task.verb == "consume":
-        fill(scene, dataclasses.replace(task, profile=""))
-    else:
-        purge(scene, task)
-    return take_turn(Case(task.verb, "ours_async", task))
+    prepare(scene, task)
+    return take_turn(task.verb, task)
 
 
 def parts_of(stats: pstats.Stats, turn: Turn) -> list[Part]:

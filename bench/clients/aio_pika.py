@@ -29,7 +29,8 @@ class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._where = where
         self._broker = BusConfig.from_env(where.env).broker
-        self._room = asyncio.Semaphore(profile.load.window)
+        self._window = profile.load.window
+        self._room = asyncio.Semaphore(self._window)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[End] = []
 
@@ -38,6 +39,22 @@ class Sender:
         channel = await self._connection.channel(on_return_raises=True)
         name = Topic(self._where.topic).exchange
         self._exchange = await channel.get_exchange(name, ensure=False)
+
+    async def publish(self, body: bytes, count: int) -> None:
+        """Publish from a fixed set of workers, which is cheaper than a task per message."""
+        numbers = iter(range(count))
+
+        async def work() -> None:
+            for number in numbers:
+                message = aio_pika.Message(
+                    body,
+                    delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                    message_id=f"{number:024x}",
+                )
+                # Raises when the message is refused or unroutable.
+                await self._exchange.publish(message, "", mandatory=True)
+
+        await asyncio.gather(*(work() for _ in range(self._window)))
 
     async def room(self) -> None:
         async with self._room:

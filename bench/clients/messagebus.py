@@ -13,7 +13,7 @@ from bench.clients.rabbitmq import started
 from bench.harness.interface import EVENTS, Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.harness.worker import RUN
-from bench.load.profile import Profile
+from bench.load.profile import Load, Profile
 from bench.load.schedule import Closed
 from messagebus import (
     AsyncConsumer,
@@ -30,7 +30,17 @@ from messagebus import (
 )
 from messagebus.telemetry.recorder import Recorder
 
-__all__ = ["Receiver", "Sender", "durability", "started"]
+__all__ = [
+    "RECEIVE_MAX",
+    "START_S",
+    "Receiver",
+    "Sender",
+    "bus_of",
+    "consumer_config",
+    "durability",
+    "publisher_config",
+    "started",
+]
 
 START_S = 60.0
 # A publish may outlive the restart of a broker.
@@ -56,7 +66,7 @@ def _topic(profile: Profile, where: Where) -> Topic | str:
     return where.topic if level is Durability.FSYNC else Topic(where.topic, level)
 
 
-def _bus(where: Where) -> BusConfig:
+def bus_of(where: Where) -> BusConfig:
     return dataclasses.replace(BusConfig.from_env(where.env), client_id=where.name)
 
 
@@ -70,6 +80,28 @@ def _recorder(profile: Profile, where: Where) -> Recorder | None:
     return Recorder(folder / EVENTS, run_id=run_id, name=where.name)
 
 
+def publisher_config(load: Load, topic: str) -> PublisherConfig:
+    """Return the settings of a publisher. A batch is one AMQP message, so the window counts batches."""
+    config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
+    if load.lifetime_s:
+        config = dataclasses.replace(config, connection_lifetime_s=load.lifetime_s)
+    if load.batch > 1:
+        batching = Batching(count_max=load.batch, bytes_max=BATCH_BYTES_MAX)
+        config = dataclasses.replace(
+            config, batch={topic: batching}, backlog_messages_max=4 * load.window * load.batch
+        )
+    return config
+
+
+def consumer_config(load: Load) -> ConsumerConfig:
+    """Return the settings of a consumer. prefetch counts AMQP messages, handed_out_max counts ours."""
+    return ConsumerConfig(
+        prefetch=max(1, load.prefetch // load.batch),
+        handed_out_max=load.prefetch,
+        at_most_once=load.ack == "none",
+    )
+
+
 class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._topic = _topic(profile, where)
@@ -80,18 +112,9 @@ class Sender:
         # Used in a closed loop alone. Otherwise open publishes wait in the client's own backlog.
         self._is_closed, self._window = isinstance(load.schedule, Closed), load.window * load.batch
         self._in_flight: deque[asyncio.Future[Published]] = deque()
-        config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
-        if load.lifetime_s:
-            config = dataclasses.replace(config, connection_lifetime_s=load.lifetime_s)
-        if load.batch > 1:
-            batching = Batching(count_max=load.batch, bytes_max=BATCH_BYTES_MAX)
-            config = dataclasses.replace(
-                config,
-                batch={where.topic: batching},
-                backlog_messages_max=4 * load.window * load.batch,
-            )
+        config = publisher_config(load, where.topic)
         hooks = [self._recorder] if self._recorder else []
-        self._publisher = AsyncPublisher(_bus(where), config, hooks=hooks)
+        self._publisher = AsyncPublisher(bus_of(where), config, hooks=hooks)
 
     async def open(self) -> None:
         if self._recorder:
@@ -129,15 +152,10 @@ class Sender:
 
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
-        load = profile.load
-        config = ConsumerConfig(
-            prefetch=max(1, load.prefetch // load.batch),
-            handed_out_max=load.prefetch,
-            at_most_once=load.ack == "none",
-        )
+        config = consumer_config(profile.load)
         self._recorder = _recorder(profile, where)
         self._consumer = AsyncConsumer(
-            _bus(where), _topic(profile, where), subscription=where.subscription, config=config
+            bus_of(where), _topic(profile, where), subscription=where.subscription, config=config
         )
 
     async def open(self) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,33 @@ from bench.clients.jvm.maven import PERF_TEST
 from bench.clients.rabbitmq import DURABILITY, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running
-from bench.load.profile import Profile, places
+from bench.harness.turn import Task, Turn
+from bench.load.profile import Load, Profile, places
 from bench.load.schedule import Constant
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Second", "durability", "latencies", "measure", "options", "parse", "started"]
+__all__ = [
+    "Second",
+    "durability",
+    "full_speed",
+    "is_ready",
+    "latencies",
+    "measure",
+    "options",
+    "parse",
+    "started",
+    "turn",
+    "turn_of",
+]
 
 started = started_direct
 OUTPUT = "perf-test.txt"
 # Additional time for its start, its connections and its end.
 MORE_S = 60.0
+# Seconds of a turn that are not measured: the JVM starts, connects and compiles.
+JVM_WARM_UP_S = 3.0
+# A consumer whose rate falls below this part of its best second has reached the end of the queue.
+DRY = 0.5
 LACKS = (
     "fates: lost, doubled, altered or late messages",
     "latency from intended times: it times from the sending",
@@ -52,6 +69,11 @@ class Second:
     received_per_s: float
     cpu_s: float = 0.0
 
+    @property
+    def per_s(self) -> float:
+        """The rate of a program that does one of the two."""
+        return self.confirmed_per_s or self.received_per_s
+
 
 def durability(profile: Profile) -> str:
     return DURABILITY
@@ -60,12 +82,9 @@ def durability(profile: Profile) -> str:
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
     """Run PerfTest and return its numbers. Raises BenchError when it is missing, fails, or does not end."""
     PERF_TEST.fetch()
-    argv = ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest", *options(profile)]
-    bus = BusConfig.from_env(running.env())
-    login = f"{bus.current_user()}:{bus.current_password().reveal()}"
-    # The address, which holds a password, goes through the environment.
-    env = {**os.environ, "URI": f"amqp://{login}@{bus.broker}"}
-    seconds, text = _run(argv, env, folder / OUTPUT, _time_s(profile) + MORE_S)
+    argv = [*_program(), *options(profile)]
+    within_s = _time_s(profile) + MORE_S
+    seconds, text = _run(argv, _env(running.env()), folder / OUTPUT, within_s)
     begin, end = profile.time.warm_up_s, profile.time.warm_up_s + profile.time.measured_s
     own = [each for each in seconds if begin < each.at_s < end + 0.5]
     if len(own) < 2:
@@ -82,14 +101,87 @@ def measure(profile: Profile, running: Running, folder: Path) -> Outside:
     )
 
 
+def is_ready(say: Callable[[str], None]) -> bool:
+    """Return whether it can be run, and fetch its jars; otherwise print the reason. Raises BenchError."""
+    if reason := PERF_TEST.missing():
+        say(f"PerfTest is not run: {reason}")
+    else:
+        PERF_TEST.fetch()
+    return not reason
+
+
+async def turn(task: Task) -> Turn:
+    """Publish or consume at full speed. The first seconds, in which code is compiled, do not count."""
+    PERF_TEST.fetch()
+    time_s = JVM_WARM_UP_S + task.seconds + 1
+    argv = [*_program(), *full_speed(task), "--time", str(int(time_s))]
+    return turn_of(_run(argv, _env(task.env), None, time_s + MORE_S)[0])
+
+
+def turn_of(seconds: Sequence[Second], warm_up_s: float = JVM_WARM_UP_S) -> Turn:
+    """Sum up the seconds after the warm-up, up to the one in which the queue ran dry. Raises BenchError."""
+    warm = [each for each in seconds if each.at_s < warm_up_s + 0.5]
+    later, best = seconds[len(warm) :], max((each.per_s for each in seconds), default=0.0)
+    while later and later[-1].per_s < best * DRY:
+        later = later[:-1]
+    if not warm or not later:
+        raise BenchError("PerfTest measured nothing: it ended before it was warm")
+    first, last = warm[-1], later[-1]
+    starts = [first.at_s, *(each.at_s for each in later)]
+    messages = sum(
+        each.per_s * (each.at_s - start) for start, each in zip(starts, later, strict=False)
+    )
+    took_s, cpu_s = last.at_s - first.at_s, last.cpu_s - first.cpu_s
+    return Turn(messages=round(messages), took_s=took_s, cpu_s=cpu_s)
+
+
+def full_speed(task: Task) -> list[str]:
+    """Return the options of a turn, but for its time."""
+    ends = ["--producers", "0", "--consumers", "1", *_answers(task.profile.load)]
+    if task.verb == "publish":
+        ends = ["--producers", "1", "--consumers", "0", "--confirm", str(task.window)]
+        ends += ["--flag", "persistent", "--flag", "mandatory", "--size", str(task.body_bytes)]
+    return [*_existing(task.topic, task.subscription), *ends]
+
+
+def _program() -> list[str]:
+    return ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest"]
+
+
+def _env(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return its environment with the address, which holds a password, of the broker in the settings."""
+    bus = BusConfig.from_env(settings)
+    login = f"{bus.current_user()}:{bus.current_password().reveal()}"
+    return {**os.environ, "URI": f"amqp://{login}@{bus.broker}"}
+
+
 def options(profile: Profile) -> list[str]:
     """Return the options of its command line, for an existing exchange and queue."""
     load, messages = profile.load, profile.messages
     assert isinstance(load.schedule, Constant)
     ((topic, subscription),) = places(profile)[:1]
     rate = max(1, round(load.schedule.rate_per_s / load.publishers))
+    return [
+        *_existing(topic, subscription),
+        *("--time", str(int(_time_s(profile)))),
+        *("--producers", str(load.publishers), "--consumers", str(load.consumers)),
+        *("--confirm", str(load.window), "--rate", str(rate), "--size", str(messages.size)),
+        *("--flag", "persistent", "--flag", "mandatory"),
+        *_answers(load),
+    ]
+
+
+def _existing(topic: str, subscription: str) -> list[str]:
+    """Return the options for an existing exchange and queue."""
     queue = Subscription(Topic(topic), subscription).amqp_queue
-    answers = {
+    return [
+        *("--predeclared", "--skip-binding-queues", "--exchange", Topic(topic).exchange),
+        *("--type", "fanout", "--queue", queue, "--routing-key", ""),
+    ]
+
+
+def _answers(load: Load) -> list[str]:
+    return {
         "each": ["--qos", str(load.prefetch)],
         "many": [
             *("--qos", str(load.prefetch)),
@@ -97,15 +189,6 @@ def options(profile: Profile) -> list[str]:
         ],
         "none": ["--autoack"],
     }[load.ack]
-    return [
-        *("--predeclared", "--skip-binding-queues", "--exchange", Topic(topic).exchange),
-        *("--type", "fanout", "--queue", queue, "--routing-key", ""),
-        *("--time", str(int(_time_s(profile)))),
-        *("--producers", str(load.publishers), "--consumers", str(load.consumers)),
-        *("--confirm", str(load.window), "--rate", str(rate), "--size", str(messages.size)),
-        *("--flag", "persistent", "--flag", "mandatory"),
-        *answers,
-    ]
 
 
 def parse(line: str) -> Second | None:
@@ -133,7 +216,7 @@ def _time_s(profile: Profile) -> float:
 
 
 def _run(
-    argv: Sequence[str], env: Mapping[str, str], output: Path, within_s: float
+    argv: Sequence[str], env: Mapping[str, str], output: Path | None, within_s: float
 ) -> tuple[list[Second], str]:
     """Run PerfTest; return its lines of rates, each with the CPU time until then, and its whole output."""
     until_s, seconds, said = time.monotonic() + within_s, [], []
@@ -161,7 +244,9 @@ def _run(
             process.kill()
             raise
         finally:
-            output.write_text("".join(said))
+            if output:
+                output.write_text("".join(said))
     if process.returncode:
-        raise BenchError(f"PerfTest ended with exit code {process.returncode}; see {output}")
+        last = said[-1].strip() if said else "it said nothing"
+        raise BenchError(f"PerfTest ended with exit code {process.returncode}: {last}")
     return seconds, "".join(said)

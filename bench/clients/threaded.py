@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End
-from bench.harness.outcomes import UNKNOWN
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
 
 __all__ = ["BlockingReceiver", "BlockingSender", "ThreadedReceiver", "ThreadedSender"]
 
@@ -58,8 +58,14 @@ class ThreadedSender:
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread, client = await _working(self._connect, self._run)
-        self._broker = client.broker
+        self._thread, self._client = await _working(self._connect, self._run)
+        self._broker = self._client.broker
+
+    async def publish(self, body: bytes, count: int) -> None:
+        """Publish one by one in this thread. Raises BenchError unless all are confirmed."""
+        for sequence in range(count):
+            if self._client.publish(body, sequence, "") != CONFIRMED:
+                raise BenchError(f"publish {sequence} was not confirmed")
 
     async def room(self) -> None:
         async with self._room:

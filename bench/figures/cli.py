@@ -14,10 +14,8 @@ from rich.console import Console
 
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures.client import batch, consume, gap, latency, mesh, publish, stream, threads
+from bench.figures.client import consume, gap, latency, mesh, publish, stream
 from bench.figures.client_memory import memory_figures
-from bench.figures.client_publish import publish_figures
-from bench.figures.comfort import delay, handlers, memory_bus
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.measure import audit, audit_memory, fates, scans
 from bench.figures.ops import failover, playbooks
@@ -25,6 +23,7 @@ from bench.figures.ops.attach import attach_figures
 from bench.figures.ops.kill import kill_figures
 from bench.figures.readme import update
 from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
+from bench.figures.turns import group
 from bench.harness.loop import best_loop
 from ops.local.layout import DEFAULT_NETWORK
 
@@ -34,19 +33,17 @@ BEHIND_HAPROXY = "HAProxy before three brokers"
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
 GROUPS = (
-    publish.GROUP,
-    consume.GROUP,
-    batch.GROUP,
-    threads.GROUP,
-    latency.GROUP,
+    group("client.publish", publish.publish),
+    group("client.consume", consume.consume),
+    group("client.batch", publish.batch),
+    group("client.threads", publish.threads),
+    latency.LATENCY,
     stream.GROUP,
     mesh.GROUP,
-    delay.GROUP,
-    handlers.GROUP,
-    memory_bus.GROUP,
-    Group(
-        "way.publish", 3, BEHIND_HAPROXY, lambda scene: publish_figures(scene.cluster, scene.say)
-    ),
+    latency.DELAY,
+    group("comfort.handlers", consume.handlers),
+    Group("comfort.memory", 0, "no broker: in memory", consume.memory_bus_figures),
+    group("way.publish", publish.through_haproxy, brokers=3, path=BEHIND_HAPROXY, repeats=False),
     Group(
         "way.memory",
         3,

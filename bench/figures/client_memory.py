@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.figures.crew import CHECKOUT, Crew, crew
+from bench.figures.client.mesh import MB, rest_figures, rss_bytes_of
+from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
-__all__ = ["growth_mb", "memory_figures", "rss_bytes_of"]
+__all__ = ["growth_mb", "memory_figures"]
 
 TOPIC, SUBSCRIPTION = "memory", "sink"
 CLIENTS = 10
@@ -26,11 +22,6 @@ SETTLED_AFTER_S = 10
 RATE_PER_S = 500.0
 BODY_BYTES = 1024
 GOAL_GROWTH_MB = 5.0
-REST_S = 10.0
-REST_WITHIN_S = 90.0
-GOAL_REST_MB = 60.0
-GOAL_REST_CPU_PERCENT = 1.0
-MB = 1e6
 REPEAT = "python -m bench figures way.memory"
 
 
@@ -59,19 +50,13 @@ def memory_figures(
             repeat=REPEAT,
         )
     for kind in ("publisher", "consumer"):
-        yield from _rest_figures(cluster, kind, say)
+        yield from rest_figures(cluster, kind, TOPIC, SUBSCRIPTION)
 
 
 def growth_mb(rss_bytes: Sequence[int], settled_after: int) -> float:
     """Return the largest distance of a sample from the settled one; one sample a second."""
     settled = rss_bytes[settled_after]
     return max(abs(value - settled) for value in rss_bytes[settled_after:]) / MB
-
-
-def rss_bytes_of(pid: int) -> int:
-    """Return the resident memory of another process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _sample(
@@ -101,38 +86,3 @@ def _sample(
                 say(f"{second} s: the largest client has {largest / MB:.1f} MB")
         clients.finish()
     return samples
-
-
-def _rest_figures(cluster: LocalCluster, kind: str, say: Callable[[str], None]) -> Iterator[Figure]:
-    argv = [sys.executable, "-m", "bench.figures.rest", kind, TOPIC, SUBSCRIPTION, str(REST_S)]
-    env = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
-    done = subprocess.run(
-        argv,
-        env=env | cluster.client_env(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=REST_WITHIN_S,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchError(f"{kind} at rest: {done.stderr.strip().splitlines()[-1]}")
-    found = json.loads(done.stdout)
-    say(f"{kind} at rest: {found}")
-    memory_mb, cpu_percent = found["rss_bytes"] / MB, found["cpu_s"] / REST_S * 100
-    yield Figure(
-        id=f"way.rest.{kind}_mb",
-        what=f"Memory of a {kind} at rest, the interpreter included",
-        value=memory_mb,
-        unit="MB",
-        repeat=REPEAT,
-        **below(GOAL_REST_MB, memory_mb, "MB"),
-    )
-    yield Figure(
-        id=f"way.rest.{kind}_cpu_percent",
-        what=f"CPU of a {kind} at rest, of one core",
-        value=cpu_percent,
-        unit="%",
-        repeat=REPEAT,
-        **below(GOAL_REST_CPU_PERCENT, cpu_percent, "%"),
-    )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from bench.faults import Fault
 from bench.harness.sampling import Probe
@@ -26,6 +26,7 @@ __all__ = [
     "EVENTS",
     "Delivered",
     "End",
+    "FullSpeed",
     "Outside",
     "Receiver",
     "Running",
@@ -86,6 +87,14 @@ class Sender(Protocol):
 
     async def close(self, timeout_s: float) -> None:
         """Wait for open publishes; those still open after timeout_s end unknown."""
+
+
+@runtime_checkable
+class FullSpeed(Protocol):
+    """A sender that can also publish without the costs of `Sender.send` and `Sender.ends`."""
+
+    async def publish(self, body: bytes, count: int) -> None:
+        """Publish a body `count` times. Raises BenchError unless all are confirmed."""
 
 
 class Receiver(Protocol):

@@ -28,6 +28,7 @@ from bench.errors import InputInvalid
 
 __all__ = [
     "CPU_LEAST_S",
+    "MEMORY_UNIT",
     "Busy",
     "Probe",
     "Row",

@@ -27,6 +27,8 @@ DIRECT_FAULTS = ("freeze", "alarm")
 class About:
     """The abilities of a system. module: its driver, see `bench.harness.interface`. brokers_max: of nodes.
 
+    ways: the module with turns of its own, see `bench.harness.turn`.
+
     batches, lifetimes, events: whether it supports `load.batch` above 1, `load.lifetime_s`, and rows of every
     message. faults: the possible faults of its brokers. prefetch_max: the most deliveries at once from a
     broker. own_load: whether it makes the load itself and reports the results; its messages have no fates
@@ -43,6 +45,7 @@ class About:
     faults: tuple[str, ...] = ()
     prefetch_max: int = PREFETCH_MAX
     own_load: bool = False
+    ways: str = ""
 
 
 ARTEMIS = About(
@@ -60,6 +63,7 @@ SYSTEMS: Mapping[str, About] = {
         events=True,
         faults=ALL_FAULTS,
         prefetch_max=OUR_PREFETCH_MAX,
+        ways="bench.clients.ways",
     ),
     "pika": About(module="bench.clients.pika", acks=ACKS, faults=DIRECT_FAULTS),
     "native": About(
@@ -75,7 +79,9 @@ SYSTEMS: Mapping[str, About] = {
         module="bench.clients.pika_blocking", acks=("each", "none"), faults=DIRECT_FAULTS
     ),
     "kombu": About(module="bench.clients.kombu", acks=("each", "none"), faults=DIRECT_FAULTS),
-    "perf-test": About(module="bench.clients.perf_test", acks=ACKS, own_load=True),
+    "perf-test": About(
+        module="bench.clients.perf_test", acks=ACKS, own_load=True, ways="bench.clients.perf_test"
+    ),
     "aio-pika": About(module="bench.clients.aio_pika", acks=("each", "none"), faults=DIRECT_FAULTS),
     "kafka": About(
         module="bench.clients.jvm.kafka",

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench.figures.client.mesh import mesh_figures
-from bench.figures.crew import CHECKOUT
-from bench.figures.scene import Case, Scene, direct_task, take_turn
+from bench.figures.client import stream
+from bench.figures.client.mesh import mesh_figures, rest_figures
+from bench.figures.scene import Scene
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
-
-WITHIN_S = 120.0
 
 
 @pytest.mark.parametrize("kind", ["publisher", "consumer"])
 def test_a_client_at_rest_tells_what_it_costs(cluster: LocalCluster, topic: str, kind: str) -> None:
-    env = {**os.environ, **cluster.client_env()}
     declare(BusConfig.from_env(cluster.client_env()), [f"{topic}/sink"])
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.figures.rest", kind, topic, "sink", "0.2"],
-        cwd=CHECKOUT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=True,
-    )
-    assert set(json.loads(done.stdout)) == {"cpu_s", "rss_bytes"}
+    found = {f.id: f.value for f in rest_figures(cluster, kind, topic, "sink", rest_s=0.2)}
+    assert found[f"way.rest.{kind}_mb"] > 10
+    assert 0 <= found[f"way.rest.{kind}_cpu_percent"] < 100
 
 
 def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
@@ -43,20 +28,12 @@ def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_received_whole_and_its_memory_told(
-    cluster: LocalCluster, topic: str, tmp_path: Path
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stream, "MESSAGES", 6000)
+    monkeypatch.setattr(stream, "PORTION", 2000)
     scene = Scene(tmp_path, print, started=cluster)
-    task = dataclasses.replace(direct_task(scene, topic), window=500, messages=3000, warm_up=0)
-    take_turn(Case("fill", "ours_async", task))
-    consuming = dataclasses.replace(task, verb="consume")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.figures.client.stream_consumer", consuming.to_json()],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=True,
-    )
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert last["received"] == 3000
-    assert last["rss_bytes"] > 10_000_000
+    found = {f.id: f for f in stream.stream_figures(scene)}
+    assert found["client.stream.growth_mb"].what.startswith("6,000 messages")
+    assert found["client.stream.memory_mb"].value > 10
+    assert found["client.stream.rate"].value > 0

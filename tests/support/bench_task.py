@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.systems.turn import Task
+from bench.harness.turn import Task
 
 __all__ = ["bench_task"]
 
+ENV = {
+    "MESSAGEBUS_BROKER": "127.0.0.1:5672",
+    "MESSAGEBUS_LIST_URL": "http://127.0.0.1:8081/consumer-list",
+}
+
 
 def bench_task(**fields: Any) -> Task:
-    wanted: dict[str, Any] = {
-        "verb": "publish",
-        "broker": "127.0.0.1:5672",
-        "list_url": "http://127.0.0.1:8081/consumer-list",
-        "user": "bus",
-        "password_file": "/nowhere",
-        "topic": "figures",
-        "subscription": "sink",
-    }
-    return Task(**{**wanted, **fields})
+    wanted: dict[str, Any] = {"verb": "publish", "topic": "figures", "subscription": "sink"}
+    return Task(**{**wanted, "env": ENV, **fields})

@@ -1,135 +1,158 @@
-"""Receiving and acknowledging messages of 1 KB from a quorum queue at one broker, beside the peers.
+"""Receiving and acknowledging: tables of our ways, the peers that can do the same, and the goals.
 
-Before each turn the queue is filled with the messages of the turn. Every client notes each id. Ours acks
-each delivery by itself and sends the acks together. The peers answer a hundred at once where their
-interface allows it; aio-pika has no other way than to answer each by itself.
+Ours note each id and ack each delivery by itself, and send the acks together. The peers answer many at once
+where their interface allows it; aio-pika has no other way than to answer each by itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
-from bench.figures.form import Figure, at_least, at_most, median_of, no_goal
-from bench.figures.scene import (
-    Case,
-    Group,
-    Scene,
-    Turns,
-    direct_task,
-    interleaved,
-    purge,
-    rate_and_cpu,
-    ratios,
-    repeat_command,
-    sized,
-    take_turn,
-)
+from bench.environment import CHECKOUT
+from bench.errors import BenchError
+from bench.figures.form import Figure, below, median_of
+from bench.figures.scene import Scene, repeat_command
+from bench.figures.turns import Against, Line, Table, Turns, interleaved, sized
 from bench.harness.loop import best_loop
-from bench.systems import perf_test
-from bench.systems.turn import Task
+from bench.harness.turn import Task
 
-__all__ = ["GROUP", "cases_of", "figures_of", "fill"]
+__all__ = ["consume", "handlers", "memory_bus_figures", "of_memory_bus"]
 
-NAME = "client.consume"
 WINDOW = 1000
-# The window of the publisher that fills the queue with batches.
-FILL_BATCHES = 50
-# PerfTest runs for a given time; its number makes the queue last for some seconds after its warm-up.
-MESSAGES = {
-    "ours": 100_000,
-    "many": 100_000,
-    "blocking": 100_000,
-    "blocking_many": 100_000,
-    "pika_async": 60_000,
-    "aio_pika": 20_000,
+WHAT = "Received and acked, 1 KB"
+# Line -> way, the rest of its description, CPU goal in us.
+OURS = {
+    "ours": ("receive", "AsyncConsumer", 5.0),
+    "many": ("receive_many", "AsyncConsumer.receive_many", None),
+    "blocking": ("receive_blocking", "blocking Consumer", None),
+    "blocking_many": ("receive_many_blocking", "blocking Consumer.receive_many", None),
 }
-PERF_TEST_MESSAGES, PERF_TEST_S = 400_000, 6.0
-CPU_GOAL_US = 5.0
-RATIO_GOALS = {"pika_async": 2.0, "aio_pika": 5.0, "perf_test": 1.0}
-WORDS = {
-    "ours": "Received and acked, 1 KB, AsyncConsumer",
-    "many": "Received and acked, 1 KB, AsyncConsumer.receive_many",
-    "blocking": "Received and acked, 1 KB, blocking Consumer",
-    "blocking_many": "Received and acked, 1 KB, blocking Consumer.receive_many",
-    "pika_async": "pika's asynchronous adapter by hand",
-    "aio_pika": "aio-pika",
-    "perf_test": "Java PerfTest",
+# Line -> system, its description, messages of a turn, the wanted ratio of our rate to its rate. PerfTest runs
+# for a given time; its number makes the queue last for some seconds after its warm-up.
+PEERS = {
+    "pika_async": ("pika", "pika's asynchronous adapter by hand", 60_000, 2.0),
+    "aio_pika": ("aio-pika", "aio-pika", 20_000, 5.0),
+    "perf_test": ("perf-test", "Java PerfTest", 400_000, 1.0),
 }
+MESSAGES, PERF_TEST_S = 100_000, 6.0
 
 
-def consume_figures(scene: Scene) -> Iterator[Figure]:
-    task = direct_task(scene)
-    java = perf_test.is_ready(scene.say)
-    cases = [case for case in cases_of(task, scene) if java or case.system != "perf_test"]
-    turns = interleaved(scene, cases, lambda case: fill(scene, case.task))
-    purge(scene, task)
-    yield from figures_of(turns, repeat_command(NAME, scene.repeat))
+def consume(task: Task, scene: Scene) -> Table:
+    """Every client with the same window, from a quorum queue at one broker."""
+    task, table = replace(task, verb="consume", window=WINDOW), Table()
+    for name, (way, what, cpu) in OURS.items():
+        loop = "asyncio" if name.startswith("blocking") else best_loop()
+        made = replace(sized(task, scene, MESSAGES), way=way, loop=loop)
+        id, what = "" if name == "ours" else f"{name}_", f"{WHAT}, {what}"
+        table.lines.append(Line(name, id, what, made, cpu=cpu))
+    for name, (system, what, messages, goal) in PEERS.items():
+        made = replace(sized(task, scene, messages), system=system)
+        if name == "aio_pika":
+            made = replace(made, loop=best_loop())
+        if name == "perf_test":
+            # Java is not warm before its third second, so a quick run has as many messages for it.
+            made = replace(made, messages=messages, warm_up=0, seconds=PERF_TEST_S)
+        table.lines.append(Line(name, f"{name}_", what, made))
+        ratio = f"{table.lines[0].what}: how many times as fast as {what}"
+        table.against.append(Against("ours", name, f"ratio_{name}", ratio, goal))
+    return table
 
 
-def cases_of(task: Task, scene: Scene) -> list[Case]:
-    consuming = dataclasses.replace(task, verb="consume", window=WINDOW)
-    systems = {
-        "ours": "ours_async",
-        "many": "ours_async",
-        "blocking": "ours_blocking",
-        "blocking_many": "ours_blocking",
-        "pika_async": "pika_async",
-        "aio_pika": "aio_pika_client",
+RUN, APP = "AsyncConsumer.run", "@app.subscriber"
+FEW = 0.01
+# Line -> way, its description, the part of the messages that is traced, goal of what it adds in us.
+HANDLERS = {
+    "run": ("run", f"{RUN} with a coroutine function", 0, 3.0),
+    "run_threads": ("run_threads", f"{RUN} with a plain function in a thread", 0, None),
+    "app": ("app", f"{APP}, the payload as bytes", 0, 10.0),
+    "app_typed": ("app_typed", f"{APP}, 1 KB of JSON as a dataclass", 0, None),
+    "run_otel": ("run", f"{RUN} with OpenTelemetry on, every message traced", 1, 30.0),
+    "run_otel_few": (
+        "run",
+        f"{RUN} with OpenTelemetry on, one message in a hundred traced",
+        FEW,
+        30.0,
+    ),
+    "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1, None),
+}
+HANDLED = 60_000
+
+
+def handlers(task: Task, scene: Scene) -> Table:
+    """`run` and the decorator, against a loop over the same consumer that does the same work."""
+    consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop(), typed=True)
+    plain = replace(sized(consuming, scene, HANDLED), way="receive")
+    what = f"{WHAT}, a loop over AsyncConsumer"
+    table = Table([Line("receive", "receive_", what, plain)])
+    for name, (way, what, traced, goal) in HANDLERS.items():
+        made = replace(plain, way=way, traced=traced)
+        table.lines.append(Line(name, f"{name}_", what, made))
+        more = f"{what}: CPU time on top of the loop, per message"
+        table.against.append(Against(name, "receive", f"{name}_more_us", more, goal, of_cpu=True))
+    return table
+
+
+MEMORY = "comfort.memory"
+IN_MEMORY = 300_000
+IMPORT_WITHIN_S = 60.0
+# Run in a fresh interpreter with nothing loaded: asyncio, ssl and pika take most of the time.
+IMPORT = """
+import time
+began = time.perf_counter()
+import messagebus.testing.bus
+print((time.perf_counter() - began) * 1000)
+"""
+
+
+def memory_bus_figures(scene: Scene) -> Iterator[Figure]:
+    """Measure the bus in memory for tests of applications: its speed, and the time until a test begins."""
+    nowhere = Task(verb="publish", env={}, topic="orders", subscription="billing", window=WINDOW)
+    tasks = {
+        "async": replace(sized(nowhere, scene, IN_MEMORY), way="memory"),
+        "start": replace(nowhere, way="memory_start", messages=1, warm_up=0),
     }
-    loops = dict.fromkeys(("ours", "many", "aio_pika"), best_loop())
-    found = [
-        Case(
-            name,
-            system,
-            dataclasses.replace(
-                sized(consuming, scene, MESSAGES[name]),
-                loop=loops.get(name, "asyncio"),
-                way="receive_many" if name.endswith("many") else "",
-            ),
-        )
-        for name, system in systems.items()
-    ]
-    # Java is not warm before its third second, so a quick run fills the queue with as many messages for it.
-    java = dataclasses.replace(
-        consuming, messages=PERF_TEST_MESSAGES, warm_up=0, seconds=PERF_TEST_S
+    turns = interleaved(scene, tasks, lambda _name, _task: None)
+    imports = [import_ms() for _ in range(scene.repeat)]
+    yield from of_memory_bus(tasks["async"], turns, imports, repeat_command(MEMORY, scene.repeat))
+
+
+def import_ms() -> float:
+    """Measure the import of the bus in memory. Raises BenchError."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=IMPORT_WITHIN_S,
+        check=False,
     )
-    return [*found, Case("perf_test", "perf_test", java)]
+    if done.returncode:
+        raise BenchError(f"importing messagebus.testing: {done.stderr.strip()[-200:]}")
+    return float(done.stdout)
 
 
-def fill(scene: Scene, task: Task) -> None:
-    """Fill the queue with exactly the messages of the turn."""
-    purge(scene, task)
-    publishing = dataclasses.replace(
-        task,
-        verb="publish",
-        window=1000 if task.batch == 1 else FILL_BATCHES,
-        way="submit",
-        loop=best_loop(),
-        messages=task.messages + task.warm_up,
-        warm_up=0,
+def of_memory_bus(
+    task: Task, turns: Turns, imports: Sequence[float], repeat: str
+) -> Iterator[Figure]:
+    what = "In memory: published, received and acked, 1 KB, both asyncio clients in one process"
+    table = Table([Line("async", "", what, task, rate=100_000.0)])
+    yield from table.figures(MEMORY, turns, repeat)
+    yield median_of(
+        [turn.took_s * 1000 for turn in turns["start"]],
+        id=f"{MEMORY}.start_ms",
+        what="In memory: a whole test with both blocking clients and one message, without imports",
+        unit="ms",
+        repeat=repeat,
+        goal=partial(below, 50.0, unit="ms"),
     )
-    take_turn(Case("fill", "ours_async", publishing))
-
-
-def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
-    for name, what in WORDS.items():
-        if name not in turns:
-            continue
-        goal = partial(at_most, CPU_GOAL_US, unit="us") if name == "ours" else no_goal
-        id = f"{NAME}." if name == "ours" else f"{NAME}.{name}_"
-        yield from rate_and_cpu(turns, name, id=id, what=what, repeat=repeat, cpu_goal=goal)
-    for peer, wanted in RATIO_GOALS.items():
-        if peer in turns:
-            yield median_of(
-                ratios(turns, "ours", peer),
-                id=f"{NAME}.ratio_{peer}",
-                what=f"{WORDS['ours']}: how many times as fast as {WORDS[peer]}",
-                unit="times",
-                repeat=repeat,
-                goal=partial(at_least, wanted, unit="times"),
-            )
-
-
-GROUP = Group(NAME, 1, "one broker directly, no HAProxy", consume_figures)
+    yield median_of(
+        imports,
+        id=f"{MEMORY}.import_ms",
+        what="Importing messagebus.testing with all behind it, once in a process",
+        unit="ms",
+        repeat=repeat,
+    )

@@ -1,39 +1,56 @@
-"""The latency that our client adds over pika's own adapter, at a rate that leaves both idle time.
+"""Latencies: what our client adds over pika's own adapter, and what delayed messages cost a consumer.
 
-One process publishes and consumes; the same messages, the same broker, the same event loop (asyncio's own),
-in pairs. Latencies count from a message's intended time. Both clients wait for that time by a timer of the
-kernel, because event loops round waits up by different amounts.
+One process publishes and consumes, at a rate that leaves it idle time. Latencies count from a message's
+intended time. All clients have the same event loop, asyncio's own, and take turns.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import asyncio
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from hdrh.histogram import HdrHistogram
-
+from bench.clients.ways import check
 from bench.errors import BenchError
-from bench.figures.form import Figure, at_most, median_of, no_goal
-from bench.figures.scene import (
-    Case,
-    Group,
-    Scene,
+from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.turns import (
+    DIRECT,
     Turns,
     direct_task,
+    empty,
     interleaved,
+    path_of,
+    prepare,
     purge,
-    repeat_command,
+    sized,
 )
-from bench.systems.turn import Task, Turn
+from bench.harness.loop import best_loop, event_loop
+from bench.harness.turn import Task, slices
+from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Published, declare
+from messagebus.destination import delay_step
 
-__all__ = ["GROUP", "added_percent", "cases_of", "figures_of", "percentile_us"]
+__all__ = [
+    "DELAY",
+    "LATENCY",
+    "Late",
+    "added_percent",
+    "delay_tasks",
+    "late_figures",
+    "latency_figures",
+    "latency_tasks",
+    "percentile_ms",
+    "waiting_figures",
+]
 
 NAME = "client.latency"
 RATE_PER_S = 3_000.0
 SECONDS, WARM_UP_S = 10.0, 2.0
 WINDOW = 1000
-# The fraction of the rate to reach: a turn ends with the last delivery, somewhat after its schedule.
+# The fraction of the rate to reach: a turn ends with the last confirm, somewhat after its schedule.
 KEPT_UP = 0.97
 GOAL_ADDED_PERCENT = 5.0
 WORDS = {
@@ -44,72 +61,266 @@ WORDS = {
 ENDS = {"confirm": "confirm", "delivery": "delivery to a consumer"}
 
 
-def latency_figures(scene: Scene) -> Iterator[Figure]:
+def _latency(scene: Scene) -> Iterator[Figure]:
     task = direct_task(scene)
-    cases = cases_of(task, scene, scene.cluster.broker)
-    turns = interleaved(scene, cases, lambda case: purge(scene, task))
-    yield from figures_of(turns, repeat_command(NAME, scene.repeat))
+    tasks = latency_tasks(task, scene, scene.cluster.broker)
+    turns = interleaved(scene, tasks, lambda _name, _task: purge(scene, task))
+    yield from latency_figures(turns, repeat_command(NAME, scene.repeat))
 
 
-def cases_of(task: Task, scene: Scene, haproxy: str) -> list[Case]:
-    paced = dataclasses.replace(
+def _paced(task: Task, scene: Scene, rate_per_s: float, seconds: float, warm_up_s: float) -> Task:
+    return replace(
         task,
         verb="latency",
-        rate_per_s=RATE_PER_S,
-        messages=scene.part(int(RATE_PER_S * SECONDS)),
-        warm_up=scene.part(int(RATE_PER_S * WARM_UP_S)),
+        rate_per_s=rate_per_s,
+        messages=scene.part(int(rate_per_s * seconds)),
+        warm_up=scene.part(int(rate_per_s * warm_up_s)),
         window=WINDOW,
     )
-    return [
-        Case("ours", "ours_async", paced),
-        Case("pika", "pika_async", paced),
-        Case("haproxy", "ours_async", dataclasses.replace(paced, broker=haproxy)),
-    ]
 
 
-def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
+def latency_tasks(task: Task, scene: Scene, haproxy: str) -> dict[str, Task]:
+    paced = _paced(task, scene, RATE_PER_S, SECONDS, WARM_UP_S)
+    return {
+        "ours": paced,
+        "pika": replace(paced, system="pika"),
+        "haproxy": replace(paced, env={**task.env, "MESSAGEBUS_BROKER": haproxy}),
+    }
+
+
+def latency_figures(turns: Turns, repeat: str) -> Iterator[Figure]:
     """Make the figures. Raises BenchError when a client did not keep up: that is no latency at light load."""
-    for case, each in turns.items():
+    for name, each in turns.items():
         if behind := [turn.rate_per_s for turn in each if turn.rate_per_s < KEPT_UP * RATE_PER_S]:
             raise BenchError(
-                f"{case} came to {min(behind):,.0f} of {RATE_PER_S:,.0f}/s: the machine is too busy"
+                f"{name} came to {min(behind):,.0f} of {RATE_PER_S:,.0f}/s: the machine is too busy"
             )
     for end, words in ENDS.items():
-        for case in ("ours", "haproxy"):
-            yield median_of(
-                [
-                    added_percent(a, b, end, 50)
-                    for a, b in zip(turns[case], turns["pika"], strict=True)
-                ],
-                id=f"{NAME}.{end}.{case}_added_p50",
-                what=f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB, {WORDS[case]}: median, "
-                f"more than {WORDS['pika']} directly",
-                unit="%",
-                repeat=repeat,
-                goal=partial(at_most, GOAL_ADDED_PERCENT, unit="%") if case == "ours" else no_goal,
-            )
-        for case, client in WORDS.items():
-            for name, percent in (("p50", 50.0), ("p99_9", 99.9)):
+        said = f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB"
+        for name, client in WORDS.items():
+            if name != "pika":
+                goal: Goal = partial(at_most, GOAL_ADDED_PERCENT, unit="%")
                 yield median_of(
-                    [percentile_us(turn, end, percent) / 1000 for turn in turns[case]],
-                    id=f"{NAME}.{end}.{case}_{name}_ms",
-                    what=f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB, {client}: "
-                    f"{percent:g} %",
+                    added_percent(turns, name, end),
+                    id=f"{NAME}.{end}.{name}_added_p50",
+                    what=f"{said}, {client}: median, more than {WORDS['pika']} directly",
+                    unit="%",
+                    repeat=repeat,
+                    goal=goal if name == "ours" else no_goal,
+                )
+            for percentile in ("p50", "p99.9"):
+                yield median_of(
+                    [turn.percentiles_ms[end][percentile] for turn in turns[name]],
+                    id=f"{NAME}.{end}.{name}_{percentile.replace('.', '_')}_ms",
+                    what=f"{said}, {client}: {percentile[1:]} %",
                     unit="ms",
                     repeat=repeat,
                 )
 
 
-def percentile_us(turn: Turn, end: str, percent: float) -> float:
-    histogram = HdrHistogram.decode(turn.histograms[end])
-    return float(histogram.get_value_at_percentile(percent))
+def added_percent(turns: Turns, name: str, end: str) -> list[float]:
+    """Return by how many per cent the median is above pika's, within each repetition."""
+    pairs = zip(turns[name], turns["pika"], strict=True)
+    return [
+        (a.percentiles_ms[end]["p50"] / b.percentiles_ms[end]["p50"] - 1) * 100 for a, b in pairs
+    ]
 
 
-def added_percent(ours: Turn, other: Turn, end: str, percent: float) -> float:
-    """Return by how many per cent ours is above the other at that percentile."""
-    return (percentile_us(ours, end, percent) / percentile_us(other, end, percent) - 1) * 100
+LATENCY = Group(NAME, 1, "one broker directly, no HAProxy, but in figures named haproxy", _latency)
+
+# The delay ladder: how exactly messages come out, and what waiting messages cost a consumer. Lateness counts
+# from a message's due time, its publish call plus its delay, to its arrival in the same process.
+DELAYED = "comfort.delay"
+STEPS_S = (1, 2, 5)
+# Messages of each step in one repetition, spread over SPREAD_S so that few are due at once.
+MESSAGES, SPREAD_S = 500, 5.0
+PERCENTS = {"p50": 50.0, "p99": 99.0, "max": 100.0}
+ALL_OUT_WITHIN_S = 60.0
+WAITING, WAITING_S = 100_000, 3_600
+SLICE = 5_000
+CONSUMED = 100_000
+DELAY_RATE_PER_S, DELAY_S, DELAY_WARM_UP_S = 1_000.0, 5.0, 1.0
+# A lower ratio would mean that waiting messages slow a consumer down.
+GOAL_RATIO = 0.9
+START_S = 30.0
+NS, MS_PER_S = 1e9, 1e3
+# The time of the publish, and its step in seconds; step 0 is not counted.
+STAMP = struct.Struct(">QB")
+# A broker goes on writing for a while after a load of publishes.
+SETTLE_S = 5.0
+STATES = {"idle": "none waiting", "waiting": f"{WAITING:,} delayed messages waiting"}
+
+Late = Mapping[int, Sequence[Sequence[float]]]
+"""Step in seconds -> for each repetition the lateness of each message in seconds; below 0: early."""
 
 
-GROUP = Group(
-    NAME, 1, "one broker directly, no HAProxy, but in figures named haproxy", latency_figures
-)
+def _delay(scene: Scene) -> Iterator[Figure]:
+    task, repeat = direct_task(scene), repeat_command(DELAYED, scene.repeat)
+    bus = BusConfig.from_env(task.env)
+    declare(bus, [str(delay_step(step * 1000)) for step in (*STEPS_S, WAITING_S)])
+    purge(scene, task)
+    late: dict[int, list[list[float]]] = {step: [] for step in STEPS_S}
+    for number in range(scene.repeat):
+        with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+            found = runner.run(_lateness(bus, task, scene.part(MESSAGES, 20)))
+        for step in STEPS_S:
+            late[step].append(found[step])
+        told = ", ".join(f"{step} s: {percentile_ms(found[step], 50):.1f} ms" for step in STEPS_S)
+        scene.say(f"repetition {number + 1} of {scene.repeat}, late in the median: {told}")
+    yield from late_figures(late, repeat)
+
+    waiting = _Waiting(scene, task, scene.part(WAITING))
+    turns = interleaved(scene, delay_tasks(task, scene), waiting.prepare)
+    waiting.purge()
+    purge(scene, task)
+    yield from waiting_figures(turns, repeat)
+
+
+async def _lateness(bus: BusConfig, task: Task, count: int) -> dict[int, list[float]]:
+    """Publish `count` messages of each step, wait until all have arrived, and return how late each was."""
+    late: dict[int, list[float]] = {step: [] for step in STEPS_S}
+    publisher = AsyncPublisher(bus)
+    await publisher.start(require="one", timeout_s=START_S)
+
+    async def publish(counted: bool, step: int) -> asyncio.Future[Published]:
+        content = STAMP.pack(time.monotonic_ns(), step if counted else 0)
+        return await publisher.submit(task.topic, content, deliver_after_s=step)
+
+    async with AsyncConsumer(bus, task.topic, subscription=task.subscription) as consumer:
+        receiving = asyncio.create_task(_receive(consumer, late, count * len(STEPS_S)))
+        for step in STEPS_S:  # the first one looks whether the step is there
+            check([await (await publish(False, step))])
+        ends: list[asyncio.Future[Published]] = []
+        for _ in range(count):
+            ends += [await publish(True, step) for step in STEPS_S]
+            await asyncio.sleep(SPREAD_S / count)
+        check(await asyncio.gather(*ends))
+        try:
+            async with asyncio.timeout(max(STEPS_S) + ALL_OUT_WITHIN_S):
+                await receiving
+        except TimeoutError:
+            came = sum(map(len, late.values()))
+            raise BenchError(f"{came} of {len(ends)} delayed messages came out") from None
+    await publisher.stop()
+    return late
+
+
+async def _receive(consumer: AsyncConsumer, late: dict[int, list[float]], count: int) -> None:
+    async for delivery in consumer:
+        now_ns = time.monotonic_ns()
+        sent_ns, step = STAMP.unpack(delivery.body)
+        consumer.ack(delivery)
+        if step:
+            late[step].append((now_ns - sent_ns) / NS - step)
+            count -= 1
+            if not count:
+                return
+
+
+def late_figures(late: Late, repeat: str) -> Iterator[Figure]:
+    for step, repetitions in late.items():
+        for name, percent in PERCENTS.items():
+            yield median_of(
+                [percentile_ms(seconds, percent) for seconds in repetitions],
+                id=f"{DELAYED}.late_{step}s_{name}_ms",
+                what=f"How late a message delayed by {step} s comes: {name}",
+                unit="ms",
+                repeat=repeat,
+            )
+    early = sum(s < 0 for repetitions in late.values() for seconds in repetitions for s in seconds)
+    yield Figure(
+        id=f"{DELAYED}.early",
+        what="Delayed messages that came before they were due, of all steps",
+        value=early,
+        unit="messages",
+        repeat=repeat,
+        goal="0 messages",
+        met=early == 0,
+    )
+
+
+def percentile_ms(seconds: Sequence[float], percent: float) -> float:
+    """Return the smallest value that this percentage of the values does not exceed, in ms."""
+    ranked = sorted(seconds)
+    place = max(0, -(-len(ranked) * percent // 100) - 1)
+    return ranked[int(place)] * MS_PER_S
+
+
+class _Waiting:
+    """Delayed messages of the same topic that can be present or not."""
+
+    def __init__(self, scene: Scene, task: Task, count: int) -> None:
+        self._scene, self._task, self._count = scene, task, count
+        self._are_there: bool | None = None
+        self._step = delay_step(WAITING_S * 1000)
+
+    def prepare(self, name: str, task: Task) -> None:
+        """Make the messages present or absent for a turn, and prepare its queue.
+
+        They are published in both cases: the broker's work after such a load is no cost of waiting messages.
+        """
+        if (there := name.endswith(".waiting")) != self._are_there:
+            with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+                runner.run(self._publish())
+            if not there:
+                self.purge()
+            self._are_there = there
+            time.sleep(SETTLE_S)
+        prepare(self._scene, task)
+
+    def purge(self) -> None:
+        empty(self._scene, path_of(self._step.amqp_queue))
+
+    async def _publish(self) -> None:
+        content = bytes(self._task.body_bytes)
+        async with AsyncPublisher(BusConfig.from_env(self._task.env)) as publisher:
+            for size in slices(self._count, SLICE):
+                ends = [
+                    await publisher.submit(self._task.topic, content, deliver_after_s=WAITING_S)
+                    for _ in range(size)
+                ]
+                check(await asyncio.gather(*ends))
+
+
+def delay_tasks(task: Task, scene: Scene) -> dict[str, Task]:
+    """Return a consumer at full speed and one at a steady rate, each without and with waiting messages."""
+    task = replace(task, loop=best_loop(), window=WINDOW, way="receive")
+    fast = replace(sized(task, scene, CONSUMED), verb="consume")
+    steady = _paced(task, scene, DELAY_RATE_PER_S, DELAY_S, DELAY_WARM_UP_S)
+    return {
+        f"{verb}.{state}": wanted
+        for state in STATES
+        for verb, wanted in (("consume", fast), ("latency", steady))
+    }
+
+
+def waiting_figures(turns: Turns, repeat: str) -> Iterator[Figure]:
+    for state, words in STATES.items():
+        fast, steady = turns[f"consume.{state}"], turns[f"latency.{state}"]
+        yield median_of(
+            [turn.rate_per_s for turn in fast],
+            id=f"{DELAYED}.consume_{state}_rate",
+            what=f"Received and acked, 1 KB, {words} for the same topic",
+            unit="messages/s",
+            repeat=repeat,
+        )
+        for name in ("p50", "p99"):
+            yield median_of(
+                [turn.percentiles_ms["delivery"][name] for turn in steady],
+                id=f"{DELAYED}.latency_{state}_{name}_ms",
+                what=f"Latency at {DELAY_RATE_PER_S:,.0f}/s of 1 KB, {words} for the same topic: {name}",
+                unit="ms",
+                repeat=repeat,
+            )
+    pairs = zip(turns["consume.waiting"], turns["consume.idle"], strict=True)
+    yield median_of(
+        [a.rate_per_s / b.rate_per_s for a, b in pairs],
+        id=f"{DELAYED}.consume_ratio",
+        what=f"A consumer's rate with {WAITING:,} delayed messages waiting, over without",
+        unit="times",
+        repeat=repeat,
+        goal=partial(at_least, GOAL_RATIO, unit="times"),
+    )
+
+
+DELAY = Group(DELAYED, 1, DIRECT, _delay)

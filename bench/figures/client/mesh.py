@@ -1,13 +1,19 @@
 """A full mesh: 64 brokers, 50 consumer processes, a link from each to each.
 
 The brokers are no RabbitMQ but speak AMQP, all in one process, so the figures measure the needs of the
-clients. All consumers attach at the same moment; then they idle, with heartbeats.
+clients. All consumers attach at the same moment; then they idle, with heartbeats. The same processes show
+what one publisher or consumer costs at rest.
+
+``python -m bench.figures.client.mesh COUNT SUBSCRIPTION`` is the process of the brokers: it prints the
+address of their list and serves until its standard input ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -18,13 +24,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psutil
+
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.client_memory import MB, rss_bytes_of
-from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, below
 from bench.figures.scene import Group, Scene, repeat_command
+from ops.local.cluster import LocalCluster
 
-__all__ = ["GROUP", "figures_of"]
+__all__ = ["GROUP", "MB", "figures_of", "mesh_figures", "rest_figures", "rss_bytes_of"]
 
 NAME = "client.mesh"
 TOPIC, SUBSCRIPTION = "mesh", "sink"
@@ -35,18 +43,25 @@ SETTLE_S = 5.0
 ANSWER_WITHIN_S = 240.0
 STOP_WITHIN_S = 10.0
 GOAL_CPU_PERCENT, GOAL_MB = 1.0, 100.0
+# The default of half a second is meant for brokers with a machine of their own. Here one process serves
+# all of them. 3,200 handshakes at once take it longer than that, and an abandoned dial is lost work.
+DIAL_MS = "60000"
+DIAL = dict.fromkeys(("MESSAGEBUS_DIAL_TIMEOUT_MS", "MESSAGEBUS_DIAL_TIMEOUT_MAX_MS"), DIAL_MS)
+REST_SETTLE_S, REST_S = 2.0, 10.0
+GOAL_REST_MB = 60.0
+REST_REPEAT = "python -m bench figures way.memory"
+MB = 1e6
 Answer = Mapping[str, Any]
 
 
 def mesh_figures(scene: Scene) -> Iterator[Figure]:
     brokers, consumers = scene.part(BROKERS, 8), scene.part(CONSUMERS, 5)
-    module = "bench.figures.client"
     with ExitStack() as stack:
-        server = _Child(stack, f"{module}.mesh_brokers", str(brokers), f"{TOPIC}/{SUBSCRIPTION}")
-        url = server.line()
+        server = _Child(stack, "mesh", str(brokers), f"{TOPIC}/{SUBSCRIPTION}")
+        env = {"MESSAGEBUS_LIST_URL": server.line(), **DIAL}
         before = rss_bytes_of(server.pid)
         clients = [
-            _Child(stack, f"{module}.mesh_consumer", url, TOPIC, SUBSCRIPTION)
+            _Child(stack, "idle", "consumer", TOPIC, SUBSCRIPTION, env=env)
             for _ in range(consumers)
         ]
         for client in clients:
@@ -111,6 +126,42 @@ def figures_of(
     )
 
 
+def rest_figures(
+    cluster: LocalCluster, kind: str, topic: str, subscription: str, rest_s: float = REST_S
+) -> Iterator[Figure]:
+    """Measure one publisher or consumer of a cluster at rest."""
+    with ExitStack() as stack:
+        client = _Child(stack, "idle", kind, topic, subscription, env=cluster.client_env())
+        client.answer()
+        _asked([client])
+        time.sleep(REST_SETTLE_S)
+        _asked([client])
+        time.sleep(rest_s)
+        (found,) = _asked([client])
+    memory_mb, cpu_percent = found["rss_bytes"] / MB, found["cpu_percent"]
+    yield Figure(
+        id=f"way.rest.{kind}_mb",
+        what=f"Memory of a {kind} at rest, the interpreter included",
+        value=memory_mb,
+        unit="MB",
+        repeat=REST_REPEAT,
+        **below(GOAL_REST_MB, memory_mb, "MB"),
+    )
+    yield Figure(
+        id=f"way.rest.{kind}_cpu_percent",
+        what=f"CPU of a {kind} at rest, of one core",
+        value=cpu_percent,
+        unit="%",
+        repeat=REST_REPEAT,
+        **below(GOAL_CPU_PERCENT, cpu_percent, "%"),
+    )
+
+
+def rss_bytes_of(pid: int) -> int:
+    """Return the resident memory of another process."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
 def _asked(clients: Sequence[_Child]) -> list[Answer]:
     """Tell all clients to continue, then read their answers."""
     for client in clients:
@@ -120,16 +171,21 @@ def _asked(clients: Sequence[_Child]) -> list[Answer]:
 
 @dataclass(slots=True, init=False)
 class _Child:
-    """A process that is controlled by lines and answers in lines; it ends with the stack."""
+    """A process of a module beside this one. It is controlled by lines and answers in lines.
+
+    env: the settings of its client. It ends with the stack.
+    """
 
     process: subprocess.Popen[str]
 
-    def __init__(self, stack: ExitStack, module: str, *arguments: str) -> None:
-        env = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
+    def __init__(
+        self, stack: ExitStack, module: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        plain = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", f"bench.figures.client.{module}", *arguments],
             cwd=CHECKOUT,
-            env=env,
+            env=plain | dict(env or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -171,3 +227,22 @@ class _Child:
 
 
 GROUP = Group(NAME, 0, "brokers that speak AMQP and are not RabbitMQ; no HAProxy", mesh_figures)
+
+
+async def _serve(count: int, subscription: str) -> None:
+    from tests.support.fake_amqp import FakeRabbit, serve
+    from tests.support.fake_list import FakeList, serve_list
+
+    rabbits = [FakeRabbit() for _ in range(count)]
+    async with serve(*rabbits):
+        for rabbit in rabbits:
+            rabbit.hold(subscription)
+        async with serve_list(FakeList(rabbit.name for rabbit in rabbits)) as listing:
+            print(listing.url, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
+    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))

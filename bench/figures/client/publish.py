@@ -1,43 +1,26 @@
-"""Safe publishing of 1 KB to a quorum queue at one broker, beside all peers that can do the same.
+"""Safe publishing: tables of our ways, the peers that can do the same, and the goals.
 
 Every client publishes persistent, mandatory messages with an id of their own to the same exchange, from
-one process, without HAProxy, and counts a message when its confirm has arrived.
+one process, and counts a message when its confirm has arrived.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from bench.figures.form import Figure, at_least, at_most, median_of, no_goal
-from bench.figures.scene import (
-    Case,
-    Group,
-    Scene,
-    Turns,
-    direct_task,
-    interleaved,
-    purge,
-    rate_and_cpu,
-    ratios,
-    repeat_command,
-    sized,
-)
+from bench.figures.scene import Scene
+from bench.figures.turns import Against, Line, Table, sized
 from bench.harness.loop import best_loop
-from bench.systems import perf_test
-from bench.systems.turn import Task
+from bench.harness.turn import Task
 
-__all__ = ["GROUP", "cases_of", "figures_of"]
+__all__ = ["batch", "publish", "threads", "through_haproxy"]
 
-NAME = "client.publish"
-WINDOWS = (1000, 50)
 # A turn lasts some 2 s: long against the window, short against changes of the machine's load.
 OURS, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500
 AIO_PIKA_WINDOW = 500
 PERF_TEST_S = 8.0
-# Our way to publish -> the part of the ids after the window.
+# Way -> the part of the ids after the window.
 WAYS = {"submit": "", "send_many": "send_many."}
 CPU_GOALS_US = {1000: 4.0, 50: 6.0}
 # Peer -> window -> the wanted ratio of our rate to the peer's.
@@ -55,82 +38,119 @@ OF_ANY_WINDOW = {
     "kombu": "kombu with confirms, one by one",
 }
 OF_EACH_WINDOW = {"pika_async": "pika's asynchronous adapter by hand", "perf_test": "Java PerfTest"}
+# Publisher.send_safe: threads -> messages of a turn, summed over all of them; the wanted ratio to one thread.
+THREADS, THREADS_GOALS = {1: 2_500, 8: 10_000, 64: 30_000}, {64: 5.0}
+# The window of a publisher without settings.
+DEFAULT_WINDOW = 512
 
 
-def publish_figures(scene: Scene) -> Iterator[Figure]:
-    task = direct_task(scene)
-    java = perf_test.is_ready(scene.say)
-    cases = [case for case in cases_of(task, scene) if java or case.system != "perf_test"]
-    turns = interleaved(scene, cases, lambda case: purge(scene, task))
-    purge(scene, task)
-    yield from figures_of(turns, repeat_command(NAME, scene.repeat))
+def publish(task: Task, scene: Scene) -> Table:
+    """Our clients and the peers, in the order of the first repetition."""
+    table = Table()
 
+    def line(name: str, id: str, what: str, messages: int, **options: Any) -> Line:
+        cpu = options.pop("cpu", None)
+        task_of = replace(sized(task, scene, messages), **options)
+        table.lines.append(Line(name, id, what, task_of, cpu=cpu))
+        return table.lines[-1]
 
-def cases_of(task: Task, scene: Scene) -> list[Case]:
-    """Return our clients and the peers, in the order of the first repetition."""
-
-    def case(name: str, system: str, messages: int, **options: Any) -> Case:
-        return Case(name, system, dataclasses.replace(sized(task, scene, messages), **options))
-
-    loop = best_loop()
-    found: list[Case] = []
-    for window in WINDOWS:
-        found += [
-            case(f"w{window}.{way}", "ours_async", OURS, window=window, way=way, loop=loop)
-            for way in WAYS
-        ]
-        found.append(case(f"w{window}.blocking", "ours_blocking", OURS, window=window))
-        found.append(case(f"w{window}.pika_async", "pika_async", PIKA, window=window))
-        found.append(
-            case(
-                f"w{window}.perf_test",
-                "perf_test",
-                OURS,
-                window=window,
-                seconds=2.0 if scene.quick else PERF_TEST_S,
-            )
-        )
-    found.append(case("aio_pika", "aio_pika_client", AIO_PIKA, window=AIO_PIKA_WINDOW, loop=loop))
-    found.append(case("pika_blocking", "pika_blocking", ONE_BY_ONE))
-    found.append(case("kombu", "kombu_client", ONE_BY_ONE))
-    return found
-
-
-def figures_of(turns: Turns, repeat: str) -> Iterator[Figure]:
-    """Make the figures: rates, CPU time, and the ratios to each peer within each repetition."""
-    for window in WINDOWS:
+    loop, ours = best_loop(), []
+    of: dict[str, Any]
+    for window, goal in CPU_GOALS_US.items():
+        at, said = f"w{window}", f"Safe publishes of 1 KB, window {window}"
         for way, infix in WAYS.items():
-            yield from _ours(turns, window, way, f"{NAME}.w{window}.{infix}", repeat)
-        blocking, case = f"{NAME}.w{window}.blocking", f"w{window}.blocking"
-        what = f"Safe publishes of 1 KB, window {window}, blocking submit"
-        yield from rate_and_cpu(turns, case, id=f"{blocking}_", what=what, repeat=repeat)
-        for peer, what in OF_EACH_WINDOW.items():
-            if (case := f"w{window}.{peer}") in turns:
-                id, what = f"{NAME}.w{window}.{peer}_", f"{what}, window {window}"
-                yield from rate_and_cpu(turns, case, id=id, what=what, repeat=repeat)
-    for peer, what in OF_ANY_WINDOW.items():
-        yield from rate_and_cpu(turns, peer, id=f"{NAME}.{peer}_", what=what, repeat=repeat)
+            what, of = f"{said}, AsyncPublisher.{way}", {"window": window, "way": way}
+            one = line(f"{at}.{way}", f"{at}.{infix}", what, OURS, loop=loop, cpu=goal, **of)
+            ours.append((window, one))
+        what, of = f"{said}, blocking submit", {"window": window, "way": "submit_blocking"}
+        line(f"{at}.blocking", f"{at}.blocking_", what, OURS, **of)
+        said, of = f"{OF_EACH_WINDOW['pika_async']}, window {window}", {"window": window}
+        line(f"{at}.pika_async", f"{at}.pika_async_", said, PIKA, system="pika", **of)
+        said = f"{OF_EACH_WINDOW['perf_test']}, window {window}"
+        of |= {"seconds": 2.0 if scene.quick else PERF_TEST_S}
+        line(f"{at}.perf_test", f"{at}.perf_test_", said, OURS, system="perf-test", **of)
+    what, of = OF_ANY_WINDOW["aio_pika"], {"window": AIO_PIKA_WINDOW, "loop": loop}
+    line("aio_pika", "aio_pika_", what, AIO_PIKA, system="aio-pika", **of)
+    for peer, system in (("pika_blocking", "pika-blocking"), ("kombu", "kombu")):
+        line(peer, f"{peer}_", OF_ANY_WINDOW[peer], ONE_BY_ONE, system=system)
+    for window, one in ours:
+        for peer, goals in RATIO_GOALS.items():
+            told = OF_ANY_WINDOW.get(peer) or f"{OF_EACH_WINDOW[peer]} at the same window"
+            other = peer if peer in OF_ANY_WINDOW else f"w{window}.{peer}"
+            what = f"{one.what}: how many times as fast as {told}"
+            id, wanted = f"{one.id}ratio_{peer}", goals.get(window)
+            table.against.append(Against(one.name, other, id, what, wanted))
+    return table
 
 
-def _ours(turns: Turns, window: int, way: str, prefix: str, repeat: str) -> Iterator[Figure]:
-    case = f"w{window}.{way}"
-    what = f"Safe publishes of 1 KB, window {window}, AsyncPublisher.{way}"
-    cpu_goal = partial(at_most, CPU_GOALS_US[window], unit="us")
-    yield from rate_and_cpu(turns, case, id=prefix, what=what, repeat=repeat, cpu_goal=cpu_goal)
-    for peer, goals in RATIO_GOALS.items():
-        other = peer if peer in OF_ANY_WINDOW else f"w{window}.{peer}"
-        if other not in turns:
-            continue
-        goal = goals.get(window)
-        told = OF_ANY_WINDOW.get(peer) or f"{OF_EACH_WINDOW[peer]} at the same window"
-        yield median_of(
-            ratios(turns, case, other),
-            id=f"{prefix}ratio_{peer}",
-            what=f"{what}: how many times as fast as {told}",
-            unit="times",
-            repeat=repeat,
-            goal=partial(at_least, goal, unit="times") if goal else no_goal,
-        )
+def threads(task: Task, scene: Scene) -> Table:
+    """`Publisher.send_safe` from several threads at once, which share one window."""
+    table, sending = Table(), replace(task, way="send_safe", window=1000)
+    for count, messages in THREADS.items():
+        words = "one thread" if count == 1 else f"{count} threads"
+        shared, what = sized(sending, scene, messages), f"Publisher.send_safe of 1 KB from {words}"
+        table.lines.append(Line(f"{count}", f"{count}.", what, replace(shared, threads=count)))
+        if count > 1:
+            ratio = f"Publisher.send_safe: {words}, how many times as fast as one"
+            goal = THREADS_GOALS.get(count)
+            table.against.append(Against(f"{count}", "1", f"{count}.ratio", ratio, goal))
+    return table
 
 
-GROUP = Group(NAME, 1, "one broker directly, no HAProxy", publish_figures)
+class Size(NamedTuple):
+    """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn. The rest are goals."""
+
+    name: str
+    batch: int
+    body_bytes: int
+    messages: int
+    unbatched: int
+    ratio: float
+    rate: float | None = None
+    cpu: float | None = None
+
+
+SIZES = (
+    Size("50x200", 50, 200, 600_000, 60_000, ratio=8.0, rate=200_000.0, cpu=2.0),
+    Size("16x1k", 16, 1024, 150_000, 60_000, ratio=2.5),
+)
+# Publishes in the window, and batches that a broker may have under way to a consumer.
+BATCHES, PREFETCH, UNBATCHED_WINDOW = 50, 200, 1000
+
+
+def batch(task: Task, scene: Scene) -> Table:
+    """Several messages in one AMQP message, each with its own id, outcome and ack; and one by one."""
+    table = Table()
+    for verb, way, done in (
+        ("publish", "send_many", "Safe publishes"),
+        ("consume", "receive", "Received and acked"),
+    ):
+        for size in SIZES:
+            name, said = f"{verb}.{size.name}", f"{done} of {size.body_bytes} bytes"
+            what, window = f"{said}, {size.batch} in a batch", PREFETCH * size.batch
+            if verb == "publish":
+                what += f", {BATCHES} batches in the window, AsyncPublisher.send_many"
+                window = BATCHES
+            common = replace(task, verb=verb, way=way, body_bytes=size.body_bytes, loop=best_loop())
+            packed = replace(sized(common, scene, size.messages), batch=size.batch, window=window)
+            single = replace(sized(common, scene, size.unbatched), window=UNBATCHED_WINDOW)
+            alone = f"{name}.unbatched"
+            table.lines.append(Line(name, f"{name}.", what, packed, size.rate, size.cpu))
+            table.lines.append(Line(alone, f"{alone}_", f"{said}, unbatched", single))
+            ratio = f"{what}: how many times as fast as unbatched"
+            table.against.append(Against(name, alone, f"{name}.ratio", ratio, size.ratio))
+    return table
+
+
+def through_haproxy(task: Task, scene: Scene) -> Table:
+    """Our blocking client against pika's, both through HAProxy."""
+    task = replace(task, env=scene.cluster.client_env(), window=DEFAULT_WINDOW)
+    ours = replace(sized(task, scene, 20_000), way="submit_blocking")
+    peer = replace(sized(task, scene, 1_500), system="pika-blocking")
+    what = "Safe publishes of 1 KB through HAProxy, pipelined, one process"
+    other = "The same with pika's BlockingConnection and confirms"
+    ratio = "How many times faster than pika's BlockingConnection"
+    return Table(
+        [Line("ours", "", what, ours), Line("pika", "pika_", other, peer)],
+        [Against("ours", "pika", "ratio", ratio, 8.0)],
+    )

@@ -1,77 +1,81 @@
 """Ten million messages through one consumer process: its memory must not grow.
 
 Publishers run one after the other, a process for each portion, and stay ahead of the consumer by a portion
-at most, so that the broker's queue does not grow either.
+or so, so that the broker's queue does not grow either.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.client_memory import MB
-from bench.figures.crew import CHECKOUT, wait_until
+from bench.figures.client.mesh import MB
 from bench.figures.form import Figure, below
-from bench.figures.scene import Case, Group, Scene, direct_task, purge, repeat_command, take_turn
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.turns import DIRECT, direct_task, purge, queue_of, take_turn
 from bench.harness.loop import best_loop
-from bench.systems.turn import Task
+from bench.harness.sampling import MEMORY_UNIT, Probe, Sample, Sampler
+from bench.harness.turn import COMMAND, Turn
 
-__all__ = ["GROUP", "Sample", "figures_of", "growth_mb"]
+__all__ = ["GROUP", "figures_of", "growth_mb"]
 
 NAME = "client.stream"
-MESSAGES = 10_000_000
-PORTION = 500_000
+MESSAGES, PORTION = 10_000_000, 500_000
 BATCH, BODY_BYTES = 50, 200
-WINDOW = 10_000
-# The part of the messages after which its buffers have their final size.
+BATCHES_OPEN, WINDOW = 50, 10_000
+# The part of the time after which its buffers have their final size.
 SETTLED_PART = 0.1
 GOAL_GROWTH_MB = 5.0
 TAKEN_WITHIN_S = 600.0
-LAST_WITHIN_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    received: int
-    rss_bytes: int
-    cpu_s: float
+POLL_S = 0.5
 
 
 def stream_figures(scene: Scene) -> Iterator[Figure]:
-    task = dataclasses.replace(
-        direct_task(scene), body_bytes=BODY_BYTES, batch=BATCH, loop=best_loop()
-    )
+    task = replace(direct_task(scene), body_bytes=BODY_BYTES, batch=BATCH, loop=best_loop())
     purge(scene, task)
-    total, portions = scene.part(MESSAGES), scene.part(PORTION)
-    began_s = time.monotonic()
-    consuming = dataclasses.replace(task, verb="consume", window=WINDOW, messages=total)
-    with _Consumer(consuming) as consumer:
-        published = 0
-        while published < total:
-            portion = min(portions, total - published)
-            publishing = dataclasses.replace(
-                task, way="send_many", window=50, messages=portion, warm_up=0
-            )
-            take_turn(Case("portion", "ours_async", publishing))
-            published += portion
-            consumer.wait(published - portions, TAKEN_WITHIN_S)
-            scene.say(f"{consumer.received:,} of {total:,} received")
-        consumer.wait(total, LAST_WITHIN_S)
-        samples = consumer.samples
-    yield from figures_of(samples, time.monotonic() - began_s, repeat_command(NAME))
+    total, portion, name = scene.part(MESSAGES), scene.part(PORTION), scene.cluster.names[0]
+    consuming = replace(task, verb="consume", way="take", window=WINDOW, messages=total, warm_up=0)
+    publishing = replace(task, way="send_many", window=BATCHES_OPEN, warm_up=0)
+
+    def counts() -> Mapping[str, int]:
+        with scene.cluster.management(name) as management:
+            found = management.get(queue_of(task)).raise_for_status().json()
+        return {"ready": int(found.get("messages", 0))}
+
+    argv = [*COMMAND, consuming.to_json()]
+    with subprocess.Popen(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        sampler = Sampler([Probe("consumer", process.pid, counts)], time.monotonic_ns())
+        sampler.start()
+        try:
+            for published in range(0, total, portion):
+                take_turn("portion", replace(publishing, messages=min(portion, total - published)))
+                _taken(sampler, portion // BATCH)
+                scene.say(f"{published + portion:,} of {total:,} published")
+            said, _ = process.communicate(timeout=TAKEN_WITHIN_S)
+        finally:
+            process.kill()
+            samples, _ = sampler.stop()
+    if process.returncode:
+        raise BenchError(f"the consumer ended with exit code {process.returncode}")
+    yield from figures_of(samples, Turn.from_json(said), repeat_command(NAME))
 
 
-def figures_of(samples: Sequence[Sample], took_s: float, repeat: str) -> Iterator[Figure]:
-    total = samples[-1].received
+def _taken(sampler: Sampler, batches_max: int) -> None:
+    """Wait until few batches are in the queue. Raises BenchError when that takes too long."""
+    until_s = time.monotonic() + TAKEN_WITHIN_S
+    while sampler.waiting() > batches_max:
+        if time.monotonic() > until_s:
+            raise BenchError(f"{sampler.waiting():,} batches wait in the queue")
+        time.sleep(POLL_S)
+
+
+def figures_of(samples: Sequence[Sample], turn: Turn, repeat: str) -> Iterator[Figure]:
     growth = growth_mb(samples)
-    what = f"{total:,} messages through one consumer process"
+    what = f"{turn.messages:,} messages through one consumer process"
     yield Figure(
         id=f"{NAME}.growth_mb",
         what=f"{what}: largest change of its memory after the first {SETTLED_PART:.0%}",
@@ -80,79 +84,22 @@ def figures_of(samples: Sequence[Sample], took_s: float, repeat: str) -> Iterato
         repeat=repeat,
         **below(GOAL_GROWTH_MB, growth, "MB"),
     )
-    yield Figure(
-        id=f"{NAME}.memory_mb",
-        what=f"{what}: its memory at the end",
-        value=samples[-1].rss_bytes / MB,
-        unit="MB",
-        repeat=repeat,
-    )
-    yield Figure(
-        id=f"{NAME}.rate",
-        what=f"{what}: published and received at the same time, {BODY_BYTES} bytes, "
-        f"{BATCH} in a batch",
-        value=total / took_s,
-        unit="messages/s",
-        repeat=repeat,
-    )
-    yield Figure(
-        id=f"{NAME}.cpu_us",
-        what=f"{what}: its CPU time per message, its start included",
-        value=samples[-1].cpu_s / total * 1e6,
-        unit="us",
-        repeat=repeat,
-    )
+    ahead = f"published and received at the same time, {BODY_BYTES} bytes, {BATCH} in a batch"
+    for id, said, value, unit in (
+        ("memory_mb", "its memory at the end", samples[-1].memory_mib * MEMORY_UNIT / MB, "MB"),
+        ("rate", ahead, turn.rate_per_s, "messages/s"),
+        ("cpu_us", "its CPU time per message", turn.cpu_us, "us"),
+    ):
+        yield Figure(
+            id=f"{NAME}.{id}", what=f"{what}: {said}", value=value, unit=unit, repeat=repeat
+        )
 
 
 def growth_mb(samples: Sequence[Sample]) -> float:
     """Return the largest distance of a later sample from the first settled one."""
-    whole = samples[-1].received
-    settled = next(one for one in samples if one.received >= whole * SETTLED_PART)
-    later = [one for one in samples if one.received >= settled.received]
-    return max(abs(one.rss_bytes - settled.rss_bytes) for one in later) / MB
+    settled_s = samples[0].at_s + (samples[-1].at_s - samples[0].at_s) * SETTLED_PART
+    later = [each.memory_mib for each in samples if each.at_s >= settled_s]
+    return max(abs(each - later[0]) for each in later) * MEMORY_UNIT / MB
 
 
-class _Consumer:
-    """The consumer process, and the samples that it has printed so far."""
-
-    def __init__(self, task: Task) -> None:
-        self.samples: list[Sample] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.figures.client.stream_consumer", task.to_json()],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reading = threading.Thread(target=self._read, daemon=True)
-
-    @property
-    def received(self) -> int:
-        return self.samples[-1].received if self.samples else 0
-
-    def wait(self, received: int, within_s: float) -> None:
-        """Wait for this many messages. Raises BenchError when the process fails first, or is too slow."""
-
-        def there() -> bool:
-            if self._process.poll() and self.received < received:
-                raise BenchError(f"the consumer ended with exit code {self._process.returncode}")
-            return self.received >= received
-
-        wait_until(there, within_s=within_s, what=f"{received:,} messages received")
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self.samples.append(Sample(**json.loads(line)))
-
-    def __enter__(self) -> _Consumer:
-        self._reading.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._reading.join()
-
-
-GROUP = Group(NAME, 1, "one broker directly, no HAProxy", stream_figures)
+GROUP = Group(NAME, 1, DIRECT, stream_figures)

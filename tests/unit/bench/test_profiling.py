@@ -3,8 +3,8 @@ import pstats
 
 import pytest
 
+from bench.harness.turn import Turn
 from bench.profiling import parts_of, profile_table
-from bench.systems.turn import Turn
 
 
 def work() -> int:
@@ -14,7 +14,7 @@ def work() -> int:
 def test_parts_add_up_to_the_cpu_time_that_was_measured_without_the_profiler() -> None:
     profiler = cProfile.Profile()
     profiler.runcall(work)
-    turn = Turn(messages=100, took_s=1, user_s=0.001, system_s=0)
+    turn = Turn(messages=100, took_s=1, cpu_s=0.001)
     parts = parts_of(pstats.Stats(profiler), turn)
     assert sum(part.own_us for part in parts) == pytest.approx(turn.cpu_us)
     assert parts == sorted(parts, key=lambda part: -part.own_us)
@@ -31,7 +31,7 @@ def test_waiting_is_not_work() -> None:
         ("~", 0, "<method 'poll' of 'select.epoll' objects>"): values,
         ("~", 0, "<method 'recv' of '_socket.socket' objects>"): values,
     }
-    turn = Turn(messages=1, took_s=1, user_s=3e-6, system_s=0)
+    turn = Turn(messages=1, took_s=1, cpu_s=3e-6)
     parts = parts_of(stats, turn)
     assert [part.name for part in parts] == ["method 'recv' of '_socket.socket' objects"]
     assert parts[0].own_us == pytest.approx(3)

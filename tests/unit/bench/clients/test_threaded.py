@@ -21,11 +21,12 @@ class Blocks:
             self.let.set()
         self.bodies: list[bytes] = []
         self.keys: list[str] = []
+        self.outcome = CONFIRMED
 
     def publish(self, body: bytes, sequence: int, key: str) -> int:
         self.let.wait(30)
         self.keys.append(key)
-        return CONFIRMED
+        return self.outcome
 
     def take(self, max_wait_s: float) -> list[bytes]:
         found, self.bodies = self.bodies, []
@@ -45,6 +46,23 @@ def test_everything_that_was_handed_over_ends_once() -> None:
         return [end.sequence for end in sender.ends()]
 
     assert asyncio.run(work()) == list(range(10))
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_at_full_speed_it_publishes_one_by_one(window: int) -> None:
+    client = Blocks()
+
+    async def work() -> None:
+        sender = ThreadedSender(lambda: client, window)
+        await sender.open()
+        await sender.publish(b"x", 7)
+        assert len(client.keys) == 7
+        client.outcome = UNKNOWN
+        with pytest.raises(BenchError, match="publish 0 was not confirmed"):
+            await sender.publish(b"x", 7)
+        await sender.close(30)
+
+    asyncio.run(work())
 
 
 def test_a_message_keeps_its_key() -> None:

@@ -1,6 +1,5 @@
-import os
-
-from bench.figures.client_memory import MB, growth_mb, rss_bytes_of
+from bench.figures.client.mesh import MB
+from bench.figures.client_memory import growth_mb
 
 
 def test_growth_is_the_largest_distance_from_the_settled_sample() -> None:
@@ -8,7 +7,3 @@ def test_growth_is_the_largest_distance_from_the_settled_sample() -> None:
     assert growth_mb(samples, 1) == 8
     assert growth_mb(samples, 4) == 7
     assert growth_mb(samples, 5) == 0
-
-
-def test_memory_of_a_process_is_read_from_proc() -> None:
-    assert rss_bytes_of(os.getpid()) > 5 * MB

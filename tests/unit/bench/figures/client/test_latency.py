@@ -1,62 +1,107 @@
+"""Figures of latencies and delays, made from measurements."""
+
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
-from bench.figures.client.latency import added_percent, cases_of, figures_of, percentile_us
+from bench.figures.client.latency import (
+    added_percent,
+    delay_tasks,
+    late_figures,
+    latency_figures,
+    latency_tasks,
+    percentile_ms,
+    waiting_figures,
+)
 from bench.figures.scene import Scene
-from bench.systems.turn import DIGITS, HIGHEST_US, Turn
+from bench.harness.turn import Turn
 from tests.support.bench_task import bench_task
 
+SCENE = Scene(Path(), print)
 
-def turn(*values_us: int) -> Turn:
-    histogram = HdrHistogram(1, HIGHEST_US, DIGITS)
-    for value in values_us:
-        histogram.record_value(value)
-    encoded = histogram.encode().decode()
-    ends = {"confirm": encoded, "delivery": encoded}
-    return Turn(messages=30_000, took_s=10, user_s=0, system_s=0, histograms=ends)
+
+def turn(p50: float) -> Turn:
+    both = {"p50": p50, "p99": p50 * 2, "p99.9": p50 * 3}
+    ends = {"confirm": both, "delivery": both}
+    return Turn(messages=30_000, took_s=10, cpu_s=0, percentiles_ms=ends)
 
 
 def test_what_is_added_is_a_part_of_the_others() -> None:
-    assert percentile_us(turn(100, 200, 300), "confirm", 50) == 200
-    assert added_percent(turn(105), turn(100), "confirm", 50) == pytest.approx(5)
+    turns = {"ours": [turn(105)], "pika": [turn(100)]}
+    assert added_percent(turns, "ours", "confirm") == pytest.approx([5])
 
 
 def test_only_the_third_client_goes_through_the_balancer() -> None:
-    cases = cases_of(bench_task(), Scene(Path(), print), "10.0.0.1:5672")
-    brokers = {case.name: case.task.broker for case in cases}
-    assert brokers == {
+    tasks = latency_tasks(bench_task(), SCENE, "10.0.0.1:5672")
+    assert {name: task.env["MESSAGEBUS_BROKER"] for name, task in tasks.items()} == {
         "ours": "127.0.0.1:5672",
         "pika": "127.0.0.1:5672",
         "haproxy": "10.0.0.1:5672",
     }
+    assert tasks["pika"].system == "pika"
 
 
 def test_all_clients_have_the_same_event_loop() -> None:
-    cases = cases_of(bench_task(), Scene(Path(), print), "10.0.0.1:5672")
-    assert {case.task.loop for case in cases} == {"asyncio"}
+    tasks = latency_tasks(bench_task(), SCENE, "10.0.0.1:5672")
+    assert {task.loop for task in tasks.values()} == {"asyncio"}
 
 
 def test_pairs_are_compared_within_their_repetition() -> None:
     turns = {
-        "ours": [turn(1010), turn(2200), turn(520)],
-        "pika": [turn(1000), turn(2000), turn(500)],
-        "haproxy": [turn(1500), turn(3000), turn(800)],
+        "ours": [turn(1.010), turn(2.200), turn(0.520)],
+        "pika": [turn(1.000), turn(2.000), turn(0.500)],
+        "haproxy": [turn(1.500), turn(3.000), turn(0.800)],
     }
-    found = {figure.id: figure for figure in figures_of(turns, "again")}
+    found = {figure.id: figure for figure in latency_figures(turns, "again")}
     added = found["client.latency.confirm.ours_added_p50"]
-    assert added.value == pytest.approx(4, abs=0.2)
+    assert added.value == pytest.approx(4)
     # One repetition of three added a tenth: that the median adds less proves nothing.
     assert (added.met, added.is_unsure) == (False, True)
     assert found["client.latency.delivery.haproxy_added_p50"].met is None
     assert len(found["client.latency.confirm.ours_p99_9_ms"].samples) == 3
+    assert found["client.latency.confirm.pika_p50_ms"].value == 1
 
 
 def test_a_client_that_does_not_keep_up_has_no_figures() -> None:
-    turns = {name: [turn(1000), turn(2000)] for name in ("ours", "pika", "haproxy")}
-    turns["pika"][1] = replace(turn(2000), took_s=20)
+    turns = {name: [turn(1), turn(2)] for name in ("ours", "pika", "haproxy")}
+    turns["pika"][1] = replace(turn(2), took_s=20)
     with pytest.raises(BenchError, match="pika came to 1,500 of 3,000/s: the machine is too busy"):
-        list(figures_of(turns, "again"))
+        list(latency_figures(turns, "again"))
+
+
+@pytest.mark.parametrize(("percent", "wanted"), [(0, 1), (50, 2), (51, 3), (99, 4), (100, 4)])
+def test_a_percentile_is_one_of_the_values(percent: float, wanted: float) -> None:
+    assert percentile_ms([0.004, 0.002, 0.003, 0.001], percent) == wanted
+
+
+def test_each_step_has_its_percentiles_and_what_came_early_is_counted() -> None:
+    late = {1: [[0.001, 0.003], [0.002, -0.001]], 2: [[0.5], [0.7]]}
+    found = {figure.id: figure for figure in late_figures(late, "again")}
+    assert found["comfort.delay.late_1s_p50_ms"].samples == (1.0, -1.0)
+    assert found["comfort.delay.late_2s_max_ms"].value == pytest.approx(600)
+    assert (found["comfort.delay.early"].value, found["comfort.delay.early"].met) == (1, False)
+
+
+def test_every_turn_is_taken_with_and_without_waiting_messages() -> None:
+    tasks = delay_tasks(bench_task(), SCENE)
+    assert list(tasks) == ["consume.idle", "latency.idle", "consume.waiting", "latency.waiting"]
+    assert tasks["consume.idle"] == tasks["consume.waiting"]
+    assert tasks["latency.idle"] == tasks["latency.waiting"]
+
+
+def test_the_rate_with_waiting_messages_is_held_against_the_one_without() -> None:
+    turns = {
+        "consume.idle": [replace(turn(1), took_s=1), replace(turn(1), took_s=2)],
+        "consume.waiting": [replace(turn(1), took_s=1), replace(turn(1), took_s=4)],
+        "latency.idle": [turn(5)],
+        "latency.waiting": [turn(1)],
+    }
+    found = {figure.id: figure for figure in waiting_figures(turns, "again")}
+    assert found["comfort.delay.consume_ratio"].samples == (1.0, 0.5)
+    assert found["comfort.delay.consume_ratio"].met is False
+    assert found["comfort.delay.latency_idle_p50_ms"].value == 5
+    assert found["comfort.delay.latency_idle_p99_ms"].value == 10

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from bench.figures.client.mesh import figures_of
+from bench.figures.client.mesh import MB, figures_of, rss_bytes_of
 
 
 def test_the_worst_consumer_counts_and_links_on_average() -> None:
@@ -16,3 +18,7 @@ def test_the_worst_consumer_counts_and_links_on_average() -> None:
     assert found["client.mesh.consumer_mb"].met is True
     assert found["client.mesh.link_kb"].value == pytest.approx(150)
     assert found["client.mesh.server_link_kb"].value == pytest.approx(50)
+
+
+def test_memory_of_a_process_is_read_from_proc() -> None:
+    assert rss_bytes_of(os.getpid()) > 5 * MB

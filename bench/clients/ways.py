@@ -1,0 +1,403 @@
+"""The ways to publish and to consume with messagebus, each for a turn at full speed.
+
+All publishes have an outcome of their own, and all deliveries an ack. Every way that receives notes each id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from bench.clients.messagebus import (
+    RECEIVE_MAX,
+    START_S,
+    bus_of,
+    consumer_config,
+    publisher_config,
+)
+from bench.errors import BenchError
+from bench.harness import turn as turns
+from bench.harness.interface import Delivered, End
+from bench.harness.outcomes import CONFIRMED, OTHERWISE
+from bench.harness.turn import Task, Turn, body, slices, timed
+from messagebus import (
+    App,
+    AsyncConsumer,
+    AsyncPublisher,
+    Consumer,
+    Delivery,
+    Hooks,
+    Message,
+    Outcome,
+    Published,
+    Publisher,
+)
+
+__all__ = ["WAYS", "Order", "check", "content_of", "turn"]
+
+SUBMIT_SLICE, SEND_MANY_SLICE, MEMORY_SLICE = 10_000, 50_000, 10_000
+RECEIVE_S = 30.0
+Content: TypeAlias = bytes | Message
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The message that the way app_typed reads; `bench.harness.turn.body` makes it."""
+
+    number: int
+    customer: str
+    tags: list[str]
+    note: str | None = None
+
+
+async def turn(task: Task) -> Turn:
+    """Take a turn in one of our ways, or at a rate."""
+    if task.verb == "latency":
+        return await turns.latency(task, _Sender(task), _Receiver(task))
+    return await WAYS[task.way](task)
+
+
+class _Sender:
+    """A sender whose ends have the times at which the application learns of them, not the client."""
+
+    def __init__(self, task: Task) -> None:
+        config = publisher_config(task.profile.load, task.topic)
+        self._publisher = AsyncPublisher(bus_of(task.where), config)
+        self._topic = task.topic
+        self._ends: list[End] = []
+
+    async def open(self) -> None:
+        await self._publisher.start(require="one", timeout_s=START_S)
+
+    async def room(self) -> None: ...
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        future = await self._publisher.submit(self._topic, body)
+        future.add_done_callback(partial(self._ended, sequence))
+
+    def _ended(self, sequence: int, future: asyncio.Future[Published]) -> None:
+        end = future.result()
+        outcome = CONFIRMED if end.outcome is Outcome.CONFIRMED else OTHERWISE
+        self._ends.append(End(sequence, outcome, end.broker, end.sent_ns, time.monotonic_ns()))
+
+    def ends(self) -> list[End]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def close(self, timeout_s: float) -> None:
+        await self._publisher.flush(timeout_s)
+        await self._publisher.stop()
+
+
+class _Receiver:
+    """A receiver whose deliveries have the time at which the application gets them."""
+
+    def __init__(self, task: Task) -> None:
+        self._consumer = _consumer(task)
+
+    async def open(self) -> None:
+        await self._consumer.start(require="all", timeout_s=START_S)
+
+    async def take(self, max_wait_s: float) -> list[Delivered]:
+        deliveries = await self._consumer.receive_many(RECEIVE_MAX, max_wait_s)
+        now_ns = time.monotonic_ns()
+        for delivery in deliveries:
+            self._consumer.ack(delivery)
+        return [Delivered(each.body, each.broker, now_ns) for each in deliveries]
+
+    async def close(self) -> None:
+        await self._consumer.stop()
+
+
+def check(ends: Iterable[Published]) -> None:
+    """Check the outcomes. Raises BenchError unless all are confirmed."""
+    turns.check(end.outcome is Outcome.CONFIRMED for end in ends)
+
+
+def _hooks(task: Task) -> list[Hooks]:
+    """Return hooks for OpenTelemetry with its SDK, as in an application; spans are exported nowhere."""
+    if not task.traced:
+        return []
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    from messagebus.telemetry.otel import OpenTelemetry
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            return SpanExportResult.SUCCESS
+
+    tracers = TracerProvider(sampler=ParentBasedTraceIdRatio(task.traced))
+    tracers.add_span_processor(BatchSpanProcessor(Nowhere()))
+    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    return [OpenTelemetry(tracer_provider=tracers, meter_provider=meters)]
+
+
+def content_of(task: Task) -> Content:
+    """Return what is published; app_typed reads it as an `Order` if the task is typed."""
+    plain = body(task.body_bytes)
+    return Message(body=plain, content_type="application/json") if task.typed else plain
+
+
+async def _publish(
+    send: Callable[[AsyncPublisher, Task, Content, int], Awaitable[None]], task: Task
+) -> Turn:
+    config, content = publisher_config(task.profile.load, task.topic), content_of(task)
+    publisher = AsyncPublisher(bus_of(task.where), config, hooks=_hooks(task))
+    await publisher.start(require="one", timeout_s=START_S)
+    found = await timed(task, lambda count: send(publisher, task, content, count))
+    await publisher.stop()
+    return found
+
+
+async def _submit(publisher: AsyncPublisher, task: Task, content: Content, count: int) -> None:
+    """Submit the messages; outcomes of one slice are checked while the next one is under way."""
+    earlier: list[asyncio.Future[Published]] = []
+    for size in slices(count, SUBMIT_SLICE):
+        futures = [await publisher.submit(task.topic, content) for _ in range(size)]
+        check([await future for future in earlier])
+        earlier = futures
+    check([await future for future in earlier])
+
+
+async def _send_many(publisher: AsyncPublisher, task: Task, content: Content, count: int) -> None:
+    for size in slices(count, SEND_MANY_SLICE):
+        check(await publisher.send_many(task.topic, [content] * size))
+
+
+async def _publish_blocking(
+    send: Callable[[Publisher, Task, bytes, int], None], task: Task
+) -> Turn:
+    config, content = publisher_config(task.profile.load, task.topic), body(task.body_bytes)
+    publisher = Publisher(bus_of(task.where), config)
+    publisher.start(require="one", timeout_s=START_S)
+
+    async def work(count: int) -> None:
+        send(publisher, task, content, count)
+
+    found = await timed(task, work)
+    publisher.stop()
+    return found
+
+
+def _submit_blocking(publisher: Publisher, task: Task, content: bytes, count: int) -> None:
+    futures = [publisher.submit(task.topic, content) for _ in range(count)]
+    concurrent.futures.wait(futures)
+    check(future.result() for future in futures)
+
+
+def _send_safe(publisher: Publisher, task: Task, content: bytes, count: int) -> None:
+    """Publish from several threads; each waits for the confirm of one message before it sends the next."""
+
+    def work(number: int) -> None:
+        for _ in range(number, count, task.threads):
+            publisher.send_safe(task.topic, content)
+
+    with ThreadPoolExecutor(task.threads) as pool:
+        list(pool.map(work, range(task.threads)))
+
+
+def _consumer(task: Task, hooks: Iterable[Hooks] = ()) -> AsyncConsumer:
+    config = consumer_config(task.profile.load)
+    return AsyncConsumer(
+        bus_of(task.where),
+        task.topic,
+        subscription=task.subscription,
+        config=config,
+        hooks=[*hooks],
+    )
+
+
+async def _receive(task: Task) -> Turn:
+    seen: set[str] = set()
+    async with _consumer(task) as consumer:
+
+        async def take(count: int) -> None:
+            goal = len(seen) + count
+            async for delivery in consumer:
+                seen.add(delivery.message_id)
+                consumer.ack(delivery)
+                if len(seen) == goal:
+                    return
+
+        return await timed(task, take)
+
+
+async def _receive_many(task: Task) -> Turn:
+    seen: set[str] = set()
+    async with _consumer(task) as consumer:
+
+        async def take(count: int) -> None:
+            goal = len(seen) + count
+            while (left := goal - len(seen)) > 0:
+                for delivery in await consumer.receive_many(min(left, RECEIVE_MAX)):
+                    seen.add(delivery.message_id)
+                    consumer.ack(delivery)
+
+        return await timed(task, take)
+
+
+async def _receive_blocking(count_max: int, task: Task) -> Turn:
+    """Receive one by one for a count_max of 1, otherwise up to so many together."""
+    seen: set[str] = set()
+    config = consumer_config(task.profile.load)
+    with Consumer(
+        bus_of(task.where), task.topic, subscription=task.subscription, config=config
+    ) as consumer:
+
+        def one(_left: int) -> list[Delivery]:
+            delivery = consumer.receive(RECEIVE_S)
+            return [delivery] if delivery else []
+
+        def many(left: int) -> list[Delivery]:
+            return consumer.receive_many(min(left, count_max), RECEIVE_S)
+
+        receive = one if count_max == 1 else many
+
+        async def take(count: int) -> None:
+            goal = len(seen) + count
+            while (left := goal - len(seen)) > 0:
+                if not (found := receive(left)):
+                    raise BenchError(f"{left} messages have not arrived")
+                for delivery in found:
+                    seen.add(delivery.message_id)
+                    consumer.ack(delivery)
+
+        return await timed(task, take)
+
+
+class _Handled:
+    """The distinct messages that a handler has had."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._goal = 0
+        self._reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def saw(self, message_id: str) -> None:
+        self._seen.add(message_id)
+        if len(self._seen) == self._goal:
+            self._loop.call_soon_threadsafe(self._reached.set)
+
+    async def more(self, count: int) -> None:
+        """Wait until there are `count` more than at the end of the last call."""
+        self._reached.clear()
+        self._goal += count
+        if len(self._seen) < self._goal:
+            await self._reached.wait()
+
+
+async def _run(task: Task) -> Turn:
+    handled = _Handled()
+
+    async def handle(delivery: Delivery) -> None:
+        handled.saw(delivery.message_id)
+
+    def handle_in_thread(delivery: Delivery) -> None:
+        handled.saw(delivery.message_id)
+
+    handler = handle_in_thread if task.way == "run_threads" else handle
+    async with _consumer(task, _hooks(task)) as consumer:
+        running = asyncio.create_task(consumer.run(handler, concurrency=1))
+        found = await timed(task, handled.more)
+    await running
+    return found
+
+
+async def _app(task: Task) -> Turn:
+    app, handled = App(bus_of(task.where), hooks=_hooks(task)), _Handled()
+    subscriber = app.subscriber(
+        task.topic, subscription=task.subscription, config=consumer_config(task.profile.load)
+    )
+    if task.way == "app_typed":
+
+        @subscriber
+        async def handle_order(order: Order, delivery: Delivery) -> None:
+            handled.saw(delivery.message_id)
+
+    else:
+
+        @subscriber
+        async def handle(body: bytes, delivery: Delivery) -> None:
+            handled.saw(delivery.message_id)
+
+    async with app:
+        return await timed(task, handled.more)
+
+
+async def _memory(task: Task) -> Turn:
+    """Publish, receive and ack every message in memory, as tests of applications do."""
+    from messagebus.testing import MemoryBus
+
+    bus, content, load = MemoryBus(), body(task.body_bytes), task.profile.load
+    config = consumer_config(load)
+    async with (
+        bus.async_consumer(task.topic, subscription=task.subscription, config=config) as consumer,
+        bus.async_publisher(publisher_config(load, task.topic)) as publisher,
+    ):
+
+        async def take(count: int) -> None:
+            left = count
+            async for delivery in consumer:
+                consumer.ack(delivery)
+                left -= 1
+                if not left:
+                    return
+
+        async def pass_through(count: int) -> None:
+            taking = asyncio.create_task(take(count))
+            for size in slices(count, MEMORY_SLICE):
+                check(await publisher.send_many(task.topic, [content] * size))
+            await taking
+
+        return await timed(task, pass_through)
+
+
+async def _memory_start(task: Task) -> Turn:
+    """Do a whole test in memory with both blocking clients and one message; the first of its process."""
+    from messagebus.testing import MemoryBus
+
+    async def test(_count: int) -> None:
+        bus = MemoryBus()
+        with (
+            bus.consumer(task.topic, subscription=task.subscription) as consumer,
+            bus.publisher() as publisher,
+        ):
+            publisher.send_safe(task.topic, b"x")
+            delivery = consumer.receive(RECEIVE_S)
+            if delivery is None:
+                raise BenchError("nothing was received")
+            consumer.ack(delivery)
+        bus.close()
+
+    return await timed(task, test)
+
+
+WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
+    "submit": partial(_publish, _submit),
+    "send_many": partial(_publish, _send_many),
+    "submit_blocking": partial(_publish_blocking, _submit_blocking),
+    "send_safe": partial(_publish_blocking, _send_safe),
+    "receive": _receive,
+    "receive_many": _receive_many,
+    "receive_blocking": partial(_receive_blocking, 1),
+    "receive_many_blocking": partial(_receive_blocking, RECEIVE_MAX),
+    "take": turns.turn,
+    "run": _run,
+    "run_threads": _run,
+    "app": _app,
+    "app_typed": _app,
+    "memory": _memory,
+    "memory_start": _memory_start,
+}
+"""Way -> a turn in it."""

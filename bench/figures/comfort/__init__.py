@@ -1,1 +1,0 @@
-"""The figures of the client in daily use: ids begin with ``comfort.``."""

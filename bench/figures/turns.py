@@ -1,0 +1,252 @@
+"""Clients that take turns on a scene, and the figures that a table of them gives.
+
+All clients take one turn per repetition, interleaved, each in a fresh process. Other load of the machine
+affects all of them alike, so a ratio is taken within each repetition, and the figure is its median over the
+repetitions. Before each turn the queue is emptied; before one that consumes, it is filled with the messages
+of that turn.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from bench.clients import perf_test
+from bench.environment import CHECKOUT
+from bench.errors import BenchError
+from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.scene import Group, Scene, repeat_command
+from bench.harness.loop import best_loop
+from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn
+from messagebus import BusConfig, Subscription, Topic, declare
+
+__all__ = [
+    "DIRECT",
+    "Against",
+    "Line",
+    "Table",
+    "Turns",
+    "direct_task",
+    "empty",
+    "fill",
+    "group",
+    "interleaved",
+    "path_of",
+    "prepare",
+    "purge",
+    "queue_of",
+    "sized",
+    "take_turn",
+]
+
+DIRECT = "one broker directly, no HAProxy"
+TOPIC, SUBSCRIPTION = "figures", "sink"
+# The warm-up as a fraction of a turn's messages; lower bounds of the warm-up, and of a quick turn's messages.
+WARM_UP_PART = 0.1
+WARM_UP_LEAST, QUICK_LEAST = 100, 500
+PROCESS_WITHIN_S = TURN_WITHIN_S + 60.0
+# The window of the publisher that fills a queue: messages, or batches.
+FILL_WINDOW, FILL_BATCHES = 1000, 50
+
+Turns = Mapping[str, Sequence[Turn]]
+"""Line -> its turns, one per repetition, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A client with its task, and the figures of its rate and its CPU time.
+
+    name: among the lines of its table. id: the beginning of the figures' ids, after the table's. rate, cpu:
+    goals, at least and at most.
+    """
+
+    name: str
+    id: str
+    what: str
+    task: Task
+    rate: float | None = None
+    cpu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """A figure of one line against another: the ratio of the rates, or the difference of the CPU times.
+
+    line, other: their names. goal: at least of a ratio, at most of a difference.
+    """
+
+    line: str
+    other: str
+    id: str
+    what: str
+    goal: float | None = None
+    of_cpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The lines that take turns, and what is compared. A comparison without one of its lines is left out."""
+
+    lines: list[Line] = field(default_factory=list)
+    against: list[Against] = field(default_factory=list)
+
+    def figures(self, name: str, turns: Turns, repeat: str) -> Iterator[Figure]:
+        """Make the figures. name: the beginning of all ids."""
+        for line in (line for line in self.lines if line.name in turns):
+            yield median_of(
+                [turn.rate_per_s for turn in turns[line.name]],
+                id=f"{name}.{line.id}rate",
+                what=line.what,
+                unit="messages/s",
+                repeat=repeat,
+                goal=_goal(at_least, line.rate, "messages/s"),
+            )
+            yield median_of(
+                [turn.cpu_us for turn in turns[line.name]],
+                id=f"{name}.{line.id}cpu_us",
+                what=f"{line.what}: CPU time of the client process per message",
+                unit="us",
+                repeat=repeat,
+                goal=_goal(at_most, line.cpu, "us"),
+            )
+        for each in self.against:
+            if each.line in turns and each.other in turns:
+                pairs = list(zip(turns[each.line], turns[each.other], strict=True))
+                unit, bound = ("us", at_most) if each.of_cpu else ("times", at_least)
+                yield median_of(
+                    [a.cpu_us - b.cpu_us for a, b in pairs]
+                    if each.of_cpu
+                    else [a.rate_per_s / b.rate_per_s for a, b in pairs],
+                    id=f"{name}.{each.id}",
+                    what=each.what,
+                    unit=unit,
+                    repeat=repeat,
+                    goal=_goal(bound, each.goal, unit),
+                )
+
+
+def _goal(bound: Callable[..., dict[str, object]], value: float | None, unit: str) -> Goal:
+    return no_goal if value is None else partial(bound, value, unit=unit)
+
+
+def group(
+    name: str,
+    table: Callable[[Task, Scene], Table],
+    *,
+    brokers: int = 1,
+    path: str = DIRECT,
+    repeats: bool = True,
+) -> Group:
+    """Return the group of a table's figures. repeats: whether its command names the repetitions."""
+
+    def measure(scene: Scene) -> Iterator[Figure]:
+        task = direct_task(scene)
+        made = table(task, scene)
+        tasks = {line.name: line.task for line in made.lines}
+        java = [name for name, each in tasks.items() if each.system == "perf-test"]
+        if java and not perf_test.is_ready(scene.say):
+            tasks = {name: each for name, each in tasks.items() if name not in java}
+        turns = interleaved(scene, tasks, lambda _name, each: prepare(scene, each))
+        purge(scene, task)
+        yield from made.figures(name, turns, repeat_command(name, scene.repeat * repeats))
+
+    return Group(name, brokers, path, measure)
+
+
+def direct_task(scene: Scene, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Task:
+    """Return a task at the first broker itself: neither HAProxy nor another broker in the path."""
+    cluster = scene.cluster
+    node, env = cluster.node(cluster.names[0]), cluster.client_env()
+    declare(BusConfig.from_env(env), [f"{topic}/{subscription}"])
+    env["MESSAGEBUS_BROKER"] = node.broker
+    env["MESSAGEBUS_LIST_URL"] = f"http://{node.agent}/consumer-list"
+    return Task(verb="publish", env=env, topic=topic, subscription=subscription)
+
+
+def sized(task: Task, scene: Scene, messages: int) -> Task:
+    """Return the task with this many messages, fewer in a quick run, and a warm-up of a tenth of them."""
+    count = scene.part(messages, QUICK_LEAST)
+    return replace(task, messages=count, warm_up=max(WARM_UP_LEAST, int(count * WARM_UP_PART)))
+
+
+def interleaved(
+    scene: Scene, tasks: Mapping[str, Task], prepare: Callable[[str, Task], None]
+) -> dict[str, list[Turn]]:
+    """Do every task once per repetition, each time beginning with another one."""
+    found: dict[str, list[Turn]] = {name: [] for name in tasks}
+    for number in range(scene.repeat):
+        start, names = number % len(tasks), list(tasks)
+        for name in [*names[start:], *names[:start]]:
+            prepare(name, tasks[name])
+            turn = take_turn(name, tasks[name])
+            found[name].append(turn)
+            scene.say(
+                f"repetition {number + 1} of {scene.repeat}, {name}: "
+                f"{turn.rate_per_s:,.0f}/s, {turn.cpu_us:.1f} us of CPU a message"
+            )
+    return found
+
+
+def take_turn(name: str, task: Task) -> Turn:
+    """Run a turn in a fresh process of the same interpreter. Raises BenchError with its last line."""
+    try:
+        done = subprocess.run(
+            [*COMMAND, task.to_json()],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{name}: no end within {PROCESS_WITHIN_S:.0f} s") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise BenchError(f"{name}: {said[-1]}")
+    return Turn.from_json(done.stdout.strip().splitlines()[-1])
+
+
+def prepare(scene: Scene, task: Task) -> None:
+    """Empty the queue, and fill it for a task that consumes."""
+    purge(scene, task)
+    if task.verb == "consume":
+        fill(task)
+
+
+def fill(task: Task) -> None:
+    """Publish exactly the messages of a turn that consumes."""
+    publishing = replace(
+        task,
+        verb="publish",
+        system="messagebus",
+        way="submit",
+        window=FILL_WINDOW if task.batch == 1 else FILL_BATCHES,
+        loop=best_loop(),
+        messages=task.messages + task.warm_up,
+        warm_up=0,
+        stats="",
+    )
+    take_turn("fill", publishing)
+
+
+def purge(scene: Scene, task: Task) -> None:
+    """Empty the queue of a task, so that it does not grow from turn to turn."""
+    empty(scene, queue_of(task))
+
+
+def queue_of(task: Task) -> str:
+    """Return the path of a task's queue in the management API."""
+    return path_of(Subscription(Topic(task.topic), task.subscription).amqp_queue)
+
+
+def path_of(queue: str) -> str:
+    return f"/api/queues/%2F/{queue.replace('/', '%2F')}"
+
+
+def empty(scene: Scene, path: str) -> None:
+    """Empty the queue of that path on all brokers."""
+    for name in scene.cluster.names:
+        with scene.cluster.management(name) as management:
+            management.delete(f"{path}/contents").raise_for_status()

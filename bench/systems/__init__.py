@@ -1,1 +1,0 @@
-"""Clients of the peers, measured beside ours with the same tasks."""

@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.figures import turns as module
+from bench.figures.scene import Scene
+from bench.figures.turns import Against, Line, Table, interleaved, sized, take_turn
+from bench.harness.turn import Task, Turn
+from tests.support.bench_task import bench_task
+
+
+def turn(rate: float, cpu_us: float = 10) -> Turn:
+    return Turn(messages=1000, took_s=1000 / rate, cpu_s=cpu_us * 1000 / 1e6)
+
+
+def line(name: str, rate: float | None = None, cpu: float | None = None) -> Line:
+    id = f"{name}_" if name != "ours" else ""
+    return Line(name, id, f"what {name}", bench_task(), rate, cpu)
+
+
+def test_every_line_takes_its_turn_and_another_one_begins_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    prepared: list[str] = []
+
+    def note(name: str, task: Task) -> Turn:
+        order.append(name)
+        return turn(100)
+
+    monkeypatch.setattr(module, "take_turn", note)
+    tasks = {name: bench_task() for name in "abc"}
+    scene = Scene(Path(), lambda line: None, repeat=2)
+    found = interleaved(scene, tasks, lambda name, task: prepared.append(name))
+    assert order == prepared == ["a", "b", "c", "b", "c", "a"]
+    assert {name: len(each) for name, each in found.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_line_gives_a_rate_and_cpu_time_with_all_their_samples() -> None:
+    turns = {"ours": [turn(100, 4), turn(300, 6), turn(200, 2)]}
+    table = Table([line("ours", rate=150, cpu=5), line("other")])
+    rate, cpu = table.figures("client.x", turns, "y")
+    assert (rate.id, cpu.id) == ("client.x.rate", "client.x.cpu_us")
+    assert (rate.what, rate.repeat) == ("what ours", "y")
+    assert rate.value == pytest.approx(200)
+    assert cpu.value == pytest.approx(4)
+    assert rate.samples == pytest.approx((100, 300, 200))
+    assert (rate.met, rate.is_unsure) == (False, True)
+    assert (cpu.goal, cpu.is_unsure) == ("<= 5 us", True)
+
+
+def test_lines_are_compared_within_a_repetition() -> None:
+    turns = {"ours": [turn(100, 9), turn(10, 8)], "other": [turn(50, 4), turn(5, 5)]}
+    against = [
+        Against("ours", "other", "ratio", "x", 1.5),
+        Against("ours", "other", "more_us", "x", 4, of_cpu=True),
+        Against("ours", "missing", "ratio_missing", "x"),
+    ]
+    ratio, more = Table(against=against).figures("client.x", turns, "y")
+    assert (ratio.id, ratio.unit, ratio.met) == ("client.x.ratio", "times", True)
+    assert ratio.samples == pytest.approx((2, 2))
+    assert (more.unit, more.goal, more.met) == ("us", "<= 4 us", False)
+    assert more.samples == pytest.approx((5, 3))
+
+
+def test_a_quick_run_is_a_tenth() -> None:
+    whole = sized(bench_task(), Scene(Path(), print), 60_000)
+    quick = sized(bench_task(), Scene(Path(), print, quick=True), 60_000)
+    assert (whole.messages, whole.warm_up) == (60_000, 6_000)
+    assert (quick.messages, quick.warm_up) == (6_000, 600)
+
+
+def test_a_client_that_fails_is_told_by_its_last_line() -> None:
+    with pytest.raises(BenchError, match="a: no client 'nothing'"):
+        take_turn("a", bench_task(system="nothing"))
