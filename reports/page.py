@@ -8,13 +8,14 @@ colour blindness can tell them apart.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from reports.text import COLUMNS, INDENT, Table, text_table
+from reports.text import COLUMNS, INDENT, ROWS_SHOWN_MAX, Columns, Table, table_of, text_table
 
 __all__ = [
     "BARS_MAX",
@@ -29,6 +30,7 @@ __all__ = [
     "against_mean",
     "render_html",
     "render_text",
+    "section_of",
 ]
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -142,13 +144,27 @@ class Section:
         return bool(self.chart or self.bars.bars or rows or self.after)
 
 
+def section_of(
+    title: str,
+    rows: Iterable[Mapping[str, Any]],
+    columns: Columns,
+    *,
+    left: int = 1,
+    shown_max: int = ROWS_SHOWN_MAX,
+    **more: Any,
+) -> Section:
+    """Make a section of one table, by `table_of`."""
+    table = table_of(rows, columns, left=left, shown_max=shown_max)
+    return Section(title=title, tables=(table,), **more)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """The page of a report.
 
     kind: of the report. name: begins the text, `kind, title` by default. meta: lines below the title.
     notes: limits of the page, behind the verdict. faults: reasons why it does not hold; empty when it
-    does. comment: below a verdict that holds. words: (word, its meaning or its exceptions). footer: names
+    does. comment: below a verdict that holds. words: word -> its meaning or its exceptions. footer: names
     the files beside the page.
     """
 
@@ -163,7 +179,7 @@ class Page:
     figures: tuple[Figure, ...] = ()
     sections: tuple[Section, ...] = ()
     words_title: str = "What the words mean, and what is left out"
-    words: tuple[tuple[str, str], ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
     footer: str = ""
 
     @property

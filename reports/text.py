@@ -15,12 +15,15 @@ from rich.text import Text
 
 __all__ = [
     "COLUMNS",
+    "Cell",
+    "Columns",
     "NONE",
     "Table",
     "cell",
     "columns_here",
     "megabytes",
     "milliseconds",
+    "plain",
     "significant",
     "table_of",
     "text_table",
@@ -34,6 +37,8 @@ ROWS_SHOWN_MAX = 40
 
 Cell: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 """Key of a row, or the function that makes the text of a cell from a row."""
+Columns: TypeAlias = Mapping[str, Cell] | Sequence[str]
+"""Heading -> cell, or keys alone, which are the headings too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,14 @@ class Table:
 
 def table_of(
     rows: Iterable[Mapping[str, Any]],
-    columns: Mapping[str, Cell],
+    columns: Columns,
     *,
     left: int = 1,
     shown_max: int = ROWS_SHOWN_MAX,
 ) -> Table:
-    """Make a table of the first rows; the rest is counted. columns: heading -> cell."""
+    """Make a table of the first rows; the rest is counted."""
     every = list(rows)
+    columns = columns if isinstance(columns, Mapping) else {plain(key): key for key in columns}
     cells = tuple(
         tuple(cell(row[of]) if isinstance(of, str) else of(row) for of in columns.values())
         for row in every[:shown_max]
@@ -72,6 +78,11 @@ def cell(value: object) -> str:
     if value is None or value == "":
         return NONE
     return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def plain(name: str) -> str:
+    """Put a name of a column, or a verdict, into words."""
+    return name.replace("_", " ")
 
 
 def significant(value: float | None) -> str:

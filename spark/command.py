@@ -174,7 +174,7 @@ def carry_out(
     day: str | None = None,
     json_name: str = "",
 ) -> int:
-    """Read a run, measure and write the answer. Returns the exit code. json_name: default: that of the job."""
+    """Read a run, measure it and write the answer. Returns the exit code."""
 
     def work() -> int:
         planned = source()

@@ -12,14 +12,15 @@ from messagebus.terminal import plural
 from reports.charts import Mark, Series, Span
 from reports.page import Page
 from reports.svg import COLOURS
+from spark.lake.ingest import Ingested
 from spark.measures.run import Run
 
 __all__ = [
+    "bad_lines",
     "collected",
     "incidents",
     "marks_and_spans",
     "page_of",
-    "plain",
     "series_by",
     "short_names",
     "since_s",
@@ -47,13 +48,13 @@ INCIDENT_NAMES = {
 }
 
 
-def page_of(run: Run, kind: str, *, words: Iterable[tuple[str, str]], tables: str, **more: Any) -> Page:
+def page_of(run: Run, kind: str, *, words: Mapping[str, str], tables: str, **more: Any) -> Page:
     """Make a page about a run. tables: the names of the lake's tables that it was made from."""
     return Page(
         kind=kind,
         title=run.manifest.run_id,
         meta=(_meta(run),),
-        words=(*words, ("input", _input(run))),
+        words={**words, "input": _input(run)},
         footer=f"Numbers: {kind}.json beside this page. Rows: {tables} (Parquet).",
         **more,
     )
@@ -89,6 +90,15 @@ def _input(run: Run) -> str:
     return f"{text}."
 
 
+def bad_lines(found: Ingested) -> list[dict[str, Any]]:
+    """Return file, why, for example, lines: the bad lines of each file by their reasons."""
+    return [
+        {"file": source, "why": why, "for example": file["examples"][why], "lines": lines}
+        for source, file in sorted(found.files.items())
+        for why, lines in sorted(file["bad"].items())
+    ]
+
+
 def collected(rows: DataFrame) -> list[dict[str, Any]]:
     """Bring rows to the driver: aggregates only."""
     return [row.asDict(recursive=True) for row in rows.collect()]
@@ -100,11 +110,6 @@ def since_s(run: Run, at_ns: int) -> float:
 
 def subscription(row: Mapping[str, Any]) -> str:
     return f"{row['topic']}/{row['subscription']}"
-
-
-def plain(name: str) -> str:
-    """Put a name of a column or a verdict into words."""
-    return name.replace("_", " ")
 
 
 def window_for(seconds: float) -> int:
@@ -135,7 +140,9 @@ def marks_and_spans(run: Run) -> dict[str, Any]:
         marks.append(Mark(one["at_s"], name, alarm=is_down))
         if kind in LASTING:
             spans.append(Span(one["at_s"], one["done_s"], alarm=is_down))
-        starts = (each["at_s"] for each in every if (each["kind"], each["broker"]) == ("start", broker))
+        starts = (
+            each["at_s"] for each in every if (each["kind"], each["broker"]) == ("start", broker)
+        )
         back = [at_s for at_s in starts if at_s >= one["at_s"]]
         if kind == "kill" and back:
             spans.append(Span(one["at_s"], min(back), alarm=True))

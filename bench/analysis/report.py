@@ -90,7 +90,7 @@ def _page(result: Result, charts: Sequence[Section]) -> Page:
             _settings("On what it was measured", [(key, _plain(value)) for key, value in about]),
         ),
         words_title="What the words mean",
-        words=tuple(WORDS.items()),
+        words=WORDS,
         footer="Numbers: result.json beside this page; histograms: *.hlog; a row per message: "
         "parts/*.parquet.",
     )

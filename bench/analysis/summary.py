@@ -71,7 +71,7 @@ def page(title: str, told: Summary, place: Path, runs: Sequence[str]) -> str:
                 *[_section(place, name) for name in runs],
             ),
             words_title="What a confirm means",
-            words=tuple((told.meant or {}).items()),
+            words=told.meant or {},
             footer="Numbers: result.json in the folder of each run.",
         )
     )

@@ -16,9 +16,12 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
-from pyspark.sql import DataFrame
 
 from messagebus.events import FAULTS
+from reports.charts import DASHED, Series, percentiles
+from reports.page import Figure, Page, Section
+from reports.svg import COLOURS
+from reports.text import NONE, Table
 from spark.command import (
     HELP,
     Answer,
@@ -31,19 +34,14 @@ from spark.command import (
     write,
 )
 from spark.jobs import audit
-from spark.jobs.latency import below
 from spark.lake.ingest import Ingested, ingested
 from spark.lake.tables import Lake
-from spark.measures import hdr, latency, throughput
+from spark.measures import hdr, latency
 from spark.measures.compare import Row, compared, numbers, worse
-from spark.measures.faults import Fault, bad_faults, counted, of_publishes, said
-from spark.measures.latency import CONFIRM, END_TO_END, MEASURE_NAMES
+from spark.measures.faults import bad_faults, counted, of_publishes, said
+from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
-from spark.page import words
-from spark.page.charts import DASHED, Series, percentiles
-from spark.page.drawing import COLOURS
-from spark.page.page import Figure, Page, Section, table_of
-from spark.page.pipeline import BIN_WINDOW_S, CURVE
+from spark.pages import collected
 
 __all__ = ["command"]
 
@@ -103,16 +101,14 @@ def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
 
 
 def _measured(run: Run) -> dict[str, Any]:
-    published, fates = run.events("published"), run.fates()
-    start_ns = run.manifest.start_ns
-    run.keep("throughput", throughput.per_second(published, run.events("delivered"), start_ns))
-    samples = latency.samples(published, fates)
-    bins = run.keep("latency_bins", _bins(samples, start_ns))
-    curves = words.collected(hdr.percentiles(bins, ["measure"], CURVE))
+    published = run.events("published")
+    samples = latency.samples(published, run.fates())
+    curves = collected(hdr.percentiles(latency.bins(run, samples), ["measure"], CURVE))
     faults: Counter[str] = Counter()
-    for fault in (*_counted(run), *of_publishes(run), *bad_faults(run.ingested, 0)):
+    audited = counted(audit.measure(run).found["counts"])
+    for fault in (*audited, *of_publishes(run), *bad_faults(run.ingested, 0)):
         faults[fault.name] += fault.found
-    clocks = below(run, samples)
+    clocks = latency.clock_counts(run, samples)
     faults["clocks"] += sum(row["backwards"] for row in clocks.values())
     errors = {measure: row["error_ns"] for measure, row in clocks.items()}
     found = numbers(
@@ -131,45 +127,19 @@ def _measured(run: Run) -> dict[str, Any]:
     }
 
 
-def _counted(run: Run) -> list[Fault]:
-    """Return the faults of the audit, each by its name."""
-    return counted(audit.measure(run).found["counts"])
-
-
-def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
-    windows = samples.withColumn("window", throughput.window("at_ns", start_ns, BIN_WINDOW_S))
-    dims = ["date", "measure", "broker", "subscription", "window"]
-    return hdr.bins(windows, dims, "value_ns")
-
-
 def _page(
     names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
 ) -> Page:
     # Where one of them has handed-over times only, they are not compared as intended times.
     words_of = latency.names(*[each["manifest"] for each in measured])
-    table = table_of(
-        ("", *names, "second / first"),
-        [
-            (
-                _name(row, words_of),
-                *[_value(row, value) for value in (row.a, row.b)],
-                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-            )
-            for row in rows
-        ],
-    )
     return Page(
-        job="compare",
+        kind="compare",
         title=f"{names[1]} against {names[0]}",
-        meta="the first is what it is compared with",
+        meta=("the first is what it is compared with",),
         verdict="The second is worse." if faults else "The second is not worse.",
         faults=tuple(_worded(fault, words_of) for fault in faults),
         figures=tuple(
-            Figure(
-                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-                _name(row, words_of),
-                "second / first",
-            )
+            Figure(_ratio(row), _name(row, words_of), "second / first")
             for row in rows
             if row.name in ("confirmed per second", f"{CONFIRM} p99", f"{END_TO_END} p99")
         ),
@@ -179,17 +149,37 @@ def _page(
                 note="Full lines: the first; dashed: the second.",
                 chart=percentiles(_curves(names, measured)),
             ),
-            Section(title="Numbers", tables=(table,)),
-        ),
-        words=(
-            (
-                "second / first",
-                "of one run each: how much of it is chance, it does not say. python -m bench "
-                "compare repeats, and does.",
+            Section(
+                title="Numbers",
+                tables=(
+                    Table(
+                        ("", *names, "second / first"),
+                        tuple(
+                            (
+                                _name(row, words_of),
+                                _value(row, row.a),
+                                _value(row, row.b),
+                                _ratio(row),
+                            )
+                            for row in rows
+                        ),
+                    ),
+                ),
             ),
         ),
-        tables="throughput, latency_bins, fates",
+        words=WORDS,
+        footer="Numbers: compare.json beside this page. Rows: latency_bins, fates (Parquet).",
     )
+
+
+WORDS = {
+    "second / first": "of one run each: how much of it is chance, it does not say. python -m bench compare "
+    "repeats, and does.",
+}
+
+
+def _ratio(row: Row) -> str:
+    return NONE if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def _name(row: Row, words_of: dict[str, str]) -> str:
@@ -206,7 +196,7 @@ def _worded(text: str, words_of: dict[str, str]) -> str:
 
 def _value(row: Row, value: float | None) -> str:
     if value is None:
-        return words.NONE
+        return NONE
     return f"{value:,.2f} ms" if row.unit == "ms" else f"{value:,.0f}{row.unit}"
 
 

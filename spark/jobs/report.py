@@ -1,33 +1,496 @@
-"""Report on one recorded run on one page: throughput, latency, balance and the fate of every message.
+"""One recorded run on one page: the sections of the other jobs, and all their numbers as one JSON.
 
 spark-submit spark/jobs/report.py --events DIR --out DIR
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
+from pyspark.sql import functions as F
 
-from messagebus.commands.exits import Exit
-from spark.command import HELP, allow_option, exit_code, in_one_line, session_for
-from spark.lake.ingest import ingest, plan
+from messagebus.terminal import plural
+from reports.charts import Panel, over_time
+from reports.page import Figure, Page, Section, section_of
+from reports.text import NONE, Cell, megabytes, milliseconds, plain
+from spark.command import HELP, Answer, allow_option, carry_out, exit_code, max_bad_option
+from spark.jobs import audit, failover, imbalance, latency, throughput
+from spark.lake.ingest import Ingested, plan
 from spark.lake.tables import Lake
-from spark.measures.faults import of_publishes
+from spark.measures import gaps, hdr
+from spark.measures.audit import COUNTS, REPEATS, first_deliveries
+from spark.measures.faults import DoesNotAddUp
+from spark.measures.latency import CONFIRM, CURVE, END_TO_END, WHOLE, samples
 from spark.measures.run import Run
-from spark.page.page import columns_here
-from spark.page.pipeline import collect
-from spark.page.report import write_reports
-from spark.page.summary import summarize
+from spark.measures.sift import Unsifted
+from spark.measures.throughput import CONFIRMED, DELIVERED, publishers, window
+from spark.pages import bad_lines, collected, incidents, marks_and_spans, page_of, since_s
 
-__all__ = ["command", "main"]
+__all__ = ["command", "measure"]
+
+Rows: TypeAlias = list[dict[str, Any]]
+
+MILLISECOND_NS, SECOND_NS = 1_000_000, 1_000_000_000
+SUSPECTS_MAX = 50
+# A report waits for the driver's planning as much as for its cores: two jobs run at a time.
+AT_ONCE = 2
+PAIRS = ("expected", "delivered", "deliveries", "lost", "pending", "altered")
+LONGEST_GAP = (
+    "time without a confirm (publishers) or without a first delivery (brokers) while something was waiting "
+    "for one, and when it began. For a broker that was down its own absence is in it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answers of the other jobs about one run, and numbers of the report alone.
+
+    broker_gaps: of `gaps.longest`. timeline: of `latency.timeline`, in the windows of the throughput.
+    """
+
+    run: Run
+    audit: Answer
+    failover: Answer
+    imbalance: Answer
+    latency: Answer
+    throughput: Answer
+    publishers: Rows
+    broker_gaps: Rows
+    timeline: Rows
+
+
+def measure(run: Run) -> Answer:
+    """Ask the other jobs, two at a time. Raises DoesNotAddUp."""
+    fates, published = run.fates(), run.events("published")
+    thrown = throughput.measure(run)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = {
+            name: pool.submit(job.measure, run)
+            for name, job in (
+                ("latency", latency),
+                ("failover", failover),
+                ("imbalance", imbalance),
+            )
+        }
+        audited = pool.submit(audit.measure, run, Unsifted(run, fates))
+        wrote = pool.submit(collected, publishers(published))
+        silent = pool.submit(_broker_gaps, run)
+        timed = pool.submit(_timeline, run, thrown.found["window_s"])
+        ids = published.select("message_id").union(run.events("delivered").select("message_id"))
+        distinct = pool.submit(ids.agg(F.count_distinct("message_id")).collect)
+    found = Found(
+        run=run,
+        throughput=thrown,
+        audit=audited.result(),
+        publishers=wrote.result(),
+        broker_gaps=silent.result(),
+        timeline=timed.result(),
+        **{name: each.result() for name, each in asked.items()},
+    )
+    check(found, distinct.result()[0][0])
+    summary = summarize(found)
+    return Answer(summary, _page(found, summary), audit.BROKEN, audit.UNSHOWN)
+
+
+def _broker_gaps(run: Run) -> Rows:
+    dims = ["topic", "subscription", "broker"]
+    firsts = first_deliveries(run.fates())
+    between = {"start": "waiting_ns", "end": "first_ns"}
+    return collected(gaps.longest(firsts, dims, **between, until_ns=run.until_ns))
+
+
+def _timeline(run: Run, width_s: int) -> Rows:
+    at = window("at_ns", run.manifest.start_ns, width_s).alias("window")
+    rows = samples(run.events("published"), run.fates()).withColumn("window", at)
+    kept = rows.filter(F.col("measure").isin(CONFIRM, END_TO_END))
+    return latency.timeline(hdr.bins(kept, ["measure", "window"], "value_ns"))
+
+
+def check(found: Found, distinct: int) -> None:
+    """Check that every message has one verdict, and that every good line is counted. Raises DoesNotAddUp."""
+    judged = sum(found.audit.found["verdicts"].values())
+    if judged != distinct:
+        raise DoesNotAddUp(
+            f"{plural(judged, 'message')} judged, {distinct:,} distinct ids recorded"
+        )
+    publishes = sum(row["published"] for row in found.publishers)
+    good = found.run.ingested.total("published", "good")
+    if publishes != good:
+        raise DoesNotAddUp(f"{plural(publishes, 'publish')} of {good:,} good lines")
+
+
+def summarize(found: Found) -> dict[str, Any]:
+    """Return the content of audit.json, so that other tools can compare.
+
+    Times are seconds since the start of the run (`_s`) or durations with their unit; ids are hex text.
+    """
+    run, audited, judged = found.run, found.audit.found, found.imbalance.found["judged"]
+    whole = {name: sum(row[name] for row in audited["subscriptions"]) for name in COUNTS}
+    outcomes = dict(audited["outcomes"])
+    return {
+        "run_id": run.manifest.run_id,
+        "is_broken": False,
+        "notes": [],
+        "run": _run(found),
+        "published": sum(outcomes.values()),
+        "confirmed": outcomes.pop("confirmed"),
+        **{name: whole[name] for name in PAIRS},
+        "doubled": {"total": sum(whole[why] for why in REPEATS)}
+        | {why: whole[why] for why in REPEATS},
+        "unconfirmed": outcomes
+        | {
+            "pairs_delivered": whole["unconfirmed_delivered"],
+            "pairs_absent": whole["unconfirmed_absent"],
+        },
+        "orphan_deliveries": whole["orphan_deliveries"],
+        "unexpected": whole["unexpected"],
+        "reused_ids": audited["verdicts"]["reused"],
+        "verdicts": audited["verdicts"],
+        "out_of_order": audited["order"]["out_of_order"],
+        "lines": line_summary(run.ingested),
+        "subscriptions": [
+            {name: row[name] for name in ("topic", "subscription", *COUNTS[1:])}
+            for row in sorted(
+                audited["subscriptions"], key=lambda row: (row["topic"], row["subscription"])
+            )
+        ],
+        "brokers": _brokers(found),
+        "publishers": _publishers(found),
+        "imbalance": {
+            "confirmed": judged[imbalance.OF_BROKERS],
+            "confirmed_per_s": judged[imbalance.OF_RATES],
+            "deliveries": judged[imbalance.OF_DELIVERIES],
+        },
+        "latency": [
+            {
+                **{key: row[key] for key in ("measure", "scope", "name")},
+                "samples": row["total"],
+                "percentiles_ms": [[each, _ms(found, row, each)] for each in CURVE],
+            }
+            for row in sorted(
+                found.latency.found["percentiles"],
+                key=lambda row: (row["measure"], row["scope"] != WHOLE, row["scope"], row["name"]),
+            )
+        ],
+        "negative_latencies": {
+            measure: row["below"] for measure, row in found.latency.found["clocks"].items()
+        },
+        "suspects": audited["suspects"][:SUSPECTS_MAX],
+        "timeline": _timelines(found),
+    }
+
+
+def _run(found: Found) -> dict[str, Any]:
+    run = found.run
+    manifest, timeline = run.manifest, found.throughput.found["timeline"]
+    width_s = found.throughput.found["window_s"]
+    return {
+        "started_at": datetime.fromtimestamp(manifest.start_ns // SECOND_NS, UTC).isoformat(),
+        "duration_s": since_s(run, manifest.end_ns) if manifest.end_ns else None,
+        "span_s": run.span_s,
+        "share": manifest.share,
+        "is_corrected": manifest.is_corrected,
+        "last_event_before_s": max((row["window"] + width_s for row in timeline), default=0),
+        "complete": manifest.complete,
+        "topics": {topic: list(names) for topic, names in manifest.topics.items()},
+        "brokers": list(manifest.brokers),
+        "publishers": len(manifest.publishers),
+        "consumers": len(manifest.consumers),
+        "prefetch": manifest.prefetch,
+        "clock_spread_ms": run.ingested.clock_spread_ns / MILLISECOND_NS,
+        "incidents": incidents(run),
+    }
+
+
+def line_summary(ingested: Ingested) -> dict[str, Any]:
+    """Count the lines of the run's files, read and left out, with the reasons."""
+    files = ingested.files
+    good = {
+        kind: ingested.total(kind, "good") for kind in sorted({f["kind"] for f in files.values()})
+    }
+    anchors = sum(file["anchors"] for file in files.values())
+    return {
+        "read": sum(good.values()) + anchors + ingested.bad,
+        "anchors": anchors,
+        "good": {"published": 0, "delivered": 0} | good,
+        "bad": ingested.bad,
+        "bad_by_reason": ingested.reasons(),
+        "bad_by_file": [
+            {
+                "file": row["file"],
+                "reason": row["why"],
+                "lines": row["lines"],
+                "example": row["for example"],
+            }
+            for row in bad_lines(ingested)
+        ],
+        "files": len(files),
+        "files_skipped": [{"file": file, "reason": why} for file, why in ingested.skipped],
+        "files_missing": list(ingested.missing),
+        "files_without_anchor": [s for s, file in sorted(files.items()) if not file["has_anchor"]],
+    }
+
+
+def _brokers(found: Found) -> Rows:
+    loads = {(row["kind"], row["broker"]): row for row in found.throughput.found["brokers"]}
+    fates = {row["broker"]: row for row in found.audit.found["brokers"]}
+    longest: dict[str, tuple[int, int]] = {}
+    for row in found.broker_gaps:
+        gap = (row["gap_ns"], row["until_ns"])
+        longest[row["broker"]] = max(longest.get(row["broker"], gap), gap)
+    repeats: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(REPEATS, 0))
+    for row in found.audit.found["repeats"]:
+        repeats[row["broker"]][row["why"]] += row["repeats"]
+    listed = found.run.manifest.brokers
+    nothing = {"messages": 0, "bytes": 0, "active_s": 0, "peak_per_s": 0}
+
+    def one(broker: str) -> dict[str, Any]:
+        confirmed = loads.get((CONFIRMED, broker), nothing)
+        gap_ns, until_ns = longest.get(broker, (None, None))
+        return {
+            "broker": broker,
+            "listed": broker in listed,
+            "confirmed": confirmed["messages"],
+            "confirmed_bytes": confirmed["bytes"],
+            "active_s": confirmed["active_s"],
+            "confirmed_per_s": confirmed["messages"] / max(1, confirmed["active_s"]),
+            "mean_per_s": confirmed["messages"] / found.run.span_s,
+            "peak_per_s": confirmed["peak_per_s"],
+            "deliveries": loads.get((DELIVERED, broker), nothing)["messages"],
+            "lost": fates[broker]["lost"] if broker in fates else 0,
+            "doubled": repeats[broker],
+            "longest_gap_ms": None if gap_ns is None else gap_ns / MILLISECOND_NS,
+            "longest_gap_at_s": None
+            if gap_ns is None or until_ns is None
+            else since_s(found.run, until_ns - gap_ns),
+        }
+
+    return [one(name) for name in sorted({*listed, *(name for _, name in loads)} - {""})]
+
+
+def _publishers(found: Found) -> Rows:
+    lost = {row["publisher"]: row["lost"] for row in found.audit.found["publishers"]}
+    longest = {row["publisher"]: row for row in found.failover.found["longest"]}
+    none = {"gap_ms": None, "began_s": None}
+    return [
+        row
+        | {
+            "lost": lost.get(row["publisher"], 0),
+            "longest_gap_ms": longest.get(row["publisher"], none)["gap_ms"],
+            "longest_gap_at_s": longest.get(row["publisher"], none)["began_s"],
+        }
+        for row in sorted(found.publishers, key=lambda row: str(row["publisher"]))
+    ]
+
+
+def _ms(found: Found, row: Mapping[str, Any], percentile: float) -> float | None:
+    """Return a percentile in ms; None where it says nothing."""
+    error_ns = found.latency.found["clocks"][row["measure"]]["error_ns"]
+    value = hdr.shown(row, percentile, error_ns)
+    return None if value is None else value / MILLISECOND_NS
+
+
+def _timelines(found: Found) -> dict[str, Any]:
+    width_s, rows = found.throughput.found["window_s"], found.throughput.found["timeline"]
+    return {
+        "window_s": width_s,
+        "throughput": [
+            {key: row[key] for key in ("kind", "broker", "topic", "subscription")}
+            | {"at_s": row["window"], "per_s": row["messages"] / width_s}
+            for row in sorted(rows, key=lambda row: (row["kind"], row["broker"], row["window"]))
+        ],
+        "latency": [
+            {
+                "measure": row["measure"],
+                "at_s": row["window"],
+                "p50_ms": _ms(found, row, 50),
+                "p99_ms": _ms(found, row, 99),
+                "max_ms": _ms(found, row, 100),
+            }
+            for row in sorted(found.timeline, key=lambda row: (row["measure"], row["window"]))
+        ],
+    }
+
+
+def _page(found: Found, summary: Mapping[str, Any]) -> Page:
+    answers = (found.throughput, found.latency, found.imbalance, found.failover, found.audit)
+    words = {word: text for each in answers for word, text in each.page.words.items()}
+    page = page_of(
+        found.run,
+        "report",
+        verdict=audit.HOLDS,
+        faults=tuple(dict.fromkeys((*found.audit.page.faults, *found.latency.page.faults))),
+        comment=_comment(summary),
+        figures=_figures(found, summary),
+        sections=_sections(found, summary),
+        words={"longest gap": LONGEST_GAP, **words},
+        tables="tables/",
+    )
+    return dataclasses.replace(
+        page, footer="Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    )
+
+
+def _comment(summary: Mapping[str, Any]) -> str:
+    came = f"{summary['delivered']:,} of {summary['expected']:,} deliveries"
+    again = summary["doubled"]["total"]
+    return (
+        f"No confirmed message was lost or altered: {came}, {summary['pending']:,} were still on their "
+        "way at the end. "
+        if summary["pending"]
+        else f"Every one of {summary['confirmed']:,} confirmed messages reached every subscription, "
+        f"unaltered: {came}. "
+    ) + (f"{again:,} came again, each with a known reason." if again else "None came twice.")
+
+
+def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """Return the numbers that a reader looks for first."""
+    doubled, balance = summary["doubled"], summary["imbalance"]["confirmed"]
+    longest = max(
+        (row for row in summary["publishers"] if row["longest_gap_ms"] is not None),
+        key=lambda row: row["longest_gap_ms"],
+        default={"longest_gap_ms": None, "publisher": ""},
+    )
+    whole = {row["kind"]: row for row in found.throughput.found["whole"]}
+    best = whole[CONFIRMED]["peak_per_s"] if CONFIRMED in whole else 0
+    return (
+        Figure(
+            f"{summary['confirmed']:,}",
+            "messages confirmed",
+            f"of {summary['published']:,} published",
+        ),
+        Figure(f"{summary['delivered']:,}", "delivered", f"of {summary['expected']:,} expected"),
+        Figure(f"{summary['lost']:,}", "lost", "confirmed, not delivered"),
+        Figure(f"{summary['altered']:,}", "altered", "by size and body hash"),
+        Figure(
+            f"{doubled['total']:,}",
+            "delivered again",
+            ", ".join(f"{plain(why)} {doubled[why]:,}" for why in REPEATS),
+        ),
+        Figure(
+            f"{summary['confirmed'] / found.run.span_s:,.0f}/s",
+            "confirmed",
+            f"at best {best:,}/s, in one second",
+        ),
+        *[figure for figure in found.latency.page.figures if "sent to" not in figure.what],
+        Figure(
+            milliseconds(longest["longest_gap_ms"]),
+            "longest gap of a publisher",
+            longest["publisher"],
+        ),
+        Figure(
+            f"{balance['max_over_mean']:.2f}" if balance else NONE,
+            "busiest broker / mean",
+            f"of messages confirmed, Gini {balance['gini']:.3f}" if balance else "",
+        ),
+    )
+
+
+def _gap(row: Mapping[str, Any]) -> str:
+    if row["longest_gap_ms"] is None:
+        return NONE
+    return f"{milliseconds(row['longest_gap_ms'])} at {row['longest_gap_at_s']:.1f} s"
+
+
+BROKERS: dict[str, Cell] = {
+    "broker": lambda row: row["broker"] + ("" if row["listed"] else " (not in the manifest)"),
+    "confirmed": "confirmed",
+    "MB": lambda row: megabytes(row["confirmed_bytes"]),
+    "per second": "mean_per_s",
+    "while active": "confirmed_per_s",
+    "best second": "peak_per_s",
+    "deliveries": "deliveries",
+    "lost": "lost",
+    "longest gap": _gap,
+}
+PUBLISHERS: dict[str, Cell] = {
+    **{name: name for name in ("publisher", "published", "confirmed", "refused")},
+    **{name: name for name in ("unroutable", "unknown")},
+    "sent more than once": "retried",
+    "MB": lambda row: megabytes(row["bytes"]),
+    "lost": "lost",
+    "longest gap": _gap,
+}
+
+
+def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
+    """Return the sections, with those of the other jobs that say something else than the report's own."""
+    percentiles, _ = found.latency.page.sections
+    _, balance, *_ = found.imbalance.page.sections
+    around, *_ = found.failover.page.sections
+    fates, when, verdicts, subscriptions, *others = found.audit.page.sections
+    lines = summary["lines"]
+    files = [
+        *bad_lines(found.run.ingested),
+        *[
+            {"file": each["file"], "why": f"skipped: {each['reason']}"}
+            for each in lines["files_skipped"]
+        ],
+        *[
+            {"file": name, "why": "no clock anchor: read by the manifest's"}
+            for name in lines["files_without_anchor"]
+        ],
+    ]
+    empty = {"for example": None, "lines": None}
+    return (
+        Section(
+            title="The run over time",
+            note="Shaded: a broker being added or removed, and, in red, a broker that was down.",
+            chart=_over_time(found),
+        ),
+        percentiles,
+        section_of(
+            "Brokers",
+            summary["brokers"],
+            BROKERS,
+            bars=imbalance.broker_bars(found.run, found.imbalance.found),
+        ),
+        _long(balance),
+        fates,
+        when,
+        subscriptions,
+        *map(_long, (verdicts, *others)),
+        around,
+        section_of("Publishers", summary["publishers"], PUBLISHERS),
+        _long(
+            section_of(
+                "Input",
+                [{**empty, **row} for row in files],
+                ("file", "why", "for example", "lines"),
+                left=3,
+                after=(
+                    f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
+                    f"{plural(lines['anchors'], 'clock anchor')}, {lines['good']['published']:,} publishes, "
+                    f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad.",
+                ),
+            )
+        ),
+    )
+
+
+def _long(section: Section) -> Section:
+    return dataclasses.replace(section, is_long=True)
+
+
+def _over_time(found: Found) -> str:
+    thrown, run = found.throughput.found, found.run
+    ats: Sequence[int] = range(0, int(thrown["until_s"]) + thrown["window_s"], thrown["window_s"])
+    drawn = latency.lines(run, found.latency.found, found.timeline, ats)
+    panels = [*throughput.panels(run, thrown), Panel("latency", drawn, "step", "ms", height=2.4)]
+    return over_time(panels, until_s=thrown["until_s"], **marks_and_spans(run))
 
 
 @click.command(
@@ -48,14 +511,7 @@ __all__ = ["command", "main"]
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for report.html, report.txt, audit.json and tables/.",
 )
-@click.option(
-    "--max-bad",
-    "bad_max",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Bad lines that are put up with.",
-)
+@max_bad_option
 @allow_option
 def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> int:
     """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
@@ -63,28 +519,18 @@ def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> in
     Exits with 0 only when nothing was lost, altered or doubled without explanation, nothing went without
     a confirm or was left out of the record, and there were no more bad lines than --max-bad allows.
     """
-
-    def work() -> int:
-        lake = Lake(out / "tables")
-        source = plan(folder, lake)
-        lake.check()
-        with session_for("report", source.weight) as session:
-            run = Run(session, lake, ingest(session, lake, source))
-            numbers, faults = collect(run), of_publishes(run)
-        summary = summarize(numbers, run.ingested, bad_max=bad_max, faults=faults, allow=allow)
-        (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
-        text = write_reports(summary, out, columns_here())
-        click.echo(text)
-        click.echo(f"\n{out / 'report.html'}")
-        return Exit.DONE if summary["holds"] else Exit.FOUND
-
-    return in_one_line("report", work)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job. Returns its exit code."""
-    return exit_code(command, argv, prog_name="report")
+    lake = Lake(out / "tables")
+    return carry_out(
+        "report",
+        measure,
+        lake,
+        lambda: plan(folder, lake),
+        out,
+        bad_max=bad_max,
+        allow=allow,
+        json_name="audit",
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(command, None, prog_name="report"))

@@ -36,7 +36,7 @@ PAGE = Page(
             title="Suspects", link="s/x.html", tables=(Table(("id",), (("a1",),)),), is_long=True
         ),
     ),
-    words=(("lost", "never came."),),
+    words={"lost": "never came."},
     footer="Rows: fates.",
 )
 
