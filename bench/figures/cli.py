@@ -19,7 +19,7 @@ from bench.figures.client_memory import memory_figures
 from bench.figures.client_publish import publish_figures
 from bench.figures.comfort import delay, handlers, memory_bus
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.measure import audit, audit_memory, fates, scans
+from bench.figures.measure import audit, scans
 from bench.figures.ops import failover, playbooks
 from bench.figures.ops.attach import attach_figures
 from bench.figures.ops.kill import kill_figures
@@ -64,10 +64,8 @@ GROUPS = (
     playbooks.GROUP,
     failover.GROUP,
     audit.GROUP,
-    scans.GROUP,
-    fates.BACKLOG_GROUP,
-    fates.JOIN_GROUP,
-    audit_memory.GROUP,
+    *scans.GROUPS,
+    audit.MEMORY_GROUP,
 )
 
 

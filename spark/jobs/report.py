@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from messagebus.terminal import plural
@@ -39,7 +40,7 @@ from spark.measures.sift import Unsifted
 from spark.measures.throughput import CONFIRMED, DELIVERED, publishers, window
 from spark.pages import bad_lines, collected, incidents, marks_and_spans, page_of, since_s
 
-__all__ = ["command", "measure"]
+__all__ = ["ask", "check", "command", "measure"]
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -59,6 +60,7 @@ class Found:
     """The answers of the other jobs about one run, and numbers of the report alone.
 
     broker_gaps: of `gaps.longest`. timeline: of `latency.timeline`, in the windows of the throughput.
+    distinct: number of different ids in the events.
     """
 
     run: Run
@@ -70,39 +72,41 @@ class Found:
     publishers: Rows
     broker_gaps: Rows
     timeline: Rows
+    distinct: int
 
 
 def measure(run: Run) -> Answer:
-    """Ask the other jobs, two at a time. Raises DoesNotAddUp."""
-    fates, published = run.fates(), run.events("published")
-    thrown = throughput.measure(run)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        asked = {
-            name: pool.submit(job.measure, run)
-            for name, job in (
-                ("latency", latency),
-                ("failover", failover),
-                ("imbalance", imbalance),
-            )
-        }
-        audited = pool.submit(audit.measure, run, Unsifted(run, fates))
-        wrote = pool.submit(collected, publishers(published))
-        silent = pool.submit(_broker_gaps, run)
-        timed = pool.submit(_timeline, run, thrown.found["window_s"])
-        ids = published.select("message_id").union(run.events("delivered").select("message_id"))
-        distinct = pool.submit(ids.agg(F.count_distinct("message_id")).collect)
-    found = Found(
-        run=run,
-        throughput=thrown,
-        audit=audited.result(),
-        publishers=wrote.result(),
-        broker_gaps=silent.result(),
-        timeline=timed.result(),
-        **{name: each.result() for name, each in asked.items()},
-    )
-    check(found, distinct.result()[0][0])
+    """Report on a run. Raises DoesNotAddUp."""
+    found = ask(run)
+    check(found)
     summary = summarize(found)
     return Answer(summary, _page(found, summary), audit.BROKEN, audit.UNSHOWN)
+
+
+def ask(run: Run) -> Found:
+    """Ask the other jobs about a run, two at a time."""
+    fates, published = run.fates(), run.events("published")
+    thrown = throughput.measure(run)
+    ids = published.select("message_id").union(run.events("delivered").select("message_id"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked: dict[str, Future[Any]] = {
+            "latency": pool.submit(latency.measure, run),
+            "failover": pool.submit(failover.measure, run),
+            "imbalance": pool.submit(imbalance.measure, run),
+            "audit": pool.submit(audit.measure, run, Unsifted(run, fates)),
+            "publishers": pool.submit(collected, publishers(published)),
+            "broker_gaps": pool.submit(_broker_gaps, run),
+            "timeline": pool.submit(_timeline, run, thrown.found["window_s"]),
+            "distinct": pool.submit(_count, ids),
+        }
+    return Found(
+        run=run, throughput=thrown, **{name: each.result() for name, each in asked.items()}
+    )
+
+
+def _count(ids: DataFrame) -> int:
+    [row] = ids.agg(F.count_distinct("message_id").alias("distinct")).collect()
+    return int(row["distinct"])
 
 
 def _broker_gaps(run: Run) -> Rows:
@@ -119,12 +123,12 @@ def _timeline(run: Run, width_s: int) -> Rows:
     return latency.timeline(hdr.bins(kept, ["measure", "window"], "value_ns"))
 
 
-def check(found: Found, distinct: int) -> None:
+def check(found: Found) -> None:
     """Check that every message has one verdict, and that every good line is counted. Raises DoesNotAddUp."""
     judged = sum(found.audit.found["verdicts"].values())
-    if judged != distinct:
+    if judged != found.distinct:
         raise DoesNotAddUp(
-            f"{plural(judged, 'message')} judged, {distinct:,} distinct ids recorded"
+            f"{plural(judged, 'message')} judged, {found.distinct:,} distinct ids recorded"
         )
     publishes = sum(row["published"] for row in found.publishers)
     good = found.run.ingested.total("published", "good")

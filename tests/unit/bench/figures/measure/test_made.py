@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from bench.figures.measure.duck import audit
 from bench.figures.measure.made import WALL_NS, lay, make
+from bench.figures.measure.oracle import audit, opened
 from messagebus.events import EVENTS
 
 
@@ -48,4 +48,5 @@ def test_what_is_noted_of_it_is_what_there_is(tmp_path: Path) -> None:
     noted = json.loads((tmp_path / "runs" / "made" / "ingested.json").read_text())
     good = {file["kind"]: file["good"] for file in noted["files"].values()}
     assert good == {"published": 1000, "delivered": 1001}
-    assert audit(str(tmp_path))["late"] == [planted.late]
+    with opened(tmp_path) as database:
+        assert audit(database)["late"] == [planted.late]
