@@ -103,7 +103,7 @@ def _charts(result: Result) -> list[Section]:
     ]
 
 
-def _settings(title: str, rows: Sequence[tuple[str, str]]) -> Section:
+def _settings(title: str, rows: Sequence[tuple[str, ...]]) -> Section:
     """Make a section that is on the page alone."""
     return Section(title=title, tables=(Table(("", ""), tuple(rows), left=2),), is_long=True)
 

@@ -123,7 +123,8 @@ def _queue(row: dict[str, Any]) -> tuple[str, ...]:
 def _page(run: Run, found: dict[str, Any]) -> Page:
     drains = found["drains"]
     left = [row for row in drains if row["never"]]
-    worst = max(drains, key=lambda row: row["peak"], default={"peak": None, "broker": ""})
+    nothing: dict[str, Any] = {"peak": None, "broker": ""}
+    worst = max(drains, key=lambda row: row["peak"], default=nothing)
     oldest = milliseconds(max((row["age_ms"] for row in drains), default=0.0))
     chart = over_time(_panels(found), until_s=found["end_s"], **marks_and_spans(run))
     return page_of(

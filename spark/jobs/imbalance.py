@@ -6,6 +6,7 @@ spark-submit spark/jobs/imbalance.py --events DIR --out DIR
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ BALANCE: Columns = {
 }
 
 
-def broker_bars(run: Run, found: dict[str, Any]) -> Bars:
+def broker_bars(run: Run, found: Mapping[str, Any]) -> Bars:
     """Draw the loads of all brokers of the run, in their order."""
     loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
     named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
@@ -182,7 +183,7 @@ def broker_bars(run: Run, found: dict[str, Any]) -> Bars:
 
 
 def _bars(
-    found: dict[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
+    found: Mapping[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
 ) -> Bars:
     judged = found["judged"][of]
     if not judged:

@@ -197,7 +197,7 @@ def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
     )
 
 
-def _errors(found: dict[str, Any]) -> dict[str, int]:
+def _errors(found: Mapping[str, Any]) -> dict[str, int]:
     return {measure: row["error_ns"] for measure, row in found["clocks"].items()}
 
 
@@ -222,7 +222,7 @@ def _told_below(counts: dict[str, int], names: dict[str, str]) -> str:
     return f"{told}: {rest}" if told else "no sample was."
 
 
-def _ms(row: dict[str, Any], percentile: float, error_ns: int) -> float:
+def _ms(row: Mapping[str, Any], percentile: float, error_ns: int) -> float:
     """Return a percentile in ms; NaN, which is not drawn, where there is none."""
     value = hdr.shown(row, percentile, error_ns)
     return math.nan if value is None else max(1, value) / NS_PER_MS
@@ -257,7 +257,7 @@ def _over_time(run: Run, found: dict[str, Any]) -> str:
 
 
 def lines(
-    run: Run, found: dict[str, Any], rows: Iterable[Mapping[str, Any]], ats: Sequence[int]
+    run: Run, found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], ats: Sequence[int]
 ) -> list[Series]:
     """Return lines over windows; one without a sample, or with too few, is a gap.
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from messagebus.terminal import plural
 from reports.charts import Panel, over_time
 from reports.page import Figure, Page, Section, section_of
-from reports.text import NONE, Cell, megabytes, milliseconds, plain
+from reports.text import NONE, Cell, Table, megabytes, milliseconds, plain
 from spark.command import HELP, Answer, allow_option, carry_out, exit_code, max_bad_option
 from spark.jobs import audit, failover, imbalance, latency, throughput
 from spark.lake.ingest import Ingested, plan
@@ -363,10 +363,11 @@ def _comment(summary: Mapping[str, Any]) -> str:
 def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
     """Return the numbers that a reader looks for first."""
     doubled, balance = summary["doubled"], summary["imbalance"]["confirmed"]
+    nothing: dict[str, Any] = {"longest_gap_ms": None, "publisher": ""}
     longest = max(
         (row for row in summary["publishers"] if row["longest_gap_ms"] is not None),
         key=lambda row: row["longest_gap_ms"],
-        default={"longest_gap_ms": None, "publisher": ""},
+        default=nothing,
     )
     whole = {row["kind"]: row for row in found.throughput.found["whole"]}
     best = whole[CONFIRMED]["peak_per_s"] if CONFIRMED in whole else 0
@@ -455,7 +456,7 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
             note="Shaded: a broker being added or removed, and, in red, a broker that was down.",
             chart=_over_time(found),
         ),
-        percentiles,
+        *_split(percentiles),
         section_of(
             "Brokers",
             summary["brokers"],
@@ -481,6 +482,22 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
                     f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad.",
                 ),
             )
+        ),
+    )
+
+
+def _split(percentiles: Section) -> tuple[Section, Section]:
+    """Return the percentiles of the whole run, and those of brokers and subscriptions."""
+    [table] = percentiles.tables
+    whole = tuple((row[0], *row[2:]) for row in table.rows if row[1] == WHOLE)
+    rest = tuple(row for row in table.rows if row[1] != WHOLE)
+    of_run = Table((*table.head[:1], *table.head[2:]), whole)
+    return (
+        dataclasses.replace(percentiles, tables=(of_run,)),
+        Section(
+            title="By broker and by subscription",
+            tables=(dataclasses.replace(table, rows=rest),),
+            is_long=True,
         ),
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
     )
 
 
-def panels(run: Run, found: dict[str, Any]) -> list[Panel]:
+def panels(run: Run, found: Mapping[str, Any]) -> list[Panel]:
     """Return the charts of `measure`: confirms per broker, deliveries per subscription."""
     confirmed = _series(run, found, CONFIRMED, "broker")
     delivered = _series(run, found, DELIVERED, "topic", "subscription")
@@ -133,7 +134,7 @@ def _rates(run: Run, row: dict[str, Any]) -> str:
     return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
 
 
-def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
+def _series(run: Run, found: Mapping[str, Any], kind: str, *dims: str) -> list[Series]:
     """Return rates per second, summed over all other dimensions; to the end of the run, silent or not."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)

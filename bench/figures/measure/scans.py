@@ -71,7 +71,7 @@ class Both:
         Raises BenchError where answers differ.
         """
         costs: dict[Asking, list[float]] = defaultdict(list)
-        asked = [(each, (SPARK, DUCKDB)) for each in questions]
+        asked: list[tuple[str, tuple[str, ...]]] = [(each, (SPARK, DUCKDB)) for each in questions]
         asked += [(each, (SPARK,)) for each in alone]
         for number in range(scene.repeat + 1):
             scene.say(f"round {number} of {scene.repeat}" + ("" if number else ", not counted"))

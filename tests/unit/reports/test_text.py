@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.text import NONE, Table, cell, milliseconds, significant, table_of, text_table
+from reports.text import NONE, Columns, Table, cell, milliseconds, significant, table_of, text_table
 
 TABLE = Table(("broker", "count", "p99"), (("mb1", "12", "3.5 ms"), ("mb22", "1,000", "12 ms")))
 
@@ -49,7 +49,11 @@ def test_rows_that_are_not_shown_are_counted() -> None:
 
 
 def test_a_cell_is_a_value_of_its_row_or_is_made_of_the_row() -> None:
-    columns = {"broker": "name", "share": lambda row: f"{row['share']:.0%}", "lost": "lost"}
+    columns: Columns = {
+        "broker": "name",
+        "share": lambda row: f"{row['share']:.0%}",
+        "lost": "lost",
+    }
     table = table_of([{"name": "mb1", "share": 0.25, "lost": None}], columns)
     assert (table.head, table.rows) == (("broker", "share", "lost"), (("mb1", "25%", NONE),))
     assert [cell(each) for each in (1234567, "", "a")] == ["1,234,567", NONE, "a"]
