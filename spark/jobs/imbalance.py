@@ -30,18 +30,26 @@ from reports.text import Columns, megabytes
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
 from spark.measures.faults import Fault, lost_at_least, missing_at_least
-from spark.measures.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
+from spark.measures.imbalance import (
+    OF_BROKERS,
+    OF_CONNECTIONS,
+    OF_DELIVERIES,
+    OF_KEYS,
+    OF_RATES,
+    Imbalance,
+    hot_keys,
+    imbalance,
+    imbalance_of,
+    key_loads,
+    keys,
+)  # fmt: skip
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.pages import collected, page_of
 
-__all__ = ["OF_BROKERS", "OF_DELIVERIES", "OF_RATES", "broker_bars", "command", "measure"]
+__all__ = ["broker_bars", "command", "measure"]
 
 HOT_MAX = 20
-# Names of the judged loads.
-OF_BROKERS, OF_RATES = "brokers, messages confirmed", "brokers, rate while they took any"
-OF_DELIVERIES = "brokers, deliveries"
-OF_CONNECTIONS, OF_KEYS = "connections, messages confirmed", "keys, messages"
 WORDS = {
     "largest / mean": "1 is even; n is all on one of n.",
     "Gini": "0 is even; (n - 1) / n is all on one.",

@@ -27,6 +27,7 @@ from spark.lake.tables import Lake
 from spark.measures.faults import DoesNotAddUp, bad_faults
 from spark.measures.latency import BIN_WINDOW_S
 from spark.measures.run import Run
+from spark.summary import check
 from tests.support.events import (
     ADDED,
     KILLED,
@@ -107,13 +108,13 @@ def planted(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     run = run_in(session, folder)
     found = report.ask(run)
     with pytest.raises(DoesNotAddUp, match="402 messages judged, 403 distinct ids"):
-        report.check(dataclasses.replace(found, distinct=found.distinct + 1))
+        check(dataclasses.replace(found, distinct=found.distinct + 1))
     one, *others = found.publishers
     fewer = dataclasses.replace(
         found, publishers=[one | {"published": one["published"] - 1}, *others]
     )
     with pytest.raises(DoesNotAddUp, match="399 publishes of 400 good lines"):
-        report.check(fewer)
+        check(fewer)
     return Reported(truth, run, report.measure(run))
 
 
