@@ -24,7 +24,7 @@ import click
 from bench.environment import CHECKOUT, describe
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most
-from bench.figures.measure.made import RUN_ID, Planted, lay, make
+from bench.figures.measure.made import RUN_ID, Planted, lay
 from bench.figures.measure.watched import Cost, watched
 from bench.figures.scene import Group, Scene, repeat_command
 
@@ -46,15 +46,11 @@ FLAT_WITHIN = 0.2
 
 
 def audit_figures(scene: Scene) -> Iterator[Figure]:
-    messages, repeat = scene.part(MESSAGES, LEAST), repeat_command(NAME)
-    scene.say(f"making {messages:,} publishes and as many deliveries")
-    planted = make(scene.folder / "events", messages)
+    messages = scene.part(MESSAGES, LEAST)
+    scene.say(f"laying {messages:,} publishes and as many deliveries")
     lake = scene.folder / "lake"
-    events = ["--events", str(scene.folder / "events")]
-    read = watched([*SPARK, "ingest", *events, "--lake", str(lake), "--out", str(lake / "out")])
-    scene.say(f"ingested: {read.cpu_s:.0f} s of CPU, {read.memory_mib:,.0f} MiB")
-    yield from _costs(f"{NAME}.ingest", "Ingest", messages, read, repeat)
-    yield from _compared(NAME, messages, *_audited(lake, planted), repeat)
+    ours, duck = _audited(lake, lay(lake, messages))
+    yield from _compared(NAME, messages, ours, duck, repeat_command(NAME))
 
 
 def _audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
