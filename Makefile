@@ -6,7 +6,7 @@ MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-KITS := inventory lb consumer_lists ops bench spark
+KITS := inventory lb consumer_lists ops reports bench spark
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 

@@ -31,8 +31,7 @@ from bench.analysis.compare import compare as compare_results
 from bench.analysis.outside import conduct_outside, read_outside, write_outside
 from bench.analysis.result import Result, gather
 from bench.analysis.series import Results, Step, carry_out, had
-from bench.analysis.summary import Told, page
-from bench.analysis.tables import columns_here
+from bench.analysis.summary import Summary, page
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
@@ -56,6 +55,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_told,
 )
 from ops.local.layout import DEFAULT_NETWORK
+from reports.text import columns_here
 
 __all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
 
@@ -74,7 +74,7 @@ class Workload:
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
-    told: Callable[[ResultOfStep, int], Told]
+    told: Callable[[ResultOfStep, int], Summary]
     figures: Callable[[ResultOfStep, int, str], Iterable[Figure]]
 
 
@@ -199,7 +199,7 @@ def work_through(
     return list(results.values())
 
 
-def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> None:
+def summarize(title: str, told_of: Summary, place: Path, runs: Sequence[str]) -> None:
     """Print the summary of several runs, and write it beside their folders."""
     (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
     write_atomically(place / "summary.html", page(title, told_of, place, runs))
@@ -382,7 +382,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         lines.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
         click.echo(" ".join(lines[-1]))
     answer = search.told(p99_max_ms)
-    told_of = Told(title=answer, head=("rate", "how it went"), rows=lines, left=2)
+    told_of = Summary(title=answer, head=("rate", "how it went"), rows=lines, left=2)
     summarize(f"knee {profile}", told_of, place, runs)
     if not search.held:
         raise DoesNotHold(answer)

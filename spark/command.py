@@ -23,13 +23,21 @@ from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
 from messagebus.events import EVENTS, FAULTS
+from reports.page import Page, render_html, render_text
+from reports.text import columns_here
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
 from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
-from spark.measures.faults import allowed, bad_faults, of_publishes, said, standing
+from spark.measures.faults import (
+    PROMISE,
+    DoesNotAddUp,
+    allowed,
+    bad_faults,
+    of_publishes,
+    said,
+    standing,
+)
 from spark.measures.run import Run
-from spark.page.page import Page, columns_here, render_html, render_text
-from spark.page.summary import DoesNotAddUp
 from spark.session import QUICK, JavaMissing, spark_session
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "Answer",
     "allow_option",
     "bad_faults",
+    "carry_out",
     "check_day",
     "exit_code",
     "in_one_line",
@@ -69,10 +78,16 @@ CODES: Codes = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job. found: for other programs, as JSON; page: for people."""
+    """The result of a job. found: for other programs, as JSON; page: for people.
+
+    broken: the verdict where a fault breaks the promise; unshown: where others leave it open; "" for the
+    verdict of the page.
+    """
 
     found: Mapping[str, Any]
     page: Page
+    broken: str = ""
+    unshown: str = ""
 
 
 Measure = Callable[[Run], Answer]
@@ -139,19 +154,40 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
             check_day(day)
         lake = Lake(root or out / "tables")
 
-        def work() -> int:
-            source = plan(folder, lake) if folder else ingested(lake, str(run_id))
-            lake.check()
-            with session_for(name, source.weight) as session:
-                found = ingest(session, lake, source) if isinstance(source, Plan) else source
-                run = run_of(session, lake, found, day)
-                answer = measure(run)
-                faults = [*of_publishes(run), *bad_faults(found, bad_max)]
-            return write(name, answer, out, faults, allow=allow, notes=said(found))
+        def source() -> Plan | Ingested:
+            return plan(folder, lake) if folder else ingested(lake, str(run_id))
 
-        return in_one_line(name, work)
+        return carry_out(name, measure, lake, source, out, bad_max=bad_max, allow=allow, day=day)
 
     return command
+
+
+def carry_out(
+    name: str,
+    measure: Measure,
+    lake: Lake,
+    source: Callable[[], Plan | Ingested],
+    out: Path,
+    *,
+    bad_max: int,
+    allow: Collection[str],
+    day: str | None = None,
+    json_name: str = "",
+) -> int:
+    """Read a run, measure it and write the answer. Returns the exit code."""
+
+    def work() -> int:
+        planned = source()
+        lake.check()
+        with session_for(name, planned.weight) as session:
+            found = ingest(session, lake, planned) if isinstance(planned, Plan) else planned
+            run = run_of(session, lake, found, day)
+            answer = measure(run)
+            faults = [*of_publishes(run), *bad_faults(found, bad_max)]
+        notes = said(found)
+        return write(name, answer, out, faults, allow=allow, notes=notes, json_name=json_name)
+
+    return in_one_line(name, work)
 
 
 def check_day(day: str) -> None:
@@ -181,15 +217,20 @@ def write(
     *,
     allow: Collection[str] = (),
     notes: Sequence[str] = (),
+    json_name: str = "",
 ) -> int:
     """Write NAME.json, NAME.txt and NAME.html, print the text. Returns the exit code.
 
-    allow: names of tolerated faults. notes: for the first line.
+    allow: names of tolerated faults. notes: for the first line. json_name: default: name.
     """
     every = list(dict.fromkeys((*answer.page.faults, *faults)))
+    failing = standing(every, allow)
+    is_broken = any(getattr(fault, "name", "") in PROMISE for fault in failing)
+    verdict = (answer.broken if is_broken else answer.unshown) if failing else ""
     page = dataclasses.replace(
         answer.page,
-        faults=tuple(standing(every, allow)),
+        verdict=verdict or answer.page.verdict,
+        faults=tuple(failing),
         notes=(*answer.page.notes, *notes, *allowed(every, allow)),
     )
     out.mkdir(parents=True, exist_ok=True)
@@ -197,9 +238,10 @@ def write(
         **answer.found,
         "holds": not page.faults,
         "faults": list(page.faults),
+        **({"is_broken": is_broken} if answer.broken else {}),
         **({"notes": list(page.notes)} if page.notes else {}),
     }
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
+    (out / f"{json_name or name}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
     (out / f"{name}.txt").write_text(render_text(page) + "\n")
     (out / f"{name}.html").write_text(render_html(page))
     click.echo(render_text(page, columns_here()))

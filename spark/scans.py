@@ -20,9 +20,9 @@ from spark.command import session_for
 from spark.lake.ingest import ingested
 from spark.lake.tables import Lake
 from spark.measures import audit, backlog, hdr, throughput
+from spark.measures.latency import CURVE
 from spark.measures.run import Run
 from spark.measures.sift import sifted
-from spark.page.pipeline import CURVE
 
 __all__ = ["QUESTIONS", "answered", "main"]
 

@@ -22,11 +22,10 @@ from typing import Any
 
 from bench.analysis.result import NUMBERS, RESULT, Number, numbers_of
 from bench.analysis.series import Step, middle
-from bench.analysis.tables import text_table
-from bench.analysis.tables import told as told_value
 from bench.analysis.verdict import is_of_load
 from bench.errors import InputInvalid
 from bench.load.profile import COMPARED, Profile, unlike
+from reports.text import Table, significant, text_table
 
 __all__ = [
     "PAIRS_MIN",
@@ -365,7 +364,7 @@ def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str
     rows = []
     for each in compared.numbers:
         mark = "REGRESSION" if each.is_regression(bound) else ""
-        values = (told_value(middle(arm)) for arm in (each.a, each.b))
+        values = (significant(middle(arm)) for arm in (each.a, each.b))
         rows.append((each.number.name, *values, each.in_words, mark))
     left_out = f", {len(compared.left_out)} left out" if compared.left_out else ""
     whole = len(compared.numbers[0].a) if compared.numbers else 0
@@ -374,4 +373,4 @@ def told(compared: Comparison, names: tuple[str, str], bound: float) -> list[str
         f"  ! {each.in_words(compared.pairs)}{'  REGRESSION' if each.is_regression(bound) else ''}"
         for each in compared.faults
     ]
-    return [*text_table(head, rows), *faults, *compared.left_out]
+    return [*text_table(Table(head, tuple(rows)), indent=""), *faults, *compared.left_out]

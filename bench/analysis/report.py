@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import textwrap
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.analysis.charts import (
-    ANY,
-    latency_chart,
-    milliseconds,
-    percentile_chart,
-    rates_chart,
-    waiting_chart,
-)
+from bench.analysis.charts import ANY, over_time_chart, percentile_chart
 from bench.analysis.result import MEASURES, Result, percentiles
-from bench.analysis.tables import COLUMNS, html_table, text_table
 from bench.analysis.verdict import Client
-from bench.environment import CHECKOUT
 from bench.harness.parts import CONSUMER, PUBLISHER
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
+from reports.page import Figure, Page, Section
+from reports.page import render_html as html_of
+from reports.page import render_text as text_of
+from reports.text import COLUMNS, NONE, Table, milliseconds, table_of
 
-__all__ = ["STYLE", "render_html", "render_text", "write"]
+__all__ = ["render_html", "render_text", "write"]
 
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 LATENCY_HEAD = ("latency", "samples", "never", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5
-NONE = "\N{EN DASH}"
 NOT_JUDGED = "not judged: the run did not come to its end"
-# The common style of both kits' pages, followed by bench's own rules.
-STYLES = (
-    CHECKOUT / "spark/page/templates/style.css",
-    Path(__file__).parent / "templates/style.css",
-)
-STYLE = "".join(path.read_text() for path in STYLES)
 WORDS = {
     "intended": "the time at which a message was meant to be sent, known before the run. Latencies count "
     "from it, so a stall shows in every message that it held up.",
@@ -65,81 +52,60 @@ def write(result: Result) -> None:
 
 
 def render_text(result: Result, columns: int = COLUMNS) -> str:
-    tables = (
-        (LATENCY_HEAD, _latency_rows(result)),
-        (("fates", ""), _fate_rows(result)),
-        (BROKER_HEAD, _broker_rows(result)),
-        (DISTURBANCE_HEAD, _disturbance_rows(result)),
-        (CLIENT_HEAD, _client_rows(result)),
-    )
-    lines = [
-        f"{result.profile.name}, {result.profile.system.name}: {_verdict(result)}",
-        *[f"  ! {fault}" for fault in result.faults],
-        *_wrapped(_about(result), columns),
-        *_wrapped(f"a confirm means: {result.about['durability']}", columns),
-        *(_wrapped(f"while measured: {machine}", columns) if (machine := result.machine) else []),
-    ]
-    for head, rows in tables:
-        if rows:
-            lines += ["", *text_table(head, rows, indent="  ", columns=columns)]
-        notes = {"fates": _examples, "broker": _unseen}.get(head[0])
-        if rows and notes:
-            lines += [line for each in notes(result) for line in _wrapped(each, columns)]
-    return "\n".join(lines)
-
-
-def _wrapped(text: str, columns: int) -> list[str]:
-    return textwrap.wrap(text, columns, initial_indent="  ", subsequent_indent="    ")
+    return text_of(_page(result, ()), columns)
 
 
 def render_html(result: Result) -> str:
-    faults = "".join(f"<li>{escape(fault)}</li>" for fault in result.faults)
-    kind = "fails" if result.faults else "holds"
+    return html_of(_page(result, _charts(result)))
+
+
+def _page(result: Result, charts: Sequence[Section]) -> Page:
+    """Make the page. charts: its first sections; a text has none."""
     name = f"{result.profile.name}, {result.profile.system.name}"
-    machine = [
+    about = [
         *([("while measured", str(usage))] if (usage := result.machine) else []),
         *result.about.get("system", {}).items(),
         *sorted(result.about["environment"].items()),
     ]
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(name)}</title><style>{STYLE}</style></head><body><main>",
-            f'<div class="over">messagebus · measured run</div><h1>{escape(name)}</h1>',
-            f'<p class="meta">{escape(_about(result))}<br>A confirm means: '
-            f"{escape(result.about['durability'])}.</p>",
-            f'<section class="verdict {kind}"><strong>{escape(_sentence(_verdict(result)))}</strong>'
-            f"<ul>{faults}</ul></section>",
-            _tiles(result),
-            "<h2>By percentile</h2>",
-            percentile_chart(result),
-            html_table(LATENCY_HEAD, _latency_rows(result)),
-            "<h2>Over time</h2>",
-            rates_chart(result),
-            latency_chart(result),
-            waiting_chart(result),
-            "<h2>Fates</h2>",
-            html_table(("", ""), _fate_rows(result)),
-            *[f'<p class="note">{escape(_sentence(each))}</p>' for each in _examples(result)],
-            "<h2>Brokers</h2>",
-            html_table(BROKER_HEAD, _broker_rows(result)),
-            *[f'<p class="note">{escape(_sentence(each))}</p>' for each in _unseen(result)],
-            *_disturbances_html(result),
-            "<h2>Load processes</h2>",
-            html_table(CLIENT_HEAD, _client_rows(result)),
-            '<div class="beside"><div><h2>What it did</h2>',
-            html_table(("", ""), _profile_rows(result)),
-            "</div><div><h2>On what it was measured</h2>",
-            html_table(("", ""), [(key, _plain(value)) for key, value in machine]),
-            "</div></div>",
-            "<h2>What the words mean</h2><dl>",
-            *[f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in WORDS.items()],
-            "</dl><footer>Numbers: result.json beside this page; histograms: *.hlog; a row per message: "
-            "parts/*.parquet. Nothing on this page is fetched from elsewhere.</footer>",
-            "</main></body></html>",
-        ]
+    return Page(
+        kind="measured run",
+        title=name,
+        name=name,
+        meta=(
+            _about(result),
+            f"a confirm means: {result.about['durability']}",
+            *([f"while measured: {usage}"] if usage else []),
+        ),
+        verdict=_verdict(result),
+        faults=tuple(result.faults),
+        figures=_figures(result),
+        sections=(
+            *charts,
+            Section(title="Latency", tables=(_latencies(result),)),
+            Section(title="Fates", tables=(_fates(result),), after=tuple(_examples(result))),
+            Section(title="Brokers", tables=(_brokers(result),), after=tuple(_unseen(result))),
+            Section(title="Disturbances", tables=(_disturbances(result),)),
+            Section(title="Load processes", tables=(_clients(result),)),
+            _settings("What it did", _profile_rows(result)),
+            _settings("On what it was measured", [(key, _plain(value)) for key, value in about]),
+        ),
+        words_title="What the words mean",
+        words=WORDS,
+        footer="Numbers: result.json beside this page; histograms: *.hlog; a row per message: "
+        "parts/*.parquet.",
     )
+
+
+def _charts(result: Result) -> list[Section]:
+    return [
+        Section(title="By percentile", chart=percentile_chart(result)),
+        Section(title="Over time", chart=over_time_chart(result)),
+    ]
+
+
+def _settings(title: str, rows: Sequence[tuple[str, ...]]) -> Section:
+    """Make a section that is on the page alone."""
+    return Section(title=title, tables=(Table(("", ""), tuple(rows), left=2),), is_long=True)
 
 
 def _verdict(result: Result) -> str:
@@ -154,32 +120,22 @@ def _verdict(result: Result) -> str:
     return ", ".join([*told, *([f"p99 {milliseconds(found['p99'])}"] if "p99" in found else [])])
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _tiles(result: Result) -> str:
-    """Return the tiles with the most important numbers."""
+def _figures(result: Result) -> tuple[Figure, ...]:
+    """Return the most important numbers."""
     found, fates = percentiles(result.bins("confirm")), result.fates
-    tiles = [
-        (f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
-        (
+    return (
+        Figure(f"{result.per_s:,.0f}", "confirmed a second", f"{result.came('confirm'):,} in all"),
+        Figure(
             f"{result.delivered_per_s:,.0f}",
             "delivered a second",
             f"{result.came('delivery'):,} in all",
         ),
-        (_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
-        (NONE, "lost", NOT_JUDGED)
+        Figure(_shown(found, "p50"), "confirm, median", f"p99 {_shown(found, 'p99')}"),
+        Figure(NONE, "lost", NOT_JUDGED)
         if fates is None
-        else (f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"),
-    ]
-    return (
-        '<div class="figures">'
-        + "".join(
-            f"<div><b>{escape(value)}</b><span>{escape(what)}</span><small>{escape(more)}</small></div>"
-            for value, what, more in tiles
-        )
-        + "</div>"
+        else Figure(
+            f"{fates.lost:,}", "lost", f"{fates.doubled:,} doubled, {fates.unknown:,} unknown"
+        ),
     )
 
 
@@ -204,42 +160,37 @@ def _sizes(messages: Messages) -> str:
     )
 
 
-def _latency_rows(result: Result) -> list[tuple[str, ...]]:
-    rows = []
-    never = f"{result.never():,}"
-    for measure, words in MEASURES.items():
-        found = percentiles(result.bins(measure))
-        if found:
-            without = never if measure in ("confirm", "service") else NONE
+def _latencies(result: Result) -> Table:
+    rows, never = [], f"{result.never():,}"
+    of_brokers = [
+        (f"  confirm, {broker or ANY}", NONE, result.bins("confirm", broker))
+        for broker in result.rates("confirm")
+    ]
+    of_run = [
+        (words, never if measure in ("confirm", "service") else NONE, result.bins(measure))
+        for measure, words in MEASURES.items()
+    ]
+    for words, without, bins in (*of_run, *of_brokers):
+        if found := percentiles(bins):
             shown = [_shown(found, each) for each in SHOWN]
             rows.append((words, f"{found['samples']:,.0f}", without, *shown))
-    for broker in result.rates("confirm"):
-        found = percentiles(result.bins("confirm", broker))
-        if found:
-            cells = [_shown(found, each) for each in SHOWN]
-            rows.append((f"  confirm, {broker or ANY}", f"{found['samples']:,.0f}", NONE, *cells))
-    if (silence_s := result.silence_s()) is not None:
+    if (silence := _silence(result)) != NONE:
         dashes = [NONE] * (len(LATENCY_HEAD) - 2)
-        rows.append(("silence of a publisher", *dashes, milliseconds(silence_s * 1000)))
-    return rows
+        rows.append(("silence of a publisher", *dashes, silence))
+    return Table(LATENCY_HEAD, tuple(rows))
 
 
-def _fate_rows(result: Result) -> list[tuple[str, ...]]:
-    fates = result.fates
+FATES = (
+    *("published", "confirmed", "refused", "unknown", "expected", "delivered", "lost", "doubled"),
+    *("altered", "late", "strange"),
+)
+
+
+def _fates(result: Result) -> Table:
+    head, fates = ("fates", ""), result.fates
     if fates is None:
-        return [(NOT_JUDGED, NONE)]
-    named = (
-        "published",
-        "confirmed",
-        "refused",
-        "unknown",
-        "expected",
-        "delivered",
-        "lost",
-        "doubled",
-    )
-    rows: list[tuple[str, ...]]
-    rows = [(name, f"{getattr(fates, name):,}") for name in (*named, "altered", "late", "strange")]
+        return Table(head, ((NOT_JUDGED, NONE),))
+    rows = [(name, f"{getattr(fates, name):,}") for name in FATES]
     rows += [
         (f"below zero: {MEASURES[measure]}", f"{each.below_zero:,}")
         for measure, each in result.latencies.items()
@@ -247,7 +198,7 @@ def _fate_rows(result: Result) -> list[tuple[str, ...]]:
     ]
     if result.earlier:
         rows.append(("of an earlier run", f"{result.earlier:,}"))
-    return rows
+    return Table(head, tuple(rows))
 
 
 def _examples(result: Result) -> list[str]:
@@ -258,55 +209,51 @@ def _examples(result: Result) -> list[str]:
     ]
 
 
-BROKER_HEAD = (
-    *("broker", "confirmed", "CPU us / message", "CPU cores", "memory MiB"),
-    *("written MB", "fsyncs", "most waiting"),
-)
+def _brokers(result: Result) -> Table:
+    """Return the costs of each broker; of those that ended meanwhile the confirms alone."""
+    measured, rows = result.measured, []
+    for broker, rates in result.rates("confirm").items():
+        if broker and broker not in result.brokers:
+            rows.append({"broker": broker, "confirmed": sum(rates[measured.start : measured.stop])})
+    for broker, each in result.brokers.items():
+        rows.append({**each, "broker": broker, "cores": each["cpu_s"] / each["seconds"]})
+    rows.sort(key=lambda row: str(row["broker"]))
+    if len(rows) > 1 and result.brokers:
+        rows.append(_all_brokers(result))
+
+    def fixed(key: str, digits: int, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: NONE if row.get(key) is None else f"{row[key] / scale:,.{digits}f}"
+
+    return table_of(
+        rows,
+        {
+            "broker": "broker",
+            "confirmed": "confirmed",
+            "CPU us / message": fixed("cpu_us", 1),
+            "CPU cores": fixed("cores", 2),
+            "memory MiB": fixed("memory_mib", 0),
+            "written MB": fixed("written_bytes", 1, 1e6),
+            "fsyncs": fixed("syncs", 0),
+            "most waiting": fixed("ready_max", 0),
+        },
+        shown_max=len(rows),
+    )
 
 
-def _broker_rows(result: Result) -> list[tuple[str, ...]]:
-    measured = result.measured
-    ended = [
-        (broker, f"{sum(rates[measured.start : measured.stop]):,}", *[NONE] * 6)
-        for broker, rates in result.rates("confirm").items()
-        if broker and broker not in result.brokers
-    ]
-    rows = sorted([*_each_broker(result), *ended])
-    return [*rows, *([_all_brokers(result)] if len(rows) > 1 and result.brokers else [])]
-
-
-def _all_brokers(result: Result) -> tuple[str, ...]:
+def _all_brokers(result: Result) -> dict[str, Any]:
     every = list(result.brokers.values())
     confirmed = result.came("confirm")
     costs = [each["messages_cpu_s"] for each in every if each["messages_cpu_s"] is not None]
     # Without a broker that was killed, the cost of the messages is not known.
     is_whole = confirmed and len(costs) == result.profile.system.brokers
-    return (
-        "all",
-        f"{confirmed:,}",
-        f"{sum(costs) / confirmed * 1e6:.1f}" if is_whole else NONE,
-        f"{sum(each['cpu_s'] / each['seconds'] for each in every):.2f}",
-        NONE if _unseen(result) else f"{sum(each['memory_mib'] for each in every):,.0f}",
-        f"{sum(each['written_bytes'] for each in every) / 1e6:,.1f}",
-        NONE,
-        NONE,
-    )
-
-
-def _each_broker(result: Result) -> list[tuple[str, ...]]:
-    return [
-        (
-            broker,
-            f"{each['confirmed']:,}",
-            NONE if each["cpu_us"] is None else f"{each['cpu_us']:.1f}",
-            f"{each['cpu_s'] / each['seconds']:.2f}",
-            NONE if each["memory_mib"] is None else f"{each['memory_mib']:,.0f}",
-            f"{each['written_bytes'] / 1e6:,.1f}",
-            NONE if each["syncs"] is None else f"{each['syncs']:,}",
-            NONE if each["ready_max"] is None else f"{each['ready_max']:,}",
-        )
-        for broker, each in result.brokers.items()
-    ]
+    return {
+        "broker": "all",
+        "confirmed": confirmed,
+        "cpu_us": sum(costs) / confirmed * 1e6 if is_whole else None,
+        "cores": sum(each["cpu_s"] / each["seconds"] for each in every),
+        "memory_mib": None if _unseen(result) else sum(each["memory_mib"] for each in every),
+        "written_bytes": sum(each["written_bytes"] for each in every),
+    }
 
 
 def _unseen(result: Result) -> list[str]:
@@ -320,84 +267,70 @@ def _unseen(result: Result) -> list[str]:
     ]
 
 
-DISTURBANCE_HEAD = (
-    *("disturbance", "from", "to", "p99 before"),
-    *("longest from then on", "never", "silence"),
-)
 # A message that was held up may have been intended a little before, and may arrive a little after.
 AROUND_S = 5
 
 
-def _disturbance_rows(result: Result) -> list[tuple[str, ...]]:
+def _disturbances(result: Result) -> Table:
     """Return a row per disturbance: p99 of confirms before, the longest one after, and missing confirms."""
     confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
     end = result.measured.stop
-    rows: list[tuple[str, ...]] = []
+    rows = []
     done = result.about.get("disturbances", [])
     for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
         # A disturbance that was never undone lasts to the end.
         until = min(int(ended) + AROUND_S, end) if ended is not None else end
         until = min(until, int(following["began_s"])) if following else until
-        before = percentiles(confirm.whole(range(warm_s, int(began))))
         seconds = range(int(began), until)
-        within, silence_s = percentiles(confirm.whole(seconds)), result.silence_s(seconds)
+        before = percentiles(confirm.whole(range(warm_s, int(began))))
+        within = percentiles(confirm.whole(seconds))
         rows.append(
-            (
-                each["what"],
-                f"{began:.1f} s",
-                NONE if ended is None else f"{ended:.1f} s",
-                _shown(before, "p99"),
-                _shown(within, "p100"),
-                f"{result.never(seconds):,}",
-                NONE if silence_s is None else milliseconds(silence_s * 1000),
-            )
+            {
+                "disturbance": each["what"],
+                "from": f"{began:.1f} s",
+                "to": None if ended is None else f"{ended:.1f} s",
+                "p99 before": _shown(before, "p99"),
+                "longest from then on": _shown(within, "p100"),
+                "never": result.never(seconds),
+                "silence": _silence(result, seconds),
+            }
         )
-    return rows
+    return table_of(rows, {name: name for name in rows[0]} if rows else {}, shown_max=len(rows))
 
 
-def _disturbances_html(result: Result) -> list[str]:
-    rows = _disturbance_rows(result)
-    return ["<h2>Disturbances</h2>", html_table(DISTURBANCE_HEAD, rows)] if rows else []
-
-
-CLIENT_HEAD = ("load process", "CPU share", "pacing p99", "intended", "not sent")
+def _silence(result: Result, seconds: range | None = None) -> str:
+    silence_s = result.silence_s(seconds)
+    return milliseconds(None if silence_s is None else silence_s * 1000)
 
 
 # Rows of one kind; beyond that they are summed up.
 CLIENTS_MAX = 12
 
 
-def _client_rows(result: Result) -> list[tuple[str, ...]]:
+def _clients(result: Result) -> Table:
     rows = []
     for kind in (CONSUMER, PUBLISHER):
         own = [each for each in result.clients if each.name.startswith(kind)]
-        rows += _each_client(own) if len(own) <= CLIENTS_MAX else [_all_clients(kind, own)]
-    return rows
+        if len(own) <= CLIENTS_MAX:
+            rows += [_client(each.name, [each]) for each in own]
+        else:
+            rows.append(_client(f"{len(own)} x {kind}", own))
+    names = ("load process", "CPU share", "pacing p99", "intended", "not sent")
+    return table_of(rows, {name: name for name in names})
 
 
-def _all_clients(kind: str, clients: Sequence[Client]) -> tuple[str, ...]:
+def _client(name: str, clients: Sequence[Client]) -> dict[str, Any]:
+    """Return a row of one process, or of several: sums, and the worst pacing."""
     intended = sum(each.intended for each in clients)
-    return (
-        f"{len(clients)} x {kind}",
-        f"{sum(each.cpu_share for each in clients):.0%}",
-        milliseconds(max(each.pacing_p99_ms for each in clients)) if intended else NONE,
-        f"{intended:,}" if intended else NONE,
-        f"{sum(each.unsent for each in clients):,}" if intended else NONE,
-    )
-
-
-def _each_client(clients: Sequence[Client]) -> list[tuple[str, ...]]:
-    return [
-        (
-            each.name,
-            f"{each.cpu_share:.0%}",
-            milliseconds(each.pacing_p99_ms) if each.intended else NONE,
-            f"{each.intended:,}" if each.intended else NONE,
-            f"{each.unsent:,}" if each.intended else NONE,
-        )
-        for each in clients
-    ]
+    row: dict[str, Any] = dict.fromkeys(("pacing p99", "intended", "not sent"))
+    if intended:
+        row["pacing p99"] = milliseconds(max(each.pacing_p99_ms for each in clients))
+        row |= {"intended": intended, "not sent": sum(each.unsent for each in clients)}
+    return row | {
+        "load process": name,
+        "CPU share": f"{sum(each.cpu_share for each in clients):.0%}",
+    }
 
 
 def _profile_rows(result: Result) -> list[tuple[str, ...]]:
@@ -419,4 +352,4 @@ def _plain(value: object) -> str:
 
 
 def _shown(found: dict[str, float], name: str) -> str:
-    return milliseconds(found[name]) if name in found else NONE
+    return milliseconds(found.get(name))

@@ -17,7 +17,7 @@ from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.client import consume, gap, latency, mesh, publish, stream
 from bench.figures.client_memory import memory_figures
 from bench.figures.form import Figure, Results, figures_table
-from bench.figures.measure import audit, audit_memory, fates, scans
+from bench.figures.measure import audit, scans
 from bench.figures.ops import failover, playbooks
 from bench.figures.ops.attach import attach_figures
 from bench.figures.ops.kill import kill_figures
@@ -61,10 +61,8 @@ GROUPS = (
     playbooks.GROUP,
     failover.GROUP,
     audit.GROUP,
-    scans.GROUP,
-    fates.BACKLOG_GROUP,
-    fates.JOIN_GROUP,
-    audit_memory.GROUP,
+    *scans.GROUPS,
+    audit.MEMORY_GROUP,
 )
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from bench.errors import InputInvalid
 from bench.manifest import write_atomically
+from reports.text import significant
 
 __all__ = [
     "Figure",
@@ -35,7 +36,6 @@ __all__ = [
     "median_of",
     "newest",
     "no_goal",
-    "plain",
     "value",
 ]
 
@@ -172,24 +172,17 @@ def median_of(
 
 def at_least(goal: float, value: float, unit: str = "") -> dict[str, Any]:
     """Return the fields goal and met of a figure that must not be lower."""
-    return {"goal": f">= {plain(goal)}{' ' if unit else ''}{unit}", "met": value >= goal}
+    return {"goal": f">= {significant(goal)}{' ' if unit else ''}{unit}", "met": value >= goal}
 
 
 def below(goal: float, value: float, unit: str = "") -> dict[str, Any]:
     """Return the fields goal and met of a figure that must be lower."""
-    return {"goal": f"< {plain(goal)}{' ' if unit else ''}{unit}", "met": value < goal}
+    return {"goal": f"< {significant(goal)}{' ' if unit else ''}{unit}", "met": value < goal}
 
 
 def at_most(goal: float, value: float, unit: str = "") -> dict[str, Any]:
     """Return the fields goal and met of a figure that must not be higher."""
-    return {"goal": f"<= {plain(goal)}{' ' if unit else ''}{unit}", "met": value <= goal}
-
-
-def plain(value: float) -> str:
-    """Format a number with three significant digits."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return {"goal": f"<= {significant(goal)}{' ' if unit else ''}{unit}", "met": value <= goal}
 
 
 def figures_table(figures: Iterable[Figure]) -> Table:
@@ -203,10 +196,10 @@ def figures_table(figures: Iterable[Figure]) -> Table:
 
 def value(figure: Figure) -> str:
     """Format the value with the range of its samples."""
-    told = f"{plain(figure.value)} {figure.unit}".rstrip()
+    told = f"{significant(figure.value)} {figure.unit}".rstrip()
     if len(figure.samples) < 2:
         return told
-    return f"{told} ({plain(min(figure.samples))} to {plain(max(figure.samples))})"
+    return f"{told} ({significant(min(figure.samples))} to {significant(max(figure.samples))})"
 
 
 def _met(figure: Figure) -> Text:

@@ -8,10 +8,11 @@ from typing import Any
 
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step, in_rounds, middle, samples, trusted, turns_of
-from bench.analysis.summary import Bar, Told, faults_of
-from bench.analysis.tables import told as told_value
+from bench.analysis.summary import Summary, faults_of
 from bench.figures.form import Figure, median_of
 from bench.load.profile import Profile
+from reports.page import Bar
+from reports.text import significant
 
 __all__ = [
     "MATRIX",
@@ -44,7 +45,7 @@ def matrix_steps(profiles: Iterable[Profile], repeat: int = 1, part: int = 1) ->
     return in_rounds([Step(each.name, shorter(each, part)) for each in profiles], repeat)
 
 
-def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
+def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Summary:
     """Summarize the medians of all turns.
 
     Corrected latencies count from the intended time, uncorrected ones from the sending, as in most tools.
@@ -63,13 +64,13 @@ def matrix_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
                 rate = middle([turn["confirmed_per_s"] for turn in turns])
                 found = [turn["percentiles_ms"].get(measure, {}) for turn in turns]
                 count = sum(each.get("samples", 0) for each in found)
-                head = (name, words, told_value(rate)) if first else ("", words, "")
+                head = (name, words, significant(rate)) if first else ("", words, "")
                 shown = (middle([each.get(of) for each in found]) for of in SHOWN)
-                rows.append((*head, f"{count:,.0f}", *map(told_value, shown)))
+                rows.append((*head, f"{count:,.0f}", *map(significant, shown)))
                 if (p99 := middle([each.get("p99") for each in found])) is not None:
                     label = f"{name}, {words}"
-                    bars.append(Bar(label, p99, f"{told_value(p99)} ms", len(bars) % 3))
-    return Told(
+                    bars.append(Bar.of(label, p99, f"{significant(p99)} ms", len(bars) % 3))
+    return Summary(
         head=("", "ms", "confirmed/s", "samples", *SHOWN),
         rows=rows,
         left=2,
@@ -115,7 +116,7 @@ def _on(brokers: int) -> str:
     return f"{brokers}-brokers"
 
 
-def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
+def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Summary:
     """Summarize the medians of all turns."""
     rows: list[Sequence[str]] = []
     bars: list[Bar] = []
@@ -123,16 +124,16 @@ def fan_in_told(results: Mapping[str, Mapping[str, Any]]) -> Told:
     for brokers in FAN_IN:
         if found := [numbers_of(run) for run in turns_of(results, _on(brokers))]:
             values = [middle([each.get(name) for each in found]) for name in names]
-            rows.append((f"{brokers}", *map(told_value, values)))
+            rows.append((f"{brokers}", *map(significant, values)))
             for look, (part, value) in enumerate(zip(names[1:3], values[1:3], strict=True)):
                 if value is not None:
                     label = f"{brokers} brokers, {part.partition(' ')[0]}"
-                    bars.append(Bar(label, value, f"{told_value(value)} µs", look))
+                    bars.append(Bar.of(label, value, f"{significant(value)} µs", look))
     note = (
         "CPU us: of a message, of all clients and of all brokers together. A broker at rest costs CPU too, "
         "which the same few messages have to bear."
     )
-    return Told(
+    return Summary(
         head=(
             "brokers",
             "confirmed/s",

@@ -12,14 +12,14 @@ from typing import Any
 
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step, in_rounds, middle, samples, trusted, turns_of
-from bench.analysis.summary import Bar, Told, faults_of
-from bench.analysis.tables import NONE
-from bench.analysis.tables import told as told_value
+from bench.analysis.summary import Summary, faults_of
 from bench.figures.form import Figure, median_of
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
 from bench.workloads.latency_and_fan_in import shorter
+from reports.page import Bar
+from reports.text import NONE, significant
 
 __all__ = ["ARMS", "figures", "steps", "told"]
 
@@ -77,7 +77,7 @@ def _name(system: System, kind: str) -> str:
     return f"{system.name}-{system.brokers}-{system.durability}-{kind}"
 
 
-def told(results: Mapping[str, Mapping[str, Any]]) -> Told:
+def told(results: Mapping[str, Mapping[str, Any]]) -> Summary:
     """Summarize the medians of all turns."""
     rows: list[Sequence[str]] = []
     bars: list[Bar] = []
@@ -90,13 +90,13 @@ def told(results: Mapping[str, Mapping[str, Any]]) -> Told:
         rows.append((*head, *_rates(full), *_latencies(paced)))
         if (rate := middle([run["confirmed_per_s"] for run in full])) is not None:
             label = f"{system.name}, {system.brokers}, {system.durability}"
-            bars.append(Bar(label, rate, told_value(rate), 0 if synced == "yes" else 1))
+            bars.append(Bar.of(label, rate, significant(rate), 0 if synced == "yes" else 1))
     meant = {
         f"{system.name}, {system.brokers} nodes, {system.durability}": str(run["durability"])
         for system in ARMS
         for run in turns_of(results, _name(system, PACED))
     }
-    return Told(
+    return Summary(
         head=HEAD,
         rows=rows,
         bars_title="Confirmed a second, full load; striped: not on disk at the confirm",
@@ -119,13 +119,13 @@ def _rates(full: Sequence[Mapping[str, Any]]) -> list[str]:
         return [NONE] * 4
     found = [numbers_of(run) for run in full]
     names = ("confirmed a second", "delivered a second", "client CPU us", "broker CPU us")
-    return [told_value(middle([each.get(name) for each in found])) for name in names]
+    return [significant(middle([each.get(name) for each in found])) for name in names]
 
 
 def _latencies(paced: Sequence[Mapping[str, Any]]) -> list[str]:
     both = [_percentiles(run) for run in paced]
     return [
-        told_value(middle([each[which].get(name) for each in both]))
+        significant(middle([each[which].get(name) for each in both]))
         for which in (0, 1)
         for name in ("p50", "p99")
     ]

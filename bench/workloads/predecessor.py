@@ -16,10 +16,12 @@ from typing import Any
 from bench.analysis.compare import Ratio, ratio_of
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step
-from bench.analysis.summary import Bar, Told, faults_of
-from bench.figures.form import Figure, median_of, plain
+from bench.analysis.summary import Summary, faults_of
+from bench.figures.form import Figure, median_of
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
+from reports.page import Bar
+from reports.text import significant
 
 __all__ = ["PREDECESSOR", "figures", "steps", "told"]
 
@@ -123,21 +125,23 @@ def pairs(
                     yield Pairs(nodes, window, count, measure, *values)
 
 
-def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> Told:
+def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> Summary:
     rows: list[Sequence[str]] = []
     bars = []
     for measure in _measures(name):
         for each in pairs(results, repeat, measure):
             cells = [measure.name, f"{each.nodes}", f"{each.window}", f"{each.count:,}"]
-            cells += [plain(statistics.median(side)) for side in (each.standalone, each.native)]
+            cells += [
+                significant(statistics.median(side)) for side in (each.standalone, each.native)
+            ]
             cells.append(str(each.ratio))
             rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
             if measure is CONFIRMED:
                 about = f"{each.nodes} nodes, window {each.window}"
                 for look, side in enumerate(("standalone", "native")):
                     value = statistics.median(getattr(each, side))
-                    bars.append(Bar(f"{about}, {side}", value, plain(value), look))
-    return Told(
+                    bars.append(Bar.of(f"{about}, {side}", value, significant(value), look))
+    return Summary(
         title=f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio "
         "above 1: standalone nodes do better",
         head=(

@@ -6,6 +6,7 @@ spark-submit spark/jobs/audit.py --events DIR --out DIR
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,22 +15,32 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from messagebus.terminal import plural
+from reports.charts import Panel, Series, over_time
+from reports.page import Bar, Bars, Figure, Part, Section, section_of
+from reports.svg import COLOURS
+from reports.text import Cell, cell, plain
 from spark.command import Answer, exit_code, job_command
 from spark.measures import audit, order
-from spark.measures.faults import Fault, counted
+from spark.measures.faults import DoesNotAddUp, Fault, counted
 from spark.measures.run import Run
-from spark.measures.sift import Sifted, sifted
-from spark.page import words
-from spark.page.charts import Panel, Series, over_time
-from spark.page.drawing import COLOURS
-from spark.page.page import Bar, Bars, Figure, Page, Part, Section, Table, table_of
-from spark.page.summary import DoesNotAddUp
+from spark.measures.sift import Sifted, Unsifted, sifted
+from spark.pages import (
+    collected,
+    marks_and_spans,
+    page_of,
+    since_s,
+    subscription,
+    window_for,
+)
 
-__all__ = ["command", "measure"]
+__all__ = ["BROKEN", "HOLDS", "UNSHOWN", "command", "measure"]
 
 LATE = "late"
 SUSPECTS_MAX = 200
 SUBSCRIPTIONS_MAX = 40
+# Verdicts on the whole run.
+HOLDS, BROKEN = "The promise holds.", "The promise does not hold."
+UNSHOWN = "Whether the promise holds was not shown."
 # Index in COLOURS, as in the bars.
 LOOKS = {
     **{"lost": 6, "altered": 5, "unexplained": 3, "explained": 1},
@@ -39,16 +50,18 @@ LOOKS = {
 Rows: TypeAlias = list[dict[str, Any]]
 
 
-def measure(run: Run) -> Answer:
-    judged = sifted(run)
-    plain = words.collected(judged.counts())
-    totals = _added(plain, words.collected(audit.totals(judged.fates)))
+def measure(run: Run, judged: Sifted | Unsifted | None = None) -> Answer:
+    """Audit a run. judged: its messages; sifted here by default."""
+    judged = judged or sifted(run)
+    easy = collected(judged.counts())
+    totals = _added(easy, collected(audit.totals(judged.fates)))
     found: dict[str, Any] = {
-        "verdicts": _verdicts(totals),
+        "verdicts": _messages(totals, "verdict", audit.VERDICTS),
+        "outcomes": _messages(totals, "outcome", audit.OUTCOME_ORDER),
         "subscriptions": [row for row in totals if row["of"] == "subscription"],
         "brokers": [row for row in totals if row["of"] == "broker"],
         "publishers": [row for row in totals if row["of"] == "publisher"],
-        "order": _order(judged, plain),
+        "order": _order(judged, easy),
         "late": [],
         "suspects": [],
         "repeats": [],
@@ -57,15 +70,15 @@ def measure(run: Run) -> Answer:
     }
     if any(found["verdicts"][verdict] for verdict in audit.FAULTS):
         suspects = audit.suspects(judged.fates).orderBy("verdict", "message_id")
-        found["suspects"] = words.collected(suspects.limit(SUSPECTS_MAX))
+        found["suspects"] = collected(suspects.limit(SUSPECTS_MAX))
     if any(row[why] for row in totals for why in audit.REPEATS):
-        found["repeats"] = words.collected(audit.repeats(judged.fates))
+        found["repeats"] = collected(audit.repeats(judged.fates))
     late = run.keep(LATE, judged.late())
     found["order"]["out_of_order"] = late.count()
     found["counts"] = _counts(run, found)
-    found["late"] = words.collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
+    found["late"] = collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
     _check(run, found)
-    return Answer(found, _page(run, found))
+    return _answer(run, found)
 
 
 def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
@@ -80,12 +93,12 @@ def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
 
 def _width(run: Run) -> int:
     manifest = run.manifest
-    return words.window_for(words.since_s(run, manifest.end_ns or manifest.start_ns))
+    return window_for(since_s(run, manifest.end_ns or manifest.start_ns))
 
 
-def _troubles(run: Run, judged: Sifted) -> Rows:
+def _troubles(run: Run, judged: Sifted | Unsifted) -> Rows:
     found = audit.over_time(judged.fates, run.manifest.start_ns, _width(run))
-    rows = sorted(words.collected(found), key=lambda row: row["at"])
+    rows = sorted(collected(found), key=lambda row: row["at"])
     return [row for row in rows if any(row[name] for name in audit.TROUBLES)]
 
 
@@ -100,19 +113,20 @@ def _added(one: Rows, other: Rows) -> Rows:
     return list(found.values())
 
 
-def _order(judged: Sifted, plain: Rows) -> dict[str, int]:
-    """Return ordered and left_out as `order.left_out`; every delivery of a plain message has an order."""
-    [odd] = words.collected(order.left_out(judged.fates))
-    ordered = sum(row["expected"] for row in plain if row["of"] == "subscription")
+def _order(judged: Sifted | Unsifted, easy: Rows) -> dict[str, int]:
+    """Return ordered and left_out as `order.left_out`; every delivery of an easy message has an order."""
+    [odd] = collected(order.left_out(judged.fates))
+    ordered = sum(row["expected"] for row in easy if row["of"] == "subscription")
     return {"ordered": ordered + odd["ordered"], "left_out": odd["left_out"]}
 
 
-def _verdicts(totals: list[dict[str, Any]]) -> dict[str, int]:
-    verdicts = dict.fromkeys(audit.VERDICTS, 0)
+def _messages(totals: Rows, column: str, known: Iterable[str]) -> dict[str, int]:
+    """Return the messages with each verdict, or with each outcome."""
+    counts = dict.fromkeys(known, 0)
     for row in totals:
-        if row["of"] == "verdict":
-            verdicts[row["verdict"]] += row["messages"]
-    return verdicts
+        if row["of"] == "verdict" and row[column]:
+            counts[row[column]] += row["messages"]
+    return counts
 
 
 def _check(run: Run, found: dict[str, Any]) -> None:
@@ -125,123 +139,106 @@ def _check(run: Run, found: dict[str, Any]) -> None:
         raise DoesNotAddUp(f"{plural(deliveries, 'delivery')} judged of {read:,} good rows")
 
 
-def _page(run: Run, found: dict[str, Any]) -> Page:
+def _answer(run: Run, found: dict[str, Any]) -> Answer:
     verdicts, late = found["verdicts"], found["order"]["out_of_order"]
     messages = sum(verdicts.values())
     faults: list[str] = [*counted(found["counts"])]
     if not messages:
         faults.append(Fault("nothing", "nothing was published"))
-    repeats = {
-        why: sum(row["repeats"] for row in found["repeats"] if row["why"] == why)
-        for why in audit.REPEATS
-    }
-    return Page(
-        job="audit",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
-        verdict="The promise holds.",
-        broken="The promise does not hold.",
-        unshown="Whether the promise holds was not shown.",
+    repeats = sum(row["repeats"] for row in found["repeats"])
+    unexplained = sum(r["repeats"] for r in found["repeats"] if r["why"] == "unexplained")
+    page = page_of(
+        run,
+        "audit",
+        verdict=HOLDS,
         faults=tuple(faults),
         comment=f"Every one of {messages:,} messages has the fate that it should have.",
         figures=(
-            Figure(words.count(messages), "messages"),
-            Figure(words.count(verdicts["lost"]), "lost", "confirmed, not delivered"),
-            Figure(words.count(verdicts["altered"]), "altered", "by size and body hash"),
-            Figure(
-                words.count(sum(repeats.values())),
-                "delivered again",
-                f"{repeats['unexplained']:,} without explanation",
-            ),
-            Figure(words.count(late), "out of order", f"of {found['order']['ordered']:,} judged"),
+            Figure(cell(messages), "messages"),
+            Figure(cell(verdicts["lost"]), "lost", "confirmed, not delivered"),
+            Figure(cell(verdicts["altered"]), "altered", "by size and body hash"),
+            Figure(cell(repeats), "delivered again", f"{unexplained:,} without explanation"),
+            Figure(cell(late), "out of order", f"of {found['order']['ordered']:,} judged"),
         ),
-        sections=(
-            Section(
-                title="What became of them",
-                note="Of each subscription: every message that it should have had, and what came besides.",
-                bars=_fate_bars(found["subscriptions"]),
-            ),
-            Section(
-                title="When",
-                note="What was not as it should be, by the second in which a message was meant to be sent.",
-                chart=_over_time(run, found),
-            ),
-            Section(
-                title="Fates of messages",
-                tables=(
-                    table_of(
-                        ("verdict", "messages"),
-                        [(name.replace("_", " "), words.count(n)) for name, n in verdicts.items()],
-                    ),
-                ),
-            ),
-            Section(title="Subscriptions", tables=(_subscriptions(found["subscriptions"]),)),
-            Section(
-                title="Delivered again, and why",
-                tables=(
-                    table_of(
-                        ("broker", "subscription", "why", "repeats"),
-                        [
-                            (
-                                row["broker"],
-                                f"{row['topic']}/{row['subscription']}",
-                                row["why"].replace("_", " "),
-                                words.count(row["repeats"]),
-                            )
-                            for row in found["repeats"]
-                        ],
-                        left=3,
-                    ),
-                ),
-            ),
-            Section(
-                title="To be looked up",
-                note="The subscriptions in which a message is not as it should be, "
-                f"{SUSPECTS_MAX} at most.",
-                tables=(_suspects(found["suspects"]),),
-            ),
-            Section(title="Out of order", tables=(_late(found["late"]),)),
-        ),
-        words=(*WORDS, words.input_words(run)),
+        sections=_sections(run, found),
+        words=WORDS,
         tables="odd_fates, late",
+    )
+    return Answer(found, page, BROKEN, UNSHOWN)
+
+
+def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
+    rows = found["subscriptions"]
+    verdicts = [{"verdict": plain(each), "messages": n} for each, n in found["verdicts"].items()]
+    return (
+        Section(
+            title="What became of them",
+            note="Of each subscription: every message that it should have had, and what came besides.",
+            bars=Bars(tuple(_fate_bar(row) for row in rows[:SUBSCRIPTIONS_MAX])),
+        ),
+        Section(
+            title="When",
+            note="What was not as it should be, by the second in which a message was meant to be sent.",
+            chart=_over_time(run, found),
+        ),
+        section_of("Fates of messages", verdicts, ("verdict", "messages")),
+        section_of(
+            "Subscriptions",
+            rows,
+            {"subscription": subscription, **{plain(key): key for key in PAIRS}},
+        ),
+        section_of("Delivered again, and why", found["repeats"], REPEATED, left=3),
+        section_of(
+            "To be looked up",
+            found["suspects"],
+            SUSPECT,
+            left=len(SUSPECT) - 1,
+            shown_max=SUSPECTS_MAX,
+            note=f"The subscriptions in which a message is not as it should be, {SUSPECTS_MAX} at most.",
+        ),
+        section_of(
+            "Out of order",
+            [{key: str(row[key]) for key in ARRIVAL} for row in found["late"]],
+            ARRIVAL,
+            left=len(ARRIVAL) - 2,
+            shown_max=SUSPECTS_MAX,
+        ),
     )
 
 
-WORDS = (
-    (
-        "lost",
-        "a confirmed message that a subscription of its topic never had. Which subscriptions "
-        "should have it says the manifest, so one that received nothing is missed too, if the manifest "
-        "names it: recorders learn of others by what they receive.",
-    ),
-    (
-        "pending",
-        "confirmed within the grace before the end, and not delivered yet: neither delivered nor "
-        "lost.",
-    ),
-    (
-        "unconfirmed",
-        "refused, unroutable or of unknown outcome. Of unknown ones this audit says what they "
-        "became: delivered or absent.",
-    ),
-    (
-        "again",
-        "owed: the delivery before it by that broker was never answered; acked without proof: its "
-        "broker was killed soon after the ack, which AMQP does not confirm; unknown: one more copy may "
-        "be stored, for the publish was sent more than once, and each comes once; unexplained: none of "
-        "these.",
-    ),
-    (
-        "out of order",
-        "a first delivery whose sequence is below one that the same consumer had already, of the "
-        "same publisher, key, broker and subscription. Messages that were sent more than once, "
-        "and redelivered ones, are not judged; nor can two of one instant be told apart.",
-    ),
+PAIRS = (
+    *("expected", "delivered", "lost", "pending", "altered", "deliveries"),
+    *("unconfirmed_delivered", "orphan_deliveries"),
 )
+REPEATED: dict[str, Cell] = {
+    "broker": "broker",
+    "subscription": subscription,
+    "why": lambda row: plain(row["why"]),
+    "repeats": "repeats",
+}
+SUSPECT = (
+    *("verdict", "message_id", "topic", "subscription", "publisher"),
+    *("broker", "first_broker", "deliveries"),
+)
+ARRIVAL = ("message_id", "subscription", "consumer", "broker", "publisher", "sequence", "after")
 
 
-def _fate_bars(rows: Rows) -> Bars:
-    return Bars(tuple(_fate_bar(row) for row in rows[:SUBSCRIPTIONS_MAX]))
+WORDS = {
+    "lost": "a confirmed message that a subscription of its topic never had. Which subscriptions "
+    "should have it says the manifest, so one that received nothing is missed too, if the manifest "
+    "names it: recorders learn of others by what they receive.",
+    "pending": "confirmed within the grace before the end, and not delivered yet: neither delivered nor "
+    "lost.",
+    "unconfirmed": "refused, unroutable or of unknown outcome. Of unknown ones this audit says what they "
+    "became: delivered or absent.",
+    "again": "owed: the delivery before it by that broker was never answered; acked without proof: its "
+    "broker was killed soon after the ack, which AMQP does not confirm; unknown: one more copy may "
+    "be stored, for the publish was sent more than once, and each comes once; unexplained: none of "
+    "these.",
+    "out of order": "a first delivery whose sequence is below one that the same consumer had already, of the "
+    "same publisher, key, broker and subscription. Messages that were sent more than once, "
+    "and redelivered ones, are not judged; nor can two of one instant be told apart.",
+}
 
 
 def _fate_bar(row: dict[str, Any]) -> Bar:
@@ -256,8 +253,7 @@ def _fate_bar(row: dict[str, Any]) -> Bar:
         Part("never published", row["orphan_deliveries"], 7),
         Part("not confirmed, and came", row["unconfirmed_delivered"], 4),
     )
-    name = f"{row['topic']}/{row['subscription']}"
-    return Bar(name, parts, f"{row['delivered']:,} of {row['expected']:,}")
+    return Bar(subscription(row), parts, f"{row['delivered']:,} of {row['expected']:,}")
 
 
 def _over_time(run: Run, found: dict[str, Any]) -> str:
@@ -277,45 +273,10 @@ def _over_time(run: Run, found: dict[str, Any]) -> str:
         for name, text in audit.TROUBLES.items()
         if any(row[name] for row in rows)
     ]
-    marks, spans = words.incidents(run)
-    ends = words.since_s(run, run.manifest.end_ns or run.manifest.start_ns)
+    ends = since_s(run, run.manifest.end_ns or run.manifest.start_ns)
     each = "second" if width == 1 else f"{width} s"
     panel = Panel(f"not as it should be, each {each}", layers, "stack", height=2.4)
-    return over_time([panel], until_s=max(ends, ats[-1] + width), marks=marks, spans=spans)
-
-
-def _subscriptions(rows: list[dict[str, Any]]) -> Table:
-    keys = (
-        "expected",
-        "delivered",
-        "lost",
-        "pending",
-        "altered",
-        "deliveries",
-        "unconfirmed_delivered",
-        "orphan_deliveries",
-    )
-    return table_of(
-        ("subscription", *[key.replace("_", " ") for key in keys]),
-        [
-            (f"{row['topic']}/{row['subscription']}", *[words.count(row[key]) for key in keys])
-            for row in rows
-        ],
-    )
-
-
-def _suspects(rows: list[dict[str, Any]]) -> Table:
-    keys = ("verdict", "message_id", "topic", "subscription", "publisher", "broker", "deliveries")
-    cells = [
-        tuple(str(words.NONE if row[key] is None else row[key]) for key in keys) for row in rows
-    ]
-    return table_of([key.replace("_", " ") for key in keys], cells, left=6, shown_max=SUSPECTS_MAX)
-
-
-def _late(rows: list[dict[str, Any]]) -> Table:
-    keys = ("message_id", "subscription", "consumer", "broker", "publisher", "sequence", "after")
-    cells = [tuple(str(row[key]) for key in keys) for row in rows]
-    return table_of([key.replace("_", " ") for key in keys], cells, left=5, shown_max=SUSPECTS_MAX)
+    return over_time([panel], until_s=max(ends, ats[-1] + width), **marks_and_spans(run))
 
 
 command = job_command(

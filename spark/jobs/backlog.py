@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,36 @@ if __package__ in (None, ""):
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from reports.charts import Panel, Series, over_time
+from reports.page import Figure, Page, section_of
+from reports.text import NONE, Columns, cell, milliseconds
 from spark.command import Answer, exit_code, job_command
 from spark.measures import backlog, throughput
 from spark.measures.faults import Fault
 from spark.measures.run import Run
-from spark.page import words
-from spark.page.charts import Panel, Series, over_time
-from spark.page.drawing import milliseconds
-from spark.page.page import Figure, Page, Section, table_of
+from spark.pages import (
+    collected,
+    marks_and_spans,
+    page_of,
+    series_by,
+    since_s,
+    subscription,
+    window_for,
+)
 
 __all__ = ["command", "measure"]
 
 TABLE = "backlog"
 SECOND_NS = 1_000_000_000
+WORDS = {
+    "waiting": "confirmed and not yet received for the first time, at the end of each second; of what was "
+    "recorded only.",
+    "oldest": "the longest that any message had waited in a second.",
+    "as brokers said": "samples of their own counts, if somebody took them: ready messages, whoever "
+    "published them.",
+    "empty after": "from the second of the most to the first one that ended with nothing; a dash: not "
+    "emptied.",
+}
 
 
 def measure(run: Run) -> Answer:
@@ -44,41 +61,44 @@ def measure(run: Run) -> Answer:
     first, last = ((at_ns - start_ns) // SECOND_NS for at_ns in (run.start_ns, end_ns - 1))
     own = backlog.together(*rows).filter(F.col("second").between(first, max(first, last)))
     depths = run.keep(TABLE, own.withColumn("date", _day(run)))
-    never = {_queue(row): row["never"] for row in words.collected(backlog.left(waits, end_ns))}
+    never = {_queue(row): row["never"] for row in collected(backlog.left(waits, end_ns))}
     drains = [
-        row | {"never": never.get(_queue(row), 0)}
-        for row in words.collected(backlog.drains(depths))
+        row | {"never": never.get(_queue(row), 0)} for row in collected(backlog.drains(depths))
     ]
     for row in drains:
         # The queue was empty for a while, and is not now.
         row["empty_second"] = None if row["never"] else row["empty_second"]
     waits.unpersist()
-    width = words.window_for(words.since_s(run, end_ns))
-    windows = depths.groupBy(
-        "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
-    ).agg(
-        F.max("depth").alias("depth"),
-        F.max_by("depth", "second").alias("left"),
-        F.max("age_ms").alias("age_ms"),
-        F.max_by("oldest_ms", "second").alias("oldest_ms"),
-        F.max("second").alias("second"),
-    )
+    width = window_for(since_s(run, end_ns))
     samples = backlog.sampled(run.events("sampled"), start_ns)
-    told = samples.groupBy(
-        "broker", "topic", "subscription", throughput.whole("second", width).alias("at")
-    ).agg(
-        F.max("ready").alias("ready"),
-        F.max_by("ready", "second").alias("left"),
-        F.max("unacked").alias("unacked"),
-    )
     found: dict[str, Any] = {
         "drains": sorted(drains, key=lambda row: -row["peak"]),
-        "timeline": words.collected(windows),
-        "sampled": words.collected(told),
+        "timeline": _windows(
+            depths,
+            width,
+            F.max("depth").alias("depth"),
+            F.max_by("depth", "second").alias("left"),
+            F.max("age_ms").alias("age_ms"),
+            F.max_by("oldest_ms", "second").alias("oldest_ms"),
+            F.max("second").alias("second"),
+        ),
+        "sampled": _windows(
+            samples,
+            width,
+            F.max("ready").alias("ready"),
+            F.max_by("ready", "second").alias("left"),
+            F.max("unacked").alias("unacked"),
+        ),
         "window_s": width,
-        "end_s": words.since_s(run, end_ns),
+        "end_s": since_s(run, end_ns),
     }
     return Answer(found, _page(run, found))
+
+
+def _windows(rows: DataFrame, width: int, *found: Column) -> list[dict[str, Any]]:
+    """Return DIMS, at (the first second of a window), and what was found in the window."""
+    at = throughput.whole("second", width).alias("at")
+    return collected(rows.groupBy(*backlog.DIMS, at).agg(*found))
 
 
 def _end_ns(run: Run, waits: DataFrame) -> int:
@@ -103,97 +123,61 @@ def _queue(row: dict[str, Any]) -> tuple[str, ...]:
 def _page(run: Run, found: dict[str, Any]) -> Page:
     drains = found["drains"]
     left = [row for row in drains if row["never"]]
-    worst = max(drains, key=lambda row: row["peak"], default=None)
-    oldest = max((row["age_ms"] for row in drains), default=0.0)
-    marks, spans = words.incidents(run)
-    panels = [
-        Panel("messages waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
-        Panel("wait of the oldest", _oldest(found), "step", "ms", height=2.2),
-    ]
-    if found["sampled"]:
-        panels.append(
-            Panel("messages ready, as brokers said", _summed(found["sampled"], "ready"), "line")
-        )
-    return Page(
-        job="backlog",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
+    nothing: dict[str, Any] = {"peak": None, "broker": ""}
+    worst = max(drains, key=lambda row: row["peak"], default=nothing)
+    oldest = milliseconds(max((row["age_ms"] for row in drains), default=0.0))
+    chart = over_time(_panels(found), until_s=found["end_s"], **marks_and_spans(run))
+    return page_of(
+        run,
+        "backlog",
         verdict="Everything was taken out."
         if not left
         else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
         faults=tuple(
             Fault(
                 "backlog",
-                f"{row['broker']}, {row['topic']}/{row['subscription']}: not empty at the end: "
+                f"{row['broker']}, {subscription(row)}: not empty at the end: "
                 f"{row['never']:,} were never taken out",
             )
             for row in left
         ),
-        comment=f"The oldest message waited {milliseconds(oldest)}."
-        if drains
-        else "Nothing waited.",
+        comment=f"The oldest message waited {oldest}." if drains else "Nothing waited.",
         figures=(
-            Figure(
-                words.count(worst["peak"]) if worst else words.NONE,
-                "most at once",
-                worst["broker"] if worst else "",
-            ),
-            Figure(milliseconds(oldest), "longest wait"),
-            Figure(words.count(len(left)), "queues not emptied", f"of {len(drains)}"),
+            Figure(cell(worst["peak"]), "most at once", worst["broker"]),
+            Figure(oldest, "longest wait"),
+            Figure(cell(len(left)), "queues not emptied", f"of {len(drains)}"),
         ),
-        sections=(
-            Section(
-                title="Over time",
-                chart=over_time(panels, until_s=found["end_s"], marks=marks, spans=spans),
-                tables=(
-                    table_of(
-                        (
-                            "broker",
-                            "subscription",
-                            "most at once",
-                            "at",
-                            "empty after",
-                            "longest wait",
-                        ),
-                        [
-                            (
-                                row["broker"],
-                                f"{row['topic']}/{row['subscription']}",
-                                words.count(row["peak"]),
-                                f"{row['peak_second']:,} s",
-                                words.NONE
-                                if row["empty_second"] is None
-                                else f"{row['empty_second'] - row['peak_second']:,} s",
-                                milliseconds(row["age_ms"]),
-                            )
-                            for row in drains
-                        ],
-                        left=2,
-                    ),
-                ),
-            ),
-        ),
-        words=(
-            (
-                "waiting",
-                "confirmed and not yet received for the first time, at the end of each second; "
-                "of what was recorded only.",
-            ),
-            ("oldest", "the longest that any message had waited in a second."),
-            (
-                "as brokers said",
-                "samples of their own counts, if somebody took them: ready messages, whoever "
-                "published them.",
-            ),
-            (
-                "empty after",
-                "from the second of the most to the first one that ended with nothing; a dash: "
-                "not emptied.",
-            ),
-            words.input_words(run),
-        ),
+        sections=(section_of("Over time", drains, DRAINS, left=2, chart=chart),),
+        words=WORDS,
         tables=TABLE,
     )
+
+
+def _emptied(row: Mapping[str, Any]) -> str:
+    if row["empty_second"] is None:
+        return NONE
+    return f"{row['empty_second'] - row['peak_second']:,} s"
+
+
+DRAINS: Columns = {
+    "broker": "broker",
+    "subscription": subscription,
+    "most at once": "peak",
+    "at": lambda row: f"{row['peak_second']:,} s",
+    "empty after": _emptied,
+    "longest wait": lambda row: milliseconds(row["age_ms"]),
+}
+
+
+def _panels(found: dict[str, Any]) -> list[Panel]:
+    panels = [
+        Panel("messages waiting", _summed(found["timeline"], "depth"), "step", height=2.6),
+        Panel("wait of the oldest", _oldest(found), "step", "ms", height=2.2),
+    ]
+    if found["sampled"]:
+        ready = _summed(found["sampled"], "ready")
+        panels.append(Panel("messages ready, as brokers said", ready, "line"))
+    return panels
 
 
 def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
@@ -201,14 +185,14 @@ def _summed(rows: list[dict[str, Any]], key: str) -> list[Series]:
     ats = sorted({row["at"] for row in rows})
     queues: dict[tuple[str, ...], dict[int, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        queues[row["broker"], row["topic"], row["subscription"]][row["at"]] = row
+        queues[_queue(row)][row["at"]] = row
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for (broker, *_), own in queues.items():
         held = 0.0
         for at in ats:
             sums[broker, at] += own[at][key] if at in own else held
             held = own[at]["left"] if at in own else held
-    return _series(sums, sum)
+    return series_by(sums, missing=math.nan)
 
 
 def _oldest(found: dict[str, Any]) -> list[Series]:
@@ -232,19 +216,7 @@ def _oldest(found: dict[str, Any]) -> list[Series]:
                 age_ms = before["oldest_ms"] + (until_s - before["second"] - 1) * 1000
             if age_ms > 0:
                 largest[broker, at] = max(largest.get((broker, at), 0.0), age_ms)
-    return _series(largest, max, width=width)
-
-
-def _series(
-    found: dict[tuple[str, int], float],
-    together: Callable[[Iterable[float]], float],
-    *,
-    width: int = 0,
-) -> list[Series]:
-    rows = [{"name": name, "at": at, "value": value} for (name, at), value in found.items()]
-    return words.series_by(
-        rows, "name", "at", "value", width=width, missing=math.nan, together=together
-    )
+    return series_by(largest, width=width, missing=math.nan, together=max)
 
 
 command = job_command(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
-from pyspark.sql import DataFrame
 
 from messagebus.events import FAULTS
+from reports.charts import DASHED, Series, percentiles
+from reports.page import Figure, Page, Section
+from reports.svg import COLOURS
+from reports.text import NONE, Table
 from spark.command import (
     HELP,
     Answer,
@@ -31,23 +35,21 @@ from spark.command import (
     write,
 )
 from spark.jobs import audit
-from spark.jobs.latency import below
 from spark.lake.ingest import Ingested, ingested
 from spark.lake.tables import Lake
-from spark.measures import hdr, latency, throughput
-from spark.measures.compare import Row, compared, numbers, worse
-from spark.measures.faults import Fault, bad_faults, counted, of_publishes, said
-from spark.measures.latency import CONFIRM, END_TO_END, MEASURE_NAMES
+from spark.measures import hdr, latency
+from spark.measures.faults import bad_faults, counted, of_publishes, said
+from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
-from spark.page import words
-from spark.page.charts import DASHED, Series, percentiles
-from spark.page.drawing import COLOURS
-from spark.page.page import Figure, Page, Section, table_of
-from spark.page.pipeline import BIN_WINDOW_S, CURVE
+from spark.pages import collected
 
-__all__ = ["command"]
+__all__ = ["Row", "command", "compared", "numbers", "worse"]
 
 NS_PER_MS = 1_000_000
+PERCENTILES = (50, 99, 99.9, 100)
+CONFIRMED, RATE = "messages confirmed", "confirmed per second"
+# Numbers that are better when larger; all others are better when smaller.
+MORE_IS_BETTER = (RATE, CONFIRMED)
 
 
 @click.command(
@@ -103,16 +105,14 @@ def _source(lake: Lake, named: str) -> tuple[Ingested, str | None]:
 
 
 def _measured(run: Run) -> dict[str, Any]:
-    published, fates = run.events("published"), run.fates()
-    start_ns = run.manifest.start_ns
-    run.keep("throughput", throughput.per_second(published, run.events("delivered"), start_ns))
-    samples = latency.samples(published, fates)
-    bins = run.keep("latency_bins", _bins(samples, start_ns))
-    curves = words.collected(hdr.percentiles(bins, ["measure"], CURVE))
+    published = run.events("published")
+    samples = latency.samples(published, run.fates())
+    curves = collected(hdr.percentiles(latency.bins(run, samples), ["measure"], CURVE))
     faults: Counter[str] = Counter()
-    for fault in (*_counted(run), *of_publishes(run), *bad_faults(run.ingested, 0)):
+    audited = counted(audit.measure(run).found["counts"])
+    for fault in (*audited, *of_publishes(run), *bad_faults(run.ingested, 0)):
         faults[fault.name] += fault.found
-    clocks = below(run, samples)
+    clocks = latency.clock_counts(run, samples)
     faults["clocks"] += sum(row["backwards"] for row in clocks.values())
     errors = {measure: row["error_ns"] for measure, row in clocks.items()}
     found = numbers(
@@ -131,45 +131,19 @@ def _measured(run: Run) -> dict[str, Any]:
     }
 
 
-def _counted(run: Run) -> list[Fault]:
-    """Return the faults of the audit, each by its name."""
-    return counted(audit.measure(run).found["counts"])
-
-
-def _bins(samples: DataFrame, start_ns: int) -> DataFrame:
-    windows = samples.withColumn("window", throughput.window("at_ns", start_ns, BIN_WINDOW_S))
-    dims = ["date", "measure", "broker", "subscription", "window"]
-    return hdr.bins(windows, dims, "value_ns")
-
-
 def _page(
     names: list[str], rows: list[Row], measured: list[dict[str, Any]], faults: list[str]
 ) -> Page:
     # Where one of them has handed-over times only, they are not compared as intended times.
     words_of = latency.names(*[each["manifest"] for each in measured])
-    table = table_of(
-        ("", *names, "second / first"),
-        [
-            (
-                _name(row, words_of),
-                *[_value(row, value) for value in (row.a, row.b)],
-                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-            )
-            for row in rows
-        ],
-    )
     return Page(
-        job="compare",
+        kind="compare",
         title=f"{names[1]} against {names[0]}",
-        meta="the first is what it is compared with",
+        meta=("the first is what it is compared with",),
         verdict="The second is worse." if faults else "The second is not worse.",
         faults=tuple(_worded(fault, words_of) for fault in faults),
         figures=tuple(
-            Figure(
-                words.NONE if row.ratio is None else f"{row.ratio:.2f}",
-                _name(row, words_of),
-                "second / first",
-            )
+            Figure(_ratio(row), _name(row, words_of), "second / first")
             for row in rows
             if row.name in ("confirmed per second", f"{CONFIRM} p99", f"{END_TO_END} p99")
         ),
@@ -179,17 +153,37 @@ def _page(
                 note="Full lines: the first; dashed: the second.",
                 chart=percentiles(_curves(names, measured)),
             ),
-            Section(title="Numbers", tables=(table,)),
-        ),
-        words=(
-            (
-                "second / first",
-                "of one run each: how much of it is chance, it does not say. python -m bench "
-                "compare repeats, and does.",
+            Section(
+                title="Numbers",
+                tables=(
+                    Table(
+                        ("", *names, "second / first"),
+                        tuple(
+                            (
+                                _name(row, words_of),
+                                _value(row, row.a),
+                                _value(row, row.b),
+                                _ratio(row),
+                            )
+                            for row in rows
+                        ),
+                    ),
+                ),
             ),
         ),
-        tables="throughput, latency_bins, fates",
+        words=WORDS,
+        footer="Numbers: compare.json beside this page. Rows: latency_bins, fates (Parquet).",
     )
+
+
+WORDS = {
+    "second / first": "of one run each: how much of it is chance, it does not say. python -m bench compare "
+    "repeats, and does.",
+}
+
+
+def _ratio(row: Row) -> str:
+    return NONE if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def _name(row: Row, words_of: dict[str, str]) -> str:
@@ -206,7 +200,7 @@ def _worded(text: str, words_of: dict[str, str]) -> str:
 
 def _value(row: Row, value: float | None) -> str:
     if value is None:
-        return words.NONE
+        return NONE
     return f"{value:,.2f} ms" if row.unit == "ms" else f"{value:,.0f}{row.unit}"
 
 
@@ -221,6 +215,89 @@ def _curves(names: list[str], measured: list[dict[str, Any]]) -> list[Series]:
                 label = f"{name}, {MEASURE_NAMES[measure].split(':')[0]}"
                 drawn.append(Series(label, kept, values, COLOURS[number], dashes))
     return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of both.
+
+    a, b: values of the first and the second; None where it has none. unit: "" for counts.
+    """
+
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The quotient b / a."""
+        return self.b / self.a if self.a and self.b is not None else None
+
+
+def numbers(
+    found: Iterable[Mapping[str, Any]],
+    *,
+    confirmed: int,
+    span_s: float,
+    faults: Mapping[str, int],
+    errors: Mapping[str, int],
+) -> list[dict[str, Any]]:
+    """Return name, unit, value of one run.
+
+    found: rows of `hdr.percentiles` by measure. span_s: length of the run: a stall is in its rate.
+    faults: name in `events.FAULTS` -> count. errors: measure -> difference of clocks, ns.
+    A percentile without enough samples has no value.
+    """
+    rows = [_number(CONFIRMED, "", confirmed), _number(RATE, "/s", confirmed / span_s)]
+    for row in sorted(found, key=lambda row: str(row["measure"])):
+        for each in PERCENTILES:
+            value_ns = hdr.shown(row, each, errors.get(row["measure"], 0))
+            value = None if value_ns is None else value_ns / NS_PER_MS
+            rows.append(_number(f"{row['measure']} p{each:g}", "ms", value))
+    return rows + [_number(name, "", faults.get(name, 0)) for name in FAULTS]
+
+
+def compared(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Pair the rows of `numbers`, in the order of the first."""
+    of_b = {row["name"]: row["value"] for row in b}
+    units = {row["name"]: row["unit"] for row in (*a, *b)}
+    of_a = {row["name"]: row["value"] for row in a}
+    return [Row(name, unit, of_a.get(name), of_b.get(name)) for name, unit in units.items()]
+
+
+def worse(rows: Sequence[Row], worse_max: float) -> list[str]:
+    """Return the numbers of b that are worse by more than that part, in words; empty when none is."""
+    found = []
+    of_b = {_measure(row.name) for row in rows if row.b is not None}
+    for row in rows:
+        if row.name in FAULTS:
+            # Counts of faults: any more is worse, whatever the bound.
+            if (row.b or 0) > (row.a or 0):
+                found.append(f"{row.name}: {row.b:,.0f} after {row.a or 0:,.0f}")
+        elif row.name == CONFIRMED:
+            if row.b == 0:
+                found.append("the second confirmed nothing")
+        elif row.a is not None and row.b is None and _measure(row.name) not in of_b:
+            found.append(f"{row.name}: the second has none")
+        elif row.ratio is None:
+            continue
+        elif row.name in MORE_IS_BETTER and row.ratio < 1 - worse_max:
+            found.append(f"{row.name}: {1 - row.ratio:.0%} less")
+        elif (
+            row.name not in MORE_IS_BETTER and row.ratio > 1 + worse_max and "p100" not in row.name
+        ):
+            found.append(f"{row.name}: {row.ratio:.2f} times as long")
+    return found
+
+
+def _measure(name: str) -> str:
+    """Return the measure of a percentile, which may lack a value where others of its measure have one."""
+    return name.rpartition(" p")[0] or name
+
+
+def _number(name: str, unit: str, value: float | None) -> dict[str, Any]:
+    return {"name": name, "unit": unit, "value": value}
 
 
 if __name__ == "__main__":

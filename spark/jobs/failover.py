@@ -17,14 +17,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from messagebus.terminal import plural
+from reports.charts import Around, Gap, silences
+from reports.page import Figure, Page, Section, section_of
+from reports.text import Cell, milliseconds
 from spark.command import Answer, exit_code, job_command
 from spark.measures import audit, gaps
 from spark.measures.faults import Fault, counted, unconfirmed
 from spark.measures.run import Run
-from spark.page import words
-from spark.page.charts import Around, Gap, silences
-from spark.page.drawing import milliseconds
-from spark.page.page import Figure, Page, Section, Table, table_of
+from spark.pages import collected, page_of, since_s
 
 __all__ = ["command", "measure"]
 
@@ -32,6 +32,17 @@ NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 BROKER_DIMS = ["broker", "topic", "subscription"]
 # Incidents that are shown above the tables.
 FIGURES_MAX = 10
+WORDS = {
+    "gap": "time without a confirm, or without a first delivery, while something was waiting for one. "
+    "Repeats fill no gap. What was never confirmed waits until the next confirm of its publisher, or to the "
+    "end of the run; so does what was never delivered.",
+    "around": "gaps that lasted while the incident did, or began within "
+    f"{gaps.FOLLOWS_NS / NS_PER_S:g} s after it.",
+}
+GAP: dict[str, Cell] = {
+    "longest gap": lambda row: milliseconds(row["gap_ms"]),
+    "began": lambda row: f"{row['began_s']:,.1f} s",
+}
 
 
 def measure(run: Run) -> Answer:
@@ -47,21 +58,20 @@ def measure(run: Run) -> Answer:
     dims, of = ["publisher"], {"start": "waiting_ns", "end": "first_ns"}
     by_publisher = gaps.every(waiting, dims, **of, until_ns=until_ns)
     by_broker = gaps.every(received, BROKER_DIMS, **of, until_ns=until_ns)
-    whole = gaps.longest(waiting, dims, **of, until_ns=until_ns)
     found: dict[str, Any] = {
         "incidents": [
             {
                 "number": row["number"],
                 "kind": row["kind"],
                 "broker": row["at_broker"],
-                "at_s": words.since_s(run, row["from_ns"]),
+                "at_s": since_s(run, row["from_ns"]),
                 "lasted_s": (row["to_ns"] - row["from_ns"]) / NS_PER_S,
             }
-            for row in words.collected(incidents.orderBy("number"))
+            for row in collected(incidents.orderBy("number"))
         ],
         "publishers": _told(run, gaps.around(by_publisher, ["publisher"], incidents)),
         "brokers": _told(run, gaps.around(by_broker, BROKER_DIMS, incidents)),
-        "longest": _told(run, whole),
+        "longest": _told(run, gaps.longest(waiting, dims, **of, until_ns=until_ns)),
         "unconfirmed": unconfirmed(run),
         "lost": fates.filter("lost").count(),
     }
@@ -74,81 +84,53 @@ def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
         {key: value for key, value in row.items() if not key.endswith("_ns")}
         | {
             "gap_ms": row["gap_ns"] / NS_PER_MS,
-            "began_s": words.since_s(run, row["until_ns"] - row["gap_ns"]),
+            "began_s": since_s(run, row["until_ns"] - row["gap_ns"]),
         }
-        for row in words.collected(around)
+        for row in collected(around)
     ]
     return sorted(rows, key=lambda row: -row["gap_ms"])
 
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
-    longest = found["longest"][0] if found["longest"] else None
-    return Page(
-        job="failover",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
-        verdict=f"No publisher waited longer than {milliseconds(longest['gap_ms'])}"
-        f"{_without(found['unconfirmed'])}."
-        if longest
-        else "Nothing was published.",
-        faults=tuple(
-            counted({"lost": found["lost"]})
-            if longest
-            else [Fault("nothing", "nothing was published")]
-        ),
+    verdict, faults = "Nothing was published.", [Fault("nothing", "nothing was published")]
+    if found["longest"]:
+        longest = milliseconds(found["longest"][0]["gap_ms"])
+        verdict = f"No publisher waited longer than {longest}{_without(found['unconfirmed'])}."
+        faults = counted({"lost": found["lost"]})
+    return page_of(
+        run,
+        "failover",
+        verdict=verdict,
+        faults=tuple(faults),
         comment=f"{plural(len(found['incidents']), 'thing')} done to the cluster.",
         figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
-        sections=(
-            Section(
-                title="Around each of them",
-                note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
-                "nothing new, while something waited for it. Shaded: as long as it lasted."
-                + _rest(found),
-                chart=silences(_events(found)),
-            ),
-            Section(
-                title="Publishers",
-                note="The longest time without a confirm around each incident.",
-                tables=(_gaps(found, "publishers", ("publisher",)),),
-            ),
-            Section(
-                title="Brokers",
-                note="The longest time without a first delivery around each incident. For a "
-                "broker that was down its own absence is in it.",
-                tables=(_gaps(found, "brokers", ("broker", "topic", "subscription")),),
-            ),
-            Section(
-                title="Whole run",
-                tables=(
-                    table_of(
-                        ("publisher", "longest gap", "began"),
-                        [
-                            (
-                                row["publisher"],
-                                milliseconds(row["gap_ms"]),
-                                f"{row['began_s']:,.1f} s",
-                            )
-                            for row in found["longest"]
-                        ],
-                    ),
-                ),
-            ),
-        ),
-        words=(
-            (
-                "gap",
-                "time without a confirm, or without a first delivery, while something was "
-                "waiting for one. Repeats fill no gap. What was never confirmed waits until the next "
-                "confirm of its publisher, or to the end of the run; so does what was never delivered.",
-            ),
-            (
-                "around",
-                "gaps that lasted while the incident did, or began within "
-                f"{gaps.FOLLOWS_NS / NS_PER_S:g} s after it.",
-            ),
-            words.input_words(run),
-        ),
+        sections=_sections(found),
+        words=WORDS,
         tables="fates",
+    )
+
+
+def _sections(found: dict[str, Any]) -> tuple[Section, ...]:
+    return (
+        Section(
+            title="Around each of them",
+            note="Bars: who was silent from when to when. A publisher had no confirm, a broker delivered "
+            "nothing new, while something waited for it. Shaded: as long as it lasted."
+            + _rest(found),
+            chart=silences(_events(found)),
+        ),
+        _gaps(
+            found,
+            ("publisher",),
+            note="The longest time without a confirm around each incident.",
+        ),
+        _gaps(
+            found,
+            ("broker", "topic", "subscription"),
+            note="The longest time without a first delivery around each incident. For a broker that was "
+            "down its own absence is in it.",
+        ),
+        section_of("Whole run", found["longest"], {"publisher": "publisher", **GAP}),
     )
 
 
@@ -191,30 +173,28 @@ def _longest(found: dict[str, Any], number: int) -> list[Gap]:
 
 def _figure(incident: dict[str, Any], found: dict[str, Any]) -> Figure:
     own = [row for row in found["publishers"] if row["number"] == incident["number"]]
-    value = milliseconds(own[0]["gap_ms"]) if own else words.NONE
     return Figure(
-        value,
+        milliseconds(own[0]["gap_ms"] if own else None),
         f"{incident['kind']} {incident['broker']}",
         f"at {incident['at_s']:,.1f} s, worst of {plural(len(own), 'publisher')}",
     )
 
 
-def _gaps(found: dict[str, Any], key: str, dims: tuple[str, ...]) -> Table:
-    names = {one["number"]: one for one in found["incidents"]}
-    rows = sorted(found[key], key=lambda row: (row["number"], -row["gap_ms"]))
-    return table_of(
-        ("incident", "at", *dims, "longest gap", "began"),
-        [
-            (
-                f"{row['kind']} {row['at_broker']}".strip(),
-                f"{names[row['number']]['at_s']:,.1f} s",
-                *[row[dim] for dim in dims],
-                milliseconds(row["gap_ms"]),
-                f"{row['began_s']:,.1f} s",
-            )
-            for row in rows
-        ],
+def _gaps(found: dict[str, Any], dims: tuple[str, ...], *, note: str) -> Section:
+    """Make the section of the longest gaps of publishers, or of brokers, around each incident."""
+    key = f"{dims[0]}s"
+    at_s = {one["number"]: one["at_s"] for one in found["incidents"]}
+    return section_of(
+        key.capitalize(),
+        sorted(found[key], key=lambda row: (row["number"], -row["gap_ms"])),
+        {
+            "incident": lambda row: f"{row['kind']} {row['at_broker']}".strip(),
+            "at": lambda row: f"{at_s[row['number']]:,.1f} s",
+            **{dim: dim for dim in dims},
+            **GAP,
+        },
         left=2 + len(dims),
+        note=note,
     )
 
 

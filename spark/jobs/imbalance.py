@@ -6,6 +6,7 @@ spark-submit spark/jobs/imbalance.py --events DIR --out DIR
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,51 +16,64 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from messagebus.terminal import plural
-from spark.command import Answer, exit_code, job_command
-from spark.measures import throughput
-from spark.measures.faults import Fault, lost_at_least, missing_at_least
-from spark.measures.imbalance import Imbalance, hot_keys, imbalance, imbalance_of, key_loads, keys
-from spark.measures.run import Run
-from spark.measures.throughput import CONFIRMED, DELIVERED
-from spark.page import words
-from spark.page.page import (
+from reports.page import (
     BARS_MAX,
     NO_BARS,
     Bars,
     Figure,
     Page,
     Section,
-    Table,
     against_mean,
-    table_of,
+    section_of,
 )
+from reports.text import Columns, megabytes
+from spark.command import Answer, exit_code, job_command
+from spark.measures import throughput
+from spark.measures.faults import Fault, lost_at_least, missing_at_least
+from spark.measures.imbalance import (
+    OF_BROKERS,
+    OF_CONNECTIONS,
+    OF_DELIVERIES,
+    OF_KEYS,
+    OF_RATES,
+    Imbalance,
+    hot_keys,
+    imbalance,
+    imbalance_of,
+    key_loads,
+    keys,
+)  # fmt: skip
+from spark.measures.run import Run
+from spark.measures.throughput import CONFIRMED, DELIVERED
+from spark.pages import collected, page_of
 
-__all__ = ["command", "measure"]
+__all__ = ["broker_bars", "command", "measure"]
 
 HOT_MAX = 20
+WORDS = {
+    "largest / mean": "1 is even; n is all on one of n.",
+    "Gini": "0 is even; (n - 1) / n is all on one.",
+    "rate while they took any": "messages over the seconds in which the broker confirmed any: one that was "
+    "added late, or was down, is judged for its own time. It forgives a broker that took little.",
+}
 
 
 def measure(run: Run) -> Answer:
-    published = run.events("published")
-    seconds = run.keep(
-        "throughput",
-        throughput.per_second(published, run.events("delivered"), run.manifest.start_ns),
-    )
-    brokers = words.collected(throughput.totals(seconds, ["broker"]))
-    connections = words.collected(throughput.totals(seconds, ["publisher", "broker"]))
-    keyed = keys(published)
-    loads = [(row["messages"], row["keys"]) for row in words.collected(key_loads(keyed))]
+    brokers = collected(throughput.totals(run.seconds, ["broker"]))
+    connections = collected(throughput.totals(run.seconds, ["publisher", "broker"]))
+    keyed = keys(run.events("published"))
+    loads = [(row["messages"], row["keys"]) for row in collected(key_loads(keyed))]
     found: dict[str, Any] = {
         "brokers": brokers,
         "connections": [row for row in connections if row["kind"] == CONFIRMED],
-        "hot_keys": words.collected(hot_keys(keyed, HOT_MAX)) if loads else [],
+        "hot_keys": collected(hot_keys(keyed, HOT_MAX)) if loads else [],
         "keyed": sum(messages * count for messages, count in loads),
         "judged": {
             name: asdict(judged) if judged else None
             for name, judged in _judged(run, brokers, connections, loads).items()
         },
     }
-    found["missing_at_least"] = missing_at_least(run, seconds)
+    found["missing_at_least"] = missing_at_least(run, run.seconds)
     return Answer(found, _page(run, found))
 
 
@@ -73,17 +87,15 @@ def _judged(
     names = _brokers(run, brokers)
     confirmed = [of.get((CONFIRMED, name)) for name in names]
     return {
-        "brokers, messages confirmed": imbalance([r["messages"] if r else 0 for r in confirmed]),
-        "brokers, rate while they took any": imbalance(
-            [r["messages"] / r["active_s"] if r else 0 for r in confirmed]
-        ),
-        "brokers, deliveries": imbalance(
+        OF_BROKERS: imbalance([r["messages"] if r else 0 for r in confirmed]),
+        OF_RATES: imbalance([r["messages"] / r["active_s"] if r else 0 for r in confirmed]),
+        OF_DELIVERIES: imbalance(
             [of[DELIVERED, name]["messages"] if (DELIVERED, name) in of else 0 for name in names]
         ),
-        "connections, messages confirmed": imbalance(
+        OF_CONNECTIONS: imbalance(
             [row["messages"] for row in connections if row["kind"] == CONFIRMED]
         ),
-        "keys, messages": imbalance_of(loads),
+        OF_KEYS: imbalance_of(loads),
     }
 
 
@@ -94,31 +106,11 @@ def _brokers(run: Run, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
-    judged = {name: one for name, one in found["judged"].items() if one}
-    load = judged.get("brokers, messages confirmed")
-    figures = [
-        Figure(
-            f"{one['max_over_mean']:.2f}", f"largest / mean of {name}", f"Gini {one['gini']:.3f}"
-        )
-        for name, one in judged.items()
-    ]
-    table = table_of(
-        ("of", "count", "mean", "largest / mean", "Gini"),
-        [
-            (
-                name,
-                f"{one['count']:,}",
-                f"{one['mean']:,.1f}",
-                f"{one['max_over_mean']:.2f}",
-                f"{one['gini']:.3f}",
-            )
-            for name, one in judged.items()
-        ],
-    )
-    return Page(
-        job="imbalance",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
+    judged = [{"of": name, **one} for name, one in found["judged"].items() if one]
+    load = found["judged"][OF_BROKERS]
+    return page_of(
+        run,
+        "imbalance",
         verdict=f"Of all messages the busiest broker took {load['max_over_mean']:.2f} times the mean."
         if load
         else "Nothing was confirmed.",
@@ -126,68 +118,80 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
             *(() if load else (Fault("nothing", "nothing was confirmed"),)),
             *lost_at_least(found["missing_at_least"]),
         ),
-        figures=tuple(figures),
-        sections=(
-            Section(
-                title="Brokers",
-                note="Messages that each of them confirmed.",
-                bars=_broker_bars(run, found),
-                tables=(_loads(found["brokers"], ("kind", "broker")),),
-            ),
-            Section(title="Balance", tables=(table,)),
-            Section(
-                title="Connections",
-                note="A publisher at a broker; one that moved has several.",
-                bars=_bars(
-                    found,
-                    "connections, messages confirmed",
-                    [
-                        (f"{row['publisher']} at {row['broker']}", row["messages"])
-                        for row in found["connections"]
-                    ],
-                ),
-                tables=(_loads(found["connections"], ("publisher", "broker")),),
-            ),
-            Section(
-                title="Hot keys",
-                note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
-                f"{plural(found['keyed'], 'message')} that have one.",
-                bars=_bars(
-                    found,
-                    "keys, messages",
-                    [
-                        (f"{row['topic']} {row['key']}", row["messages"])
-                        for row in found["hot_keys"]
-                    ],
-                ),
-                tables=(_keys(found),),
-            ),
+        figures=tuple(
+            Figure(
+                f"{one['max_over_mean']:.2f}",
+                f"largest / mean of {one['of']}",
+                f"Gini {one['gini']:.3f}",
+            )
+            for one in judged
         ),
-        words=(
-            ("largest / mean", "1 is even; n is all on one of n."),
-            ("Gini", "0 is even; (n - 1) / n is all on one."),
-            (
-                "rate while they took any",
-                "messages over the seconds in which the broker confirmed any: one that was added "
-                "late, or was down, is judged for its own time. It forgives a broker that took little.",
-            ),
-            words.input_words(run),
-        ),
+        sections=_sections(run, found, judged),
+        words=WORDS,
         tables="throughput",
     )
 
 
-def _broker_bars(run: Run, found: dict[str, Any]) -> Bars:
+def _sections(run: Run, found: dict[str, Any], judged: list[dict[str, Any]]) -> tuple[Section, ...]:
+    connections = [
+        (f"{row['publisher']} at {row['broker']}", row["messages"]) for row in found["connections"]
+    ]
+    hot = [(f"{row['topic']} {row['key']}", row["messages"]) for row in found["hot_keys"]]
+    return (
+        _loads(
+            "Brokers",
+            found["brokers"],
+            ("kind", "broker"),
+            note="Messages that each of them confirmed.",
+            bars=broker_bars(run, found),
+        ),
+        section_of("Balance", judged, BALANCE),
+        _loads(
+            "Connections",
+            found["connections"],
+            ("publisher", "broker"),
+            note="A publisher at a broker; one that moved has several.",
+            bars=_bars(found, OF_CONNECTIONS, connections),
+        ),
+        section_of(
+            "Hot keys",
+            [
+                {**row, "share": f"{row['messages'] / found['keyed']:.1%}"}
+                for row in found["hot_keys"]
+                if row["messages"] > found["judged"][OF_KEYS]["mean"]
+            ],
+            {
+                **{name: name for name in ("topic", "key", "messages", "share")},
+                "MB": lambda row: megabytes(row["bytes"]),
+            },
+            left=2,
+            note=f"The {HOT_MAX} keys with the most messages, if more than the mean, of "
+            f"{plural(found['keyed'], 'message')} that have one.",
+            bars=_bars(found, OF_KEYS, hot),
+        ),
+    )
+
+
+BALANCE: Columns = {
+    "of": "of",
+    "count": "count",
+    "mean": lambda row: f"{row['mean']:,.1f}",
+    "largest / mean": lambda row: f"{row['max_over_mean']:.2f}",
+    "Gini": lambda row: f"{row['gini']:.3f}",
+}
+
+
+def broker_bars(run: Run, found: Mapping[str, Any]) -> Bars:
     """Draw the loads of all brokers of the run, in their order."""
     loads = {row["broker"]: row["messages"] for row in found["brokers"] if row["kind"] == CONFIRMED}
     named = [(broker, loads.get(broker, 0)) for broker in _brokers(run, found["brokers"])]
     if len(named) > BARS_MAX:
         named.sort(key=lambda load: -load[1])
-    return _bars(found, "brokers, messages confirmed", named, is_sorted=True)
+    return _bars(found, OF_BROKERS, named, is_sorted=True)
 
 
 def _bars(
-    found: dict[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
+    found: Mapping[str, Any], of: str, loads: list[tuple[str, int]], *, is_sorted: bool = False
 ) -> Bars:
     judged = found["judged"][of]
     if not judged:
@@ -199,38 +203,18 @@ def _bars(
     )
 
 
-def _loads(rows: list[dict[str, Any]], dims: tuple[str, ...]) -> Table:
-    ordered = sorted(rows, key=lambda row: (row["kind"], -row["messages"]))
-    return table_of(
-        (*dims, "messages", "MB", "best second"),
-        [
-            (
-                *[row[dim] for dim in dims],
-                words.count(row["messages"]),
-                f"{row['bytes'] / 1e6:,.1f}",
-                f"{row['peak_per_s']:,}/s",
-            )
-            for row in ordered
-        ],
+def _loads(title: str, rows: list[dict[str, Any]], dims: tuple[str, ...], **more: Any) -> Section:
+    return section_of(
+        title,
+        sorted(rows, key=lambda row: (row["kind"], -row["messages"])),
+        {
+            **{dim: dim for dim in dims},
+            "messages": "messages",
+            "MB": lambda row: megabytes(row["bytes"]),
+            "best second": lambda row: f"{row['peak_per_s']:,}/s",
+        },
         left=len(dims),
-    )
-
-
-def _keys(found: dict[str, Any]) -> Table:
-    return table_of(
-        ("topic", "key", "messages", "share", "MB"),
-        [
-            (
-                row["topic"],
-                row["key"],
-                words.count(row["messages"]),
-                f"{row['messages'] / found['keyed']:.1%}",
-                f"{row['bytes'] / 1e6:,.1f}",
-            )
-            for row in found["hot_keys"]
-            if row["messages"] > found["judged"]["keys, messages"]["mean"]
-        ],
-        left=2,
+        **more,
     )
 
 

@@ -16,6 +16,8 @@ if __package__ in (None, ""):
 import click
 
 from messagebus.terminal import plural
+from reports.page import Figure, Page, Section, section_of
+from reports.text import cell, megabytes
 from spark.command import (
     HELP,
     Answer,
@@ -31,7 +33,7 @@ from spark.lake.ingest import Ingested, Plan, ingest, plan
 from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.faults import Fault, bad_faults, said
-from spark.page.page import Figure, Page, Section, Table, table_of
+from spark.pages import bad_lines
 
 __all__ = ["command"]
 
@@ -102,82 +104,58 @@ def _as_json(found: list[Ingested]) -> dict[str, Any]:
     }
 
 
+WORDS = {
+    "good": "has every column, typed, of this run, and a topic and subscription of the manifest.",
+    "bad": "any other line but the clock anchor. Its start and its reason are in the table quarantine; it is "
+    "in no number of any report.",
+    "read now": "a file whose content changed since it was last read, in place of what it had given. A file "
+    "that is gone keeps its rows.",
+}
+
+
 def _page(found: list[Ingested], lake: Lake) -> Page:
     good = sum(int(file["good"]) for one in found for file in one.files.values())
     bad, read = sum(one.bad for one in found), sum(len(one.read) for one in found)
     return Page(
-        job="ingest",
+        kind="ingest",
         title=", ".join(one.manifest.run_id for one in found) or "nothing",
-        meta=f"{plural(len(found), 'run')}, {plural(sum(len(one.files) for one in found), 'file')}",
+        meta=(
+            f"{plural(len(found), 'run')}, {plural(sum(len(one.files) for one in found), 'file')}",
+        ),
         verdict=f"{plural(good, 'good row')} and {plural(bad, 'bad line')} are in the lake.",
         comment=f"{plural(read, 'file')} read now; the others were as they had been.",
         figures=(
-            Figure(f"{good:,}", "good rows"),
-            Figure(f"{bad:,}", "bad lines", "in quarantine"),
-            Figure(f"{read:,}", "files read now"),
-            Figure(f"{sum(len(one.skipped) for one in found):,}", "files not read"),
+            Figure(cell(good), "good rows"),
+            Figure(cell(bad), "bad lines", "in quarantine"),
+            Figure(cell(read), "files read now"),
+            Figure(cell(sum(len(one.skipped) for one in found)), "files not read"),
         ),
-        sections=(
-            Section(title="Files", tables=(_files(found),)),
-            Section(title="Bad lines", tables=(_bad(found),)),
-            Section(title="Not read", tables=(_skipped(found),)),
-        ),
-        words=(
-            (
-                "good",
-                "has every column, typed, of this run, and a topic and subscription of the "
-                "manifest.",
-            ),
-            (
-                "bad",
-                "any other line but the clock anchor. Its start and its reason are in the table "
-                "quarantine; it is in no number of any report.",
-            ),
-            (
-                "read now",
-                "a file whose content changed since it was last read, in place of what it had "
-                "given. A file that is gone keeps its rows.",
-            ),
-        ),
-        tables=str(lake.root),
+        sections=_sections(found),
+        words=WORDS,
+        footer=f"Numbers: ingest.json beside this page. Rows: {lake.root} (Parquet).",
     )
 
 
-def _files(found: list[Ingested]) -> Table:
-    return table_of(
-        ("run", "file", "good", "bad", "MB", "now"),
-        [
-            (
-                one.manifest.run_id,
-                source,
-                f"{file['good']:,}",
-                f"{sum(file['bad'].values()):,}",
-                f"{file['bytes'] / 1e6:,.1f}",
-                "read" if source in one.read else "as before",
-            )
-            for one in found
-            for source, file in sorted(one.files.items())
-        ],
-        left=2,
+def _sections(found: list[Ingested]) -> tuple[Section, ...]:
+    files = [
+        {
+            "run": one.manifest.run_id,
+            "file": source,
+            "good": file["good"],
+            "bad": sum(file["bad"].values()),
+            "MB": megabytes(file["bytes"]),
+            "now": "read" if source in one.read else "as before",
+        }
+        for one in found
+        for source, file in sorted(one.files.items())
+    ]
+    bad = [row for one in found for row in bad_lines(one)]
+    skipped = [{"file": name, "why": why} for one in found for name, why in one.skipped]
+    return (
+        section_of("Files", files, ("run", "file", "good", "bad", "MB", "now"), left=2),
+        section_of("Bad lines", bad, ("file", "why", "for example", "lines"), left=3),
+        section_of("Not read", skipped, ("file", "why"), left=2),
     )
-
-
-def _bad(found: list[Ingested]) -> Table:
-    return table_of(
-        ("file", "why", "for example", "lines"),
-        [
-            (source, why, file["examples"][why], f"{lines:,}")
-            for one in found
-            for source, file in sorted(one.files.items())
-            for why, lines in sorted(file["bad"].items())
-        ],
-        left=3,
-    )
-
-
-def _skipped(found: list[Ingested]) -> Table:
-    rows = [(name, why) for one in found for name, why in one.skipped]
-    return table_of(("file", "why"), rows, left=2)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +18,69 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from reports.charts import DASHED, DOTTED, Panel, Series, over_time, percentiles
+from reports.page import Figure, Page, Section, section_of
+from reports.svg import ALARM, COLOURS
+from reports.text import cell, milliseconds
 from spark.command import Answer, exit_code, job_command
 from spark.measures import hdr, latency, throughput
 from spark.measures.faults import Fault, clocks, counted, unconfirmed
 from spark.measures.latency import (
+    BIN_WINDOW_S,
     CONFIRM,
+    CURVE,
     END_TO_END,
     MEASURES,
-    ONE_CLOCK,
     RECEIVED_SENT,
     SENT,
     WHOLE,
 )
 from spark.measures.run import Run
-from spark.page import words
-from spark.page.charts import DASHED, Panel, Series, over_time, percentiles
-from spark.page.drawing import ALARM, COLOURS, milliseconds
-from spark.page.page import Figure, Page, Section, table_of
-from spark.page.pipeline import BIN_WINDOW_S, CURVE
+from spark.pages import collected, marks_and_spans, page_of, since_s
 
-__all__ = ["below", "command", "measure"]
+__all__ = ["command", "lines", "measure", "timeline"]
 
-TABLE = "latency_bins"
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
+TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
 NS_PER_MS = 1_000_000
+WORDS = {
+    "have none": "what was published and never confirmed has no latency, and is in no percentile: it "
+    "would be beyond all of them.",
+    "percentiles": "of exact counts per HdrHistogram bin (3 digits), equal to those of a histogram that was "
+    "fed each value. One that fewer than one sample lies beyond is not shown.",
+    "histograms": "of the whole run, as HdrHistogram writes them down, are in latency.json.",
+}
+CORRECTED = {
+    "corrected": "counts from the intended time, which was known beforehand: a stall shows in every message "
+    "that it held up.",
+    "uncorrected": "counts from the sending: what a sender waited before is forgiven. Where the two part, "
+    "the sender was held back.",
+}
+UNCORRECTED = {
+    "uncorrected": "no intended times were recorded: a message counts from when the application handed it "
+    "over, or from the sending. What a stall kept the application from handing over shows nowhere.",
+}
 
 
 def measure(run: Run) -> Answer:
     published, fates = run.events("published"), run.fates()
     samples = latency.samples(published, fates)
-    windows = samples.withColumn(
-        "window", throughput.window("at_ns", run.manifest.start_ns, BIN_WINDOW_S)
-    )
-    dims = ["date", "measure", "broker", "subscription", "window"]
-    bins = run.keep(TABLE, hdr.bins(windows, dims, "value_ns"))
-    scoped = latency.scoped(bins)
-    without = published.filter(F.col("outcome") != "confirmed").groupBy(
-        throughput.window("intended_ns", run.manifest.start_ns, BIN_WINDOW_S).alias("window")
-    )
-    [never] = words.collected(
+    bins = latency.bins(run, samples)
+    window = throughput.window("intended_ns", run.manifest.start_ns, BIN_WINDOW_S).alias("window")
+    without = published.filter(F.col("outcome") != "confirmed").groupBy(window)
+    [never] = collected(
         fates.agg(
             F.count_if(F.col("expected") & (F.col("deliveries") == 0)).alias("never"),
             F.count_if("lost").alias("lost"),
         )
     )
+    scopes = ["measure", "scope", "name"]
     found: dict[str, Any] = {
-        "percentiles": words.collected(
-            hdr.percentiles(scoped, ["measure", "scope", "name"], CURVE)
-        ),
-        "timeline": words.collected(hdr.percentiles(bins, ["measure", "window"], (50, 99, 100))),
-        "clocks": below(run, samples),
+        "percentiles": collected(hdr.percentiles(latency.scoped(bins), scopes, CURVE)),
+        "timeline": timeline(bins),
+        "clocks": latency.clock_counts(run, samples),
         "unconfirmed": unconfirmed(run),
-        "without": words.collected(without.count().orderBy("window")),
+        "without": collected(without.count().orderBy("window")),
         "never_delivered": never["never"],
         "lost": never["lost"],
         "histograms": _histograms(bins),
@@ -85,31 +97,14 @@ def measure(run: Run) -> Answer:
     return Answer(found, _page(run, found))
 
 
-def below(run: Run, samples: DataFrame) -> dict[str, dict[str, int]]:
-    """Return measure -> counts of `latency.below`, and hidden: 0.
-
-    Across clocks error_ns is at least the doubt about these.
-    """
-    asked = {
-        f"{measure} {name}": value
-        for measure in MEASURES
-        for name, value in latency.below(measure).items()
-    }
-    row = samples.agg(*[value.alias(name) for name, value in asked.items()]).collect()[0]
-    found: dict[str, dict[str, int]] = {
-        measure: {name: row[f"{measure} {name}"] for name in ("below", "backwards", "error_ns")}
-        | {"hidden": 0}
-        for measure in MEASURES
-    }
-    for measure in set(MEASURES) - set(ONE_CLOCK):
-        error_ns = max(found[measure]["error_ns"], run.ingested.clock_doubt_ns)
-        found[measure]["error_ns"] = error_ns
-    return found
+def timeline(bins: DataFrame) -> list[dict[str, Any]]:
+    """Return measure, window, total, and the percentiles of `TIMELINE`. bins: with measure and window."""
+    return collected(hdr.percentiles(bins, ["measure", "window"], (*TIMELINE,)))
 
 
 def _histograms(bins: DataFrame) -> dict[str, str]:
     """Return measure -> histogram of the whole run, as HdrHistogram encodes it."""
-    whole = words.collected(bins.groupBy("measure", "bin").agg(F.sum("n").alias("n")))
+    whole = collected(bins.groupBy("measure", "bin").agg(F.sum("n").alias("n")))
     return {
         measure: hdr.histogram((row["bin"], row["n"]) for row in whole if row["measure"] == measure)
         .encode()
@@ -122,125 +117,93 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     whole = {row["measure"]: row for row in found["percentiles"] if row["scope"] == WHOLE}
     names, errors = latency.names(run.manifest), _errors(found)
     faults = [*clocks(names, found["clocks"], run.ingested), *counted({"lost": found["lost"]})]
-    if CONFIRM not in whole:
+    verdict, none = "Nothing was confirmed.", _without(found)
+    if CONFIRM in whole:
+        p99 = _shown(whole[CONFIRM], 99.0, 0)
+        verdict = f"p99 of {p99} until the confirm" + (f"; {none}." if none else ".")
+    else:
         faults.append(Fault("nothing", "nothing was confirmed"))
-    confirmed = whole[CONFIRM]["total"] if CONFIRM in whole else 0
-    without = sum(found["unconfirmed"].values())
-    none = f"{without:,} of {confirmed + without:,} publishes have none" if without else ""
+    never = f"{cell(found['never_delivered'])} never delivered" if found["never_delivered"] else ""
     figures = [
         Figure(
             _shown(whole[name], 99.0, errors[name]),
             f"p99, {names[name]}",
-            "; ".join(
-                part
-                for part in (
-                    _others(whole[name], errors[name]),
-                    none if name in (CONFIRM, SENT) else _never(found),
-                )
-                if part
-            ),
+            "; ".join(filter(None, (_others(whole[name], errors[name]), missing))),
         )
-        for name in MEASURES
+        for name, missing in zip(MEASURES, (none, none, never, never), strict=True)
         if name in whole
     ]
-    rows = sorted(
-        found["percentiles"],
-        key=lambda row: (MEASURES.index(row["measure"]), row["scope"] != WHOLE, row["name"]),
-    )
-    table = table_of(
-        ("measure", "of", "samples", *[f"p{each:g}" if each < 100 else "max" for each in SHOWN]),
-        [
-            (
-                names[row["measure"]],
-                row["name"] or "all",
-                words.count(row["total"]),
-                *[_shown(row, each, errors[row["measure"]]) for each in SHOWN],
-            )
-            for row in rows
-        ],
-        left=2,
-    )
-    return Page(
-        job="latency",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
-        verdict=f"p99 of {_shown(whole[CONFIRM], 99.0, 0)} until the confirm"
-        + (f"; {none}." if none else ".")
-        if CONFIRM in whole
-        else "Nothing was confirmed.",
+    return page_of(
+        run,
+        "latency",
+        verdict=verdict,
         faults=tuple(faults),
         figures=tuple(figures),
-        sections=(
-            Section(
-                title="By percentile",
-                note="Full lines count from the time at which a message was "
-                + ("meant to be sent" if run.manifest.is_corrected else "handed over")
-                + ", dashed ones from when it was sent.",
-                chart=percentiles(_curves(whole, names, errors)),
-                tables=(table,),
-            ),
-            Section(
-                title="Over time",
-                note="Where there is no line there was no sample, or too few of them.",
-                chart=_over_time(run, found, names, errors),
-            ),
-        ),
-        words=(
-            *(CORRECTED if run.manifest.is_corrected else UNCORRECTED),
-            (
-                "have none",
-                "what was published and never confirmed has no latency, and is in no percentile: it "
-                "would be beyond all of them.",
-            ),
-            (
-                "percentiles",
-                "of exact counts per HdrHistogram bin (3 digits), equal to those of a histogram "
-                "that was fed each value. One that fewer than one sample lies beyond is not "
-                "shown.",
-            ),
-            (
-                "histograms",
-                "of the whole run, as HdrHistogram writes them down, are in latency.json.",
-            ),
-            ("below zero", _told_below(found["below_zero"], names)),
-            words.input_words(run),
-        ),
-        tables=TABLE,
+        sections=_sections(run, found),
+        words={
+            **(CORRECTED if run.manifest.is_corrected else UNCORRECTED),
+            **WORDS,
+            "below zero": _told_below(found["below_zero"], names),
+        },
+        tables="latency_bins",
     )
 
 
-CORRECTED = (
-    (
-        "corrected",
-        "counts from the intended time, which was known beforehand: a stall shows in every message that "
-        "it held up.",
-    ),
-    (
-        "uncorrected",
-        "counts from the sending: what a sender waited before is forgiven. Where the two part, the sender "
-        "was held back.",
-    ),
-)
-UNCORRECTED = (
-    (
-        "uncorrected",
-        "no intended times were recorded: a message counts from when the application handed it over, or "
-        "from the sending. What a stall kept the application from handing over shows nowhere.",
-    ),
-)
+def _without(found: dict[str, Any]) -> str:
+    """Return the publishes without a confirm, in words."""
+    confirmed = sum(
+        row["total"]
+        for row in found["percentiles"]
+        if (row["measure"], row["scope"]) == (CONFIRM, WHOLE)
+    )
+    without = sum(found["unconfirmed"].values())
+    return f"{without:,} of {confirmed + without:,} publishes have none" if without else ""
 
 
-def _errors(found: dict[str, Any]) -> dict[str, int]:
+def _sections(run: Run, found: dict[str, Any]) -> tuple[Section, ...]:
+    names, errors = latency.names(run.manifest), _errors(found)
+    whole = {row["measure"]: row for row in found["percentiles"] if row["scope"] == WHOLE}
+    rows = [
+        {
+            "measure": names[row["measure"]],
+            "of": row["name"] or "all",
+            "samples": row["total"],
+            **{
+                f"p{each:g}" if each < 100 else "max": _shown(row, each, errors[row["measure"]])
+                for each in SHOWN
+            },
+        }
+        for row in sorted(
+            found["percentiles"],
+            key=lambda row: (MEASURES.index(row["measure"]), row["scope"] != WHOLE, row["name"]),
+        )
+    ]
+    since = "meant to be sent" if run.manifest.is_corrected else "handed over"
+    return (
+        section_of(
+            "By percentile",
+            rows,
+            tuple(rows[0]) if rows else (),
+            left=2,
+            note=f"Full lines count from the time at which a message was {since}, dashed ones from when it "
+            "was sent.",
+            chart=percentiles(_curves(whole, names, errors)),
+        ),
+        Section(
+            title="Over time",
+            note="Where there is no line there was no sample, or too few of them.",
+            chart=_over_time(run, found),
+        ),
+    )
+
+
+def _errors(found: Mapping[str, Any]) -> dict[str, int]:
     return {measure: row["error_ns"] for measure, row in found["clocks"].items()}
-
-
-def _never(found: dict[str, Any]) -> str:
-    return f"{found['never_delivered']:,} never delivered" if found["never_delivered"] else ""
 
 
 def _shown(row: dict[str, Any], percentile: float, error_ns: int) -> str:
     value = hdr.shown(row, percentile, error_ns)
-    return words.NONE if value is None else milliseconds(value / NS_PER_MS)
+    return milliseconds(None if value is None else value / NS_PER_MS)
 
 
 def _others(row: dict[str, Any], error_ns: int) -> str:
@@ -259,7 +222,7 @@ def _told_below(counts: dict[str, int], names: dict[str, str]) -> str:
     return f"{told}: {rest}" if told else "no sample was."
 
 
-def _ms(row: dict[str, Any], percentile: float, error_ns: int) -> float:
+def _ms(row: Mapping[str, Any], percentile: float, error_ns: int) -> float:
     """Return a percentile in ms; NaN, which is not drawn, where there is none."""
     value = hdr.shown(row, percentile, error_ns)
     return math.nan if value is None else max(1, value) / NS_PER_MS
@@ -279,31 +242,43 @@ def _curves(
     return drawn
 
 
-def _over_time(
-    run: Run, found: dict[str, Any], names: dict[str, str], errors: dict[str, int]
-) -> str:
-    first_s, until_s = (words.since_s(run, at) for at in (run.start_ns, run.until_ns))
+def _over_time(run: Run, found: dict[str, Any]) -> str:
+    first_s, until_s = (since_s(run, at) for at in (run.start_ns, run.until_ns))
     # Steps hold their value until the next point: one more point ends the last of them.
-    every = range(
-        int(first_s // BIN_WINDOW_S) * BIN_WINDOW_S, math.ceil(until_s) + BIN_WINDOW_S, BIN_WINDOW_S
-    )
-    lines = []
-    for number, measure in enumerate((CONFIRM, END_TO_END)):
-        rows = {row["window"]: row for row in found["timeline"] if row["measure"] == measure}
-        for percentile, dashes in ((50, None), (99, DASHED)):
-            values = [
-                _ms(rows[at], percentile, errors[measure]) if at in rows else math.nan
-                for at in every
-            ]
-            label = f"{names[measure].split(':')[0]}, p{percentile}"
-            lines.append(Series(label, list(every), values, COLOURS[number], dashes))
-    marks, spans = words.incidents(run)
-    panels = [Panel(f"latency, each {BIN_WINDOW_S} s", lines, "step", "ms", height=3)]
+    begin_s = int(first_s // BIN_WINDOW_S) * BIN_WINDOW_S
+    every = range(begin_s, math.ceil(until_s) + BIN_WINDOW_S, BIN_WINDOW_S)
+    drawn = lines(run, found, found["timeline"], every)
+    panels = [Panel(f"latency, each {BIN_WINDOW_S} s", drawn, "step", "ms", height=3)]
     if found["without"]:
         counts = {row["window"]: row["count"] for row in found["without"]}
-        missing = Series("publishes", list(every), [counts.get(at, 0) for at in every], ALARM)
+        missing = Series("publishes", every, [counts.get(at, 0) for at in every], ALARM)
         panels.append(Panel(f"without a confirm, each {BIN_WINDOW_S} s", [missing], "stack"))
-    return over_time(panels, until_s=until_s, marks=marks, spans=spans)
+    return over_time(panels, until_s=until_s, **marks_and_spans(run))
+
+
+def lines(
+    run: Run, found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], ats: Sequence[int]
+) -> list[Series]:
+    """Return lines over windows; one without a sample, or with too few, is a gap.
+
+    found: of `measure`. rows: of `timeline`. ats: beginnings of all windows.
+    """
+    names, errors, drawn = latency.names(run.manifest), _errors(found), []
+    known = {(row["measure"], row["window"]): row for row in rows}
+    for number, measure in enumerate((CONFIRM, END_TO_END)):
+        for percentile, dashes in TIMELINE.items():
+            if percentile == 100 and measure == CONFIRM:
+                continue
+            values = [
+                _ms(row, percentile, errors[measure])
+                if (row := known.get((measure, at)))
+                else math.nan
+                for at in ats
+            ]
+            tail = "longest" if percentile == 100 else f"p{percentile}"
+            label = f"{names[measure].split(':')[0]}, {tail}"
+            drawn.append(Series(label, ats, values, COLOURS[number], dashes))
+    return drawn
 
 
 command = job_command(

@@ -1,33 +1,283 @@
-"""Report on one recorded run on one page: throughput, latency, balance and the fate of every message.
+"""One recorded run on one page: the sections of the other jobs, and all their numbers as one JSON.
 
 spark-submit spark/jobs/report.py --events DIR --out DIR
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import click
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from messagebus.commands.exits import Exit
-from spark.command import HELP, allow_option, exit_code, in_one_line, session_for
-from spark.lake.ingest import ingest, plan
+from messagebus.terminal import plural
+from reports.charts import Panel, over_time
+from reports.page import Figure, Page, Section, section_of
+from reports.text import NONE, Cell, Table, megabytes, milliseconds, plain
+from spark.command import HELP, Answer, allow_option, carry_out, exit_code, max_bad_option
+from spark.jobs import audit, failover, imbalance, latency, throughput
+from spark.lake.ingest import plan
 from spark.lake.tables import Lake
-from spark.measures.faults import of_publishes
+from spark.measures import gaps, hdr
+from spark.measures.audit import REPEATS, first_deliveries
+from spark.measures.latency import CONFIRM, END_TO_END, WHOLE, samples
 from spark.measures.run import Run
-from spark.page.page import columns_here
-from spark.page.pipeline import collect
-from spark.page.report import write_reports
-from spark.page.summary import summarize
+from spark.measures.sift import Unsifted
+from spark.measures.throughput import CONFIRMED, publishers, window
+from spark.pages import bad_lines, collected, marks_and_spans, page_of
+from spark.summary import Found, Rows, check, summarize
 
-__all__ = ["command", "main"]
+__all__ = ["ask", "command", "measure"]
+
+# A report waits for the driver's planning as much as for its cores: two jobs run at a time.
+AT_ONCE = 2
+LONGEST_GAP = (
+    "time without a confirm (publishers) or without a first delivery (brokers) while something was waiting "
+    "for one, and when it began. For a broker that was down its own absence is in it."
+)
+
+
+def measure(run: Run) -> Answer:
+    """Report on a run. Raises DoesNotAddUp."""
+    found = ask(run)
+    check(found)
+    summary = summarize(found)
+    return Answer(summary, _page(found, summary), audit.BROKEN, audit.UNSHOWN)
+
+
+def ask(run: Run) -> Found:
+    """Ask the other jobs about a run, two at a time."""
+    fates, published = run.fates(), run.events("published")
+    thrown = throughput.measure(run)
+    ids = published.select("message_id").union(run.events("delivered").select("message_id"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked: dict[str, Future[Any]] = {
+            "latency": pool.submit(latency.measure, run),
+            "failover": pool.submit(failover.measure, run),
+            "imbalance": pool.submit(imbalance.measure, run),
+            "audit": pool.submit(audit.measure, run, Unsifted(run, fates)),
+            "publishers": pool.submit(collected, publishers(published)),
+            "broker_gaps": pool.submit(_broker_gaps, run),
+            "timeline": pool.submit(_timeline, run, thrown.found["window_s"]),
+            "distinct": pool.submit(_count, ids),
+        }
+    return Found(
+        run=run, throughput=thrown, **{name: each.result() for name, each in asked.items()}
+    )
+
+
+def _count(ids: DataFrame) -> int:
+    [row] = ids.agg(F.count_distinct("message_id").alias("distinct")).collect()
+    return int(row["distinct"])
+
+
+def _broker_gaps(run: Run) -> Rows:
+    dims = ["topic", "subscription", "broker"]
+    firsts = first_deliveries(run.fates())
+    between = {"start": "waiting_ns", "end": "first_ns"}
+    return collected(gaps.longest(firsts, dims, **between, until_ns=run.until_ns))
+
+
+def _timeline(run: Run, width_s: int) -> Rows:
+    at = window("at_ns", run.manifest.start_ns, width_s).alias("window")
+    rows = samples(run.events("published"), run.fates()).withColumn("window", at)
+    kept = rows.filter(F.col("measure").isin(CONFIRM, END_TO_END))
+    return latency.timeline(hdr.bins(kept, ["measure", "window"], "value_ns"))
+
+
+def _page(found: Found, summary: Mapping[str, Any]) -> Page:
+    answers = (found.throughput, found.latency, found.imbalance, found.failover, found.audit)
+    words = {word: text for each in answers for word, text in each.page.words.items()}
+    page = page_of(
+        found.run,
+        "report",
+        verdict=audit.HOLDS,
+        faults=tuple(dict.fromkeys((*found.audit.page.faults, *found.latency.page.faults))),
+        comment=_comment(summary),
+        figures=_figures(found, summary),
+        sections=_sections(found, summary),
+        words={"longest gap": LONGEST_GAP, **words},
+        tables="tables/",
+    )
+    return dataclasses.replace(
+        page, footer="Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    )
+
+
+def _comment(summary: Mapping[str, Any]) -> str:
+    came = f"{summary['delivered']:,} of {summary['expected']:,} deliveries"
+    again = summary["doubled"]["total"]
+    return (
+        f"No confirmed message was lost or altered: {came}, {summary['pending']:,} were still on their "
+        "way at the end. "
+        if summary["pending"]
+        else f"Every one of {summary['confirmed']:,} confirmed messages reached every subscription, "
+        f"unaltered: {came}. "
+    ) + (f"{again:,} came again, each with a known reason." if again else "None came twice.")
+
+
+def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """Return the numbers that a reader looks for first."""
+    doubled, balance = summary["doubled"], summary["imbalance"]["confirmed"]
+    nothing: dict[str, Any] = {"longest_gap_ms": None, "publisher": ""}
+    longest = max(
+        (row for row in summary["publishers"] if row["longest_gap_ms"] is not None),
+        key=lambda row: row["longest_gap_ms"],
+        default=nothing,
+    )
+    whole = {row["kind"]: row for row in found.throughput.found["whole"]}
+    best = whole[CONFIRMED]["peak_per_s"] if CONFIRMED in whole else 0
+    return (
+        Figure(
+            f"{summary['confirmed']:,}",
+            "messages confirmed",
+            f"of {summary['published']:,} published",
+        ),
+        Figure(f"{summary['delivered']:,}", "delivered", f"of {summary['expected']:,} expected"),
+        Figure(f"{summary['lost']:,}", "lost", "confirmed, not delivered"),
+        Figure(f"{summary['altered']:,}", "altered", "by size and body hash"),
+        Figure(
+            f"{doubled['total']:,}",
+            "delivered again",
+            ", ".join(f"{plain(why)} {doubled[why]:,}" for why in REPEATS),
+        ),
+        Figure(
+            f"{summary['confirmed'] / found.run.span_s:,.0f}/s",
+            "confirmed",
+            f"at best {best:,}/s, in one second",
+        ),
+        *[figure for figure in found.latency.page.figures if "sent to" not in figure.what],
+        Figure(
+            milliseconds(longest["longest_gap_ms"]),
+            "longest gap of a publisher",
+            longest["publisher"],
+        ),
+        Figure(
+            f"{balance['max_over_mean']:.2f}" if balance else NONE,
+            "busiest broker / mean",
+            f"of messages confirmed, Gini {balance['gini']:.3f}" if balance else "",
+        ),
+    )
+
+
+def _gap(row: Mapping[str, Any]) -> str:
+    if row["longest_gap_ms"] is None:
+        return NONE
+    return f"{milliseconds(row['longest_gap_ms'])} at {row['longest_gap_at_s']:.1f} s"
+
+
+BROKERS: dict[str, Cell] = {
+    "broker": lambda row: row["broker"] + ("" if row["listed"] else " (not in the manifest)"),
+    "confirmed": "confirmed",
+    "MB": lambda row: megabytes(row["confirmed_bytes"]),
+    "per second": "mean_per_s",
+    "while active": "confirmed_per_s",
+    "best second": "peak_per_s",
+    "deliveries": "deliveries",
+    "lost": "lost",
+    "longest gap": _gap,
+}
+PUBLISHERS: dict[str, Cell] = {
+    **{name: name for name in ("publisher", "published", "confirmed", "refused")},
+    **{name: name for name in ("unroutable", "unknown")},
+    "sent more than once": "retried",
+    "MB": lambda row: megabytes(row["bytes"]),
+    "lost": "lost",
+    "longest gap": _gap,
+}
+
+
+def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
+    """Return the sections, with those of the other jobs that say something else than the report's own."""
+    percentiles, _ = found.latency.page.sections
+    _, balance, *_ = found.imbalance.page.sections
+    around, *_ = found.failover.page.sections
+    fates, when, verdicts, subscriptions, *others = found.audit.page.sections
+    lines = summary["lines"]
+    files = [
+        *bad_lines(found.run.ingested),
+        *[
+            {"file": each["file"], "why": f"skipped: {each['reason']}"}
+            for each in lines["files_skipped"]
+        ],
+        *[
+            {"file": name, "why": "no clock anchor: read by the manifest's"}
+            for name in lines["files_without_anchor"]
+        ],
+    ]
+    empty = {"for example": None, "lines": None}
+    return (
+        Section(
+            title="The run over time",
+            note="Shaded: a broker being added or removed, and, in red, a broker that was down.",
+            chart=_over_time(found),
+        ),
+        *_split(percentiles),
+        section_of(
+            "Brokers",
+            summary["brokers"],
+            BROKERS,
+            bars=imbalance.broker_bars(found.run, found.imbalance.found),
+        ),
+        _long(balance),
+        fates,
+        when,
+        subscriptions,
+        *map(_long, (verdicts, *others)),
+        around,
+        section_of("Publishers", summary["publishers"], PUBLISHERS),
+        _long(
+            section_of(
+                "Input",
+                [{**empty, **row} for row in files],
+                ("file", "why", "for example", "lines"),
+                left=3,
+                after=(
+                    f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
+                    f"{plural(lines['anchors'], 'clock anchor')}, {lines['good']['published']:,} publishes, "
+                    f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad.",
+                ),
+            )
+        ),
+    )
+
+
+def _split(percentiles: Section) -> tuple[Section, Section]:
+    """Return the percentiles of the whole run, and those of brokers and subscriptions."""
+    [table] = percentiles.tables
+    whole = tuple((row[0], *row[2:]) for row in table.rows if row[1] == WHOLE)
+    rest = tuple(row for row in table.rows if row[1] != WHOLE)
+    of_run = Table((*table.head[:1], *table.head[2:]), whole)
+    return (
+        dataclasses.replace(percentiles, tables=(of_run,)),
+        Section(
+            title="By broker and by subscription",
+            tables=(dataclasses.replace(table, rows=rest),),
+            is_long=True,
+        ),
+    )
+
+
+def _long(section: Section) -> Section:
+    return dataclasses.replace(section, is_long=True)
+
+
+def _over_time(found: Found) -> str:
+    thrown, run = found.throughput.found, found.run
+    ats: Sequence[int] = range(0, int(thrown["until_s"]) + thrown["window_s"], thrown["window_s"])
+    drawn = latency.lines(run, found.latency.found, found.timeline, ats)
+    panels = [*throughput.panels(run, thrown), Panel("latency", drawn, "step", "ms", height=2.4)]
+    return over_time(panels, until_s=thrown["until_s"], **marks_and_spans(run))
 
 
 @click.command(
@@ -48,14 +298,7 @@ __all__ = ["command", "main"]
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for report.html, report.txt, audit.json and tables/.",
 )
-@click.option(
-    "--max-bad",
-    "bad_max",
-    default=0,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Bad lines that are put up with.",
-)
+@max_bad_option
 @allow_option
 def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> int:
     """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
@@ -63,28 +306,18 @@ def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> in
     Exits with 0 only when nothing was lost, altered or doubled without explanation, nothing went without
     a confirm or was left out of the record, and there were no more bad lines than --max-bad allows.
     """
-
-    def work() -> int:
-        lake = Lake(out / "tables")
-        source = plan(folder, lake)
-        lake.check()
-        with session_for("report", source.weight) as session:
-            run = Run(session, lake, ingest(session, lake, source))
-            numbers, faults = collect(run), of_publishes(run)
-        summary = summarize(numbers, run.ingested, bad_max=bad_max, faults=faults, allow=allow)
-        (out / "audit.json").write_text(json.dumps(summary, indent=1) + "\n")
-        text = write_reports(summary, out, columns_here())
-        click.echo(text)
-        click.echo(f"\n{out / 'report.html'}")
-        return Exit.DONE if summary["holds"] else Exit.FOUND
-
-    return in_one_line("report", work)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job. Returns its exit code."""
-    return exit_code(command, argv, prog_name="report")
+    lake = Lake(out / "tables")
+    return carry_out(
+        "report",
+        measure,
+        lake,
+        lambda: plan(folder, lake),
+        out,
+        bad_max=bad_max,
+        allow=allow,
+        json_name="audit",
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(command, None, prog_name="report"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,33 @@ if __package__ in (None, ""):
 
 from pyspark.sql import functions as F
 
+from reports.charts import Panel, Series, over_time
+from reports.page import Figure, Page, Section, section_of
+from reports.text import cell, megabytes
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
 from spark.measures.faults import Fault, lost_at_least, missing_at_least
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
-from spark.page import words
-from spark.page.charts import Panel, Series, over_time
-from spark.page.page import Figure, Page, Section, table_of
+from spark.pages import collected, marks_and_spans, page_of, series_by, since_s, window_for
 
-__all__ = ["command", "measure"]
+__all__ = ["command", "measure", "panels"]
 
-TABLE = "throughput"
 # Tables in which one kind alone has a meaning.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
-HEAD = ("messages", "MB", "mean", "seconds with any", "mean of those", "best second")
+WORDS = {
+    "confirmed": "counted in the second in which the confirm came, at the broker that gave it.",
+    "delivered": "counted in the second of receipt; repeats are deliveries too.",
+    "mean": "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
+    "mean of those": "over the seconds in which there were any: a broker that was added late is not "
+    "diluted.",
+}
 
 
 def measure(run: Run) -> Answer:
-    rows = throughput.per_second(
-        run.events("published"), run.events("delivered"), run.manifest.start_ns
-    )
-    seconds = run.keep(TABLE, rows)
+    seconds = run.seconds
     found: dict[str, Any] = {
-        name: sorted(words.collected(throughput.totals(seconds, dims)), key=_busiest)
+        name: sorted(collected(throughput.totals(seconds, dims)), key=_busiest)
         for name, dims in {
             "whole": [],
             "brokers": ["broker"],
@@ -50,88 +54,77 @@ def measure(run: Run) -> Answer:
     }
     seen = seconds.agg(F.max("second").alias("last")).first()
     last = (seen["last"] or 0) if seen else 0
-    found["window_s"] = width = words.window_for(max(run.span_s, last + 1))
-    found["timeline"] = words.collected(throughput.windows(seconds, width))
+    found["window_s"] = width = window_for(max(run.span_s, last + 1))
+    found["timeline"] = collected(throughput.windows(seconds, width))
     found["span_s"] = run.span_s
-    until_s = max(last + 1, words.since_s(run, run.until_ns))
+    found["until_s"] = max(last + 1, since_s(run, run.until_ns))
     found["missing_at_least"] = missing_at_least(run, seconds)
-    return Answer(found, _page(run, found, until_s))
+    return Answer(found, _page(run, found))
 
 
 def _busiest(row: dict[str, Any]) -> tuple[str, int]:
     return row["kind"], -row["messages"]
 
 
-def _page(run: Run, found: dict[str, Any], until_s: float) -> Page:
+def _page(run: Run, found: dict[str, Any]) -> Page:
     whole = {row["kind"]: row for row in found["whole"]}
-    figures = [
-        Figure(words.count(whole[kind]["messages"]), f"messages {kind}", _rates(run, whole[kind]))
-        for kind in (CONFIRMED, DELIVERED)
-        if kind in whole
+    verdict, faults = "Nothing was confirmed.", [Fault("nothing", "nothing was confirmed")]
+    if confirmed := whole.get(CONFIRMED):
+        verdict = (
+            f"{confirmed['messages'] / run.span_s:,.0f}/s were confirmed over {run.span_s:,.0f} s, "
+            f"{confirmed['peak_per_s']:,} in the best second."
+        )
+        faults = []
+    chart = over_time(panels(run, found), until_s=found["until_s"], **marks_and_spans(run))
+    return page_of(
+        run,
+        "throughput",
+        verdict=verdict,
+        faults=(*faults, *lost_at_least(found["missing_at_least"])),
+        figures=tuple(
+            Figure(cell(whole[kind]["messages"]), f"messages {kind}", _rates(run, whole[kind]))
+            for kind in (CONFIRMED, DELIVERED)
+            if kind in whole
+        ),
+        sections=(
+            Section(title="Over time", chart=chart),
+            _section(run, found, "brokers", "broker"),
+            _section(run, found, "topics", "topic"),
+            _section(run, found, "subscriptions", "topic", "subscription"),
+            _section(run, found, "publishers", "publisher"),
+        ),
+        words=WORDS,
+        tables="throughput",
+    )
+
+
+def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
+    kinds = KINDS.get(key, (CONFIRMED, DELIVERED))
+    return section_of(
+        key.capitalize(),
+        [row for row in found[key] if row["kind"] in kinds],
+        {
+            "": "kind",
+            **{dim: dim for dim in dims},
+            "messages": "messages",
+            "MB": lambda row: megabytes(row["bytes"]),
+            "mean": lambda row: f"{row['messages'] / run.span_s:,.1f}/s",
+            "seconds with any": "active_s",
+            "mean of those": lambda row: f"{row['messages'] / row['active_s']:,.0f}/s",
+            "best second": lambda row: f"{row['peak_per_s']:,}/s",
+        },
+        left=1 + len(dims),
+    )
+
+
+def panels(run: Run, found: Mapping[str, Any]) -> list[Panel]:
+    """Return the charts of `measure`: confirms per broker, deliveries per subscription."""
+    confirmed = _series(run, found, CONFIRMED, "broker")
+    delivered = _series(run, found, DELIVERED, "topic", "subscription")
+    return [
+        Panel("confirmed per second", confirmed, "stack", height=3),
+        Panel("delivered per second", delivered, "step"),
     ]
-    marks, spans = words.incidents(run)
-    chart = over_time(
-        [
-            Panel(
-                "confirmed per second", _series(run, found, CONFIRMED, "broker"), "stack", height=3
-            ),
-            Panel(
-                "delivered per second",
-                _series(run, found, DELIVERED, "topic", "subscription"),
-                "step",
-            ),
-        ],
-        until_s=until_s,
-        marks=marks,
-        spans=spans,
-    )
-    sections = [Section(title="Over time", chart=chart)]
-    for title, key, dims in (
-        ("Brokers", "brokers", ("broker",)),
-        ("Topics", "topics", ("topic",)),
-        ("Subscriptions", "subscriptions", ("topic", "subscription")),
-        ("Publishers", "publishers", ("publisher",)),
-    ):
-        rows = [
-            (row["kind"], *[row[dim] or words.NONE for dim in dims], *_cells(run, row))
-            for row in found[key]
-            if row["kind"] in KINDS.get(key, (CONFIRMED, DELIVERED))
-        ]
-        table = table_of(("", *dims, *HEAD), rows, left=1 + len(dims))
-        sections.append(Section(title=title, tables=(table,)))
-    return Page(
-        job="throughput",
-        title=run.manifest.run_id,
-        meta=words.meta(run),
-        verdict=f"{whole[CONFIRMED]['messages'] / run.span_s:,.0f}/s were confirmed over "
-        f"{run.span_s:,.0f} s, {whole[CONFIRMED]['peak_per_s']:,} in the best second."
-        if CONFIRMED in whole
-        else "Nothing was confirmed.",
-        faults=(
-            *(() if CONFIRMED in whole else (Fault("nothing", "nothing was confirmed"),)),
-            *lost_at_least(found["missing_at_least"]),
-        ),
-        figures=tuple(figures),
-        sections=tuple(sections),
-        words=(
-            (
-                "confirmed",
-                "counted in the second in which the confirm came, at the broker that gave it.",
-            ),
-            ("delivered", "counted in the second of receipt; repeats are deliveries too."),
-            (
-                "mean",
-                "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
-            ),
-            (
-                "mean of those",
-                "over the seconds in which there were any: a broker that was added late is not "
-                "diluted.",
-            ),
-            words.input_words(run),
-        ),
-        tables=TABLE,
-    )
 
 
 def _rates(run: Run, row: dict[str, Any]) -> str:
@@ -141,18 +134,7 @@ def _rates(run: Run, row: dict[str, Any]) -> str:
     return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
 
 
-def _cells(run: Run, row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        words.count(row["messages"]),
-        f"{row['bytes'] / 1e6:,.1f}",
-        f"{row['messages'] / run.span_s:,.1f}/s",
-        words.count(row["active_s"]),
-        f"{row['messages'] / row['active_s']:,.0f}/s",
-        f"{row['peak_per_s']:,}/s",
-    )
-
-
-def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Series]:
+def _series(run: Run, found: Mapping[str, Any], kind: str, *dims: str) -> list[Series]:
     """Return rates per second, summed over all other dimensions; to the end of the run, silent or not."""
     width = found["window_s"]
     sums: dict[tuple[str, int], float] = defaultdict(float)
@@ -161,13 +143,12 @@ def _series(run: Run, found: dict[str, Any], kind: str, *dims: str) -> list[Seri
             sums["/".join(row[dim] for dim in dims), row["window"]] += row["messages"] / width
     # The last window is only partly filled and would look like a fall.
     last = max((at for _, at in sums), default=0)
-    ended = int(words.since_s(run, run.until_ns) // width * width)
+    ended = int(since_s(run, run.until_ns) // width * width)
     kept = {key: rate for key, rate in sums.items() if key[1] < max(last, ended) or last == 0}
     for name in {name for name, _ in kept}:
         if ended > last:
             kept.setdefault((name, ended), 0.0)
-    rows = [{"name": name, "at": at, "rate": rate} for (name, at), rate in kept.items()]
-    return words.series_by(rows, "name", "at", "rate", width=width)
+    return series_by(kept, width=width)
 
 
 command = job_command(

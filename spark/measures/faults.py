@@ -19,6 +19,7 @@ from spark.measures.run import Run
 
 __all__ = [
     "PROMISE",
+    "DoesNotAddUp",
     "Fault",
     "allowed",
     "clocks",
@@ -36,6 +37,10 @@ __all__ = [
 # Faults that break the promise that a confirmed message arrives; all others say that it was not shown.
 PROMISE = tuple(FAULTS)[: tuple(FAULTS).index("pending")]
 SHOWN_MAX = 5
+
+
+class DoesNotAddUp(Exception):
+    """Raised when an audit contradicts itself: a bug in the report, not in the run."""
 
 
 class Fault(str):

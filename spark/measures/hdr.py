@@ -19,7 +19,6 @@ __all__ = [
     "DIGITS",
     "TOP_NS",
     "bins",
-    "corrected",
     "highest",
     "histogram",
     "index",
@@ -109,19 +108,6 @@ def _reported(percentile: float) -> Column:
     bound, bin = highest if percentile else lowest, F.col(name(percentile))
     value = F.when(bin == BELOW, F.lit(BELOW).cast("long")).otherwise(bound(bin))
     return value.alias(name(percentile))
-
-
-def corrected(rows: DataFrame, value: str, interval_ns: int) -> DataFrame:
-    """Add the rows that a sender held back while it waited for an answer.
-
-    The same as hdrhistogram's record_corrected_value: a value above the interval stands also for
-    value - interval, value - 2 * interval, ... as long as that is above 0. For senders of an open
-    loop it is wrong: there, the intended time says it all. Cost: sum(value / interval) rows.
-    """
-    v, step = F.col(value), F.lit(interval_ns)
-    held_back = F.sequence(v, F.pmod(v - 1, step) + 1, -step)
-    values = F.when(v > step, held_back).otherwise(F.array(v))
-    return rows.withColumn(value, F.explode(values))
 
 
 def histogram(bins: Iterable[tuple[int, int]]) -> HdrHistogram:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-__all__ = ["Imbalance", "hot_keys", "imbalance", "imbalance_of", "key_loads", "keys"]
+__all__ = [
+    "OF_BROKERS", "OF_CONNECTIONS", "OF_DELIVERIES", "OF_KEYS", "OF_RATES", "Imbalance",
+    "hot_keys", "imbalance", "imbalance_of", "key_loads", "keys",
+]  # fmt: skip
+
+# Names of the judged loads.
+OF_BROKERS, OF_RATES = "brokers, messages confirmed", "brokers, rate while they took any"
+OF_DELIVERIES = "brokers, deliveries"
+OF_CONNECTIONS, OF_KEYS = "connections, messages confirmed", "keys, messages"
 
 
 @dataclass(frozen=True, slots=True)

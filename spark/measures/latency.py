@@ -11,10 +11,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.lake.manifest import Manifest
+from spark.measures import hdr, throughput
+from spark.measures.run import Run
 
 __all__ = [
+    "BIN_WINDOW_S",
     "BROKER",
     "CONFIRM",
+    "CURVE",
     "END_TO_END",
     "MEASURES",
     "MEASURE_NAMES",
@@ -24,6 +28,8 @@ __all__ = [
     "SUBSCRIPTION",
     "WHOLE",
     "below",
+    "bins",
+    "clock_counts",
     "names",
     "samples",
     "scoped",
@@ -43,6 +49,13 @@ MEASURE_NAMES = {
 # Measures that begin and end in one process: below zero only when its clock went back.
 ONE_CLOCK = (CONFIRM, SENT)
 WHOLE, BROKER, SUBSCRIPTION = "all", "broker", "subscription"
+# Window of the stored bins. Fine windows hardly compress: a broker's second has about as many bins as values.
+BIN_WINDOW_S = 10
+# fmt: off
+CURVE = (
+    0, 10, 25, 50, 75, 90, 95, 97, 98, 99, 99.3, 99.5, 99.7, 99.8, 99.9, 99.95, 99.98, 99.99, 99.999, 100,
+)
+# fmt: on
 
 
 def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
@@ -83,6 +96,15 @@ def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
     return sent.select(*columns).unionByName(received.select(*columns))
 
 
+def bins(run: Run, samples: DataFrame) -> DataFrame:
+    """Return the bins of samples by date, measure, broker, subscription and window, as kept in the lake."""
+    window = throughput.window("at_ns", run.manifest.start_ns, BIN_WINDOW_S)
+    dims = ["date", "measure", "broker", "subscription", "window"]
+    return run.keep(
+        "latency_bins", hdr.bins(samples.withColumn("window", window), dims, "value_ns")
+    )
+
+
 def scoped(bins: DataFrame) -> DataFrame:
     """Return measure, scope, name, bin, n: each bin under the whole run, its broker and its subscription."""
     scopes = F.array(
@@ -105,6 +127,25 @@ def below(measure: str) -> dict[str, Column]:
     once = own & ~F.col("resent")
     error = F.coalesce(F.max(F.when(once, -F.col("value_ns"))), F.lit(0).cast("long"))
     return {"below": F.count_if(own), "backwards": F.count_if(once), "error_ns": error}
+
+
+def clock_counts(run: Run, samples: DataFrame) -> dict[str, dict[str, int]]:
+    """Return measure -> counts of `below`, and hidden: 0.
+
+    Across clocks error_ns is at least the doubt about these.
+    """
+    asked = {
+        f"{measure} {name}": value for measure in MEASURES for name, value in below(measure).items()
+    }
+    row = samples.agg(*[value.alias(name) for name, value in asked.items()]).collect()[0]
+    found: dict[str, dict[str, int]] = {measure: {"hidden": 0} for measure in MEASURES}
+    for name in asked:
+        measure, _, count = name.partition(" ")
+        found[measure][count] = row[name]
+    for measure in set(MEASURES) - set(ONE_CLOCK):
+        error_ns = max(found[measure]["error_ns"], run.ingested.clock_doubt_ns)
+        found[measure]["error_ns"] = error_ns
+    return found
 
 
 def names(*manifests: Manifest) -> dict[str, str]:

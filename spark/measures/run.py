@@ -17,7 +17,7 @@ from spark.lake.events import schema_of
 from spark.lake.ingest import Ingested
 from spark.lake.manifest import Manifest
 from spark.lake.tables import DATE, RUN, Lake
-from spark.measures import audit
+from spark.measures import audit, throughput
 
 __all__ = ["Run"]
 
@@ -67,6 +67,13 @@ class Run:
     def span_s(self) -> float:
         """The duration, which rates are divided by. Above 0."""
         return max(self.until_ns - self.start_ns, 1) / SECOND_NS
+
+    @cached_property
+    def seconds(self) -> DataFrame:
+        """The rows of `throughput.per_second`, kept."""
+        published, delivered = self.events("published"), self.events("delivered")
+        rows = throughput.per_second(published, delivered, self.manifest.start_ns)
+        return self.keep("throughput", rows)
 
     def fates(self) -> DataFrame:
         """Return `audit.fates`, with the day of the publish; made once for unchanged events.

@@ -210,6 +210,26 @@ class Sifted:
         return rows.filter(F.col(DATE) == self.run.day) if self.run.day else rows
 
 
+@dataclass(frozen=True, slots=True)
+class Unsifted:
+    """The fates of all messages, in place of `Sifted`, for a report that needs them anyway."""
+
+    run: Run
+    fates: DataFrame
+
+    def counts(self) -> DataFrame:
+        """Return no rows: there are no messages beside the fates."""
+        return audit.totals(self.fates).limit(0)
+
+    def late(self) -> DataFrame:
+        """Return `order.out_of_order`. Cost: one sort of all arrivals."""
+        arrivals = order.arrivals(self.fates)
+        if not order.out_of_order(arrivals).isEmpty():
+            published = self.run.events("published")
+            arrivals = order.by_time(arrivals, published, order.renumbered(published))
+        return order.out_of_order(arrivals)
+
+
 def sifted(run: Run) -> Sifted:
     """Read all events once, and those of odd messages once more.
 

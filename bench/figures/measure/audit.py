@@ -1,64 +1,82 @@
 """The audit of many messages: whether it finds one fault of each kind, and its cost beside DuckDB's.
 
 Both read the same Parquet files with two threads and 4 GB, and must agree to the row. CPU and memory are
-those of the whole process and its children, including the start of its JVM.
+those of the whole process and its children, including the start of its JVM. With a quarter of the memory
+Spark spills to disk and gives the same answer.
+
+``python -m bench.figures.measure.audit --dir DIR`` audits 1, 10 and 100 million messages, in half an hour and
+20 GB of disk, and writes the figures to bench/results/measure.json. It is not one of the groups, which run
+one after the other.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
+from bench.environment import CHECKOUT, describe
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most
-from bench.figures.measure.made import RUN_ID, Planted, make
+from bench.figures.measure.made import RUN_ID, Planted, lay
 from bench.figures.measure.watched import Cost, watched
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = ["GROUP", "agree", "audited", "compared", "cost_of", "millions"]
+__all__ = ["GROUP", "MEMORY_GROUP", "agree", "growth", "main", "millions", "submit"]
 
-NAME = "measure.audit"
-MESSAGES = 10_000_000
-LEAST = 10_000
+NAME, MEMORY_NAME = "measure.audit", "measure.memory"
+MILLION = 1_000_000
+MESSAGES, LEAST = 10 * MILLION, 10_000
 GOAL_RATIO = 5.0
 SPARK = (sys.executable, "-m", "spark")
+# The part of the messages that a task groups at once does not fit into the smaller heap.
+HEAPS = ("4g", "1g")
+# A JVM needs more than its heap: code, threads, buffers; and there is the Python process.
+MEMORY_MAX_MIB = 2048
+SIZES = (1 * MILLION, 10 * MILLION, 100 * MILLION)
+LARGE = "python -m bench.figures.measure.audit"
+# The allowed change of a row's cost from one step of growth to the next.
+FLAT_WITHIN = 0.2
 
 
 def audit_figures(scene: Scene) -> Iterator[Figure]:
     messages = scene.part(MESSAGES, LEAST)
-    scene.say(f"making {messages:,} publishes and as many deliveries")
-    planted = make(scene.folder / "events", messages)
+    scene.say(f"laying {messages:,} publishes and as many deliveries")
     lake = scene.folder / "lake"
-    events = ["--events", str(scene.folder / "events")]
-    read = watched([*SPARK, "ingest", *events, "--lake", str(lake), "--out", str(lake / "out")])
-    scene.say(f"ingested: {read.cpu_s:.0f} s of CPU, {read.memory_mib:,.0f} MiB")
-    ours, duck = audited(lake, planted)
-    yield from cost_of(f"{NAME}.ingest", "Ingest", messages, read)
-    yield from compared(NAME, messages, ours, duck, repeat_command(NAME))
+    ours, duck = _audited(lake, lay(lake, messages))
+    yield from _compared(NAME, messages, ours, duck, repeat_command(NAME))
 
 
-def audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
+def _audited(lake: Path, planted: Planted) -> tuple[Cost, Cost]:
     """Audit by Spark and by DuckDB. Raises BenchError if they differ, or miss a planted fault."""
-    out = lake / "out"
-    where = ["--lake", str(lake), "--out", str(out)]
-    ours = watched([*SPARK, "audit", "--run", RUN_ID, *where], may_fail=True)
-    duck = watched([sys.executable, "-m", "bench.figures.measure.duck", str(lake)])
-    try:
-        found = json.loads((out / "audit.json").read_text())
-    except FileNotFoundError as fault:
-        raise BenchError(f"{NAME}: the audit ended without an answer: {ours.said}") from fault
+    ours, found = _by_spark(SPARK, lake, lake / "out")
+    oracle = [sys.executable, "-m", "bench.figures.measure.oracle", str(lake)]
+    duck = watched(oracle, asked="audit\n")
     if faults := [*_not_found(found, planted), *agree(found, json.loads(duck.said))]:
         raise BenchError(f"{NAME}: {'; '.join(faults)}")
     return ours, duck
 
 
-def compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> Iterator[Figure]:
+def _by_spark(argv: tuple[str, ...], lake: Path, out: Path) -> tuple[Cost, Any]:
+    """Audit the made run of a lake. Raises BenchError when there is no answer."""
+    job = [*argv, "audit", "--run", RUN_ID] if argv == SPARK else [*argv, "--run", RUN_ID]
+    cost = watched([*job, "--lake", str(lake), "--out", str(out)], may_fail=True)
+    try:
+        return cost, json.loads((out / "audit.json").read_text())
+    except FileNotFoundError as fault:
+        raise BenchError(f"{NAME}: the audit ended without an answer: {cost.said}") from fault
+
+
+def _compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> Iterator[Figure]:
     """Make the figures of both, and their ratio, which has a goal at `MESSAGES`."""
-    yield from cost_of(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
-    yield from cost_of(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
+    yield from _costs(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
+    yield from _costs(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
     ratio = ours.cpu_s / duck.cpu_s
     yield Figure(
         id=f"{name}.ratio",
@@ -74,20 +92,15 @@ def millions(messages: int) -> str:
     return f"{messages / 1e6:g} M + {messages / 1e6:g} M"
 
 
-def cost_of(
-    name: str, what: str, messages: int, cost: Cost, repeat: str = repeat_command(NAME)
-) -> Iterator[Figure]:
+def _costs(name: str, what: str, messages: int, cost: Cost, repeat: str) -> Iterator[Figure]:
     """Make the figures of CPU and memory of one process that audited this many messages."""
-    rows = f"{what}, {millions(messages)} rows"
-    for unit, value, of in (
-        ("s", cost.cpu_s, "cpu_s"),
-        ("MiB", cost.memory_mib, "memory_mib"),
-        ("us", cost.cpu_s / messages / 2 * 1e6, "row_us"),
+    for of, words, value, unit in (
+        ("cpu_s", "CPU time", cost.cpu_s, "s"),
+        ("memory_mib", "memory", cost.memory_mib, "MiB"),
+        ("row_us", "CPU time a row", cost.cpu_s / messages / 2 * 1e6, "us"),
     ):
-        words = {"s": "CPU time", "MiB": "memory", "us": "CPU time a row"}[unit]
-        yield Figure(
-            id=f"{name}.{of}", what=f"{rows}: {words}", value=value, unit=unit, repeat=repeat
-        )
+        what_of = f"{what}, {millions(messages)} rows: {words}"
+        yield Figure(id=f"{name}.{of}", what=what_of, value=value, unit=unit, repeat=repeat)
 
 
 def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
@@ -109,13 +122,110 @@ def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
 def agree(ours: Mapping[str, Any], duck: Mapping[str, Any]) -> list[str]:
     """Describe the differences between two audits of the same events."""
     verdicts = {name: count for name, count in ours["verdicts"].items() if count}
-    faults = []
-    if verdicts != duck["verdicts"]:
-        faults.append(f"verdicts {verdicts} and {duck['verdicts']}")
     late = sorted(row["message_id"] for row in ours.get("late", []))
-    if late != duck["late"]:
-        faults.append(f"late {late} and {duck['late']}")
-    return faults
+    pairs = (("verdicts", verdicts), ("late", late))
+    return [f"{name} {found} and {duck[name]}" for name, found in pairs if found != duck[name]]
 
 
 GROUP = Group(NAME, 0, "no broker", audit_figures)
+
+
+def memory_figures(scene: Scene) -> Iterator[Figure]:
+    messages, repeat = scene.part(MESSAGES, LEAST), repeat_command(MEMORY_NAME)
+    lake = scene.folder / "lake"
+    lay(lake, messages)
+    found: dict[str, tuple[Cost, Any]] = {}
+    for heap in HEAPS:
+        scene.say(f"audit of {messages:,} messages with {heap}")
+        found[heap] = cost, _ = _by_spark(submit(heap), lake, lake / f"out-{heap}")
+        if cost.heap != heap:
+            has = cost.heap or "what it likes"
+            raise BenchError(f"{MEMORY_NAME}: told {heap}, the JVM has {has}")
+    most, least = HEAPS
+    if found[most][1] != found[least][1]:
+        raise BenchError(f"{MEMORY_NAME}: another answer with {least} than with {most}")
+    for heap, (cost, _) in found.items():
+        what = f"Audit by spark-submit --driver-memory {heap}"
+        yield from _costs(f"{MEMORY_NAME}.{heap}", what, messages, cost, repeat)
+    needed_mib = found[least][0].memory_mib
+    yield Figure(
+        id=f"{MEMORY_NAME}.same",
+        what=f"Memory with which the audit answers the same as with {most}",
+        value=needed_mib,
+        unit="MiB",
+        repeat=repeat,
+        **at_most(MEMORY_MAX_MIB, needed_mib, "MiB"),
+    )
+
+
+def submit(heap: str) -> tuple[str, ...]:
+    """Build the command of the audit with that much memory; Spark's scripts find this Python by the PATH."""
+    folder = Path(sys.executable).parent
+    environment = ("env", f"PATH={folder}:{os.environ['PATH']}")
+    options = ("--master", "local[2]", "--driver-memory", heap)
+    return (
+        *environment,
+        str(folder / "spark-submit"),
+        *options,
+        str(CHECKOUT / "spark/jobs/audit.py"),
+    )
+
+
+MEMORY_GROUP = Group(MEMORY_NAME, 0, "no broker", memory_figures)
+
+
+@click.command(epilog=f"Example: {LARGE} --dir /var/tmp/audit")
+@click.option("--dir", "folder", required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--name", default="measure", show_default=True, help="Of the results file.")
+def main(folder: Path, name: str) -> None:
+    """Audit made runs of 1, 10 and 100 million messages by Spark and by DuckDB."""
+    # The list of groups imports this module.
+    from bench.figures.cli import RESULTS, keep
+
+    environment = {**describe(), "path": "no broker"}
+    costs: dict[int, Cost] = {}
+    for messages in SIZES:
+        lake = folder / f"lake-{messages}"
+        costs[messages], duck = _audited(lake, lay(lake, messages))
+        shutil.rmtree(lake)
+        size = f"{NAME}.{messages // MILLION}m"
+        found = list(_compared(size, messages, costs[messages], duck, LARGE))
+        if len(costs) == len(SIZES):
+            found += growth(costs)
+        keep(RESULTS / f"{name}.json", size, found, environment)
+        for figure in found:
+            click.echo(f"{figure.id}: {figure.value:,.2f} {figure.unit}")
+
+
+def growth(costs: Mapping[int, Cost]) -> Iterator[Figure]:
+    """Make the figures of the start's cost and of a row's cost at two steps. costs: messages -> cost.
+
+    There are three costs. The start (a process, its compiler, its plans) is the smallest run's CPU time
+    without its rows, at the row cost of the first step.
+    """
+    small, middle, large = sorted(costs)
+    first, second = (
+        (costs[many].cpu_s - costs[few].cpu_s) / (many - few)
+        for few, many in ((small, middle), (middle, large))
+    )
+    yield Figure(
+        id=f"{NAME}.start_s",
+        what="Audit by Spark: CPU time before and beside all rows",
+        value=costs[small].cpu_s - first * small,
+        unit="s",
+        repeat=LARGE,
+    )
+    yield Figure(
+        id=f"{NAME}.flat",
+        what=f"Audit by Spark: CPU of a row from {middle:,} to {large:,} messages over that from "
+        f"{small:,} to {middle:,}",
+        value=second / first,
+        unit="times",
+        repeat=LARGE,
+        goal=f"1 +- {FLAT_WITHIN:g} times",
+        met=abs(second / first - 1) <= FLAT_WITHIN,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The made run: event files, or tables of a lake, of any size, with faults whose ids are known.
+"""The made run: the tables of a lake, of any size, with faults whose ids are known.
 
 It is generated, not measured. It is written as Parquet, column by column and file by file. Ten million
 rows take seconds, and a hundred million need no more memory. It has one topic with one subscription. Every
@@ -8,23 +8,21 @@ writes, for sizes at which ingest would take longer than the measurement.
 
 from __future__ import annotations
 
-import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from messagebus.events import EVENTS
 
-__all__ = ["RUN_ID", "WALL_NS", "Planted", "lay", "make"]
+__all__ = ["RUN_ID", "WALL_NS", "Planted", "lay"]
 
 
 RUN_ID, TOPIC, SUBSCRIPTION = "made", "orders", "billing"
@@ -81,25 +79,17 @@ class _Rows:
     at_ns: NDArray[np.int64]
 
 
-Save = Callable[[str, pa.Table], None]
-"""Called with the name of a file, ``published-000``, and its rows."""
-
-
-def make(folder: Path, messages: int, *, seed: int = 1, save: Save | None = None) -> Planted:
-    """Write a whole run of `messages` messages, at least 200.
-
-    save: writes the rows of a file; by default into the folder.
-    """
-    folder.mkdir(parents=True)
-    save = save or functools.partial(_save, folder)
+def lay(lake: Path, messages: int, *, seed: int = 1) -> Planted:
+    """Write a lake with a whole run of `messages` messages, at least 200, and the notes of its ingest."""
     places = _Places.of(messages)
+    files: dict[str, dict[str, Any]] = {}
     ids: dict[int, Ids] = {}
     repeated: list[_Rows] = []
     parts = -(-messages // FILE_ROWS)
     for at in range(parts):
         chance = np.random.default_rng([seed, at])
         sent = _sent(range(at * FILE_ROWS, min(messages, (at + 1) * FILE_ROWS)), chance)
-        save(f"published-{at:03}", pa.table(_published(sent, chance)))
+        files |= _write(lake, "published", at, _published(sent, chance))
         for number in (places.lost, places.altered, places.doubled, places.late):
             if number in sent.number:
                 ids[number] = sent.ids[number - sent.number[0]].copy()
@@ -108,8 +98,8 @@ def make(folder: Path, messages: int, *, seed: int = 1, save: Save | None = None
         rows = [_taken(received, received.number != places.lost)]
         if at == parts - 1:
             rows += _behind_all(repeated, last_ns=int(received.at_ns.max()))
-        save(f"delivered-{at:03}", pa.table(_delivered(*rows)))
-    _write_manifest(folder, messages * (S // RATE_PER_S) + 60 * S)
+        files |= _write(lake, "delivered", at, _delivered(*rows))
+    _write_notes(lake, files, end_ns=messages * (S // RATE_PER_S) + 60 * S)
     return Planted(
         lost=_hex(ids[places.lost]),
         altered=_hex(ids[places.altered]),
@@ -124,7 +114,7 @@ def _sent(numbers: range, chance: np.random.Generator) -> _Rows:
     ids, bodies = (
         chance.integers(0, 256, (len(number), ID_BYTES), dtype=np.uint8) for _ in range(2)
     )
-    return _Rows(number, ids, bodies, number * (S // RATE_PER_S))
+    return _Rows(number, ids, bodies, WALL_NS + number * (S // RATE_PER_S))
 
 
 def _received(sent: _Rows, places: _Places) -> _Rows:
@@ -156,7 +146,6 @@ def _published(sent: _Rows, chance: np.random.Generator) -> dict[str, pa.Array]:
     number, count = sent.number, len(sent.number)
     took_ns = (chance.lognormal(1.6, 0.7, count) * MS).astype(np.int64)
     return {
-        "run_id": _same(RUN_ID, count),
         "message_id": _binary(sent.ids),
         "topic": _same(TOPIC, count),
         "broker": _named(BROKERS, _broker_of(number)),
@@ -184,7 +173,6 @@ def _delivered(*parts: _Rows) -> dict[str, pa.Array]:
     )
     count = len(number)
     return {
-        "run_id": _same(RUN_ID, count),
         "message_id": _binary(ids),
         "topic": _same(TOPIC, count),
         "subscription": _same(SUBSCRIPTION, count),
@@ -203,13 +191,9 @@ def _delivered(*parts: _Rows) -> dict[str, pa.Array]:
     }
 
 
-def _save(folder: Path, name: str, events: pa.Table) -> None:
-    head = {b"messagebus": json.dumps({"schema": 1, "anchor": ANCHOR})}
-    pq.write_table(events.replace_schema_metadata(head), folder / f"{name}.parquet")
-
-
-def _write_manifest(folder: Path, end_ns: int) -> None:
-    values = {
+def _write_notes(lake: Path, files: dict[str, dict[str, Any]], *, end_ns: int) -> None:
+    """Write the manifest, whose times are monotonic, and the note of the files."""
+    manifest = {
         "run_id": RUN_ID,
         "topics": {TOPIC: [SUBSCRIPTION]},
         "brokers": list(BROKERS),
@@ -222,7 +206,11 @@ def _write_manifest(folder: Path, end_ns: int) -> None:
         ],
         "complete": True,
     }
-    (folder / "manifest.json").write_text(json.dumps(values))
+    noted = {"folder": str(lake), "files": files, "skipped": [], "missing": []}
+    notes = lake / "runs" / RUN_ID
+    notes.mkdir(parents=True)
+    (notes / "manifest.json").write_text(json.dumps(manifest))
+    (notes / "ingested.json").write_text(json.dumps({**noted, "clock_spread_ns": 0}))
 
 
 def _binary(rows: Ids) -> pa.Array:
@@ -248,59 +236,24 @@ DAY = time.strftime("%Y-%m-%d", time.gmtime(WALL_NS // 1_000_000_000))
 WEIGHT = 10
 
 
-def lay(lake: Path, messages: int) -> Planted:
-    """Write a lake with a run of `messages` messages, and the notes of its ingest."""
-    files: dict[str, dict[str, Any]] = {}
-
-    def save(name: str, events: pa.Table) -> None:
-        files[f"{name}.parquet"] = _kept(lake, name, events)
-
-    notes = lake / "runs" / RUN_ID
-    planted = make(notes, messages, save=save)
-    noted = {
-        "folder": str(lake),
-        "files": files,
-        "skipped": [],
-        "missing": [],
-        "clock_spread_ns": 0,
-    }
-    (notes / "ingested.json").write_text(json.dumps(noted))
-    return planted
-
-
-def _kept(lake: Path, name: str, events: pa.Table) -> dict[str, Any]:
-    """Write one file, and return its entry in the notes."""
-    kind = name.split("-")[0]
-    source = f"{name}.parquet"
+def _write(lake: Path, kind: str, at: int, known: dict[str, pa.Array]) -> dict[str, Any]:
+    """Write one file, and return its entry in the notes: all columns but the partitions' ones."""
+    source = f"{kind}-{at:03}.parquet"
     folder = lake / kind / f"date={DAY}" / f"run_id={RUN_ID}" / f"source={source}"
     folder.mkdir(parents=True)
     path = folder / "part-00000.snappy.parquet"
-    pq.write_table(_wall_clock(kind, events), path)
+    count = len(known["message_id"])
+    columns = {
+        column.name: known.get(column.name, pa.nulls(count, TYPES[column.kind]))
+        for column in EVENTS[kind]
+        if column.name != "run_id"
+    }
+    pq.write_table(pa.table(columns), path)
     size = path.stat().st_size
     return {
-        "kind": kind,
-        "form": "parquet",
-        "bytes": size,
-        "weight": size * WEIGHT,
-        "sha256": name,
-        "anchors": 0,
-        "has_anchor": True,
-        "good": events.num_rows,
-        "bad": {},
-        "examples": {},
+        source: {
+            **{"kind": kind, "form": "parquet", "bytes": size, "weight": size * WEIGHT},
+            **{"sha256": source, "anchors": 0, "has_anchor": True},
+            **{"good": count, "bad": {}, "examples": {}},
+        }
     }
-
-
-def _wall_clock(kind: str, events: pa.Table) -> pa.Table:
-    """Return all columns of the kind except the partitions' ones, with wall clock times."""
-    columns = {}
-    for column in EVENTS[kind]:
-        if column.name == "run_id":
-            continue
-        values = pa.nulls(events.num_rows, TYPES[column.kind])
-        if column.name in events.column_names:
-            values = events[column.name]
-        if column.name.endswith("_ns"):
-            values = pc.add(values, WALL_NS)
-        columns[column.name] = values
-    return pa.table(columns)

@@ -1,12 +1,23 @@
-"""Questions that read a whole run once: their cost in Spark, and in DuckDB on the same files.
+"""Questions that read a whole run: their cost in Spark, and in DuckDB on the same files, with equal answers.
 
-The reference for percentiles of confirms are histograms that were fed the raw values, one by one.
+Two processes with two threads and 4 GB each are asked by turns. Their start does not count, nor does the
+first round, in which code is compiled. There are three groups:
+
+scans     sums and percentiles of all rows. The reference for percentiles of confirms are histograms that
+          were fed the raw values, one by one.
+backlog   the backlog of every second. Spark makes the fates once a run, for several jobs; that has a figure
+          of its own. DuckDB answers from the same fates for the ratio, and from the events to check them.
+join      the audit beside a full outer join, the obvious query: the same fates for more CPU time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,18 +26,149 @@ import pyarrow.parquet as pq
 from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
-from bench.figures.form import Figure, at_least, at_most
-from bench.figures.measure.made import lay
-from bench.figures.measure.turns import DUCKDB, SPARK, Costs, Words, both
+from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.measure.audit import millions
+from bench.figures.measure.made import RUN_ID, lay
+from bench.figures.measure.watched import Asked, asking
 from bench.figures.scene import Group, Scene, repeat_command
 
-__all__ = ["GROUP", "RATIO_MAX", "Histograms", "different", "fed", "scan_figures", "told"]
+__all__ = [
+    "BACKLOG", "CELLS_MIN", "DUCKDB", "GROUPS", "JOIN", "MESSAGES", "SCANS", "SPARK", "Both",
+    "Questions", "agreed", "different", "fed",
+]  # fmt: skip
 
+SPARK, DUCKDB = "spark", "duckdb"
+NAMES = {SPARK: "Spark", DUCKDB: "DuckDB"}
+MESSAGES, LEAST = 10_000_000, 10_000
+RATIO_MAX, APPROXIMATE_MAX, JOIN_MIN = 10.0, 1.2, 1.4
+CELLS_MIN = 96
+TOP_NS, DIGITS = 1 << 47, 3
+
+Asking: TypeAlias = tuple[str, str]
+"""(who, question)."""
+Costs: TypeAlias = Mapping[Asking, Sequence[float]]
+"""CPU seconds of each round that counts."""
 Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
 """(publisher, broker) -> latencies from the intended time to the confirm, in ns."""
 
-TOP_NS = 1 << 47
-DIGITS = 3
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """The two running processes, made by `both`."""
+
+    spark: Asked
+    duckdb: Asked
+
+    def agree(self, question: str, other: str = "") -> tuple[float, float]:
+        """Ask once and compare the answers; return the costs. other: DuckDB's name of the question."""
+        ours, theirs = self.spark.ask(question), self.duckdb.ask(other or question)
+        agreed(question, ours.found, theirs.found)
+        return ours.cpu_s, theirs.cpu_s
+
+    def by_turns(self, scene: Scene, questions: Iterable[str], alone: Iterable[str] = ()) -> Costs:
+        """Ask the questions by turns, as often as the scene repeats. alone: questions to Spark only.
+
+        Raises BenchError where answers differ.
+        """
+        costs: dict[Asking, list[float]] = defaultdict(list)
+        asked: list[tuple[str, tuple[str, ...]]] = [(each, (SPARK, DUCKDB)) for each in questions]
+        asked += [(each, (SPARK,)) for each in alone]
+        for number in range(scene.repeat + 1):
+            scene.say(f"round {number} of {scene.repeat}" + ("" if number else ", not counted"))
+            for question, names in asked:
+                # The first one alternates.
+                answers = {
+                    who: getattr(self, who).ask(question)
+                    for who in (names if number % 2 else reversed(names))
+                }
+                if DUCKDB in answers:
+                    agreed(question, answers[SPARK].found, answers[DUCKDB].found)
+                for who, answer in answers.items() if number else ():
+                    costs[who, question].append(answer.cpu_s)
+        return costs
+
+
+@contextmanager
+def both(lake: Path) -> Iterator[Both]:
+    """Start both on a lake written by `lay`, and end them on exit."""
+    with (
+        asking([sys.executable, "-m", "spark.scans", str(lake), RUN_ID]) as spark,
+        asking([sys.executable, "-m", "bench.figures.measure.oracle", str(lake)]) as duckdb,
+    ):
+        yield Both(spark, duckdb)
+
+
+def agreed(question: str, ours: Any, theirs: Any) -> None:
+    """Check that two answers are equal. Raises BenchError with the first rows that differ."""
+    if ours != theirs:
+        first = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), "")
+        counts = f"{len(ours):,} and {len(theirs):,} rows"
+        raise BenchError(f"Spark and DuckDB differ about {question}: {counts}: {first}")
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The questions of a group. name: beginning of the figures' ids.
+
+    what: question -> its description. asked: of both; alone: of Spark. ratios: id -> its description, the
+    costs that are divided, and its goal, which applies at `MESSAGES`. first: asks what comes once before, and
+    returns its costs.
+    """
+
+    name: str
+    what: Mapping[str, str]
+    asked: Sequence[str]
+    alone: Sequence[str] = ()
+    ratios: Mapping[str, tuple[str, Asking, Asking, Goal]] = field(default_factory=dict)
+    first: Callable[[Both, Path], Costs] = lambda _asked, _lake: {}
+
+    def measure(self, scene: Scene) -> Iterator[Figure]:
+        messages = scene.part(MESSAGES, LEAST)
+        lake = scene.folder / "lake"
+        scene.say(f"laying {messages:,} publishes and as many deliveries")
+        lay(lake, messages)
+        with both(lake) as asked:
+            once = self.first(asked, lake)
+            costs = asked.by_turns(scene, self.asked, self.alone)
+        repeat = repeat_command(self.name, scene.repeat)
+        yield from self.told(messages, {**once, **costs}, repeat)
+
+    def told(self, messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
+        """Make a figure of each cost, and of the median of each ratio over all rounds."""
+        rows = f"{millions(messages)} rows"
+        for (who, question), used in costs.items():
+            if who == CELLS:
+                yield _cells(int(used[0]), messages)
+                continue
+            yield median_of(
+                used,
+                id=f"{self.name}.{question}.{who}.cpu_s",
+                what=f"{NAMES[who]}, {rows}, {self.what[question]}: CPU time",
+                unit="s",
+                repeat=repeat,
+            )
+        for id, (what, used_by, over, goal) in self.ratios.items():
+            pairs = zip(costs[used_by], costs[over], strict=True)
+            yield median_of(
+                [one / other for one, other in pairs],
+                id=f"{self.name}.{id}.ratio",
+                what=f"{rows}, {what}",
+                unit="times",
+                repeat=repeat,
+                goal=goal if messages == MESSAGES else no_goal,
+            )
+
+
+CELLS = "cells"
+
+
+def _at_most(bound: float) -> Goal:
+    return lambda value: at_most(bound, value, "times")
+
+
+def _over_duckdb(question: str, what: str) -> tuple[str, Asking, Asking, Goal]:
+    words = f"{what}: CPU of Spark over DuckDB's"
+    return words, (SPARK, question), (DUCKDB, question), _at_most(RATIO_MAX)
 
 
 def fed(lake: Path) -> Histograms:
@@ -40,48 +182,6 @@ def fed(lake: Path) -> Histograms:
         for name, value in zip(names, taken, strict=True):
             found[name].record_value(value)
     return found
-
-
-NAME = "measure.scans"
-MESSAGES = 10_000_000
-LEAST = 10_000
-SCANS = {
-    "seconds": "messages and bytes per publisher, broker, topic and second",
-    "latency": "exact percentiles per broker and topic",
-}
-ALONE = {"approximate": "percentiles by percentile_approx"}
-RATIO_MAX = 10.0
-APPROXIMATE_MAX = 1.2
-CELLS_MIN = 96
-
-
-def scan_figures(scene: Scene) -> Iterator[Figure]:
-    messages = scene.part(MESSAGES, LEAST)
-    lake = scene.folder / "lake"
-    scene.say(f"laying {messages:,} publishes and as many deliveries")
-    lay(lake, messages)
-    scene.say("feeding every latency to hdrhistogram")
-    reference = fed(lake)
-    with both(lake) as asked:
-        cells = _compared(asked.spark.ask("percentiles").found, reference)
-        asked.agree("bins")
-        costs = asked.by_turns(scene, SCANS, ALONE)
-    yield Figure(
-        id=f"{NAME}.percentiles",
-        what=f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's",
-        value=cells,
-        unit="",
-        repeat=repeat_command(NAME),
-        **at_least(CELLS_MIN, cells),
-    )
-    yield from told(messages, costs, repeat_command(NAME, scene.repeat))
-
-
-def _compared(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> int:
-    """Return the number of percentiles. Raises BenchError if one differs from the reference."""
-    if faults := different(rows, reference):
-        raise BenchError(f"{NAME}: {len(faults)} percentiles differ: {faults[0]}")
-    return sum(len(row["percentiles"]) for row in rows)
 
 
 def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[str]:
@@ -99,24 +199,91 @@ def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[
     return faults
 
 
-def told(messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
-    words = Words(name=NAME, messages=messages, bounded=messages == MESSAGES, repeat=repeat)
-    yield from words.costs(costs, SCANS | ALONE)
-    for question, what in SCANS.items():
-        yield words.ratio(
-            question,
-            f"{what}: CPU of Spark over DuckDB's",
-            costs[SPARK, question],
-            costs[DUCKDB, question],
-            lambda value: at_most(RATIO_MAX, value, "times"),
-        )
-    yield words.ratio(
-        "approximate",
-        "exact percentiles: CPU over that of percentile_approx",
-        costs[SPARK, "latency"],
-        costs[SPARK, "approximate"],
-        lambda value: at_most(APPROXIMATE_MAX, value, "times"),
+def _percentiles(asked: Both, lake: Path) -> Costs:
+    """Compare all percentiles with the reference; return their number. Raises BenchError if one differs."""
+    rows = asked.spark.ask("percentiles").found
+    if faults := different(rows, fed(lake)):
+        raise BenchError(f"{SCANS.name}: {len(faults)} percentiles differ: {faults[0]}")
+    asked.agree("bins")
+    return {(CELLS, "percentiles"): [float(sum(len(row["percentiles"]) for row in rows))]}
+
+
+def _cells(count: int, messages: int) -> Figure:
+    return Figure(
+        id=f"{SCANS.name}.percentiles",
+        what=f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's",
+        value=count,
+        unit="",
+        repeat=repeat_command(SCANS.name),
+        **at_least(CELLS_MIN, count),
     )
 
 
-GROUP = Group(NAME, 0, "no broker", scan_figures)
+def _fates(asked: Both, _lake: Path) -> Costs:
+    """Make the fates of all messages, and check them by the events."""
+    ours, theirs = asked.agree("depths", "depths_of_events")
+    return {(SPARK, "fates"): [ours], (DUCKDB, "depths_of_events"): [theirs]}
+
+
+def _joined(asked: Both, _lake: Path) -> Costs:
+    asked.agree("joined", "verdicts")
+    return {}
+
+
+SECONDS = "messages and bytes per publisher, broker, topic and second"
+PERCENTILES = "exact percentiles per broker and topic"
+DEPTHS = "backlog per broker and second, of fates"
+SCANS = Questions(
+    "measure.scans",
+    {
+        "seconds": SECONDS,
+        "latency": PERCENTILES,
+        "approximate": "percentiles by percentile_approx",
+    },
+    asked=("seconds", "latency"),
+    alone=("approximate",),
+    ratios={
+        "seconds": _over_duckdb("seconds", SECONDS),
+        "latency": _over_duckdb("latency", PERCENTILES),
+        "approximate": (
+            "exact percentiles: CPU over that of percentile_approx",
+            (SPARK, "latency"),
+            (SPARK, "approximate"),
+            _at_most(APPROXIMATE_MAX),
+        ),
+    },
+    first=_percentiles,
+)
+BACKLOG = Questions(
+    "measure.backlog",
+    {
+        "depths": DEPTHS,
+        "depths_of_events": "the same of events",
+        "fates": "fates of all messages made and kept, and the backlog of them once",
+    },
+    asked=("depths",),
+    ratios={"depths": _over_duckdb("depths", DEPTHS)},
+    first=_fates,
+)
+JOIN = Questions(
+    "measure.join",
+    {
+        "verdicts": "fate of every message",
+        "joined": "the same by a full outer join of two groupings",
+    },
+    asked=("verdicts",),
+    alone=("joined",),
+    ratios={
+        "joined": (
+            "fates by a full outer join: CPU over that of the audit",
+            (SPARK, "joined"),
+            (SPARK, "verdicts"),
+            lambda value: at_least(JOIN_MIN, value, "times"),
+        )
+    },
+    first=_joined,
+)
+GROUPS = tuple(
+    Group(each.name, 0, "no broker", partial(Questions.measure, each))
+    for each in (SCANS, BACKLOG, JOIN)
+)

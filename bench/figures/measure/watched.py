@@ -20,10 +20,10 @@ import psutil
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
 
-__all__ = ["Asked", "Cost", "Told", "asking", "below", "watched"]
+__all__ = ["Answered", "Asked", "Cost", "asking", "watched"]
 
 WATCH_S = 0.1
-WITHIN_S = 3600.0
+WITHIN_S, ANSWER_WITHIN_S = 3600.0, 600.0
 HEAP = "-Xmx"
 
 
@@ -33,23 +33,34 @@ class Cost:
 
     cpu_s: float
     memory_mib: float
-    took_s: float
     said: str
     heap: str = ""
 
 
-def watched(argv: Sequence[str], *, may_fail: bool = False) -> Cost:
-    """Run a command to its end and measure its cost. Raises BenchError when it fails."""
-    began_s = time.monotonic()
-    with subprocess.Popen(
-        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        cpu_s, memory, heap = _watch(psutil.Process(process.pid))
-        said, complained = process.communicate(timeout=WITHIN_S)
-    if process.returncode and not may_fail:
-        last = (complained.strip() or said.strip() or "it said nothing").splitlines()[-1]
+def watched(argv: Sequence[str], *, asked: str = "", may_fail: bool = False) -> Cost:
+    """Run a command to its end and measure its cost. Raises BenchError when it fails.
+
+    asked: its standard input.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as given,
+        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as complained,
+    ):
+        given.write(asked)
+        given.seek(0)
+        with subprocess.Popen(
+            argv, cwd=CHECKOUT, stdin=given, stdout=said, stderr=complained, text=True
+        ) as process:
+            cpu_s, memory, heap = _watch(psutil.Process(process.pid))
+            status = process.wait(WITHIN_S)
+        for file in (said, complained):
+            file.seek(0)
+        told, complaint = said.read(), complained.read()
+    if status and not may_fail:
+        last = (complaint.strip() or told.strip() or "it said nothing").splitlines()[-1]
         raise BenchError(f"{argv[-1]}: {last}")
-    return Cost(cpu_s, memory / (1 << 20), time.monotonic() - began_s, said, heap)
+    return Cost(cpu_s, memory / (1 << 20), told, heap)
 
 
 def _watch(root: psutil.Process) -> tuple[float, int, str]:
@@ -58,12 +69,14 @@ def _watch(root: psutil.Process) -> tuple[float, int, str]:
     most, heap = 0, ""
     while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
         now = 0
-        for each in [root, *below(root)]:
+        for each in _tree(root):
             try:
                 times = each.cpu_times()
                 used[each.pid] = times.user + times.system
                 now += each.memory_info().rss
-                heap = _heap(each) or heap
+                # Of several options of a JVM the last one counts.
+                given = [part for part in each.cmdline() if part.startswith(HEAP)]
+                heap = given[-1].removeprefix(HEAP) if given else heap
             except psutil.Error:
                 continue
         most = max(most, now)
@@ -71,31 +84,20 @@ def _watch(root: psutil.Process) -> tuple[float, int, str]:
     return sum(used.values()), most, heap
 
 
-def _heap(process: psutil.Process) -> str:
-    """Return the heap size that a JVM was started with; of several options the last one counts."""
-    given = [argument for argument in process.cmdline() if argument.startswith(HEAP)]
-    return given[-1].removeprefix(HEAP) if given else ""
-
-
-def below(root: psutil.Process) -> list[psutil.Process]:
-    """Return all living descendants of a process."""
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    """Return a process and all its living descendants."""
     try:
-        found: list[psutil.Process] = root.children(recursive=True)
+        return [root, *root.children(recursive=True)]
     except psutil.Error:
-        return []
-    return found
-
-
-ANSWER_WITHIN_S = 600.0
+        return [root]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Answered:
     """An answer. cpu_s: CPU time of the process and its children."""
 
     found: Any
     cpu_s: float
-    took_s: float
 
 
 class Asked:
@@ -103,11 +105,11 @@ class Asked:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._tree = psutil.Process(process.pid)
+        self._root = psutil.Process(process.pid)
 
-    def ask(self, question: str) -> Told:
+    def ask(self, question: str) -> Answered:
         """Ask a question. Raises BenchError when the process ends, or takes longer than `ANSWER_WITHIN_S`."""
-        before_s, began_s = self._cpu_s(), time.monotonic()
+        before_s = self._cpu_s()
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -118,11 +120,11 @@ class Asked:
         line = self._process.stdout.readline() if readable else ""
         if not line.endswith("\n"):
             raise BenchError(f"no answer to {question}")
-        return Told(json.loads(line), self._cpu_s() - before_s, time.monotonic() - began_s)
+        return Answered(json.loads(line), self._cpu_s() - before_s)
 
     def _cpu_s(self) -> float:
         used = 0.0
-        for each in [self._tree, *below(self._tree)]:
+        for each in _tree(self._root):
             try:
                 times = each.cpu_times()
             except psutil.Error:
@@ -134,15 +136,11 @@ class Asked:
 @contextmanager
 def asking(argv: Sequence[str]) -> Iterator[Asked]:
     """Start a process; end it on exit. Raises BenchError with its last line of output if it failed."""
+    pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(
-            argv,
-            cwd=CHECKOUT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
+            argv, cwd=CHECKOUT, stdin=pipe, stdout=pipe, stderr=complaints, text=True
         ) as process,
     ):
         try:

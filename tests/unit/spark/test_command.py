@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import Exit
+from reports.page import Page, render_text
 from spark.command import (
     Answer,
     bad_faults,
@@ -24,13 +25,12 @@ from spark.lake.ingest import ingest, plan
 from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.run import Run
-from spark.page.page import Page, render_text
 from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted
 
 JOBS = [throughput, latency, audit, imbalance, backlog, failover]
 
-PAGE = Page(job="audit", title="r", meta="", verdict="The promise holds.")
+PAGE = Page(kind="audit", title="r", verdict="The promise holds.")
 
 
 def test_an_answer_is_json_text_and_a_page(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from messagebus.events import FAULTS
 from spark import command
 from spark.__main__ import jobs
 from spark.command import exit_code
-from spark.jobs import compare, ingest, report
+from spark.jobs import compare, ingest
 from spark.measures.faults import Fault, allowed, counted, standing
 from spark.measures.run import Run
 from tests.support.events import SECOND
@@ -190,7 +190,7 @@ def ask(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         return measured[name]
 
     with pytest.MonkeyPatch.context() as changed:
-        for module in (command, ingest, compare, report):
+        for module in (command, ingest, compare):
             changed.setattr(module, "session_for", shared)
         changed.setattr(compare, "_measured", once)
         yield Asked(session, tmp_path_factory.mktemp("faults"), measured)
@@ -419,7 +419,7 @@ def test_both_audits_are_as_strict_as_their_words_and_allow_by_name(judged: Aske
     # All but one: what is allowed was found, and the one is enough.
     told = ask("report", "strict", *allow[2:])
     assert (told.code, told.found["faults"]) == (7, [f"10 {FAULTS['unexplained']}"])
-    assert "DOES NOT HOLD" in told.first
+    assert "The promise does not hold." in told.first
     assert all(fault in told.first for fault in wanted - set(told.found["faults"]))
     compared = ask("compare", "", "base", "strict")
     assert {f"{name}: {count} after 0" for name, count in STRICT.items()} <= set(

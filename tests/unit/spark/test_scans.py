@@ -11,8 +11,8 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.figures.measure.duck_scans import answer, ready
 from bench.figures.measure.made import lay
+from bench.figures.measure.oracle import answer, opened
 from bench.figures.measure.scans import CELLS_MIN, different, fed
 from spark.lake.ingest import ingested
 from spark.lake.tables import Lake
@@ -41,7 +41,7 @@ def both(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("laid")
     lay(folder, MESSAGES)
     lake = Lake(folder)
-    with ready(folder) as duck:
+    with opened(folder) as duck:
         yield Both(Run(session, lake, ingested(lake, "made")), duck)
 
 

@@ -2,47 +2,31 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
-import pytest
+from bench.analysis.charts import over_time_chart, percentile_chart
+from bench.analysis.result import gather
+from tests.support.runs import BROKERS, write_run
 
-from bench.analysis.charts import Line, by_percentile, over_time
-
-
-def plain(value: float) -> str:
-    return f"{value:g}"
-
-
-def test_charts_are_well_formed_named_and_fetch_nothing() -> None:
-    lines = [Line("a <b>", [0, 50, 99.9, 100], [0.1, 1, 20, 900]), Line("c", [0], [1], dashed=True)]
-    for svg in (
-        by_percentile(lines, label="L & M", unit=plain),
-        over_time(lines, label="L", unit=plain, shaded=(1, 3)),
-    ):
-        (root,) = ET.fromstring(svg)
-        assert root.tag == "svg"
-        assert "a <b>" in [text.text for text in root.iter("text")]
-        assert not re.search(r"href|url\(", svg)
+KILL = {"at_s": 5, "what": "kill", "broker": 1, "lasts_s": 2}
 
 
-def test_the_maximum_is_no_percentile() -> None:
-    svg = by_percentile([Line("a", [0, 100], [1, 1e6])], label="", unit=plain)
-    (points,) = re.findall(r'points="([^"]*)"', svg)
-    assert points.count(",") == 1
+def names(svg: str) -> set[str | None]:
+    return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_nothing_to_draw_is_said() -> None:
-    assert "no samples" in by_percentile([], label="", unit=plain)
-    assert "no samples" in over_time([], label="", unit=plain, shaded=(0, 1))
+def test_charts_are_well_formed_named_and_fetch_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, disturbances=[KILL])
+    result = gather(tmp_path)
+    by_percentile, over_time = percentile_chart(result), over_time_chart(result)
+    measures = {"publish, from intended", "publish, from sent", "end to end", "pacing"}
+    assert names(by_percentile) > measures
+    assert names(over_time) > {*BROKERS, "confirm, p99", "delivery, p50", "kill", "kill over"}
+    assert "waiting" in " ".join(filter(None, names(over_time)))
+    for svg in (by_percentile, over_time):
+        assert not re.search(r"(?:href|src)=\"(?!#)|url\((?!#)", svg)
 
 
-@pytest.mark.parametrize(
-    ("most", "ticks"),
-    [(0, "0 1"), (2, "0 1 2"), (5, "0 1 2 3 4 5"), (7, "0 2 4 6 8"), (100, "0 25 50 75 100")],
-)
-def test_no_two_ticks_of_a_count_read_the_same(most: float, ticks: str) -> None:
-    svg = over_time([Line("a", [0, 1], [0, most])], label="", unit=whole, shaded=(0, 1))
-    assert re.findall(r'text-anchor="end">(\d+)', svg) == ticks.split()
-
-
-def whole(value: float) -> str:
-    return f"{value:,.0f}"
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, outage=range(12))
+    assert "no samples" in names(over_time_chart(gather(tmp_path)))

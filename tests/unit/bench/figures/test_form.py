@@ -18,8 +18,8 @@ from bench.figures.form import (
     markdown,
     median_of,
     newest,
-    plain,
 )
+from reports.text import significant
 
 RATIO = Figure(
     id="way.publish.ratio",
@@ -44,7 +44,7 @@ def test_goals_say_what_is_wanted_and_whether_it_was_met() -> None:
     [(12345.6, "12,346"), (99.94, "99.9"), (0.2345, "0.234"), (0, "0"), (100, "100")],
 )
 def test_three_digits_say_enough(value: float, text: str) -> None:
-    assert plain(value) == text
+    assert significant(value) == text
 
 
 def test_results_have_the_common_form_and_are_read_back(tmp_path: Path) -> None:

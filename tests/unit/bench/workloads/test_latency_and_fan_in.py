@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bench.analysis.tables import NONE
 from bench.load.profile import Profile, System
 from bench.workloads import latency_and_fan_in as lines
+from reports.text import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

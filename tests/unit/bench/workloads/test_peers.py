@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.series import Step
-from bench.analysis.tables import NONE
 from bench.load.profile import Profile
 from bench.workloads import peers
+from reports.text import NONE
 
 PROFILES = Path(__file__).resolve().parents[4] / "bench" / "profiles"
 

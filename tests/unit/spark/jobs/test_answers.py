@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from hdrh.histogram import HdrHistogram
 
+from reports.page import render_html, render_text
 from spark.command import exit_code
 from spark.jobs import backlog, compare, imbalance, ingest, latency, throughput
+from spark.jobs.compare import compared, worse
 from spark.measures import hdr
-from spark.measures.compare import compared, worse
-from spark.measures.latency import CONFIRM, END_TO_END, RECEIVED_SENT, SENT
-from spark.page.page import render_html, render_text
-from spark.page.pipeline import CURVE
+from spark.measures.latency import CONFIRM, CURVE, END_TO_END, RECEIVED_SENT, SENT
 from tests.support.events import BROKERS, KILLED, PUBLISHERS
 from tests.unit.spark.conftest import Planted
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.figures.measure import duck
 from bench.figures.measure.audit import agree
 from bench.figures.measure.made import lay
+from bench.figures.measure.oracle import audit as audit_by_duckdb
+from bench.figures.measure.oracle import opened
+from reports.page import render_text
 from spark.command import Answer
 from spark.jobs import audit
 from spark.lake.ingest import ingested
 from spark.lake.tables import Lake
 from spark.measures.run import Run
-from spark.page.page import render_text
 from tests.unit.spark.conftest import Planted
 
 
@@ -63,7 +64,8 @@ def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(
     planted = lay(tmp_path, 5000)
     lake = Lake(tmp_path)
     found = audit.measure(Run(session, lake, ingested(lake, "made"))).found
-    assert agree(found, duck.audit(str(tmp_path))) == []
+    with opened(tmp_path) as database:
+        assert agree(found, audit_by_duckdb(database)) == []
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
         ("lost", planted.lost),
         ("altered", planted.altered),

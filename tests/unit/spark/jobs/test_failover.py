@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from reports.page import render_text
 from spark.jobs import failover
 from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
 from spark.measures import gaps
 from spark.measures.run import Run
-from spark.page.page import render_text
 from tests.support.events import (
     BROKERS,
     KILLED,

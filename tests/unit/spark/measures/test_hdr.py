@@ -111,18 +111,6 @@ def test_percentiles_of_random_distributions_are_the_histograms(session: SparkSe
     assert len(found) == DISTRIBUTIONS
 
 
-def test_corrected_bins_are_those_of_record_corrected_value(session: SparkSession) -> None:
-    values = [0, 1, 6, 7, 8, 13, 14, 15, 999, 1000, 1001, 5000]
-    for interval in (1, 7, 1000):
-        reference = HdrHistogram(1, hdr.TOP_NS, hdr.DIGITS)
-        for value in values:
-            reference.record_corrected_value(value, interval)
-        rows = session.createDataFrame([(value,) for value in values], "v long")
-        found = hdr.bins(hdr.corrected(rows, "v", interval), [], "v").collect()
-        made = hdr.histogram((row.bin, row.n) for row in found)
-        assert made.encode() == reference.encode(), f"interval {interval}"
-
-
 def test_what_is_written_down_is_what_the_library_writes(session: SparkSession) -> None:
     values = [value for value in edges() if value < hdr.TOP_NS]
     reference = HdrHistogram(1, hdr.TOP_NS, hdr.DIGITS)

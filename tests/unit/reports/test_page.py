@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import re
 
-from spark.page.page import (
+from reports.page import (
     BARS_MAX,
-    TEXT_ROWS_MAX,
     Bar,
     Bars,
     Figure,
@@ -14,14 +13,13 @@ from spark.page.page import (
     against_mean,
     render_html,
     render_text,
-    table_of,
-    text_table,
 )
+from reports.text import Table
 
 PAGE = Page(
-    job="audit",
+    kind="audit",
     title="run <1>",
-    meta="3 brokers",
+    meta=("3 brokers",),
     verdict="The promise does not hold.",
     faults=("1 lost & found",),
     figures=(Figure("1", "lost", "of 3"),),
@@ -30,12 +28,16 @@ PAGE = Page(
             title="Brokers",
             note="All of them.",
             chart="<svg></svg>",
-            tables=(table_of(("broker", "lost"), [("mb1", "1"), ("mb22", "0")]),),
+            tables=(Table(("broker", "lost"), (("mb1", "1"), ("mb22", "0"))),),
+            after=("mb3 said <nothing>.",),
         ),
-        Section(title="Nothing", tables=(table_of(("x",), []),)),
+        Section(title="Nothing", note="None.", tables=(Table(("x",), ()),)),
+        Section(
+            title="Suspects", link="s/x.html", tables=(Table(("id",), (("a1",),)),), is_long=True
+        ),
     ),
-    words=(("lost", "never came."),),
-    tables="fates",
+    words={"lost": "never came."},
+    footer="Rows: fates.",
 )
 
 
@@ -45,7 +47,11 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_is_given() -> None
     assert "1 lost &amp; found" in html
     assert "<svg></svg>" in html
     assert "Nothing</h2>" not in html
-    assert not re.search(r"(?:src|href)=|@import|url\(", html)
+    assert "mb3 said &lt;nothing&gt;." in html
+    assert "Rows: fates. Nothing on this page" in html
+    assert '<h2><a href="s/x.html">Suspects</a></h2>' in html
+    assert not re.search(r"src=|@import|url\(", html)
+    assert re.findall("href", html) == ["href"]
 
 
 def test_the_text_has_the_same_numbers() -> None:
@@ -53,7 +59,9 @@ def test_the_text_has_the_same_numbers() -> None:
     assert "audit, run <1>: The promise does not hold." in text
     assert "  ! 1 lost & found" in text
     assert "  mb1        1\n  mb22       0" in text
+    assert "  mb3 said <nothing>." in text
     assert "Nothing" not in text
+    assert "Suspects" not in text
 
 
 def test_bars_have_one_scale_and_a_legend_of_what_there_is() -> None:
@@ -65,7 +73,7 @@ def test_bars_have_one_scale_and_a_legend_of_what_there_is() -> None:
     assert bars.whole == 40
     assert [(part.what, part.value) for part in bars.legend] == [("fine", 50), ("lost", 10)]
     section = Section(title="Fates", bars=bars)
-    html = render_html(Page(job="audit", title="r", meta="", verdict="", sections=(section,)))
+    html = render_html(Page(kind="audit", title="r", verdict="", sections=(section,)))
     assert "&lt;mb1&gt;" in html
     assert 'class="look-0" style="width: 75.00%"' in html
     assert 'class="look-alarm" style="width: 25.00%"' in html
@@ -86,33 +94,9 @@ def test_no_load_is_no_bar_and_nothing_is_divided_by_zero() -> None:
     assert Bars().whole == 1.0
 
 
-def test_rows_that_are_not_shown_are_counted() -> None:
-    table = table_of(("n",), [(str(n),) for n in range(100)], shown_max=10)
-    assert len(table.rows) == 10
-    assert table.left_out.startswith("90 more rows")
-
-
-def test_what_is_too_wide_for_the_terminal_goes_below_with_its_words_again() -> None:
-    table = table_of(
-        ("broker", "count", "p99"), [("mb1", "12", "3.5 ms"), ("mb22", "1,000", "12 ms")]
-    )
-    assert text_table(table) == [
-        "  broker  count     p99",
-        "  mb1        12  3.5 ms",
-        "  mb22    1,000   12 ms",
-    ]
-    assert text_table(table, columns=18) == [
-        "  broker  count",
-        "  mb1        12",
-        "  mb22    1,000",
-        "  broker     p99",
-        "  mb1     3.5 ms",
-        "  mb22     12 ms",
-    ]
-
-
-def test_a_terminal_gets_the_first_rows_and_how_many_more_there_are() -> None:
-    table = table_of(("n",), [(str(n),) for n in range(30)])
-    lines = text_table(table)
-    assert len(lines) == 1 + TEXT_ROWS_MAX + 1
-    assert lines[-1] == "  5 more rows are on the page."
+def test_the_text_begins_with_a_name_and_is_as_wide_as_the_terminal() -> None:
+    page = Page(kind="run", title="r", name="small, ours", verdict="fine", meta=("word " * 40,))
+    first, *lines = render_text(page, 60).splitlines()
+    assert first == "small, ours: fine"
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from spark.page.drawing import (
+from reports.svg import (
     ALARM,
     COLOURS,
     GRID,
@@ -25,9 +25,9 @@ from spark.page.drawing import (
     SETTINGS,
     WIDTH_IN,
     log_milliseconds,
-    milliseconds,
     svg,
 )
+from reports.text import milliseconds
 
 __all__ = [
     "DASHED",
@@ -97,7 +97,8 @@ class Span:
 class Panel:
     """One of several charts over one time axis. form: stack, step or line.
 
-    unit: unit of y, count or ms (then by powers of ten); height: relative to the others.
+    unit: unit of y, count or ms (then by powers of ten); height: relative to the others. Of more series
+    than there are colours the first are drawn.
     """
 
     title: str
@@ -107,9 +108,20 @@ class Panel:
     height: float = 2.0
 
     @property
+    def drawn(self) -> Sequence[Series]:
+        return self.series[: len(COLOURS)]
+
+    @property
+    def heading(self) -> str:
+        """The title, with the number of drawn series where these are not all."""
+        if len(self.series) <= len(COLOURS):
+            return self.title
+        return f"{self.title}, {len(COLOURS)} of {len(self.series)}"
+
+    @property
     def height_in(self) -> float:
         """The height in inches: at least that of the names beside it."""
-        beside = len(self.series) + len(_wrapped(self.title)) + 1
+        beside = len(self.drawn) + len(_wrapped(self.heading)) + 1
         return max(self.height * 0.9, beside * BESIDE_LINE_IN)
 
 
@@ -119,9 +131,9 @@ def over_time(
     until_s: float,
     marks: Sequence[Mark] = (),
     spans: Sequence[Span] = (),
-    label: str = "Over the run, with incidents",
+    axis: str = "seconds since the start of the run",
 ) -> str:
-    """Draw panels one above the other; x is seconds since the start of the run."""
+    """Draw panels one above the other, over seconds. axis: the meaning of x."""
     until_s = max(until_s, 1.0)
     with matplotlib.rc_context(SETTINGS):
         label_lines = _label_lines(marks, until_s)
@@ -147,12 +159,12 @@ def over_time(
         drawn[0].set_xlim(0, until_s)
         unnamed = sum(line is None for line in label_lines)
         more = f"; {unnamed} marks had no room for their names" if unnamed else ""
-        drawn[-1].set_xlabel(f"seconds since the start of the run{more}")
+        drawn[-1].set_xlabel(f"{axis}{more}")
         _label_marks(drawn[0], marks, label_lines, until_s)
         figure.subplots_adjust(
             left=LEFT, right=RIGHT, top=1 - above_in / height_in, bottom=0.45 / height_in
         )
-        return svg(figure, label)
+        return svg(figure, "Over the run, with incidents")
 
 
 def percentiles(curves: Sequence[Series]) -> str:
@@ -187,10 +199,11 @@ def percentiles(curves: Sequence[Series]) -> str:
 
 def _panel(axes: Axes, panel: Panel) -> None:
     if panel.form == "stack":
-        _stack(axes, panel.series)
+        _stack(axes, panel.drawn)
     else:
-        _lines(axes, panel.series, step=panel.form == "step")
-    _beside(axes, panel.title, panel.height_in)
+        for number, one in enumerate(panel.drawn):
+            _line(axes, one, number, one.x, one.y, step=panel.form == "step")
+    _beside(axes, panel.heading, panel.height_in)
     _say_if_empty(axes, panel.series)
     if panel.unit == "ms":
         log_milliseconds(axes)
@@ -224,11 +237,6 @@ def _stack(panel: Axes, layers: Sequence[Series]) -> None:
     )
     for number, area in enumerate(drawn):
         area.set_hatch(HATCHES[number % len(HATCHES)])
-
-
-def _lines(panel: Axes, series: Iterable[Series], *, step: bool = False) -> None:
-    for number, one in enumerate(series):
-        _line(panel, one, number, one.x, one.y, step=step)
 
 
 def _line(

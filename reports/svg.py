@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -23,9 +24,11 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
 
+from reports.text import milliseconds  # noqa: E402
+
 __all__ = [
     "ALARM", "COLOURS", "GRID", "HATCHES", "INK", "MARKERS", "MUTED", "PAGE", "SETTINGS", "WIDTH_IN",
-    "log_milliseconds", "milliseconds", "svg",
+    "log_milliseconds", "svg",
 ]  # fmt: skip
 
 # Marker colours, replaced by variables of the page.
@@ -47,6 +50,8 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SETTINGS: Any = {
     "svg.fonttype": "none",
+    # A name with two dollars is no formula.
+    "text.parse_math": False,
     "svg.hashsalt": "messagebus",
     "font.size": 8.0,
     "axes.edgecolor": GRID,
@@ -77,13 +82,6 @@ SETTINGS: Any = {
 WIDTH_IN = 10.2
 
 
-def milliseconds(value: float) -> str:
-    """Format a duration for people: 85 µs, 1.24 ms, 120 ms, 1.03 s."""
-    if value < 0.9995:
-        return f"{value * 1000:.3g} µs"
-    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.2f} s"
-
-
 def log_milliseconds(panel: Axes) -> None:
     """Show durations on the y axis, from one power of ten to another, so that both have their names."""
     panel.set_yscale("log")
@@ -106,4 +104,4 @@ def svg(figure: Figure, label: str) -> str:
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)

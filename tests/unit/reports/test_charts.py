@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from spark.page import charts
-from spark.page.charts import (
+from reports import charts
+from reports.charts import (
     DASHED,
     LABEL_LINES,
     ROWS_MAX,
@@ -17,8 +15,8 @@ from spark.page.charts import (
     Span,
     silences,
 )
-from spark.page.drawing import COLOURS, HATCHES, MARKERS, milliseconds
-from spark.page.page import LOOKS
+from reports.page import LOOKS
+from reports.svg import COLOURS, HATCHES, MARKERS
 
 MARKS = [Mark(2, "mb1 killed", alarm=True), Mark(2.1, "mb1 back"), Mark(9, "balancer reloaded")]
 
@@ -123,16 +121,15 @@ def test_whatever_has_a_colour_has_a_mark_a_hatch_and_a_look_of_its_own() -> Non
     assert len({*COLOURS}) == len({*HATCHES}) == len({*MARKERS}) == LOOKS
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0851, "85.1 µs"),
-        (1.239, "1.24 ms"),
-        (120.4, "120 ms"),
-        (999.4, "999 ms"),
-        (999.6, "1.00 s"),
-        (10_510.0, "10.51 s"),
-    ],
-)
-def test_durations_are_for_people(value: float, text: str) -> None:
-    assert milliseconds(value) == text
+def test_of_more_series_than_colours_the_first_are_drawn_and_the_others_counted() -> None:
+    series = [Series(f"mb{number}", [0, 1], [1, 2]) for number in range(20)]
+    text = charts.over_time([Panel("waiting", series)], until_s=10)
+    assert set(re.findall(r">(mb\d+)<", text)) == {one.label for one in series[: len(COLOURS)]}
+    assert ">waiting, 8 of 20<" in text
+
+
+def test_a_name_is_no_formula_and_the_axis_says_what_it_shows() -> None:
+    panel = Panel("load", [Series("a$b$c <d>", [0, 1], [1, 2])])
+    text = charts.over_time([panel], until_s=1, axis="seconds since the load began")
+    assert ">a$b$c &lt;d&gt;<" in text
+    assert ">seconds since the load began<" in text

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark.measures.compare import Row, compared, numbers, worse
+from spark.jobs.compare import Row, compared, numbers, worse
 
 
 def test_numbers_of_both_stand_in_one_row() -> None:

@@ -1,7 +1,8 @@
-"""The questions of ``spark/scans.py``, answered by DuckDB on the same files: the rows must be equal.
+"""The audit and the questions of ``spark/scans.py``, answered by DuckDB on the same files: equal rows.
 
-``python -m bench.figures.measure.duck_scans LAKE`` reads questions from its input, a line each, and
-answers each with a line of JSON. It is written independently of Spark's code, so that they share no faults.
+It is an oracle, and a measure of one machine without Spark. It is written independently of Spark's code, so
+that they share no faults. ``python -m bench.figures.measure.oracle LAKE`` reads questions from its input,
+a line each, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,14 +16,52 @@ from typing import Any, TypeAlias
 import duckdb
 from hdrh.histogram import HdrHistogram
 
-from bench.figures.measure.duck import VERDICTS, opened
 from bench.figures.measure.made import WALL_NS
 
-__all__ = ["answer", "ready"]
+__all__ = ["answer", "audit", "opened"]
 
 Answer: TypeAlias = list[list[Any]]
 
+THREADS, MEMORY = 2, "4GB"
 SECOND_NS = 1_000_000_000
+FATES = """
+    SELECT message_id, max(outcome) AS outcome, max(p_body) AS p_body, count(outcome) AS sent,
+           count(received_ns) AS had, min(d_body) AS low, max(d_body) AS high
+    FROM (
+        SELECT message_id, outcome, body_hash AS p_body, NULL AS d_body, NULL AS received_ns
+        FROM published
+        UNION ALL
+        SELECT message_id, NULL, NULL, body_hash, received_ns FROM delivered
+    )
+    GROUP BY message_id
+"""
+VERDICTS = f"""
+    SELECT CASE WHEN sent = 0 THEN 'orphan'
+                WHEN outcome = 'confirmed' AND had = 0 THEN 'lost'
+                WHEN low <> p_body OR high <> p_body THEN 'altered'
+                WHEN had > 1 THEN 'unexplained'
+                WHEN outcome = 'confirmed' THEN 'ok'
+                WHEN had > 0 THEN 'unconfirmed_delivered'
+                ELSE 'unconfirmed_absent' END AS verdict, count(*) AS messages
+    FROM ({FATES})
+    GROUP BY verdict
+"""
+# A repeat brings no new sequence, so all deliveries may be in the window. That is cheaper than to number
+# the copies of every message first.
+LATE = """
+    WITH late AS (
+        SELECT message_id, received_ns FROM (
+            SELECT message_id, received_ns, sequence, max(sequence) OVER (
+                PARTITION BY topic, subscription, consumer, broker, publisher
+                ORDER BY received_ns, sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS high
+            FROM delivered)
+        WHERE sequence < high)
+    SELECT hex(message_id) FROM late
+    WHERE message_id IN (SELECT message_id FROM published)
+      AND received_ns = (SELECT min(received_ns) FROM delivered WHERE message_id = late.message_id)
+"""
+
+
 # Grouped by publisher too, like the table behind Spark's sums.
 SECONDS = f"""
     SELECT kind, broker, topic, subscription, second, sum(messages), sum(bytes) FROM (
@@ -104,14 +143,26 @@ QUERIES: Mapping[str, str] = {
 }
 
 
-def ready(lake: Path) -> duckdb.DuckDBPyConnection:
-    """Open a database that knows the path of the lake, and the end of its only run."""
-    database = opened(str(lake))
+def opened(lake: Path) -> duckdb.DuckDBPyConnection:
+    """Open a database with the tables of a lake with one run in it, its path and the end of the run."""
+    database = duckdb.connect()
+    database.execute(f"SET threads = {THREADS}; SET memory_limit = '{MEMORY}'")
+    database.execute(f"SET temp_directory = '{lake}/duckdb'")
+    for kind in ("published", "delivered"):
+        database.execute(
+            f"CREATE VIEW {kind} AS SELECT * FROM read_parquet('{lake}/{kind}/*/*/*/*.parquet')"
+        )
     [manifest] = lake.glob("runs/*/manifest.json")
     end_ns = WALL_NS + json.loads(manifest.read_text())["end_ns"]
     database.execute("SET VARIABLE lake = ?", [str(lake)])
     database.execute(f"SET VARIABLE end_ns = {end_ns}")
     return database
+
+
+def audit(database: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+    """Return verdict -> messages, and the ids of late ones."""
+    late = [row[0].lower() for row in database.execute(LATE).fetchall()]
+    return {"verdicts": dict(database.execute(VERDICTS).fetchall()), "late": sorted(late)}
 
 
 def answer(database: duckdb.DuckDBPyConnection, question: str) -> Answer:
@@ -134,11 +185,8 @@ def _values(row: list[Any]) -> list[Any]:
     return [broker, topic, total, lowest, *map(histogram.get_highest_equivalent_value, others)]
 
 
-def main(lake: str) -> None:
-    with ready(Path(lake)) as database:
-        for line in sys.stdin:
-            print(json.dumps(answer(database, line.strip())), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with opened(Path(sys.argv[1])) as connection:
+        for line in sys.stdin:
+            found = audit(connection) if line == "audit\n" else answer(connection, line.strip())
+            print(json.dumps(found), flush=True)

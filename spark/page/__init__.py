@@ -1,1 +1,0 @@
-"""Pages and texts that show measures, with charts, bars and tables."""
