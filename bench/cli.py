@@ -14,7 +14,6 @@ from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
 from bench.harness.worker import worker
-from bench.load.cli import load
 from bench.manifest import Manifest
 from bench.profiling import profile
 from bench.rows import read_events
@@ -31,7 +30,7 @@ def bench() -> None:
     """Measure load and latency, audit runs, and play the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
+for command in (demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
     bench.add_command(command)
 
 

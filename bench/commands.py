@@ -37,8 +37,9 @@ from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.form import Figure
-from bench.harness.coordinator import conduct, made, made_empty
+from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
+from bench.harness.workers import made, made_empty
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS

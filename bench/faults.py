@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 import httpx
@@ -19,11 +20,21 @@ from inventory.inventory import load
 from messagebus.broker import BrokerList
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
-from ops.local.files import MEMORY_SHARE
+from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
 
-__all__ = ["FAULTS", "Fault", "alarm", "close_connections", "drained", "fault_of", "push_list"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "alarm",
+    "close_connections",
+    "drained",
+    "erl_call",
+    "fault_of",
+    "push_list",
+]
 
-CALL_WITHIN_S = 10.0
+CALL_WITHIN_S = 30.0
+NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a new connection at its next statistics interval.
 LISTED_WITHIN_S = 5.0
 POLL_S = 0.2
@@ -122,11 +133,22 @@ FAULTS: dict[str, Callable[[LocalCluster, str], Fault]] = {
 }
 
 
-def alarm(cluster: LocalCluster, name: str, *, on: bool) -> None:
-    """Raise or clear the broker's memory alarm. Raises BenchError."""
+def alarm(
+    cluster: LocalCluster, name: str, *, on: bool, kind: Literal["memory", "disk"] = "memory"
+) -> None:
+    """Raise or clear one of the broker's alarms. Raises BenchError."""
+    if kind == "memory":
+        share = "0.0" if on else str(MEMORY_SHARE)
+        call = f"vm_memory_monitor set_vm_memory_high_watermark [{share}]"
+    else:
+        limit = NO_DISK_HAS_BYTES if on else DISK_FREE_LIMIT_BYTES
+        call = f"rabbit_disk_monitor set_disk_free_limit [{limit}]"
+    erl_call(cluster, name, call)
+
+
+def erl_call(cluster: LocalCluster, name: str, call: str) -> None:
+    """Make the broker call a function: module, function and list of arguments. Raises BenchError."""
     node = cluster.node(name)
-    share = "0.0" if on else str(MEMORY_SHARE)
-    call = f"vm_memory_monitor set_vm_memory_high_watermark [{share}]"
     done = subprocess.run(
         ["erl_call", "-n", node.node_name, "-a", call],
         env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
@@ -135,7 +157,7 @@ def alarm(cluster: LocalCluster, name: str, *, on: bool) -> None:
         check=False,
     )
     if done.stdout != b"ok":
-        raise BenchError(f"{name}: memory alarm: {(done.stdout + done.stderr).decode().strip()}")
+        raise BenchError(f"{name}: {call}: {(done.stdout + done.stderr).decode().strip()}")
 
 
 def close_connections(cluster: LocalCluster, name: str) -> None:

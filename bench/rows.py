@@ -1,23 +1,42 @@
-"""Reading a run's event files in plain Python, independent of Spark, so that the two check each other.
+"""A run's rows of messages: written by its load processes, and read in plain Python for the audit.
 
-Every line is an anchor, a good row, or a bad line that is counted with its reason. Times become
-those of the coordinator's monotonic clock.
+Reading is independent of Spark, so that the two check each other. Every line is an anchor, a good row, or
+a bad line that is counted with its reason. Times become those of the coordinator's monotonic clock.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.load.bodies import read
 from bench.manifest import Manifest
-from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, SCHEMA, Column
+from messagebus import Delivery, Published
+from messagebus.events import (
+    ACKS,
+    DELIVERED,
+    EVENTS,
+    OUTCOMES,
+    PUBLISHED,
+    SCHEMA,
+    Column,
+    body_hash,
+)
+from messagebus.telemetry.eventfile import (
+    DeliveredFile,
+    Entry,
+    EventFile,
+    PublishedFile,
+    anchor_now,
+)
 
-__all__ = ["Events", "Row", "Tail", "read_events"]
+__all__ = ["Events", "Row", "Rows", "Tail", "read_events"]
 
 Row = dict[str, Any]
 
@@ -31,6 +50,46 @@ READ = re.compile(r"(published|delivered)-.*\.ndjson$|sampled-.*\.(ndjson|parque
 HEX = frozenset("0123456789abcdef")
 _TYPES: dict[str, type] = {"text": str, "id16": str, "long": int, "int": int}
 _WORDS = {"outcome": frozenset(OUTCOMES), "ack": frozenset(ACKS)}
+
+
+class Rows:
+    """A writer of the rows of one publisher or consumer. subscription: "" for a publisher.
+
+    offset_ns: from this process's monotonic clock to that of the stamps, known when the load starts.
+    """
+
+    def __init__(
+        self, folder: Path, *, run_id: str, name: str, topic: str, subscription: str
+    ) -> None:
+        kind = "delivered" if subscription else "published"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.offset_ns = 0
+        path = folder / f"{kind}-{name}.ndjson"
+        self._file = EventFile(path, anchor_now(name), clock_ns=time.monotonic_ns)
+        self._published = PublishedFile(self._file, run_id=run_id, topic=topic, publisher=name)
+        self._delivered = DeliveredFile(
+            self._file, run_id=run_id, topic=topic, subscription=subscription, consumer=name
+        )
+
+    def entry(self, sequence: int, body: bytes, key: str) -> Entry:
+        """Return the part of a publish's row that is known when it is sent."""
+        stamp = read(body)
+        assert stamp is not None, "a body of the load has a stamp"
+        return Entry(sequence, key, len(body), body_hash(body), stamp[2] - self.offset_ns)
+
+    def published(self, entry: Entry, published: Published) -> None:
+        self._published.add(entry, published)
+
+    def delivered(self, delivery: Delivery, *, acked: bool) -> None:
+        ack = "acked" if acked else "stale"
+        self._delivered.add(delivery, body_hash(delivery.body), ack, time.monotonic_ns())
+
+    def tick(self) -> None:
+        """Write a block that is old; to be called a few times a second."""
+        self._file.tick()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @dataclass(slots=True)

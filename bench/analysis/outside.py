@@ -17,10 +17,11 @@ from bench.analysis.result import RESULT
 from bench.environment import describe, load_average
 from bench.errors import InputInvalid
 from bench.harness import sampling
-from bench.harness.coordinator import MACHINE, SAMPLES, made_empty
+from bench.harness.control import PROFILE, RUN
+from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.interface import Outside, Running, durability, measure_outside
 from bench.harness.sampling import Sampler
-from bench.harness.worker import PROFILE, RUN
+from bench.harness.workers import made_empty
 from bench.load.profile import Profile
 from bench.manifest import write_atomically
 

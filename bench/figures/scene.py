@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, Goal, median_of, no_goal
 from bench.systems.turn import TURN_WITHIN_S, Task, Turn
 from messagebus import BusConfig, declare

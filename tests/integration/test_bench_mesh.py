@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.environment import CHECKOUT
 from bench.figures.client.mesh import mesh_figures
-from bench.figures.crew import CHECKOUT
 from bench.figures.scene import Case, Scene, direct_task, take_turn
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.figures.client_memory import MB, rss_bytes_of
-from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, below
 from bench.figures.scene import Group, Scene, repeat_command
 

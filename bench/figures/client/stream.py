@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.figures.client_memory import MB
-from bench.figures.crew import CHECKOUT, wait_until
 from bench.figures.form import Figure, below
 from bench.figures.scene import Case, Group, Scene, direct_task, purge, repeat_command, take_turn
 from bench.harness.loop import best_loop
+from bench.processes import wait_until
 from bench.systems.turn import Task
 
 __all__ = ["GROUP", "Sample", "figures_of", "growth_mb"]

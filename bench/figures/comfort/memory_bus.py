@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, at_least, below, median_of
 from bench.figures.scene import (
     Case,
