@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.manifest import Manifest
 from bench.rows import Events, Row
 from messagebus.events import FAULTS, OUTCOMES
+from messagebus.telemetry.manifest import Manifest
 
 __all__ = [
     "ALLOWED",
@@ -249,7 +249,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
             entry = SubscriptionAudit(topic, name)
             result.subscriptions.append(entry)
             altered |= _judge_deliveries(result, entry, sent, got, kills)
-            _judge_expected(result, entry, sent, got, _last_owed_ns(manifest))
+            _judge_expected(result, entry, sent, got, manifest.last_owed_ns)
             entry.late = _late(sent, got, renumbered)
     _judge_messages(result, manifest, sent, events.delivered)
     result.found["altered"] = len(altered)
@@ -373,9 +373,8 @@ def _arrival(row: Row) -> tuple[int, str, str]:
 
 def _kills(manifest: Manifest) -> dict[str, list[int]]:
     kills: dict[str, list[int]] = defaultdict(list)
-    for incident in manifest.incidents:
-        if incident.kind in ("kill", "cut"):
-            kills[incident.broker].append(incident.at_ns)
+    for broker, at_ns in manifest.kills:
+        kills[broker].append(at_ns)
     return kills
 
 
@@ -502,19 +501,12 @@ def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
     left_out = manifest.recorders.values()
     result.found |= {
         "unread": len(events.unread),
-        "dropped": sum(int(each.get("dropped", 0)) for each in left_out),
-        "deleted": sum(int(each.get("files_deleted", 0)) for each in left_out),
+        "dropped": sum(each.dropped for each in left_out),
+        "deleted": sum(each.files_deleted for each in left_out),
         "silent": len(set(manifest.publishers) - result.publishers.keys()),
     }
-    shares = {each.get("share", 1.0) for each in left_out}
+    shares = {each.share for each in left_out}
     result.found["shares"] = len(left_out) if len(shares) > 1 else 0
-
-
-def _last_owed_ns(manifest: Manifest) -> int | None:
-    """Return until when a message must be confirmed to be owed; None: every confirmed message is owed."""
-    if manifest.end_ns is None or not manifest.grace_ns:
-        return None
-    return manifest.end_ns - manifest.grace_ns
 
 
 def _end_ns(manifest: Manifest, events: Events) -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.audit import DOUBLED, Audit, Gap
-from bench.manifest import Manifest
+from messagebus.telemetry.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 

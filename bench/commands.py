@@ -43,7 +43,6 @@ from bench.harness.workers import made, made_empty
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
-from bench.manifest import write_atomically
 from bench.workloads import overhead as overheads
 from bench.workloads import peers, predecessor
 from bench.workloads.knee import Knee, fault_of
@@ -56,6 +55,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_steps,
     matrix_told,
 )
+from messagebus.telemetry.manifest import write_whole
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
@@ -203,7 +203,7 @@ def work_through(
 def summarize(title: str, told_of: Told, place: Path, runs: Sequence[str]) -> None:
     """Print the summary of several runs, and write it beside their folders."""
     (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
-    write_atomically(place / "summary.html", page(title, told_of, place, runs))
+    write_whole(place / "summary.html", page(title, told_of, place, runs))
     click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
 
 

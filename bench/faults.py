@@ -16,9 +16,9 @@ import httpx
 
 import lb.apply
 from bench.errors import BenchError
-from bench.manifest import write_atomically
 from inventory.inventory import load
 from messagebus.broker import BrokerList
+from messagebus.telemetry.manifest import write_whole
 from ops.commands.broker import epmd_environment
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
@@ -115,7 +115,7 @@ def push_list(cluster: LocalCluster, wanted: BrokerList) -> None:
     """Write the list as the operators' tool does: every node's copy first, then the operators' own."""
     files: list[Path] = [cluster.node(name).list_file for name in cluster.names]
     for file in [*files, cluster.layout.list_file]:
-        write_atomically(file, wanted.render())
+        write_whole(file, wanted.render())
 
 
 def _reload(cluster: LocalCluster, _target: str) -> None:

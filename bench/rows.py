@@ -10,13 +10,12 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.load.bodies import read
-from bench.manifest import Manifest
 from messagebus import Delivery, Published
 from messagebus.events import (
     ACKS,
@@ -29,12 +28,14 @@ from messagebus.events import (
     body_hash,
 )
 from messagebus.telemetry.eventfile import (
+    Anchor,
     DeliveredFile,
     Entry,
     EventFile,
     PublishedFile,
     anchor_now,
 )
+from messagebus.telemetry.manifest import Manifest, parse_anchor
 
 __all__ = ["Events", "Row", "Rows", "Tail", "read_events"]
 
@@ -190,19 +191,18 @@ def _offset(anchor: Row, manifest: Manifest) -> int:
 
     This holds even if the wall clock was adjusted meanwhile.
     """
-    clocks = (manifest.anchor.as_json(), *manifest.clocks, anchor)
-    for clock in clocks:
-        if _is_one_clock(clock, anchor):
-            wall = int(clock["wall_minus_monotonic_ns"])
-            return wall - manifest.anchor.wall_minus_monotonic_ns
+    own = parse_anchor(anchor)
+    for clock in (manifest.anchor, *manifest.clocks, own):
+        if _is_one_clock(clock, own):
+            return clock.wall_minus_monotonic_ns - manifest.anchor.wall_minus_monotonic_ns
     raise AssertionError("an anchor is at least its own")
 
 
-def _is_one_clock(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_one_clock(one: Anchor, other: Anchor) -> bool:
     """Return whether two anchors share a clock. If one does not name its boot, their hosts are compared."""
-    if one.get("boot") and other.get("boot"):
-        return bool(one["boot"] == other["boot"])
-    return bool(one["host"] == other["host"])
+    if one.boot and other.boot:
+        return one.boot == other.boot
+    return one.host == other.host
 
 
 def _shift(row: Row, offset: int) -> None:

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
 from messagebus.events import EVENTS, FAULTS
+from messagebus.telemetry.manifest import RunInvalid
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
-from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.faults import allowed, bad_faults, of_publishes, said, standing
 from spark.measures.run import Run

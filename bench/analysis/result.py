@@ -36,7 +36,7 @@ from bench.harness.parts import (
 from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 from messagebus.terminal import plural
 
 __all__ = [
@@ -356,7 +356,7 @@ class Result:
 
     def save(self) -> None:
         """Write result.json, and a log of histograms per second for each measure."""
-        write_atomically(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
+        write_whole(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
         for name, latencies in self.latencies.items():
             _write_log(self.folder / f"{name}.hlog", latencies)
 

@@ -30,9 +30,9 @@ from bench.errors import BenchError, DoesNotHold, InputInvalid, Interrupted
 from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time
 from bench.load.records import records, write_records
 from bench.load.schedule import RATE_LEAST_PER_S, Steered
-from bench.manifest import Manifest
 from bench.processes import Child
 from messagebus.commands.exits import Exit
+from messagebus.telemetry.manifest import read_manifest
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["demo", "disagreements", "read_report"]
@@ -248,7 +248,7 @@ def _spark_audit(spark: Child, report: Path) -> dict[str, Any]:
 def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
     """Print the audit and the paths of report and events. Raises DoesNotHold if the audit does not hold."""
     console = Console(highlight=False)
-    print_audit(result, Manifest.load(stage.folder), console)
+    print_audit(result, read_manifest(stage.folder), console)
     for what, path in (("report", "report/report.html"), ("events", "")):
         console.print(f"{what}: {_shown(stage.folder / path)}", soft_wrap=True)
     if differences:

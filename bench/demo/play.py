@@ -20,8 +20,8 @@ from bench.demo.scenario import (
 )
 from bench.demo.stage import Stage
 from bench.errors import BenchError
-from bench.manifest import Manifest, write_atomically
 from bench.rows import Tail, read_events
+from messagebus.telemetry.manifest import Manifest, write_whole
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 
@@ -178,7 +178,7 @@ def stop_consumers(stage: Stage) -> None:
 def judge(stage: Stage, manifest: Manifest) -> Audit:
     """Audit the run, and write the audit beside the events."""
     result = audit(manifest, read_events(stage.folder, manifest))
-    write_atomically(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
     return result
 
 

@@ -22,8 +22,8 @@ from bench.errors import BenchError, Interrupted
 from bench.harness.control import Progress, read_progress, set_rate
 from bench.harness.workers import Recording, Workers
 from bench.load.profile import Profile
-from bench.manifest import Incident, Manifest
 from bench.processes import Child, Children
+from messagebus.telemetry.manifest import Incident, Manifest
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 

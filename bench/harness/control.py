@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchError
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 
 __all__ = [
     "PROFILE",
@@ -81,12 +81,12 @@ def missing(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def say_start(folder: Path, start: Start) -> None:
-    write_atomically(folder / START, json.dumps(asdict(start)))
+    write_whole(folder / START, json.dumps(asdict(start)))
 
 
 def say_over(folder: Path) -> None:
     """End the run: consumers end, and publishers that still run do too."""
-    write_atomically(folder / OVER, "{}")
+    write_whole(folder / OVER, "{}")
 
 
 def is_over(folder: Path) -> bool:
@@ -123,7 +123,7 @@ class Progress:
 
 def write_progress(folder: Path, progress: Progress) -> None:
     (folder / PROGRESS).mkdir(exist_ok=True)
-    write_atomically(folder / PROGRESS / f"{progress.name}.json", json.dumps(asdict(progress)))
+    write_whole(folder / PROGRESS / f"{progress.name}.json", json.dumps(asdict(progress)))
 
 
 def read_progress(folder: Path) -> Mapping[str, Progress]:
@@ -135,7 +135,7 @@ def read_progress(folder: Path) -> Mapping[str, Progress]:
 
 def set_rate(folder: Path, rate_per_s: float) -> None:
     """Set the rate of all publishers of a steered load together."""
-    write_atomically(folder / RATE, json.dumps(rate_per_s))
+    write_whole(folder / RATE, json.dumps(rate_per_s))
 
 
 def rate_per_s(folder: Path) -> float | None:

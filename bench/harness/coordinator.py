@@ -27,8 +27,8 @@ from bench.harness.sampling import Sampler
 from bench.harness.workers import END_WITHIN_S, HEAD_START_S, Recording, Workers, made_empty
 from bench.load.profile import Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
-from bench.manifest import write_atomically
 from bench.processes import Children
+from messagebus.telemetry.manifest import write_whole
 from messagebus.terminal import plural
 
 __all__ = ["MACHINE", "SAMPLES", "conduct"]
@@ -152,4 +152,4 @@ def _drain(workers: Workers, sampler: Sampler, disturber: Disturber) -> list[str
 
 
 def _save(folder: Path, about: Mapping[str, Any]) -> None:
-    write_atomically(folder / RUN, json.dumps(about, indent=1))
+    write_whole(folder / RUN, json.dumps(about, indent=1))

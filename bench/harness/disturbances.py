@@ -10,7 +10,7 @@ from typing import Any
 from bench.faults import Fault
 from bench.harness.interface import Running
 from bench.load.profile import Disturbance
-from bench.manifest import Incident
+from messagebus.telemetry.manifest import Incident
 
 __all__ = ["Disturber", "steps"]
 

@@ -52,14 +52,16 @@ Over = Callable[[], bool]
     "--kind", type=click.Choice([PUBLISHER, CONSUMER]), required=True, help="What it does."
 )
 @click.option("--number", type=click.IntRange(min=0), required=True, help="Among its kind.")
-@click.option("--rows", type=click.Path(path_type=Path), help="Folder of rows of every message.")
+@click.option(
+    "--recording", type=click.Path(path_type=Path), help="Folder of every message's rows."
+)
 @click.option("--run-id", default="", help="In the rows.")
-def worker(folder: Path, kind: str, number: int, rows: Path | None, run_id: str) -> None:
+def worker(folder: Path, kind: str, number: int, recording: Path | None, run_id: str) -> None:
     """Run one load process: connect, report ready, wait for the start, work, and write the part."""
     profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
-    recording = Recording(rows, run_id) if rows else None
+    rows = Recording(recording, run_id) if recording else None
     with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-        runner.run(_work(profile, folder, kind, number, recording))
+        runner.run(_work(profile, folder, kind, number, rows))
 
 
 def _together(profile: Profile, kind: str, number: int) -> int:

@@ -22,10 +22,10 @@ from bench.harness.control import PROFILE, Start, missing, read_progress, say_ov
 from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
 from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place_of, places
 from bench.load.schedule import Constant
-from bench.manifest import ConsumerEntry, Incident, Manifest, write_atomically
 from bench.processes import Children, wait_until
 from bench.rows import Events, read_events
 from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import ConsumerEntry, Incident, Manifest, write_whole
 
 __all__ = ["Recording", "Workers", "at_work", "made", "made_empty", "members", "open_ended"]
 
@@ -95,11 +95,16 @@ class Workers:
 
     def launch(self, env: Mapping[str, str]) -> None:
         """Start the processes; they connect, and wait for the start of the load."""
-        write_atomically(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
+        write_whole(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
         plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
         command = [sys.executable, "-m", "bench", "worker", "--run", str(self.folder.resolve())]
         if recording := self._recording:
-            command += ["--rows", str(recording.folder.resolve()), "--run-id", recording.run_id]
+            command += [
+                "--recording",
+                str(recording.folder.resolve()),
+                "--run-id",
+                recording.run_id,
+            ]
         for kind, names in self.processes.items():
             while members(self.profile, kind, number := len(names)):
                 argv = [*command, "--kind", kind, "--number", str(number)]

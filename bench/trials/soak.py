@@ -22,10 +22,10 @@ from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
 from bench.harness.control import read_progress
 from bench.harness.workers import Workers, at_work, open_ended
-from bench.manifest import Incident, Manifest
 from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus import BusConfig, declare
+from messagebus.telemetry.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 

@@ -15,6 +15,7 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.telemetry.manifest import RunInvalid
 from messagebus.terminal import plural
 from spark.command import (
     HELP,
@@ -28,7 +29,6 @@ from spark.command import (
     write,
 )
 from spark.lake.ingest import Ingested, Plan, ingest, plan
-from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.faults import Fault, bad_faults, said
 from spark.page.page import Figure, Page, Section, Table, table_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.lake.manifest import Manifest
+from messagebus.telemetry.manifest import Manifest
 
 __all__ = [
     "BROKER",

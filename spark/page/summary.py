@@ -12,9 +12,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from messagebus.telemetry.manifest import Manifest
 from messagebus.terminal import plural
 from spark.lake.ingest import Ingested
-from spark.lake.manifest import Manifest
 from spark.measures import hdr, latency
 from spark.measures.audit import COUNTED, COUNTS, JUDGED, REPEATS, VERDICTS
 from spark.measures.faults import (
@@ -267,7 +267,7 @@ def _run(ingested: Ingested, numbers: Numbers) -> dict[str, Any]:
                 "kind": one.kind,
                 "broker": one.broker,
                 "at_s": _since(manifest, one.at_ns),
-                "done_s": _since(manifest, one.done_ns),
+                "done_s": _since(manifest, one.ended_ns),
             }
             for one in sorted(manifest.incidents, key=lambda one: one.at_ns)
         ],

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from messagebus.telemetry.manifest import Incident
 from messagebus.terminal import plural
-from spark.lake.manifest import Incident
 from spark.measures.run import Run
 from spark.page.charts import Mark, Series, Span
 from spark.page.drawing import COLOURS
@@ -90,7 +90,7 @@ def incidents(run: Run) -> tuple[list[Mark], list[Span]]:
             "kind": one.kind,
             "broker": one.broker,
             "at_s": since_s(run, one.at_ns),
-            "done_s": since_s(run, one.done_ns),
+            "done_s": since_s(run, one.ended_ns),
         }
         for one in ordered
     ]

@@ -23,10 +23,10 @@ from bench.figures.form import Figure, at_most
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.harness.control import read_progress
 from bench.harness.workers import Workers, at_work, open_ended
-from bench.manifest import Incident
 from bench.processes import wait_until
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]

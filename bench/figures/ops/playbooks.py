@@ -32,10 +32,10 @@ from bench.figures.ops.noticed import (
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.harness.control import read_progress
 from bench.harness.workers import Workers, at_work, open_ended
-from bench.manifest import Incident
 from bench.processes import wait_until
 from bench.rows import Events
 from messagebus import BusConfig, declare
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "acts_on"]

@@ -5,8 +5,8 @@ from rich.console import Console
 
 from bench.audit import Audit, Gap, PublisherAudit, SubscriptionAudit
 from bench.audit_tables import print_audit, verdict
-from bench.manifest import Incident, Manifest
 from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import Incident, Manifest
 
 S = 1_000_000_000
 MANIFEST = Manifest(

@@ -34,7 +34,7 @@ def test_a_folder_without_a_run_is_one_line(
 ) -> None:
     code, error = run(capsys, "audit", str(tmp_path))
     assert code == 2
-    assert "not a run" in error
+    assert "not the folder of a run" in error
     assert error.count("\n") == 1
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from bench.load.bodies import Filler, stamped
-from bench.manifest import Manifest
 from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Rows, Tail, read_events
 from messagebus import Delivery, Durability, Message, Outcome, Published, Subscription, Topic
 from messagebus.core.receipts import Receipt
 from messagebus.events import body_hash
 from messagebus.telemetry.eventfile import Anchor, anchor_now
+from messagebus.telemetry.manifest import Manifest
 
 MANIFEST = Manifest(
     run_id="r",
@@ -106,10 +106,8 @@ def test_one_host_has_one_clock_however_its_wall_clock_was_adjusted(tmp_path: Pa
 
 
 def test_hosts_of_one_name_have_a_clock_for_each_boot(tmp_path: Path) -> None:
-    clocks = [{"host": "here", "process": "p", "wall_minus_monotonic_ns": 1300, "boot": "b"}]
-    manifest = replace(
-        MANIFEST, anchor=Anchor("here", "coordinator", 1000, "a"), clocks=tuple(clocks)
-    )
+    other = Anchor("here", "p", 1300, "b")
+    manifest = replace(MANIFEST, anchor=Anchor("here", "coordinator", 1000, "a"), clocks=(other,))
     for name, boot in (("p1", "a"), ("p2", "b")):
         anchor = {"host": "here", "process": name, "wall_minus_monotonic_ns": 1290, "boot": boot}
         lines = [json.dumps({"anchor": anchor}), json.dumps(PUBLISHED)]

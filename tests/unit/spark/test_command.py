@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import Exit
+from messagebus.telemetry.manifest import RunInvalid
 from spark.command import (
     Answer,
     bad_faults,
@@ -21,7 +22,6 @@ from spark.command import (
 )
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.lake.ingest import ingest, plan
-from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.run import Run
 from spark.page.page import Page, render_text

@@ -13,8 +13,8 @@ from bench.harness import control
 from bench.harness.control import Progress
 from bench.harness.workers import Recording, Workers, made, made_empty, members, open_ended
 from bench.load.profile import Profile
-from bench.manifest import Incident, Manifest
 from bench.processes import Child, Children
+from messagebus.telemetry.manifest import Incident, read_manifest
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_each_client_has_a_process_that_knows_run_kind_number_and_rows(
         ("--run", str(tmp_path)),
         ("--kind", "consumer"),
         ("--number", "2"),
-        ("--rows", str(tmp_path / "rows")),
+        ("--recording", str(tmp_path / "rows")),
         ("--run-id", "r1"),
     ):
         assert words[words.index(name) + 1] == value
@@ -177,7 +177,7 @@ def test_the_manifest_has_what_the_audit_expects(tmp_path: Path) -> None:
     kill = Incident(kind="kill", broker="b1", at_ns=made.start_ns, done_ns=made.start_ns + 1)
     assert not made.manifest(["b1"], complete=False).complete
     manifest, events, audited = made.judged(["b1", "b2"], [kill])
-    assert Manifest.load(tmp_path / "rows") == manifest
+    assert read_manifest(tmp_path / "rows") == manifest
     assert manifest.topics == {"t": ("a", "b")}
     assert manifest.publishers == made.publishers
     assert [(each.name, each.subscription) for each in manifest.consumers] == [

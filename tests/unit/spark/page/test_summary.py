@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import ConsumerEntry, Incident, Manifest
 from spark.lake.events import MISSING
 from spark.lake.ingest import Ingested
-from spark.lake.manifest import Anchor, Incident, Manifest
 from spark.measures.audit import COUNTS, TOTALS
 from spark.page.pipeline import Numbers, Rows
 from spark.page.summary import DoesNotAddUp, summarize
@@ -24,7 +25,7 @@ RUN = Manifest(
     end_ns=20 * SECOND,
     grace_ns=0,
     publishers=("p1",),
-    consumers=(("c1", "billing"),),
+    consumers=(ConsumerEntry("c1", "billing"),),
     prefetch=None,
     incidents=(Incident("kill", "mb1:5672", 12 * SECOND, 13 * SECOND),),
     complete=True,
