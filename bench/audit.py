@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bench.harness.outcomes import Gap, longest_silence
 from bench.rows import Events, Row
 from messagebus.events import FAULTS, OUTCOMES
 from messagebus.telemetry.manifest import Manifest
@@ -28,12 +28,10 @@ __all__ = [
     "DOUBLED",
     "Audit",
     "BrokerAudit",
-    "Gap",
     "PublisherAudit",
     "SubscriptionAudit",
     "audit",
     "longest_gap",
-    "longest_silence",
 ]
 
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
@@ -46,18 +44,6 @@ ACK_UNPROVEN_NS = 60_000_000_000
 # The largest difference between clocks of processes and hosts.
 EARLY_NS = 1_000_000_000
 NEVER_NS = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A gap of length_ns without a confirm that began at start_ns (coordinator's monotonic clock).
-
-    ended: whether a confirm ended it; otherwise it lasted to the end of the examined time.
-    """
-
-    length_ns: int = 0
-    start_ns: int = 0
-    ended: bool = True
 
 
 @dataclass(slots=True)
@@ -103,7 +89,7 @@ class PublisherAudit:
     published: int = 0
     confirmed: int = 0
     retried: int = 0
-    gap: Gap = Gap()
+    gap: Gap = field(default_factory=Gap)
 
 
 @dataclass(slots=True)
@@ -273,34 +259,6 @@ def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int = 0) 
     intended = np.array([row["intended_ns"] for row in rows], dtype=np.int64)
     settled = np.array([row.get("confirmed_ns") or 0 for row in rows], dtype=np.int64)
     return longest_silence(intended, settled, confirmed, until_ns, from_ns)
-
-
-def longest_silence(
-    intended: NDArray[np.int64],
-    settled: NDArray[np.int64],
-    confirmed: NDArray[np.bool_],
-    until_ns: int,
-    from_ns: int = 0,
-) -> Gap:
-    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes."""
-    confirms = np.sort(settled[confirmed])
-    ends = settled.copy()
-    # An unconfirmed publish waits for the next confirm of its publisher, or to the end.
-    ends[~confirmed] = np.append(confirms, until_ns)[
-        np.searchsorted(confirms, intended[~confirmed])
-    ]
-    within = (intended < until_ns) & (ends >= from_ns)
-    starts, ends = np.maximum(intended, from_ns), np.minimum(ends, until_ns)
-    if not within.any():
-        return Gap()
-    order = np.argsort(ends[within], kind="stable")
-    starts, ends = starts[within][order], ends[within][order]
-    # From the end: the earliest start of everything that ends now or later.
-    open_since = np.minimum.accumulate(starts[::-1])[::-1]
-    since = np.maximum(open_since, np.concatenate((starts[:0], open_since[:1], ends[:-1])))
-    longest = int(np.argmax(ends - since))
-    end_ns, start_ns = int(ends[longest]), int(since[longest])
-    return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
 
 
 def why_again(deliveries: Sequence[Row], copies: int, kills: Mapping[str, list[int]]) -> list[str]:

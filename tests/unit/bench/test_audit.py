@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.audit import KILL_NOTICED_NS, Audit, Gap, audit, longest_gap
+from bench.audit import KILL_NOTICED_NS, Audit, audit, longest_gap
+from bench.harness.outcomes import Gap
 from bench.rows import Events, Row
 from messagebus.telemetry.eventfile import Anchor
 from messagebus.telemetry.manifest import Incident, LeftOut, Manifest

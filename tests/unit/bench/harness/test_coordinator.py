@@ -7,7 +7,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.faults import Fault
-from bench.harness.disturbances import Disturber, steps
+from bench.harness.coordinator import Disturber, steps
 from bench.harness.sampling import Probe
 from bench.load.profile import Disturbance
 from tests.support.eventually import eventually
