@@ -17,23 +17,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bench.manifest import Manifest
+from bench.harness.outcomes import Gap, longest_silence
 from bench.rows import Events, Row
 from messagebus.events import FAULTS, OUTCOMES
+from messagebus.telemetry.manifest import Manifest
 
 __all__ = [
     "ALLOWED",
     "DOUBLED",
     "Audit",
     "BrokerAudit",
-    "Gap",
     "PublisherAudit",
     "SubscriptionAudit",
     "audit",
     "longest_gap",
-    "longest_silence",
 ]
 
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
@@ -46,18 +44,6 @@ ACK_UNPROVEN_NS = 60_000_000_000
 # The largest difference between clocks of processes and hosts.
 EARLY_NS = 1_000_000_000
 NEVER_NS = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A gap of length_ns without a confirm that began at start_ns (coordinator's monotonic clock).
-
-    ended: whether a confirm ended it; otherwise it lasted to the end of the examined time.
-    """
-
-    length_ns: int = 0
-    start_ns: int = 0
-    ended: bool = True
 
 
 @dataclass(slots=True)
@@ -103,7 +89,7 @@ class PublisherAudit:
     published: int = 0
     confirmed: int = 0
     retried: int = 0
-    gap: Gap = Gap()
+    gap: Gap = field(default_factory=Gap)
 
 
 @dataclass(slots=True)
@@ -249,7 +235,7 @@ def audit(manifest: Manifest, events: Events, allow: Iterable[str] = ()) -> Audi
             entry = SubscriptionAudit(topic, name)
             result.subscriptions.append(entry)
             altered |= _judge_deliveries(result, entry, sent, got, kills)
-            _judge_expected(result, entry, sent, got, _last_owed_ns(manifest))
+            _judge_expected(result, entry, sent, got, manifest.last_owed_ns)
             entry.late = _late(sent, got, renumbered)
     _judge_messages(result, manifest, sent, events.delivered)
     result.found["altered"] = len(altered)
@@ -273,34 +259,6 @@ def longest_gap(publisher_rows: Iterable[Row], until_ns: int, from_ns: int = 0) 
     intended = np.array([row["intended_ns"] for row in rows], dtype=np.int64)
     settled = np.array([row.get("confirmed_ns") or 0 for row in rows], dtype=np.int64)
     return longest_silence(intended, settled, confirmed, until_ns, from_ns)
-
-
-def longest_silence(
-    intended: NDArray[np.int64],
-    settled: NDArray[np.int64],
-    confirmed: NDArray[np.bool_],
-    until_ns: int,
-    from_ns: int = 0,
-) -> Gap:
-    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes."""
-    confirms = np.sort(settled[confirmed])
-    ends = settled.copy()
-    # An unconfirmed publish waits for the next confirm of its publisher, or to the end.
-    ends[~confirmed] = np.append(confirms, until_ns)[
-        np.searchsorted(confirms, intended[~confirmed])
-    ]
-    within = (intended < until_ns) & (ends >= from_ns)
-    starts, ends = np.maximum(intended, from_ns), np.minimum(ends, until_ns)
-    if not within.any():
-        return Gap()
-    order = np.argsort(ends[within], kind="stable")
-    starts, ends = starts[within][order], ends[within][order]
-    # From the end: the earliest start of everything that ends now or later.
-    open_since = np.minimum.accumulate(starts[::-1])[::-1]
-    since = np.maximum(open_since, np.concatenate((starts[:0], open_since[:1], ends[:-1])))
-    longest = int(np.argmax(ends - since))
-    end_ns, start_ns = int(ends[longest]), int(since[longest])
-    return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
 
 
 def why_again(deliveries: Sequence[Row], copies: int, kills: Mapping[str, list[int]]) -> list[str]:
@@ -373,9 +331,8 @@ def _arrival(row: Row) -> tuple[int, str, str]:
 
 def _kills(manifest: Manifest) -> dict[str, list[int]]:
     kills: dict[str, list[int]] = defaultdict(list)
-    for incident in manifest.incidents:
-        if incident.kind in ("kill", "cut"):
-            kills[incident.broker].append(incident.at_ns)
+    for broker, at_ns in manifest.kills:
+        kills[broker].append(at_ns)
     return kills
 
 
@@ -502,19 +459,12 @@ def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
     left_out = manifest.recorders.values()
     result.found |= {
         "unread": len(events.unread),
-        "dropped": sum(int(each.get("dropped", 0)) for each in left_out),
-        "deleted": sum(int(each.get("files_deleted", 0)) for each in left_out),
+        "dropped": sum(each.dropped for each in left_out),
+        "deleted": sum(each.files_deleted for each in left_out),
         "silent": len(set(manifest.publishers) - result.publishers.keys()),
     }
-    shares = {each.get("share", 1.0) for each in left_out}
+    shares = {each.share for each in left_out}
     result.found["shares"] = len(left_out) if len(shares) > 1 else 0
-
-
-def _last_owed_ns(manifest: Manifest) -> int | None:
-    """Return until when a message must be confirmed to be owed; None: every confirmed message is owed."""
-    if manifest.end_ns is None or not manifest.grace_ns:
-        return None
-    return manifest.end_ns - manifest.grace_ns
 
 
 def _end_ns(manifest: Manifest, events: Events) -> int:

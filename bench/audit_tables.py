@@ -7,8 +7,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bench.audit import DOUBLED, Audit, Gap
-from bench.manifest import Manifest
+from bench.audit import DOUBLED, Audit
+from bench.harness.outcomes import Gap
+from messagebus.telemetry.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 

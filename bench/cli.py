@@ -14,14 +14,13 @@ from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
 from bench.harness.worker import worker
-from bench.load.cli import load
-from bench.manifest import Manifest
 from bench.profiling import profile
 from bench.rows import read_events
 from bench.trials.handlers import handlers
 from bench.trials.soak import soak
 from messagebus.commands.exits import Program
 from messagebus.events import FAULTS
+from messagebus.telemetry.manifest import read_manifest
 
 __all__ = ["main"]
 
@@ -31,7 +30,7 @@ def bench() -> None:
     """Measure load and latency, audit runs, and play the demonstration of the whole way."""
 
 
-for command in (load, demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
+for command in (demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
     bench.add_command(command)
 
 
@@ -50,7 +49,7 @@ for command in (load, demo, figures, profile, soak, handlers, readme, fetch, wor
 )
 def audit_command(folder: Path, allow: tuple[str, ...]) -> None:
     """Judge the recorded run in FOLDER: lost, altered, doubled and why. Exit 0 only if it holds."""
-    manifest = Manifest.load(folder)
+    manifest = read_manifest(folder)
     result = audit(manifest, read_events(folder, manifest), allow)
     print_audit(result, manifest)
     if not result.holds:

@@ -36,12 +36,12 @@ from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
 from bench.figures.form import Figure
-from bench.harness.coordinator import conduct, made, made_empty
+from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
+from bench.harness.workers import made, made_empty
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
-from bench.manifest import write_atomically
 from bench.workloads import overhead as overheads
 from bench.workloads import peers, predecessor
 from bench.workloads.knee import Knee, fault_of
@@ -54,6 +54,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_steps,
     matrix_told,
 )
+from messagebus.telemetry.manifest import write_whole
 from ops.local.layout import DEFAULT_NETWORK
 from reports.text import columns_here
 
@@ -202,7 +203,7 @@ def work_through(
 def summarize(title: str, told_of: Summary, place: Path, runs: Sequence[str]) -> None:
     """Print the summary of several runs, and write it beside their folders."""
     (place / "summary.txt").write_text("\n".join(told_of.lines()) + "\n")
-    write_atomically(place / "summary.html", page(title, told_of, place, runs))
+    write_whole(place / "summary.html", page(title, told_of, place, runs))
     click.echo("\n".join(["", *told_of.lines(columns_here()), "", str(place / "summary.html")]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from messagebus.commands.exits import Codes, Exit
+from messagebus.telemetry.manifest import RunInvalid
 
 __all__ = ["CODES", "BenchError", "DoesNotHold", "InputInvalid", "Interrupted"]
 
@@ -26,6 +27,7 @@ class Interrupted(BenchError):
 CODES: Codes = {
     BenchError: Exit.FAILED,
     InputInvalid: Exit.USAGE,
+    RunInvalid: Exit.USAGE,
     DoesNotHold: Exit.FOUND,
     Interrupted: Exit.INTERRUPTED,
 }

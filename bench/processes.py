@@ -11,19 +11,37 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import BenchError
 
-__all__ = ["Child", "Children"]
+__all__ = ["Child", "Children", "wait_until"]
 
 # A load process may have to wait for open publishes; after this time it is killed.
 STOP_WITHIN_S = 20.0
 KILL_WITHIN_S = 5.0
 POLL_S = 0.05
 LOG_TAIL_BYTES = 4096
+
+
+def wait_until(
+    condition: Callable[[], object],
+    *,
+    within_s: float,
+    what: str | Callable[[], str],
+    check: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait for a condition. Raises BenchError when it does not hold in time. check: may raise meanwhile."""
+    until_s = time.monotonic() + within_s
+    while not condition():
+        check()
+        if time.monotonic() > until_s:
+            raise BenchError(
+                f"not within {within_s:.0f} s: {what if isinstance(what, str) else what()}"
+            )
+        time.sleep(POLL_S)
 
 
 @dataclass(slots=True)

@@ -1,23 +1,43 @@
-"""Reading a run's event files in plain Python, independent of Spark, so that the two check each other.
+"""A run's rows of messages: written by its load processes, and read in plain Python for the audit.
 
-Every line is an anchor, a good row, or a bad line that is counted with its reason. Times become
-those of the coordinator's monotonic clock.
+Reading is independent of Spark, so that the two check each other. Every line is an anchor, a good row, or
+a bad line that is counted with its reason. Times become those of the coordinator's monotonic clock.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.manifest import Manifest
-from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, SCHEMA, Column
+from bench.load.bodies import read
+from messagebus import Delivery, Published
+from messagebus.events import (
+    ACKS,
+    DELIVERED,
+    EVENTS,
+    OUTCOMES,
+    PUBLISHED,
+    SCHEMA,
+    Column,
+    body_hash,
+)
+from messagebus.telemetry.eventfile import (
+    Anchor,
+    DeliveredFile,
+    Entry,
+    EventFile,
+    PublishedFile,
+    anchor_now,
+)
+from messagebus.telemetry.manifest import Manifest, parse_anchor
 
-__all__ = ["Events", "Row", "Tail", "read_events"]
+__all__ = ["Events", "Row", "Rows", "Tail", "read_events"]
 
 Row = dict[str, Any]
 
@@ -31,6 +51,46 @@ READ = re.compile(r"(published|delivered)-.*\.ndjson$|sampled-.*\.(ndjson|parque
 HEX = frozenset("0123456789abcdef")
 _TYPES: dict[str, type] = {"text": str, "id16": str, "long": int, "int": int}
 _WORDS = {"outcome": frozenset(OUTCOMES), "ack": frozenset(ACKS)}
+
+
+class Rows:
+    """A writer of the rows of one publisher or consumer. subscription: "" for a publisher.
+
+    offset_ns: from this process's monotonic clock to that of the stamps, known when the load starts.
+    """
+
+    def __init__(
+        self, folder: Path, *, run_id: str, name: str, topic: str, subscription: str
+    ) -> None:
+        kind = "delivered" if subscription else "published"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.offset_ns = 0
+        path = folder / f"{kind}-{name}.ndjson"
+        self._file = EventFile(path, anchor_now(name), clock_ns=time.monotonic_ns)
+        self._published = PublishedFile(self._file, run_id=run_id, topic=topic, publisher=name)
+        self._delivered = DeliveredFile(
+            self._file, run_id=run_id, topic=topic, subscription=subscription, consumer=name
+        )
+
+    def entry(self, sequence: int, body: bytes, key: str) -> Entry:
+        """Return the part of a publish's row that is known when it is sent."""
+        stamp = read(body)
+        assert stamp is not None, "a body of the load has a stamp"
+        return Entry(sequence, key, len(body), body_hash(body), stamp[2] - self.offset_ns)
+
+    def published(self, entry: Entry, published: Published) -> None:
+        self._published.add(entry, published)
+
+    def delivered(self, delivery: Delivery, *, acked: bool) -> None:
+        ack = "acked" if acked else "stale"
+        self._delivered.add(delivery, body_hash(delivery.body), ack, time.monotonic_ns())
+
+    def tick(self) -> None:
+        """Write a block that is old; to be called a few times a second."""
+        self._file.tick()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @dataclass(slots=True)
@@ -131,19 +191,18 @@ def _offset(anchor: Row, manifest: Manifest) -> int:
 
     This holds even if the wall clock was adjusted meanwhile.
     """
-    clocks = (manifest.anchor.as_json(), *manifest.clocks, anchor)
-    for clock in clocks:
-        if _is_one_clock(clock, anchor):
-            wall = int(clock["wall_minus_monotonic_ns"])
-            return wall - manifest.anchor.wall_minus_monotonic_ns
+    own = parse_anchor(anchor)
+    for clock in (manifest.anchor, *manifest.clocks, own):
+        if _is_one_clock(clock, own):
+            return clock.wall_minus_monotonic_ns - manifest.anchor.wall_minus_monotonic_ns
     raise AssertionError("an anchor is at least its own")
 
 
-def _is_one_clock(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_one_clock(one: Anchor, other: Anchor) -> bool:
     """Return whether two anchors share a clock. If one does not name its boot, their hosts are compared."""
-    if one.get("boot") and other.get("boot"):
-        return bool(one["boot"] == other["boot"])
-    return bool(one["host"] == other["host"])
+    if one.boot and other.boot:
+        return one.boot == other.boot
+    return one.host == other.host
 
 
 def _shift(row: Row, offset: int) -> None:

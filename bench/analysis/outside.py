@@ -17,12 +17,13 @@ from bench.analysis.result import RESULT
 from bench.environment import describe, load_average
 from bench.errors import InputInvalid
 from bench.harness import sampling
-from bench.harness.coordinator import MACHINE, SAMPLES, made_empty
+from bench.harness.control import PROFILE, RUN
+from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.interface import Outside, Running, durability, measure_outside
 from bench.harness.sampling import Sampler
-from bench.harness.worker import PROFILE, RUN
+from bench.harness.workers import made_empty
 from bench.load.profile import Profile
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 
 __all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 
@@ -32,7 +33,7 @@ def conduct_outside(
 ) -> dict[str, Any]:
     """Do one run into a new folder; return the content of `result.json`. Raises BenchError."""
     made_empty(folder)
-    write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
+    write_whole(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe(),
         "system": dict(running.about()),
@@ -41,7 +42,7 @@ def conduct_outside(
         "complete": False,
         "faults": ["the run did not end in order"],
     }
-    write_atomically(folder / RUN, json.dumps(about, indent=1))
+    write_whole(folder / RUN, json.dumps(about, indent=1))
     sampler = Sampler(running.probes(), time.monotonic_ns())
     sampler.start()
     try:
@@ -53,10 +54,10 @@ def conduct_outside(
         sampling.save(folder / SAMPLES, samples)
         sampling.save(folder / MACHINE, busy)
         about["environment"]["load_after"] = load_average()
-        write_atomically(folder / RUN, json.dumps(about, indent=1))
+        write_whole(folder / RUN, json.dumps(about, indent=1))
     brokers = sampling.totals(samples, profile.time.warm_up_s, _end_s(profile))
     result = {"profile": profile.as_json(), **about, **_numbers(profile, found), "brokers": brokers}
-    write_atomically(folder / RESULT, json.dumps(result, indent=1))
+    write_whole(folder / RESULT, json.dumps(result, indent=1))
     return result
 
 

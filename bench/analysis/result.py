@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hdrh.log import HistogramLogWriter
 from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 from bench.errors import InputInvalid
 from bench.harness import sampling
+from bench.harness.control import PROFILE, RUN
 from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.histograms import SECOND_NS, Bins, Counts, Latencies, histogram, summed
 from bench.harness.outcomes import Fates, Published, judge, repeats_ns
@@ -32,10 +34,9 @@ from bench.harness.parts import (
     unreadable,
 )
 from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
-from bench.harness.worker import PROFILE, RUN
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 from messagebus.terminal import plural
 
 __all__ = [
@@ -355,7 +356,7 @@ class Result:
 
     def save(self) -> None:
         """Write result.json, and a log of histograms per second for each measure."""
-        write_atomically(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
+        write_whole(self.folder / RESULT, json.dumps(self.as_json(), indent=1))
         for name, latencies in self.latencies.items():
             _write_log(self.folder / f"{name}.hlog", latencies)
 
@@ -392,9 +393,8 @@ def gather(folder: Path) -> Result:
     for each in published.values():
         counts["never"].add("", each.unconfirmed_ns)
     counts["repeat"].add("", repeats_ns(received))
-    topics = profile.messages.topics
     outcomes = {publisher: each.outcomes for publisher, each in published.items()}
-    fates = judge(outcomes, received, lambda publisher: topic_of(publisher, topics))
+    fates = judge(outcomes, received, partial(topic_of, profile))
     return Result(
         folder=folder,
         profile=profile,

@@ -20,8 +20,8 @@ from bench.analysis.result import RESULT
 from bench.analysis.verdict import is_of_load
 from bench.environment import commit
 from bench.errors import InputInvalid
+from bench.harness.control import PROFILE
 from bench.harness.interface import Running, started
-from bench.harness.worker import PROFILE
 from bench.load.profile import Profile, unlike
 
 __all__ = [

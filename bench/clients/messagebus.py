@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import re
 from collections import deque
-from pathlib import Path
+from collections.abc import Set
 
 from bench.clients.rabbitmq import started
-from bench.harness.interface import EVENTS, Delivered, End, Where
+from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.harness.worker import RUN
 from bench.load.profile import Load, Profile
 from bench.load.schedule import Closed
 from messagebus import (
@@ -28,7 +25,7 @@ from messagebus import (
     PublisherConfig,
     Topic,
 )
-from messagebus.telemetry.recorder import Recorder
+from messagebus.telemetry.eventfile import Entry
 
 __all__ = [
     "RECEIVE_MAX",
@@ -70,16 +67,6 @@ def bus_of(where: Where) -> BusConfig:
     return dataclasses.replace(BusConfig.from_env(where.env), client_id=where.name)
 
 
-def _recorder(profile: Profile, where: Where) -> Recorder | None:
-    if not profile.events:
-        return None
-    folder = Path(where.folder)
-    at = json.loads((folder / RUN).read_text())["environment"]["at"]
-    # The start time distinguishes runs of one profile.
-    run_id = f"{profile.name}-{re.sub('[-:]', '', at)}"
-    return Recorder(folder / EVENTS, run_id=run_id, name=where.name)
-
-
 def publisher_config(load: Load, topic: str) -> PublisherConfig:
     """Return the settings of a publisher. A batch is one AMQP message, so the window counts batches."""
     config = PublisherConfig(window=load.window, deadline_ms=DEADLINE_MS)
@@ -106,19 +93,16 @@ class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._topic = _topic(profile, where)
         self._codes = CODES_OF_NONE if profile.system.durability == "none" else CODES
-        self._recorder = _recorder(profile, where)
-        self._open: deque[tuple[int, asyncio.Future[Published]]] = deque()
+        self._rows = where.rows
+        self._open: deque[tuple[int, asyncio.Future[Published], Entry | None]] = deque()
         load = profile.load
         # Used in a closed loop alone. Otherwise open publishes wait in the client's own backlog.
         self._is_closed, self._window = isinstance(load.schedule, Closed), load.window * load.batch
         self._in_flight: deque[asyncio.Future[Published]] = deque()
         config = publisher_config(load, where.topic)
-        hooks = [self._recorder] if self._recorder else []
-        self._publisher = AsyncPublisher(bus_of(where), config, hooks=hooks)
+        self._publisher = AsyncPublisher(bus_of(where), config)
 
     async def open(self) -> None:
-        if self._recorder:
-            self._recorder.start()
         await self._publisher.start(require="one", timeout_s=START_S)
 
     async def room(self) -> None:
@@ -128,8 +112,9 @@ class Sender:
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         payload = Message(body=body, key=key) if key else body
+        entry = self._rows.entry(sequence, body, key) if self._rows else None
         future = await self._publisher.submit(self._topic, payload)
-        self._open.append((sequence, future))
+        self._open.append((sequence, future, entry))
         if self._is_closed:
             self._in_flight.append(future)
 
@@ -137,42 +122,46 @@ class Sender:
         found, waiting = [], self._open
         # In the order of sending: when a later publish is done, the earlier ones mostly are as well.
         while waiting and waiting[0][1].done():
-            sequence, future = waiting.popleft()
+            sequence, future, entry = waiting.popleft()
             end = future.result()
+            if self._rows and entry:
+                self._rows.published(entry, end)
             code = self._codes.get(end.outcome, OTHERWISE)
             found.append(End(sequence, code, end.broker, end.sent_ns, end.settled_ns))
+        if self._rows:
+            self._rows.tick()
         return found
 
     async def close(self, timeout_s: float) -> None:
         await self._publisher.flush(timeout_s)
         await self._publisher.stop()
-        if self._recorder:
-            await asyncio.to_thread(self._recorder.stop)
 
 
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
         config = consumer_config(profile.load)
-        self._recorder = _recorder(profile, where)
+        self._rows = where.rows
         self._consumer = AsyncConsumer(
             bus_of(where), _topic(profile, where), subscription=where.subscription, config=config
         )
 
     async def open(self) -> None:
-        if self._recorder:
-            self._recorder.start()
         await self._consumer.start(require="all", timeout_s=START_S)
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
         consumer = self._consumer
         deliveries = await consumer.receive_many(RECEIVE_MAX, max_wait_s)
         for delivery in deliveries:
-            consumer.ack(delivery)
-            if self._recorder:
-                self._recorder.handled(delivery, "ack", None)
+            acked = consumer.ack(delivery)
+            if self._rows:
+                self._rows.delivered(delivery, acked=acked)
+        if self._rows:
+            self._rows.tick()
         return [Delivered(each.body, each.broker, each.received_ns) for each in deliveries]
 
     async def close(self) -> None:
         await self._consumer.stop()
-        if self._recorder:
-            await asyncio.to_thread(self._recorder.stop)
+
+    def links(self) -> Set[str]:
+        brokers = self._consumer.stats().brokers
+        return {name for name, broker in brokers.items() if broker.state == "open"}

@@ -24,12 +24,15 @@ from bench.audit import DOUBLED, Audit, SubscriptionAudit
 from bench.audit_tables import print_audit
 from bench.demo import play, scenario
 from bench.demo.screen import open_screen
-from bench.demo.stage import CHECKOUT, Stage
+from bench.demo.stage import Stage
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, DoesNotHold, InputInvalid, Interrupted
-from bench.load.records import records, split
-from bench.manifest import Manifest
+from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time
+from bench.load.records import records, write_records
+from bench.load.schedule import RATE_LEAST_PER_S, Steered
 from bench.processes import Child
 from messagebus.commands.exits import Exit
+from messagebus.telemetry.manifest import read_manifest
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["demo", "disagreements", "read_report"]
@@ -100,6 +103,8 @@ def _by(report: Mapping[str, Any], table: str, *keys: str) -> dict[tuple[Any, ..
 
 
 REPORT_WITHIN_S = 240.0
+# Short, so that publishers soon spread over a new broker; the library's default is 600 s.
+CONNECTION_LIFETIME_S = 8
 
 
 @click.command(
@@ -122,20 +127,22 @@ def demo(
     """
     run_id = time.strftime("demo-%Y%m%d-%H%M%S")
     folder = _new_folder(folder or CHECKOUT / "out" / run_id)
-    with _signals_interrupt(), _dealt(source, by_line=by_line, small=small, folder=folder) as dealt:
-        inputs, total = dealt
+    with _signals_interrupt(), _input(source, by_line=by_line, small=small, folder=folder) as found:
+        file, total = found
         stage = Stage(
             folder=folder,
             network=network,
             screen=open_screen(),
             total=total,
+            profile=_profile(file, total),
+            run_id=run_id,
             plan=scenario.steps(small=small),
             env=os.environ,
         )
         wipe = False
         try:
             with stage.screen:
-                result, differences = _play(stage, run_id, inputs)
+                result, differences = _play(stage)
             _tell(stage, result, differences)
             wipe = not keep
         except Interrupted as fault:
@@ -148,24 +155,42 @@ def demo(
 def _new_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True)
-        (folder / "progress").mkdir()
         (folder / "input").mkdir()
     except OSError as fault:
         raise InputInvalid(f"{folder}: cannot be made: {fault.strerror}") from fault
     return folder.resolve()
 
 
+def _profile(file: Path, total: int) -> Profile:
+    """Return the profile of the load: each record of the file once, at a pace that the stage sets."""
+    return Profile(
+        name="demo",
+        load=Load(
+            schedule=Steered(rate_per_s=RATE_LEAST_PER_S, count=total),
+            publishers=scenario.PUBLISHERS,
+            consumers=len(scenario.CONSUMERS),
+            prefetch=scenario.PREFETCH,
+            lifetime_s=CONNECTION_LIFETIME_S,
+        ),
+        messages=Messages(
+            file=str(file),
+            places=tuple(f"{scenario.TOPIC}/{name}" for name in scenario.CONSUMERS),
+        ),
+        time=Time(warm_up_s=0, measured_s=SECONDS_MAX),
+    )
+
+
 @contextmanager
-def _dealt(
+def _input(
     source: str | None, *, by_line: bool, small: bool, folder: Path
-) -> Iterator[tuple[dict[str, Path], int]]:
-    """Read the whole input before anything starts; yield one file per publisher, and the total of records."""
-    inputs = {name: folder / "input" / name for name in scenario.PUBLISHERS}
+) -> Iterator[tuple[Path, int]]:
+    """Read the whole input before anything starts; yield a file with all its records, and their number."""
+    file = folder / "input" / "records"
     found = records(source, by_line=by_line)
     if small:
         found = itertools.islice(found, scenario.SMALL_RECORDS)
     try:
-        total = sum(split(found, list(inputs.values())))
+        total = write_records(file, found)
         if total < scenario.RECORDS_MIN:
             raise InputInvalid(
                 f"{source or 'input'}: {total} records; the demo needs {scenario.RECORDS_MIN}, "
@@ -175,12 +200,12 @@ def _dealt(
         shutil.rmtree(folder)
         raise
     try:
-        yield inputs, total
+        yield file, total
     finally:
         shutil.rmtree(folder / "input", ignore_errors=True)
 
 
-def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, list[str]]:
+def _play(stage: Stage) -> tuple[Audit, list[str]]:
     """Do the whole run. Returns our audit, and its differences from Spark's."""
     titles = ["a cluster of 3 brokers and HAProxy starts", "publishers and consumers start"]
     ends = ["the rest is published, all is delivered", "audit and Spark report"]
@@ -188,8 +213,8 @@ def _play(stage: Stage, run_id: str, inputs: dict[str, Path]) -> tuple[Audit, li
     with stage.step(titles[0]):
         stage.cluster.up()
     with stage.step(titles[1]):
-        play.start_load(stage, run_id, inputs)
-    stage.begin(run_id)
+        play.start_load(stage)
+    stage.begin()
     play.play(stage)
     with stage.step(ends[0]):
         play.wait_published(stage)
@@ -223,7 +248,7 @@ def _spark_audit(spark: Child, report: Path) -> dict[str, Any]:
 def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
     """Print the audit and the paths of report and events. Raises DoesNotHold if the audit does not hold."""
     console = Console(highlight=False)
-    print_audit(result, Manifest.load(stage.folder), console)
+    print_audit(result, read_manifest(stage.folder), console)
     for what, path in (("report", "report/report.html"), ("events", "")):
         console.print(f"{what}: {_shown(stage.folder / path)}", soft_wrap=True)
     if differences:

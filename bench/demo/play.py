@@ -5,27 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 
 from bench.audit import Audit, audit
 from bench.demo.scenario import (
     ADDED,
-    CONSUMERS,
     DOWN_S,
     KILLED,
-    PREFETCH,
-    PUBLISHERS,
     REMOVED,
+    SUBSCRIPTIONS,
     TOPIC,
     Step,
 )
 from bench.demo.stage import Stage
 from bench.errors import BenchError
-from bench.load.control import set_rate
-from bench.manifest import Manifest, write_atomically
 from bench.rows import Tail, read_events
+from messagebus.telemetry.manifest import Manifest, write_whole
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 
@@ -39,28 +35,17 @@ DELIVERED_WITHIN_S = 90.0
 QUIET_S = 1.0
 STOP_WITHIN_S = 30.0
 HEALTH_TIMEOUT_S = 1.0
-# Short, so that publishers soon spread over a new broker; the library's default is 600 s.
-CONNECTION_LIFETIME_S = 8
 SERVES = "serves"
 
 
-def start_load(stage: Stage, run_id: str, inputs: dict[str, Path]) -> None:
-    """Declare the topology, start all load processes and check that they run. Nothing is published yet."""
-    wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in dict.fromkeys(CONSUMERS.values()))]
+def start_load(stage: Stage) -> None:
+    """Declare the topology, start all load processes and wait for them. Nothing is published yet."""
+    wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in SUBSCRIPTIONS)]
     stage.run("declare", ["messagebus", "declare", *wanted], within_s=START_WITHIN_S, client=True)
-    set_rate(stage.folder, 0)
-    common = ["--run", str(stage.folder), "--run-id", run_id, "--topic", TOPIC]
-    for name, subscription in CONSUMERS.items():
-        options = ["--name", name, "--subscription", subscription, "--prefetch", str(PREFETCH)]
-        stage.start(name, ["bench", "load", "consume", *common, *options], client=True)
-    for name in PUBLISHERS:
-        options = ["--name", name, "--share", str(len(PUBLISHERS)), "--frames"]
-        options += ["--lifetime-s", str(CONNECTION_LIFETIME_S), str(inputs[name])]
-        stage.start(name, ["bench", "load", "publish", *common, *options], client=True)
-    everybody = [*CONSUMERS, *PUBLISHERS]
+    stage.workers.launch(stage.cluster.client_env())
     stage.watch(consumers=True, publishers=True)
     stage.wait(
-        lambda: stage.states_of(everybody)["running"] == len(everybody),
+        lambda: not stage.workers.missing(),
         within_s=START_WITHIN_S,
         what="all load processes running",
     )
@@ -144,7 +129,7 @@ def _again(stage: Stage, step: Step) -> None:
 def wait_published(stage: Stage) -> None:
     """Wait until every publisher has sent everything and knows the outcome of each publish."""
     stage.wait(
-        lambda: not stage.children.running(PUBLISHERS),
+        lambda: not stage.children.running(stage.workers.publishers),
         within_s=PUBLISHED_WITHIN_S,
         what="the publishers' end",
     )
@@ -157,7 +142,7 @@ def wait_delivered(stage: Stage) -> None:
     Gives up when nothing new has come for DELIVERED_WITHIN_S: the audit reports what is missing.
     """
     published, delivered = Tail(stage.folder, "published"), Tail(stage.folder, "delivered")
-    missing: dict[str, set[str]] = {name: set() for name in CONSUMERS.values()}
+    missing: dict[str, set[str]] = {name: set() for name in SUBSCRIPTIONS}
     for row in published.read():
         if row["outcome"] == "confirmed":
             for ids in missing.values():
@@ -180,19 +165,20 @@ def wait_delivered(stage: Stage) -> None:
 def stop_consumers(stage: Stage) -> None:
     """Ask the consumers to answer their open deliveries and to end; wait for their end."""
     stage.watch(consumers=False)
-    stage.children.terminate(CONSUMERS)
+    consumers = stage.workers.consumers
+    stage.children.terminate(consumers)
     stage.wait(
-        lambda: not stage.children.running(CONSUMERS),
+        lambda: not stage.children.running(consumers),
         within_s=STOP_WITHIN_S,
         what="the consumers' end",
     )
-    stage.children.check(CONSUMERS, may_end=True)
+    stage.children.check(consumers, may_end=True)
 
 
 def judge(stage: Stage, manifest: Manifest) -> Audit:
     """Audit the run, and write the audit beside the events."""
     result = audit(manifest, read_events(stage.folder, manifest))
-    write_atomically(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
     return result
 
 
@@ -202,14 +188,13 @@ def _playbook(stage: Stage, step: Step, verb: str, name: str) -> None:
 
 def _wait_used(stage: Stage, name: str, step: Step) -> None:
     """Wait until this broker confirms another publish, and delivers another message to every subscription."""
-    subscriptions = list(dict.fromkeys(CONSUMERS.values()))
     confirmed = stage.confirmed_by(name)
-    delivered = {each: stage.delivered_by(name, each) for each in subscriptions}
+    delivered = {each: stage.delivered_by(name, each) for each in SUBSCRIPTIONS}
     stage.note(f"waiting for publishes to {name} and deliveries from it")
     stage.wait(
         lambda: (
             stage.confirmed_by(name) > confirmed
-            and all(stage.delivered_by(name, each) > delivered[each] for each in subscriptions)
+            and all(stage.delivered_by(name, each) > delivered[each] for each in SUBSCRIPTIONS)
         ),
         within_s=step.within_s,
         what=f"publishes to {name} and deliveries from it",

@@ -20,6 +20,7 @@ __all__ = [
     "RECORDS_MIN",
     "REMOVED",
     "SMALL_RECORDS",
+    "SUBSCRIPTIONS",
     "TOPIC",
     "Step",
     "planned_rate",
@@ -29,9 +30,10 @@ __all__ = [
 
 TOPIC = "packages"
 BROKERS = 3
-PUBLISHERS = ("p1", "p2", "p3", "p4")
-# Name of the consumer process -> its subscription.
-CONSUMERS = {"billing1": "billing", "billing2": "billing", "billing3": "billing", "audit1": "audit"}
+PUBLISHERS = 4
+# The subscription of each consumer.
+CONSUMERS = ("billing", "billing", "billing", "audit")
+SUBSCRIPTIONS = tuple(dict.fromkeys(CONSUMERS))
 ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
 PREFETCH = 200
 # Seconds that the killed broker stays down.

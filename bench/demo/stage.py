@@ -15,19 +15,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.demo import scenario
-from bench.demo.scenario import CONSUMERS, PUBLISHERS, TOPIC, Step
+from bench.demo.scenario import CONSUMERS, SUBSCRIPTIONS, Step
 from bench.demo.screen import Rates, Screen, StepView, View
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, Interrupted
-from bench.load.control import Progress, read_progress, set_rate
-from bench.manifest import ConsumerEntry, Incident, Manifest
+from bench.harness.control import Progress, read_progress, set_rate
+from bench.harness.workers import Recording, Workers
+from bench.load.profile import Profile
 from bench.processes import Child, Children
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Incident, Manifest
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 
-__all__ = ["CHECKOUT", "Stage"]
+__all__ = ["Stage"]
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 POLL_S = 0.1
 RATE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.4
@@ -36,7 +37,7 @@ PLAN_LINES = ("$ ", "until ")
 
 
 class Stage:
-    """One run in one folder. total: records that will be published.
+    """One run in one folder. total: records that will be published. profile: of its load.
 
     env: the environment of all processes that are started; clients also get settings of the bus.
     """
@@ -48,12 +49,15 @@ class Stage:
         network: str,
         screen: Screen,
         total: int,
+        profile: Profile,
+        run_id: str,
         plan: Sequence[Step],
         env: Mapping[str, str],
     ) -> None:
         self.folder = folder
         self.screen = screen
         self.children = Children(folder / "logs")
+        self.workers = Workers(profile, folder, self.children, Recording(folder, run_id))
         self.cluster = LocalCluster(
             folder / "cluster", scenario.BROKERS, network=network, say=screen.say, show=self.note
         )
@@ -72,22 +76,22 @@ class Stage:
         self._names: dict[str, str] = {}
         self._publishers_watched = False
         self._consumers_watched = False
-        self._manifest: Manifest | None = None
+        self._is_begun = False
 
     # -- time
 
     def tick(self) -> None:
         """Do the regular work during a wait: checks, pace and screen. Raises BenchError."""
         if self._publishers_watched:
-            self.children.check(PUBLISHERS, may_end=True)
+            self.children.check(self.workers.publishers, may_end=True)
         if self._consumers_watched:
-            self.children.check(CONSUMERS)
+            self.children.check(self.workers.consumers)
         now_s = time.monotonic()
         if now_s >= self._next_redraw_s:
             self._next_redraw_s = now_s + REDRAW_EVERY_S
             self.progress = read_progress(self.folder)
             self._redraw(now_s)
-        if self._manifest and self._publishers_watched and now_s >= self._next_rate_s:
+        if self._is_begun and self._publishers_watched and now_s >= self._next_rate_s:
             self._next_rate_s = now_s + RATE_EVERY_S
             self._pace(now_s)
 
@@ -187,37 +191,18 @@ class Stage:
 
     # -- what happened
 
-    def begin(self, run_id: str) -> None:
-        """Start the run: publishers get their pace from now on."""
-        self._manifest = Manifest(
-            run_id=run_id,
-            topics={TOPIC: tuple(dict.fromkeys(CONSUMERS.values()))},
-            brokers=(),
-            start_ns=time.monotonic_ns(),
-            anchor=anchor_now("coordinator"),
-            loop="open",
-            publishers=PUBLISHERS,
-            consumers=tuple(
-                ConsumerEntry(name=name, subscription=subscription)
-                for name, subscription in CONSUMERS.items()
-            ),
-            prefetch=scenario.PREFETCH,
-        )
+    def begin(self) -> None:
+        """Start the load: publishers get their pace from now on."""
+        self.workers.start()
+        self._is_begun = True
         self.save()
 
     def save(self, *, complete: bool = False) -> Manifest:
         """Write the run's manifest as known so far; complete: the run has ended in order, now."""
-        assert self._manifest is not None, "begin comes first"
         self._learn_names()
-        self._manifest = dataclasses.replace(
-            self._manifest,
-            brokers=tuple(sorted(self._names)),
-            incidents=tuple(self.incidents),
-            complete=complete,
-            end_ns=time.monotonic_ns() if complete else None,
-        )
-        self._manifest.save(self.folder)
-        return self._manifest
+        manifest = self.workers.manifest(sorted(self._names), self.incidents, complete=complete)
+        manifest.save(self.folder)
+        return manifest
 
     @contextmanager
     def incident(self, kind: str, name: str = "") -> Iterator[None]:
@@ -252,21 +237,20 @@ class Stage:
 
     def confirmed_by(self, name: str) -> int:
         """Return the number of messages that this broker has confirmed."""
-        return self._counts(PUBLISHERS)[self.address(name)]
+        return self._counts(self.workers.publishers)[self.address(name)]
 
     def delivered_by(self, name: str, subscription: str) -> int:
         """Return the number of deliveries of this broker to a subscription."""
-        of = [consumer for consumer, theirs in CONSUMERS.items() if theirs == subscription]
-        return self._counts(of)[self.address(name)]
+        return self._counts(self._readers(subscription))[self.address(name)]
+
+    def _readers(self, subscription: str) -> list[str]:
+        named = zip(self.workers.consumers, CONSUMERS, strict=True)
+        return [name for name, theirs in named if theirs == subscription]
 
     @property
     def submitted(self) -> int:
-        found = [self.progress[name] for name in PUBLISHERS if name in self.progress]
-        return sum(each.done + each.bad + each.held for each in found)
-
-    def states_of(self, names: Sequence[str]) -> Counter[str]:
-        """Count these load processes by state: state -> processes."""
-        return Counter(self.progress[name].state for name in names if name in self.progress)
+        names = self.workers.publishers
+        return sum(self.progress[name].done for name in names if name in self.progress)
 
     def _counts(self, names: Sequence[str]) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -288,15 +272,10 @@ class Stage:
         view = self.view
         view.elapsed_s = now_s - self._began_s
         view.published = self.submitted
-        view.confirmed = self._by_name(self._counts(PUBLISHERS))
-        view.delivered = self._by_name(self._counts(list(CONSUMERS)))
+        view.confirmed = self._by_name(self._counts(self.workers.publishers))
+        view.delivered = self._by_name(self._counts(self.workers.consumers))
         view.subscriptions = {
-            subscription: sum(
-                self._counts(
-                    [name for name, its in CONSUMERS.items() if its == subscription]
-                ).values()
-            )
-            for subscription in dict.fromkeys(CONSUMERS.values())
+            each: self._counts(self._readers(each)).total() for each in SUBSCRIPTIONS
         }
         view.addresses = {name: address for address, name in self._names.items()}
         view.rates = self._rates.add(now_s, view.confirmed, view.delivered)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.figures.client.mesh import MB, rest_figures, rss_bytes_of
-from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
+from bench.harness.workers import at_work, open_ended
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
@@ -30,8 +30,8 @@ def memory_figures(
 ) -> Iterator[Figure]:
     declare(BusConfig.from_env(cluster.client_env()), [f"{TOPIC}/{SUBSCRIPTION}"])
     samples = _sample(cluster, folder, say)
-    for kind, prefix in (("publisher", "p"), ("consumer", "c")):
-        series = [values for name, values in samples.items() if name.startswith(prefix)]
+    for kind in ("publisher", "consumer"):
+        series = [values for name, values in samples.items() if name.startswith(kind)]
         growth = max(growth_mb(values, SETTLED_AFTER_S) for values in series)
         yield Figure(
             id=f"way.memory.{kind}_growth_mb",
@@ -44,7 +44,7 @@ def memory_figures(
         )
         yield Figure(
             id=f"way.memory.{kind}_mb",
-            what=f"Memory of the largest {kind} process at work (the load's own records included)",
+            what=f"Memory of the largest {kind} process at work (the harness included)",
             value=max(max(values) for values in series) / MB,
             unit="MB",
             repeat=REPEAT,
@@ -63,18 +63,17 @@ def _sample(
     cluster: LocalCluster, folder: Path, say: Callable[[str], None]
 ) -> dict[str, list[int]]:
     """Return process name -> its memory at every second while all processes work."""
-    clients = Crew(
-        cluster,
-        folder,
-        run_id="memory",
-        topic=TOPIC,
-        publishers=tuple(f"p{n}" for n in range(CLIENTS)),
-        consumers={f"c{n}": SUBSCRIPTION for n in range(CLIENTS)},
-        size=BODY_BYTES,
+    profile = open_ended(
+        TOPIC,
+        [f"{TOPIC}/{SUBSCRIPTION}"] * CLIENTS,
+        publishers=CLIENTS,
+        rate_per_s=RATE_PER_S,
+        body_bytes=BODY_BYTES,
     )
-    samples: dict[str, list[int]] = {name: [] for name in clients.names}
-    with crew(clients):
-        clients.set_rate(RATE_PER_S)
+    with at_work(profile, folder, cluster.client_env()) as clients:
+        samples: dict[str, list[int]] = {
+            name: [] for name in (*clients.publishers, *clients.consumers)
+        }
         began_s = time.monotonic()
         for second in range(LASTS_S + 1):
             time.sleep(max(0.0, began_s + second - time.monotonic()))

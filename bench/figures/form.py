@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.errors import InputInvalid
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 from reports.text import significant
 
 __all__ = [
@@ -118,7 +118,7 @@ class Results:
         path = folder / f"{self.name}.json"
         figures = [figure.as_json() for figure in self.figures]
         as_json = {"environment": self.environment, "figures": figures}
-        write_atomically(path, json.dumps(as_json, indent=1) + "\n")
+        write_whole(path, json.dumps(as_json, indent=1) + "\n")
         return path
 
     @classmethod

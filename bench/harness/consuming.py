@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,7 +25,8 @@ class Had:
     """The deliveries of one consumer, in order.
 
     altered: bodies that differ from every sent one. earlier: deliveries from an earlier run on the same
-    system, which do not count. brokers: names, by the number in broker_of.
+    system, which do not count. brokers: names, by the number in broker_of. delivered: deliveries so far, by
+    broker.
     """
 
     start_ns: int
@@ -34,6 +36,7 @@ class Had:
     received_ns: array[int] = field(default_factory=lambda: array("q"))
     intended_ns: array[int] = field(default_factory=lambda: array("q"))
     brokers: list[str] = field(default_factory=list)
+    delivered: Counter[str] = field(default_factory=Counter)
     altered: int = 0
     earlier: int = 0
     delivery: Latencies = field(init=False)
@@ -108,5 +111,6 @@ class Consuming:
         of = np.array(had.broker_of[since:], dtype=np.int64)
         for number, broker in enumerate(had.brokers):
             own = of == number
+            had.delivered[broker] += int(own.sum())
             had.received.add(broker, received[own])
             had.delivery.add(broker, intended[own], received[own] - intended[own])

@@ -1,81 +1,57 @@
-"""The coordinator of one run: starts the load processes, sets the start, watches, ends, gathers.
+"""The coordinator of one measured run: starts the load processes, sets the start, watches, ends, gathers.
 
 A load process that fails ends the run. The parts of the others are kept, and the run is marked incomplete;
 so is an interrupted run. The folder of a run is made, and checked to be empty, before anything is started
-for it.
+for it. Disturbances of the brokers begin and end at their seconds of the load, on a thread of their own.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import sys
+import re
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.environment import CHECKOUT, describe, load_average
+from bench.environment import describe, load_average
 from bench.errors import BenchError, InputInvalid
+from bench.faults import Fault
 from bench.harness import sampling
-from bench.harness.barrier import Start, missing, say_over, say_start
-from bench.harness.disturbances import Disturber
-from bench.harness.interface import EVENTS, Running, durability
+from bench.harness.control import RUN, say_over
+from bench.harness.interface import Running, durability
 from bench.harness.loop import best_loop
-from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
+from bench.harness.parts import PUBLISHER, read_parts
 from bench.harness.sampling import Sampler
-from bench.harness.worker import PROFILE, RUN, members
-from bench.load.control import read_progress
-from bench.load.profile import Profile
-from bench.load.schedule import Closed
-from bench.manifest import FILE_NAME, Incident, Manifest, write_atomically
+from bench.harness.workers import END_WITHIN_S, HEAD_START_S, Recording, Workers, made_empty
+from bench.load.profile import Disturbance, Profile, places, topic_of
+from bench.load.schedule import Closed, Steered
 from bench.processes import Children
+from messagebus.telemetry.manifest import Incident, write_whole
 from messagebus.terminal import plural
 
-__all__ = ["MACHINE", "SAMPLES", "conduct", "made", "made_empty"]
-
-
-def made(folder: Path) -> Path:
-    """Make the folder if it is missing. Raises InputInvalid when it cannot be made or written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise InputInvalid(f"{folder}: no folder can be made: {fault.strerror}") from fault
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputInvalid(f"{folder}: nothing can be written there")
-    return folder
-
-
-def made_empty(folder: Path) -> Path:
-    """Make the folder of one run. Raises InputInvalid also when it is not empty."""
-    if any(made(folder).iterdir()):
-        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
-    return folder
-
+__all__ = ["MACHINE", "SAMPLES", "Disturber", "conduct", "steps"]
 
 SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
-READY_WITHIN_S = 120.0
-# Time from setting the start to the load: processes poll for it.
-HEAD_START_S = 1.0
+# The subfolder of a run with rows for ``python -m spark``, if the profile asks for them.
+EVENTS = "events"
 POLL_S = 0.05
-PARTS_WITHIN_S = 60.0
 # After this time without a delivery, no more are expected.
 QUIET_S = 3.0
-Say = Callable[[str], None]
-Names = Mapping[str, Sequence[str]]
-"""Kind -> names."""
+STOP_WITHIN_S = 120.0
 
 
-def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
+def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str], None]) -> Path:
     """Do one run into a new folder, on a running system that has its topics.
 
-    Raises InputInvalid for a folder that is not empty, BenchError when the load fails. The folder then has
-    everything recorded until then, marked incomplete.
+    Raises InputInvalid for a folder that is not empty, and for a steered load; BenchError when the load
+    fails. The folder then has everything recorded until then, marked incomplete.
     """
+    if isinstance(profile.load.schedule, Steered):
+        raise InputInvalid("load.schedule: nobody steers a measured run; steered is for the demo")
     made_empty(folder)
-    (folder / "progress").mkdir()
-    write_atomically(folder / PROFILE, json.dumps(profile.as_json(), indent=1))
     about: dict[str, Any] = {
         "environment": describe() | {"event_loop": best_loop()},
         "system": dict(running.about()),
@@ -84,27 +60,34 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         "faults": ["the run did not end in order"],
     }
     _save(folder, about)
+    recording = None
+    if profile.events:
+        # The start time distinguishes runs of one profile.
+        at = re.sub("[-:]", "", about["environment"]["at"])
+        recording = Recording(folder / EVENTS, f"{profile.name}-{at}")
     children = Children(folder / "logs")
+    workers = Workers(profile, folder, children, recording)
     sampler: Sampler | None = None
     disturber: Disturber | None = None
-    names = {
-        PUBLISHER: [f"{PUBLISHER}-{n}" for n in range(profile.load.publishers)],
-        CONSUMER: [f"{CONSUMER}-{n}" for n in range(profile.load.consumers)],
-    }
+    brokers = [probe.broker for probe in running.probes()]
     try:
-        processes = _launch(children, profile, folder, running.env())
-        start = _meet(children, folder, processes, names, say)
-        start_ns = start.at_wall_ns - start.wall_minus_monotonic_ns
-        sampler = Sampler(running.probes(), start_ns)
+        workers.launch(running.env())
+        workers.meet()
+        say(f"{len(children.names)} load processes start")
+        if recording:
+            workers.manifest(brokers, complete=False).save(recording.folder)
+        sampler = Sampler(running.probes(), workers.start_ns)
         sampler.start()
-        disturber = Disturber(profile.disturbances, running, start_ns)
+        disturber = Disturber(profile.disturbances, running, workers.start_ns)
         disturber.start()
-        _work(children, profile, processes, say)
-        # Consumers that start late are waited for from their start on.
-        from_s = max(time.monotonic(), start_ns / 1e9 + profile.load.consume_from_s)
-        not_drained = _drain(children, profile, folder, from_s, sampler, disturber)
-        say_over(folder)
-        _finish(children, folder, names)
+        say(_plan(profile))
+        workers.wait_published(
+            HEAD_START_S + profile.time.load_s + profile.time.drain_s + END_WITHIN_S
+        )
+        not_drained = _drain(workers, sampler, disturber)
+        workers.end_consumers()
+        if lacking := workers.without_part():
+            raise BenchError(f"wrote nothing: {', '.join(lacking)}")
         about |= {"complete": True, "faults": [*disturber.faults, *not_drained]}
     except BenchError as fault:
         about["faults"] = [str(fault)]
@@ -118,7 +101,10 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
         if disturber:
             about["disturbances"] = disturber.stop()
             about["faults"] = [*about["faults"], *disturber.missed()]
-            _note_incidents(folder / EVENTS, disturber.incidents())
+            if recording:
+                incidents, complete = disturber.incidents(), about["complete"]
+                manifest = workers.manifest(brokers, incidents, complete=complete)
+                manifest.save(recording.folder)
         if sampler:
             samples, busy = sampler.stop()
             sampling.save(folder / SAMPLES, samples)
@@ -129,54 +115,6 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Say) -> Path:
     return folder
 
 
-def _launch(
-    children: Children, profile: Profile, folder: Path, env: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """Start the load processes; return kind -> names, in the order of their numbers from 0."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
-    started: dict[str, list[str]] = {PUBLISHER: [], CONSUMER: []}
-    for kind, names in started.items():
-        while members(profile, kind, len(names)):
-            argv = [sys.executable, "-m", "bench", "worker", "--run", str(folder.resolve())]
-            argv += ["--kind", kind, "--number", str(len(names))]
-            names.append(f"{kind}-{len(names)}")
-            children.start(names[-1], argv, plain | dict(env), CHECKOUT)
-    return started
-
-
-def _meet(
-    children: Children, folder: Path, processes: Names, names: Names, say: Callable[[str], None]
-) -> Start:
-    every, running = _all(names), _all(processes)
-    _wait(
-        lambda: not missing(folder, every),
-        READY_WITHIN_S,
-        lambda: f"not ready: {', '.join(missing(folder, every))}",
-        lambda: children.check(running),
-    )
-    start = Start.soon(HEAD_START_S)
-    say_start(folder, start)
-    say(f"{len(running)} load processes start")
-    return start
-
-
-def _work(children: Children, profile: Profile, processes: Names, say: Say) -> None:
-    """Wait until the publishers have ended by themselves."""
-
-    def check() -> None:
-        children.check(processes[PUBLISHER], may_end=True)
-        children.check(processes[CONSUMER])
-
-    time_s = profile.time.warm_up_s + profile.time.measured_s
-    say(_plan(profile))
-    _wait(
-        lambda: not children.running(processes[PUBLISHER]),
-        HEAD_START_S + time_s + profile.time.drain_s + PARTS_WITHIN_S,
-        lambda: f"publishers that did not end: {', '.join(children.running(processes[PUBLISHER]))}",
-        check,
-    )
-
-
 def _plan(profile: Profile) -> str:
     """Describe the load for a person who waits."""
     if isinstance(profile.load.schedule, Closed):
@@ -185,77 +123,129 @@ def _plan(profile: Profile) -> str:
     return f"{profile.time.warm_up_s:g} s warm-up, {profile.time.measured_s:g} s measured"
 
 
-def _drain(
-    children: Children,
-    profile: Profile,
-    folder: Path,
-    from_s: float,
-    sampler: Sampler,
-    disturber: Disturber,
-) -> list[str]:
+def _drain(workers: Workers, sampler: Sampler, disturber: Disturber) -> list[str]:
     """Wait until no more deliveries come for a while, or for drain_s; report the messages left.
 
     While there are fewer deliveries than expected, a quiet time does not end the wait as long as messages
     wait in the queues or a disturbance lasts.
     """
-    consumers = [name for name in children.names if name.startswith(CONSUMER)]
-    sent = sum(part.sent for part in read_parts(folder)) * profile.messages.subscriptions
+    profile = workers.profile
+    if not workers.consumers:
+        return []
+    readers = Counter(topic for topic, _ in places(profile))
+    parts = [part for part in read_parts(workers.folder) if part.kind == PUBLISHER]
+    expected = sum(part.sent * readers[topic_of(profile, part.number)] for part in parts)
+    # Consumers that start late are waited for from their start on.
+    from_s = max(time.monotonic(), workers.start_ns / 1e9 + profile.load.consume_from_s)
     had, since_s, until_s = 0, from_s, from_s + profile.time.drain_s
-    while consumers and time.monotonic() < until_s:
-        children.check(consumers)
-        progress = read_progress(folder).values()
-        now = sum(each.done for each in progress if each.name.startswith(CONSUMER))
-        if now != had:
+    while time.monotonic() < until_s:
+        workers.check_consumers()
+        if (now := workers.received()) != had:
             had, since_s = now, time.monotonic()
         elif time.monotonic() - since_s > QUIET_S and (
-            had >= sent or not (disturber.is_under_way or sampler.waiting())
+            had >= expected or not (disturber.is_under_way or sampler.waiting())
         ):
             return []
         time.sleep(POLL_S)
-    left = sampler.waiting() if consumers else 0
-    return (
-        [f"not drained within {profile.time.drain_s:g} s: {plural(left, 'message')} left"]
-        if left
-        else []
-    )
-
-
-def _finish(children: Children, folder: Path, names: Names) -> None:
-    _wait(
-        lambda: not children.running(),
-        PARTS_WITHIN_S,
-        lambda: f"did not end: {', '.join(children.running())}",
-        lambda: children.check(children.names, may_end=True),
-    )
-    there = {part.name for part in read_parts(folder)}
-    if lacking := [name for name in _all(names) if name not in there]:
-        raise BenchError(f"wrote nothing: {', '.join(lacking)}")
-
-
-def _note_incidents(events: Path, incidents: Sequence[Incident]) -> None:
-    """Add the incidents to the manifest that the recorders have made, if there is one."""
-    if (events / FILE_NAME).exists():
-        manifest = Manifest.load(events)
-        dataclasses.replace(manifest, incidents=tuple(incidents)).save(events)
-
-
-def _all(names: Names) -> list[str]:
-    return [name for each in names.values() for name in each]
-
-
-def _wait(
-    condition: Callable[[], bool],
-    within_s: float,
-    what: Callable[[], str],
-    check: Callable[[], object],
-) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        check()
-        if time.monotonic() > until_s:
-            raise BenchError(f"not within {within_s:.0f} s: {what()}")
-        time.sleep(POLL_S)
+    left = sampler.waiting()
+    if not left:
+        return []
+    return [f"not drained within {profile.time.drain_s:g} s: {plural(left, 'message')} left"]
 
 
 def _save(folder: Path, about: Mapping[str, Any]) -> None:
-    write_atomically(folder / RUN, json.dumps(about, indent=1))
+    write_whole(folder / RUN, json.dumps(about, indent=1))
+
+
+def steps(disturbances: Sequence[Disturbance]) -> list[tuple[float, int, bool]]:
+    """Return (second of the load, number of the disturbance, whether it begins), in order. Pure."""
+    found = []
+    for number, each in enumerate(disturbances):
+        found += [(each.at_s, number, True), (each.at_s + each.lasts_s, number, False)]
+    return sorted(found, key=lambda step: step[0])
+
+
+class Disturber:
+    """A thread that causes and ends the disturbances.
+
+    start_ns: start of the load, on this process's monotonic clock.
+    """
+
+    def __init__(
+        self, disturbances: Sequence[Disturbance], running: Running, start_ns: int
+    ) -> None:
+        self.faults: list[str] = []
+        self._wanted = disturbances
+        self._start_ns = start_ns
+        self._made: list[Fault] = [running.fault(each.what, each.broker) for each in disturbances]
+        self._brokers = [probe.broker for probe in running.probes()]
+        self._done: dict[int, dict[str, Any]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disturber", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Return the disturbances with their times; end those that still last."""
+        self._over.set()
+        self._thread.join(STOP_WITHIN_S)
+        return [self._done[number] for number in sorted(self._done)]
+
+    def missed(self) -> list[str]:
+        """Name the disturbances that never began, once it is stopped."""
+        return [
+            f"{self._made[number]}: not done, the load was over before its second {each.at_s:g}"
+            for number, each in enumerate(self._wanted)
+            if number not in self._done and not self.faults
+        ]
+
+    def incidents(self) -> list[Incident]:
+        """Return the disturbances as incidents of a manifest; for a killed broker also its start."""
+        found = []
+        for number, done in sorted(self._done.items()):
+            fault, broker = self._made[number], self._broker(number)
+            began = self._ns(done["began_s"])
+            ended = None if done["ended_s"] is None else self._ns(done["ended_s"])
+            # A kill takes no time; the broker's absence ends with its start.
+            is_kill = fault.name == "kill"
+            done_ns = began if is_kill else ended
+            found.append(Incident(kind=fault.name, broker=broker, at_ns=began, done_ns=done_ns))
+            if is_kill and ended is not None:
+                found.append(Incident(kind="start", broker=broker, at_ns=ended))
+        return sorted(found, key=lambda one: one.at_ns)
+
+    def _broker(self, number: int) -> str:
+        """Return the broker's name as in events and charts; "" for a disturbance without one."""
+        return self._brokers[self._wanted[number].broker - 1] if self._made[number].target else ""
+
+    def _ns(self, at_s: float) -> int:
+        return self._start_ns + int(at_s * 1e9)
+
+    def _run(self) -> None:
+        for at_s, number, begins in steps(self._wanted):
+            self._over.wait(max(0.0, at_s - self._now_s()))
+            if self._over.is_set() and number not in self._done:
+                continue
+            try:
+                self._step(number, begins=begins)
+            except Exception as fault:  # the thread's top: of commands, HTTP, the balancer's kit
+                self.faults.append(f"{self._made[number]}: {fault or type(fault).__name__}")
+                return
+
+    def _step(self, number: int, *, begins: bool) -> None:
+        fault = self._made[number]
+        if begins:
+            what = f"{fault.name} {self._broker(number)}".rstrip()
+            self._done[number] = {"what": what, "began_s": self._now_s(), "ended_s": None}
+            fault.begin()
+        else:
+            fault.end()
+            self._done[number]["ended_s"] = self._now_s()
+
+    def _now_s(self) -> float:
+        return (time.monotonic_ns() - self._start_ns) / 1e9

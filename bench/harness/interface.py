@@ -11,7 +11,7 @@ A further system is an entry in `bench.load.systems` and a module with
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +21,13 @@ from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile
 from bench.load.systems import SYSTEMS
+from bench.rows import Rows
 
 __all__ = [
-    "EVENTS",
     "Delivered",
     "End",
     "FullSpeed",
+    "Linked",
     "Outside",
     "Receiver",
     "Running",
@@ -38,9 +39,6 @@ __all__ = [
     "sender",
     "started",
 ]
-
-EVENTS = "events"
-"""The subfolder of a run with rows for ``python -m spark``, if the profile asks for them."""
 
 
 class End(NamedTuple):
@@ -63,14 +61,17 @@ class Delivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The identity of a load process and its environment. number: among the processes of its kind."""
+    """The identity of a publisher or consumer, and its environment. number: among its kind.
+
+    rows: the writer of its rows; None for a run without them.
+    """
 
     name: str
     topic: str
     subscription: str
     env: Mapping[str, str]
-    folder: str
     number: int = 0
+    rows: Rows | None = None
 
 
 class Sender(Protocol):
@@ -104,6 +105,14 @@ class Receiver(Protocol):
         """Return new deliveries, answered; empty after max_wait_s without any."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Linked(Protocol):
+    """A receiver that reports its links."""
+
+    def links(self) -> Set[str]:
+        """Return the brokers, ``host:port``, to which it has a link now."""
 
 
 class Running(Protocol):

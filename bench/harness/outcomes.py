@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.audit import longest_silence
-
 __all__ = [
     "CONFIRMED",
     "OTHERWISE",
     "UNKNOWN",
     "Fates",
+    "Gap",
     "Published",
     "Received",
     "judge",
+    "longest_silence",
     "repeats_ns",
 ]
 
@@ -32,6 +32,46 @@ EXAMPLES_MAX = 20
 
 Outcomes = Mapping[int, NDArray[np.uint8]]
 """Publisher -> outcome of message 0, 1, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A gap of length_ns without a confirm that began at start_ns (coordinator's monotonic clock).
+
+    ended: whether a confirm ended it; otherwise it lasted to the end of the examined time.
+    """
+
+    length_ns: int = 0
+    start_ns: int = 0
+    ended: bool = True
+
+
+def longest_silence(
+    intended: NDArray[np.int64],
+    settled: NDArray[np.int64],
+    confirmed: NDArray[np.bool_],
+    until_ns: int,
+    from_ns: int = 0,
+) -> Gap:
+    """Return the longest gap of publishes given as arrays. settled: counts only for confirmed publishes."""
+    confirms = np.sort(settled[confirmed])
+    ends = settled.copy()
+    # An unconfirmed publish waits for the next confirm of its publisher, or to the end.
+    ends[~confirmed] = np.append(confirms, until_ns)[
+        np.searchsorted(confirms, intended[~confirmed])
+    ]
+    within = (intended < until_ns) & (ends >= from_ns)
+    starts, ends = np.maximum(intended, from_ns), np.minimum(ends, until_ns)
+    if not within.any():
+        return Gap()
+    order = np.argsort(ends[within], kind="stable")
+    starts, ends = starts[within][order], ends[within][order]
+    # From the end: the earliest start of everything that ends now or later.
+    open_since = np.minimum.accumulate(starts[::-1])[::-1]
+    since = np.maximum(open_since, np.concatenate((starts[:0], open_since[:1], ends[:-1])))
+    longest = int(np.argmax(ends - since))
+    end_ns, start_ns = int(ends[longest]), int(since[longest])
+    return Gap(end_ns - start_ns, start_ns, ended=bool(np.isin(end_ns, confirms)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +92,7 @@ class Published:
         return found
 
     def silence_ns(self, from_ns: int, until_ns: int) -> int | None:
-        """Return the longest wait for a confirm within these times; see `bench.audit`."""
+        """Return the longest wait for a confirm within these times; see `longest_silence`."""
         if self.settled_ns is None:
             return None
         confirmed = self.outcomes == CONFIRMED

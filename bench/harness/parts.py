@@ -22,7 +22,7 @@ from bench.harness.consuming import Had
 from bench.harness.histograms import Counts, Latencies
 from bench.harness.outcomes import Published, Received
 from bench.harness.publishing import Sent
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 
 __all__ = [
     "Part",
@@ -116,7 +116,7 @@ def _write(
         "below_zero": {name: each.below_zero for name, each in measures.items()},
     }
     # Written last: a part exists when its JSON does.
-    write_atomically(parts / f"{part.name}.json", json.dumps(values))
+    write_whole(parts / f"{part.name}.json", json.dumps(values))
 
 
 def read_parts(folder: Path) -> list[Part]:

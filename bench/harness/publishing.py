@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -30,6 +31,8 @@ WAITED_NS = 1_000_000
 # Messages due at the end are still sent for this long: they would be missing among the slowest.
 OVERDUE_NS = 1_000_000_000
 SLEEP_MAX_S = 0.05
+# A steered load asks for its rate so often.
+SLICE_NS = 100_000_000
 CLOSE_S = 60.0
 
 
@@ -38,7 +41,8 @@ class Sent:
     """The publishes of one publisher. Times: the run's wall clock; outcomes: one byte per message.
 
     settled_ns: the end of each message, up to the last known one; 0 for none. ended_ns: the last end so far.
-    waited_ns: time in sends that waited for room. settled: confirms, by their times.
+    waited_ns: time in sends that waited for room. settled: confirms, by their times. brokers: confirms so
+    far, by broker.
     """
 
     start_ns: int
@@ -47,6 +51,7 @@ class Sent:
     settled_ns: array[int] = field(default_factory=lambda: array("q"))
     waited_ns: int = 0
     ended_ns: int = 0
+    brokers: Counter[str] = field(default_factory=Counter)
     confirm: Latencies = field(init=False)
     service: Latencies = field(init=False)
     pacing: Latencies = field(init=False)
@@ -82,7 +87,7 @@ class Publishing:
         self._clock_ns, self._sleep = clock_ns, sleep
         # The lateness of the last messages, in their order.
         self._late: list[int] = []
-        self._next_tick_ns = 0
+        self._next_tick_ns = self._free_ns = 0
         self.stopping = False
         self.sent = Sent(start_ns)
 
@@ -92,6 +97,32 @@ class Publishing:
 
     async def run(self, times: Iterator[int], until_ns: int) -> Sent:
         """Send all messages intended before `until_ns` (of the run), then wait for all ends."""
+        await self._send_due(times, until_ns)
+        return await self._close()
+
+    async def run_steered(self, rate_per_s: Callable[[], float], count: int, until_ns: int) -> Sent:
+        """Send `count` messages at a rate that may change at any time, then wait for all ends.
+
+        rate_per_s: asked at the beginning of each slice; its messages are spread evenly over the slice.
+        """
+        sent, since_ns, owed = self.sent, 0, 0.0
+        while len(sent.outcomes) < count and not self.stopping:
+            begin_ns = sent.start_ns + since_ns
+            await self._until(begin_ns, self._clock_ns() + self._offset_ns)
+            if begin_ns >= until_ns:
+                break
+            rate = rate_per_s()
+            owed_now = owed + rate * SLICE_NS / 1e9
+            whole = min(int(owed_now), count - len(sent.outcomes))
+            # Message n of the slice is due when n + 1 messages are owed.
+            times = (since_ns + int((n + 1 - owed) / rate * 1e9) for n in range(whole))
+            await self._send_due(times, until_ns)
+            since_ns, owed = since_ns + SLICE_NS, owed_now % 1
+            # A load that is late would keep the others of its process from their turn.
+            await asyncio.sleep(0)
+        return await self._close()
+
+    async def _send_due(self, times: Iterator[int], until_ns: int) -> None:
         sent, send, clock = self.sent, self._sender.send, self._clock_ns
         start_ns, offset, publisher = sent.start_ns, self._offset_ns, self._publisher
         fillers, keys, late = self._fillers, self._keys, self._late
@@ -101,8 +132,8 @@ class Publishing:
             sent.intended_ns.append,
             sent.outcomes.append,
         )
-        now_ns, free_ns, together = clock() + offset, 0, 0
-        for sequence, since_ns in enumerate(times):
+        now_ns, free_ns, together = clock() + offset, self._free_ns, 0
+        for sequence, since_ns in enumerate(times, len(sent.outcomes)):
             intended_ns = start_ns + since_ns
             if intended_ns > now_ns:
                 now_ns = await self._until(intended_ns, now_ns)
@@ -116,7 +147,7 @@ class Publishing:
             before_ns, now_ns = now_ns, clock() + offset
             if now_ns - before_ns > WAITED_NS:
                 sent.waited_ns += now_ns - before_ns
-                free_ns = now_ns
+                free_ns = self._free_ns = now_ns
             together += 1
             if together >= TOGETHER_MAX:
                 together = 0
@@ -124,9 +155,6 @@ class Publishing:
                 now_ns = clock() + offset
                 if now_ns >= self._next_tick_ns:
                     self._tick(now_ns)
-        await self._sender.close(CLOSE_S)
-        self._tick(clock() + offset)
-        return sent
 
     async def run_closed(self, count: int, until_ns: int) -> Sent:
         """Send `count` messages, each when the window has room for it, then wait for all ends."""
@@ -142,9 +170,13 @@ class Publishing:
             await sender.send(sequence, body, next(self._keys))
             if now_ns >= self._next_tick_ns:
                 self._tick(now_ns)
-        await sender.close(CLOSE_S)
-        self._tick(clock() + offset)
-        return sent
+        return await self._close()
+
+    async def _close(self) -> Sent:
+        """Wait for all ends, and record them."""
+        await self._sender.close(CLOSE_S)
+        self._tick(self._clock_ns() + self._offset_ns)
+        return self.sent
 
     async def _until(self, intended_ns: int, now_ns: int) -> int:
         """Sleep until the intended time, not at all if it is past; return the time then."""
@@ -188,6 +220,7 @@ class Publishing:
             if names is not None:
                 own &= names == broker
             settled = took[own] + self._offset_ns
+            sent.brokers[broker] += len(settled)
             sent.settled.add(broker, settled)
             sent.confirm.add(broker, intended[own], settled - intended[own])
             sent.service.add(broker, intended[own], took[own] - times[own])

@@ -17,7 +17,8 @@ from typing import NamedTuple, Self
 
 from bench.environment import CHECKOUT
 from bench.load.profile import Messages
-from bench.load.records import records
+from bench.load.records import key_of, records
+from bench.load.schedule import striped
 
 __all__ = ["STAMP_BYTES", "Drawer", "Filler", "Stamp", "read", "stamped"]
 
@@ -74,18 +75,23 @@ RECORDS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Drawer:
-    """A source of bodies and keys. seed: of all random choices; different in each process."""
+    """A source of bodies and keys. seed: of all random choices; different in each process.
+
+    part: (number, of) where `of` publishers share the records of the file, and send each of them once.
+    """
 
     messages: Messages
     seed: int
+    part: tuple[int, int] | None = None
 
     def fillers(self) -> Iterator[Filler]:
-        """Return bodies without end. Raises InputInvalid for a file without records."""
+        """Return bodies, without end but for a part. Raises InputInvalid for a file without records."""
         chance = random.Random(self.seed)
         if self.messages.file:
-            found = itertools.islice(records(str(CHECKOUT / self.messages.file)), RECORDS_MAX)
-            padded = [each.ljust(STAMP_BYTES, b" ") for each in found]
-            return itertools.cycle([Filler.of(each) for each in padded])
+            found = (Filler.of(each.ljust(STAMP_BYTES, b" ")) for each in self._records())
+            return (
+                found if self.part else itertools.cycle(list(itertools.islice(found, RECORDS_MAX)))
+            )
         parts = self.messages.sizes or ((1.0, self.messages.size),)
         sizes = [size for _, size in parts]
         pools = {
@@ -95,14 +101,23 @@ class Drawer:
         return itertools.cycle([chance.choice(pools[size]) for size in drawn])
 
     def keys(self) -> Iterator[str]:
-        """Return keys without end; "" without keys. Key k0 is the most frequent, by 1 / rank ** skew."""
+        """Return keys, "" without keys. Key k0 is the most frequent, by 1 / rank ** skew.
+
+        Records of a part have their packages for keys.
+        """
         count, skew = self.messages.keys, self.messages.key_skew
+        if self.part and self.messages.file and not count:
+            return map(key_of, self._records())
         if not count:
             return itertools.repeat("")
         chance = random.Random(self.seed + 1)
         names = [f"k{number}" for number in range(count)]
         weights = list(itertools.accumulate(1 / (rank**skew) for rank in range(1, count + 1)))
         return (chance.choices(names, cum_weights=weights)[0] for _ in itertools.count())
+
+    def _records(self) -> Iterator[bytes]:
+        number, of = self.part or (0, 1)
+        return striped(records(str(CHECKOUT / self.messages.file)), number=number, of=of)
 
 
 def _count(size: int) -> int:

@@ -33,19 +33,31 @@ from bench.errors import InputInvalid
 from bench.faults import FAULTS
 from bench.load.fields import ANY, beyond, known, made
 from bench.load.records import records
-from bench.load.schedule import Bursts, Closed, Constant, Poisson, Ramp, Replay, Schedule, Steps
+from bench.load.schedule import (
+    Bursts,
+    Closed,
+    Constant,
+    Poisson,
+    Ramp,
+    Replay,
+    Schedule,
+    Steered,
+    Steps,
+)
 from bench.load.systems import PREFETCH_MAX, SYSTEMS
 from messagebus.message import BODY_BYTES_MAX
 
 __all__ = [
     "COMPARED",
     "KEY_HEADER",
+    "SECONDS_MAX",
     "Disturbance",
     "Load",
     "Messages",
     "Profile",
     "System",
     "Time",
+    "place_of",
     "places",
     "topic_of",
     "unlike",
@@ -59,6 +71,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
     "bursts": Bursts,
     "replay": Replay,
     "closed": Closed,
+    "steered": Steered,
 }
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
@@ -118,6 +131,11 @@ class Load:
     def is_closed(self) -> bool:
         return isinstance(self.schedule, Closed)
 
+    @property
+    def is_counted(self) -> bool:
+        """True where the load ends after a number of messages."""
+        return isinstance(self.schedule, Closed | Steered)
+
     def faults(self) -> list[str]:
         bounds = {
             "publishers": (1, PROCESSES_MAX),
@@ -137,7 +155,8 @@ class Messages:
     """The messages. size: bytes. sizes: (part, bytes) instead, whose parts add up to 1.
 
     file: real payloads instead, a paragraph each; its path is relative to the checkout. keys: number of keys,
-    0 for none. key_skew: Zipf's exponent, 0 for even.
+    0 for none. key_skew: Zipf's exponent, 0 for even. places: TOPIC/SUBSCRIPTION of each consumer, by turns,
+    instead of topics and subscriptions with numbers for names.
     """
 
     size: int = 1024
@@ -147,6 +166,7 @@ class Messages:
     key_skew: float = 0.0
     topics: int = 1
     subscriptions: int = 1
+    places: tuple[str, ...] = ()
 
     def faults(self) -> list[str]:
         bounds = {
@@ -164,6 +184,8 @@ class Messages:
         parts = [part for part, _ in self.sizes]
         if parts and (min(parts) <= 0 or abs(sum(parts) - 1) > 1e-6):
             found.append("messages.sizes: parts above 0, of 1 together, wanted")
+        if any(not all(each.partition("/")) for each in self.places):
+            found.append("messages.places: TOPIC/SUBSCRIPTION each wanted")
         return found
 
 
@@ -294,11 +316,13 @@ class Profile:
     def _not_together(self) -> list[str]:
         """Name the settings that contradict each other."""
         load, messages, time = self.load, self.messages, self.time
-        subscriptions = messages.topics * messages.subscriptions
+        # Invalid numbers of topics and subscriptions may be large: their names are not made here.
+        topics, subscriptions = messages.topics, messages.topics * messages.subscriptions
+        if messages.places:
+            topics, subscriptions = len(_topics(self)), len(places(self))
         checks = {
             "time.warm_up_s: 0 for a closed loop": not load.is_closed or time.warm_up_s == 0,
-            f"load.publishers: one at least for each of {messages.topics} topics": load.publishers
-            >= messages.topics,
+            f"load.publishers: one at least for each of {topics} topics": load.publishers >= topics,
             f"load.consumers: none, or one at least for each of {subscriptions} subscriptions of all "
             "topics": load.consumers == 0 or load.consumers >= subscriptions,
             f"disturbances.broker: 1 to {self.system.brokers}": all(
@@ -336,6 +360,7 @@ class Profile:
         return (
             isinstance(load.schedule, Constant)
             and not (messages.sizes or messages.file or messages.keys or load.consume_from_s)
+            and not messages.places
             and messages.topics == messages.subscriptions == 1
         )
 
@@ -413,20 +438,33 @@ def _unreadable(file: str) -> list[str]:
 KEY_HEADER = "mb-key"
 
 
-def topic_of(publisher: int, topics: int) -> str:
-    """Return the topic of a publisher, of `topics` topics."""
-    return _topic(publisher % topics)
+def topic_of(profile: Profile, publisher: int) -> str:
+    """Return the topic of a publisher, by its number."""
+    topics = _topics(profile)
+    return topics[publisher % len(topics)]
 
 
-def _topic(number: int) -> str:
-    return f"load{number}"
+def place_of(profile: Profile, consumer: int) -> tuple[str, str]:
+    """Return (topic, subscription) of a consumer, by its number."""
+    every = _by_turns(profile.messages)
+    return every[consumer % len(every)]
 
 
 def places(profile: Profile) -> list[tuple[str, str]]:
     """Return (topic, subscription), all of a run."""
-    messages = profile.messages
+    return list(dict.fromkeys(_by_turns(profile.messages)))
+
+
+def _topics(profile: Profile) -> list[str]:
+    return list(dict.fromkeys(topic for topic, _ in places(profile)))
+
+
+def _by_turns(messages: Messages) -> list[tuple[str, str]]:
+    if messages.places:
+        named = (each.partition("/") for each in messages.places)
+        return [(topic, subscription) for topic, _, subscription in named]
     return [
-        (_topic(topic), f"sink{subscription}")
+        (f"load{topic}", f"sink{subscription}")
         for topic in range(messages.topics)
         for subscription in range(messages.subscriptions)
     ]

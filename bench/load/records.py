@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
-import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from bench.errors import InputInvalid
 from messagebus.message import BODY_BYTES_MAX
 
-__all__ = ["MACHINE_INDEX", "key_of", "lines", "paragraphs", "read_frames", "records", "split"]
+__all__ = ["MACHINE_INDEX", "key_of", "lines", "paragraphs", "records", "write_records"]
 
 MACHINE_INDEX = "this machine's package index"
 STDIN = "-"
 INDEX_COMMAND = ("apt-cache", "dumpavail")
 INDEX_FILE = Path("/var/lib/dpkg/status")
 KEY_BYTES_MAX = 255
-_LENGTH = struct.Struct(">I")
 
 
 def records(source: str | None, *, by_line: bool = False) -> Iterator[bytes]:
@@ -66,10 +63,10 @@ def paragraphs(stream: BinaryIO) -> Iterator[bytes]:
                 yield b"".join(held).rstrip(b"\r\n")
             held, size = [], 0
             continue
+        if size + len(line.rstrip(b"\r\n")) > BODY_BYTES_MAX:
+            raise ValueError(_too_large())
         held.append(line)
         size += len(line)
-        if size > BODY_BYTES_MAX:
-            raise ValueError(_too_large())
     if held:
         yield b"".join(held).rstrip(b"\r\n")
 
@@ -91,34 +88,14 @@ def key_of(record: bytes) -> str:
     return name.decode("utf-8", "ignore")
 
 
-def split(source: Iterable[bytes], paths: Sequence[Path]) -> list[int]:
-    """Distribute records in turn to files that `read_frames` reads back.
-
-    Returns the number of records of each file. The files hold each record with its length before it, so blank
-    lines inside a record are allowed.
-    """
-    counts = [0] * len(paths)
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(path.open("xb")) for path in paths]
-        for turn, record in zip(itertools.cycle(range(len(paths))), source, strict=False):
-            files[turn].write(_LENGTH.pack(len(record)))
-            files[turn].write(record)
-            counts[turn] += 1
-    return counts
-
-
-def read_frames(path: Path) -> Iterator[bytes]:
-    """Yield the records that `split` wrote. Raises InputInvalid for a file that is cut."""
-    try:
-        with path.open("rb") as file:
-            while head := file.read(_LENGTH.size):
-                size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
-                record = file.read(size) if 0 <= size <= BODY_BYTES_MAX else b""
-                if len(record) != size:
-                    raise InputInvalid(f"{path}: cut in the middle of a record")
-                yield record
-    except OSError as fault:
-        raise InputInvalid(f"{path}: cannot read: {fault.strerror or fault}") from fault
+def write_records(path: Path, source: Iterable[bytes]) -> int:
+    """Write a new file of records that `records` reads back; return their number."""
+    count = 0
+    with path.open("xb") as file:
+        for record in source:
+            file.write(record + b"\n\n")
+            count += 1
+    return count
 
 
 def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Schedules of messages, known before the first is sent: open loops of several kinds, and a closed one.
+"""Schedules of messages: open loops, known before the first is sent; a closed one; and one that is steered.
 
 Pure: nanoseconds since the start of the load, in order, without end unless the schedule has one. All load
 processes draw the same schedule from the same seed and take every n-th message each, so together they
@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from bench.load.fields import beyond
 
@@ -24,11 +24,13 @@ __all__ = [
     "Ramp",
     "Replay",
     "Schedule",
+    "Steered",
     "Steps",
     "intended",
     "striped",
 ]
 
+T = TypeVar("T")
 SECOND_NS = 1_000_000_000
 # A process counts the messages of its schedule; higher rates are never reached and would take minutes.
 RATE_MAX_PER_S = 1_000_000
@@ -133,7 +135,22 @@ class Closed:
         return beyond(self, PREFIX, {"count": (1, COUNT_MAX)})
 
 
-Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steered:
+    """A rate that the coordinator may change while the load runs; it ends after `count` messages.
+
+    rate_per_s: until another is set. count: of all publishers together; each record of `messages.file` is
+    one of them.
+    """
+
+    rate_per_s: float
+    count: int
+
+    def faults(self) -> list[str]:
+        return beyond(self, PREFIX, {"rate_per_s": RATE, "count": (1, COUNT_MAX)})
+
+
+Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed | Steered
 
 
 def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
@@ -151,13 +168,13 @@ def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
             return (int(n // count * every_s * SECOND_NS) for n in itertools.count())
         case Replay(offsets_ns=offsets, speed=speed):
             return (int(each / speed) for each in offsets)
-        case Closed():
-            raise ValueError("a closed loop has no times")
+        case Closed() | Steered():
+            raise ValueError("its times are not known beforehand")
 
 
-def striped(times: Iterator[int], *, number: int, of: int) -> Iterator[int]:
-    """Return the part of one of `of` processes that share a schedule; number: 0 to of - 1."""
-    return itertools.islice(times, number, None, of)
+def striped(whole: Iterator[T], *, number: int, of: int) -> Iterator[T]:
+    """Return the part of one of `of` processes that share a schedule, or records; number: 0 to of - 1."""
+    return itertools.islice(whole, number, None, of)
 
 
 def _is_in(value: float, bounds: tuple[float, float]) -> bool:

@@ -29,6 +29,7 @@ import httpx
 from rich.console import Console
 
 from bench.errors import BenchError, DoesNotHold
+from bench.processes import wait_until
 from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
@@ -43,6 +44,7 @@ CHUNK = 500
 # One process is ended by its handler for each EXITS_EVERY messages, at most EXITS_MAX times.
 EXITS_EVERY, EXITS_MAX = 50_000, 12
 LOOK_S = 1.0
+READY_WITHIN_S = 120.0
 # The longest time without any progress.
 STALLED_S = 180.0
 GRACE_S = 20.0
@@ -133,12 +135,12 @@ class Trial:
             worker = self._start(log.fileno())
             watching = _Watching(worker.pid, self._port)
             try:
-                eventually(watching.is_ready, 120, "ready")
+                wait_until(watching.is_ready, within_s=READY_WITHIN_S, what="ready")
                 watching.start()
                 self._publish(worker)
                 self._wait(worker, len(self._kinds))
                 watching.stop()
-                eventually(watching.is_ready, 120, "ready at the end")
+                wait_until(watching.is_ready, within_s=READY_WITHIN_S, what="ready at the end")
                 worker.send_signal(signal.SIGTERM)
                 code = worker.wait(GRACE_S + 60)
             finally:
@@ -248,14 +250,6 @@ class Trial:
         for each in read_parked(self._bus, [*QUEUES, OUT], limit=2 * self._messages).messages:
             found.setdefault(each.message_id, []).append(each.reason)
         return found
-
-
-def eventually(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    until_s = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > until_s:
-            raise BenchError(f"not {what} within {within_s:g} s")
-        time.sleep(LOOK_S / 5)
 
 
 class _Watching:

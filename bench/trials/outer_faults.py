@@ -1,13 +1,11 @@
-"""Faults around the brokers: clocks, liars, operators, applications. Each checks its promise at its end."""
+"""Faults around the brokers: clocks, liars, operators. Each checks its promise at its end."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import multiprocessing
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +17,11 @@ from typing import Any
 import httpx
 
 from bench.errors import BenchError
-from bench.faults import CALL_WITHIN_S, Fault
-from bench.figures.crew import wait_until
+from bench.faults import Fault, erl_call
+from bench.processes import wait_until
 from messagebus import (
     BusConfig,
     Consumer,
-    Hooks,
     Publisher,
     PublisherConfig,
     Queue,
@@ -32,16 +29,13 @@ from messagebus import (
     Subscription,
     Topic,
     TopologyMismatch,
-    count_parked,
     declare,
-    purge_parked,
 )
 from messagebus.outcome import Durability, Published
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
-from ops.local.parts import epmd_environment
 
-__all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "lying"]
+__all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "Trial", "lying"]
 
 # The limit for every promise: a busy machine with two clusters takes its time.
 WITHIN_S = 120.0
@@ -49,11 +43,8 @@ TOLD_WITHIN_S = 30.0
 HTTP_TIMEOUT_S = 30.0
 MISMATCH, INCOMPLETE = "mismatch", "incomplete"
 YEAR_S = 365 * 86_400
-# A queue's limit, and the number of stops of its consumer with everything unanswered.
-DELIVERY_LIMIT, RESTARTS = 20, 25
-# More than 32: a dead-letter worker that cannot forward 32 messages takes no more.
-UNDELIVERED, STEPS_S = 100, (1, 5)
-CHILDREN, SENT = 3, 40
+# Messages of a trial.
+SENT = 40
 _numbers = itertools.count(1)
 
 # An agent's clock with an offset from its host's; the file may change while it runs.
@@ -74,7 +65,7 @@ time.time_ns = lambda: real_ns() + off_s() * 1_000_000_000
 """
 
 
-class _Trial:
+class Trial:
     """A change to a cluster, and the promise that must hold afterwards."""
 
     name: str
@@ -156,23 +147,6 @@ class _Trial:
             **request,
         )
 
-    # -- brokers
-
-    def erlang(self, expression: str) -> None:
-        """Make the target's broker evaluate the expression. Raises BenchError."""
-        node = self.cluster.node(self.target)
-        done = subprocess.run(
-            ["erl_call", "-n", node.node_name, "-e"],
-            input=f"{expression}.\n",
-            env={**epmd_environment(self.cluster.layout.epmd_port), "HOME": str(node.home)},
-            capture_output=True,
-            text=True,
-            timeout=CALL_WITHIN_S * 3,
-            check=False,
-        )
-        if not done.stdout.startswith("{ok"):
-            raise BenchError(f"{self.target}: {expression}: {(done.stdout + done.stderr).strip()}")
-
     # -- applications
 
     def declared(self, *wanted: Queue | Subscription | Topic) -> None:
@@ -209,7 +183,7 @@ class _Trial:
             )
 
 
-class _Clock(_Trial):
+class _Clock(Trial):
     """A start of the target's agent with another clock."""
 
     ahead_s = 0
@@ -250,7 +224,7 @@ class _ClockBehind(_Clock):
     stays = True
 
 
-class _Maintenance(_Trial):
+class _Maintenance(Trial):
     """``rabbitmq-upgrade drain`` and ``revive``; a subscription made in between gets everything.
 
     Its registration is complete only when the broker is back, because the broker keeps its old gate.
@@ -262,13 +236,13 @@ class _Maintenance(_Trial):
 
     def begin(self) -> None:
         self.remember()
-        self.erlang("rabbit_maintenance:drain()")
+        erl_call(self.cluster, self.target, "rabbit_maintenance drain []")
         with suppress(RegistrationIncomplete):
             declare(self.bus, [f"{self.topic}/all"], timeout_s=self.lasts_s)
             raise BenchError(f"complete although {self.target} serves again with the gate it has")
 
     def end(self) -> None:
-        self.erlang("rabbit_maintenance:revive()")
+        erl_call(self.cluster, self.target, "rabbit_maintenance revive []")
         declare(self.bus, [f"{self.topic}/all"], timeout_s=WITHIN_S)
         with Publisher(self.bus) as publisher:
             bodies, ends = list[bytes](), list[Published]()
@@ -288,7 +262,7 @@ class _Maintenance(_Trial):
         return False
 
 
-class _Declarations(_Trial):
+class _Declarations(Trial):
     """Declarations of one name with different options at all agents at the same moment, several times."""
 
     name = "declarations"
@@ -337,7 +311,7 @@ class _Declarations(_Trial):
             )
 
 
-class _Deleted(_Trial):
+class _Deleted(Trial):
     """The deletion of a topic, a subscription and a queue under load; the publisher's other topic goes on."""
 
     name = "deleted"
@@ -382,7 +356,7 @@ class _Deleted(_Trial):
         self.all_come(f"{self._names()[0]}/all", self._bodies)
 
 
-class _Liar(_Trial):
+class _Liar(Trial):
     """A server at the address of the target's agent that forges maps and lists."""
 
     name = "liar"
@@ -441,146 +415,7 @@ def lying(host: str, port: int, broker: str, cluster: str) -> ThreadingHTTPServe
     return ThreadingHTTPServer((host, port), Liar)
 
 
-class _Forks(_Trial):
-    """A process that forks while it publishes, and has other publishers that are not started yet."""
-
-    name = "forks"
-
-    def begin(self) -> None:
-        self.declared(Subscription(Topic(self.topic), "all"))
-        # A process with one thread: ours has many, which a fork would stop in the middle of their work.
-        child = multiprocessing.get_context("spawn").Process(
-            target=_fork_and_publish, args=(self.cluster.client_env(), self.topic)
-        )
-        child.start()
-        child.join(WITHIN_S)
-        if child.exitcode != 0:
-            child.kill()
-            raise BenchError(f"forks: the publishing process ended with {child.exitcode}")
-
-    def end(self) -> None:
-        wanted = {b"%d-%d" % (who, number) for who in range(CHILDREN + 1) for number in range(SENT)}
-        ids = dict[str, bytes]()
-        with Consumer(self.bus, self.topic, subscription="all") as consumer:
-            until_s = time.monotonic() + WITHIN_S
-            while wanted - set(ids.values()) and time.monotonic() < until_s:
-                if delivery := consumer.receive(timeout_s=1):
-                    if ids.setdefault(delivery.message_id, delivery.body) != delivery.body:
-                        raise BenchError(f"forks: two messages have the id {delivery.message_id}")
-                    consumer.ack(delivery)
-        if left := wanted - set(ids.values()):
-            raise BenchError(f"forks: {len(left)} of {len(wanted)} never came")
-
-
-def _fork_and_publish(environment: dict[str, str], topic: str) -> None:
-    """Publish in a process of its own: the parent's link has messages under way at each fork."""
-    bus = BusConfig.from_env(environment)
-    made = [Publisher(bus, hooks=[Hooks()]) for _ in range(CHILDREN)]
-    parent = Publisher(bus, hooks=[Hooks()])
-    parent.start(require="one", timeout_s=WITHIN_S)
-    children, open_ = list[int](), list[Future[Published]]()
-    for number in range(SENT):
-        open_.append(parent.submit(topic, b"0-%d" % number, timeout_s=WITHIN_S))
-        if len(children) < CHILDREN:
-            if child := os.fork():
-                children.append(child)
-            else:
-                os._exit(_publish_in_child(made[len(children)], topic, len(children) + 1))
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    ends = [each.result(timeout=WITHIN_S).outcome.value for each in open_]
-    parent.stop()
-    os._exit(int(any(codes) or set(ends) != {"confirmed"}))
-
-
-def _publish_in_child(publisher: Publisher, topic: str, who: int) -> int:
-    try:
-        with publisher:
-            bodies = [b"%d-%d" % (who, number) for number in range(SENT)]
-            ends = publisher.send_many(topic, bodies, timeout_s=WITHIN_S)
-        return int(any(each.outcome.value != "confirmed" for each in ends))
-    except BaseException:
-        return 2
-
-
-class _Restarts(_Trial):
-    """A consumer with a delivery limit that is stopped more often than that, with everything unanswered."""
-
-    name = "restarts"
-
-    def begin(self) -> None:
-        self._source = Subscription(Topic(self.topic), "all", delivery_limit=DELIVERY_LIMIT)
-        self.declared(self._source)
-        self._bodies = [b"%d" % number for number in range(SENT)]
-        with Publisher(self.bus) as publisher:
-            self.all_confirmed(publisher.send_many(self.topic, self._bodies, timeout_s=WITHIN_S))
-        for _ in range(RESTARTS):
-            with Consumer(self.bus, self._source) as consumer:
-                # A copy whose confirm was not awaited by a stop increases their number.
-                wait_until(
-                    lambda consumer=consumer: _owed(consumer) >= SENT,  # type: ignore[misc]
-                    within_s=WITHIN_S,
-                    what=f"restarts: all {SENT} messages are delivered again",
-                )
-
-    def end(self) -> None:
-        self.all_come(str(self._source), self._bodies)
-        counts = count_parked(self.bus, [str(self._source)])
-        if any(each.count for each in counts.counts):
-            raise BenchError(f"restarts: parked though no handler has seen them: {counts.counts}")
-
-
-def _owed(consumer: Consumer) -> int:
-    return sum(each.owed for each in consumer.stats().brokers.values())
-
-
-class _Undeliverable(_Trial):
-    """Delays and retries whose destination is gone when they are due; messages after them are in time."""
-
-    name = "undeliverable"
-
-    def begin(self) -> None:
-        topic, queue = self.topic, f"{self.topic}-queue"
-        self.declared(Subscription(Topic(topic), "doomed"), Queue(queue), Topic(f"{topic}-unread"))
-        with (
-            Publisher(self.bus) as publisher,
-            Consumer(self.bus, topic, subscription="doomed") as consumer,
-        ):
-            ends = publisher.send_many(topic, [b"retry"] * SENT, timeout_s=WITHIN_S)
-            for _ in range(SENT):
-                delivery = consumer.receive(timeout_s=WITHIN_S)
-                if delivery is None or not consumer.retry(delivery, after_s=STEPS_S[-1]):
-                    raise BenchError("undeliverable: a retry was not taken")
-            self.delete(f"{topic}/doomed")
-            for after_s in STEPS_S:
-                for name, bodies in (
-                    (f"{topic}-unread", [b""] * UNDELIVERED),
-                    (f"queue:{queue}", [b"%d" % after_s]),
-                ):
-                    ends += publisher.send_many(
-                        name, bodies, deliver_after_s=after_s, timeout_s=WITHIN_S
-                    )
-        self.all_confirmed(ends)
-
-    def end(self) -> None:
-        self.all_come(f"queue:{self.topic}-queue", [b"%d" % after_s for after_s in STEPS_S])
-        # Retries that were due before the deletion were deleted with the subscription.
-        wait_until(
-            lambda: self._kept() >= UNDELIVERED * len(STEPS_S),
-            within_s=WITHIN_S,
-            what=f"undeliverable: {UNDELIVERED * len(STEPS_S)} kept",
-        )
-        purge_parked(self.bus, ["undelivered"])
-
-    def _kept(self) -> int:
-        """Count the kept messages of this trial."""
-        counts = count_parked(self.bus, ["undelivered"]).counts
-        return sum(n for each in counts for why, n in each.reasons.items() if self.topic in why)
-
-
 OUTER_FAULTS: dict[str, Callable[[LocalCluster, str], Fault]] = {
     each.name: each.fault
-    for each in (
-        *(_ClockAhead, _ClockBehind, _Maintenance, _Declarations, _Deleted),
-        *(_Liar, _Forks, _Restarts, _Undeliverable),
-    )
+    for each in (_ClockAhead, _ClockBehind, _Maintenance, _Declarations, _Deleted, _Liar)
 }

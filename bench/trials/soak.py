@@ -16,29 +16,27 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench.audit import ALLOWED, DOUBLED, Audit, audit
+from bench.audit import DOUBLED, Audit
 from bench.audit_tables import print_audit
 from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
-from bench.figures.crew import Crew, crew
-from bench.load.control import read_progress
-from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.rows import read_events
+from bench.harness.control import read_progress
+from bench.harness.workers import Workers, at_work, open_ended
+from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["ALL_FAULTS", "Soak", "draws", "soak"]
 
-ALL_FAULTS = FAULTS | OUTER_FAULTS
+ALL_FAULTS = FAULTS | OUTER_FAULTS | APPLICATION_FAULTS
 
 TOPIC = "soak"
 SUBSCRIPTIONS = ("billing", "audit")
-CONSUMERS = {f"{name}{n}": name for name in SUBSCRIPTIONS for n in (1, 2)}
-PUBLISHERS = ("p1", "p2", "p3", "p4")
-BROKERS = 3
+PLACES = [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS]
+PUBLISHERS, READERS, BROKERS = 4, 2, 3
 BODY_BYTES = 512
 EVERY_S = 10.0
 # The rate of all publishers together: two cores also run three brokers and eight clients.
@@ -168,41 +166,35 @@ class Soak:
         self, *, lasts_s: float, every_s: float, faults: Callable[[], tuple[str, str]]
     ) -> tuple[Manifest, Audit]:
         """Do the run. Raises BenchError when a process ends, or the cluster is not whole again in time."""
-        bus = BusConfig.from_env(self._cluster.client_env())
-        declare(bus, [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS])
-        clients = Crew(
-            self._cluster,
-            self._folder,
-            run_id="soak",
-            topic=TOPIC,
+        cluster, env = self._cluster, self._cluster.client_env()
+        declare(BusConfig.from_env(env), PLACES)
+        profile = open_ended(
+            "soak",
+            PLACES * READERS,
             publishers=PUBLISHERS,
-            consumers=CONSUMERS,
-            size=BODY_BYTES,
-            # A forged list then names a cluster or a host that no client accepts.
-            env={
-                "MESSAGEBUS_CLUSTER": self._cluster.layout.cluster,
-                "MESSAGEBUS_BROKER_HOSTS_ALLOWED": "127.*",
-            },
+            rate_per_s=self._rate_per_s,
+            body_bytes=BODY_BYTES,
         )
-        with crew(clients):
-            start_ns = time.monotonic_ns()
+        # A forged list then names a cluster or a host that no client accepts.
+        env["MESSAGEBUS_CLUSTER"] = cluster.layout.cluster
+        env["MESSAGEBUS_BROKER_HOSTS_ALLOWED"] = "127.*"
+        with at_work(profile, self._folder, env) as clients:
             self._began_s = time.monotonic()
-            clients.set_rate(self._rate_per_s)
             number = 0
             while (number := number + 1) * every_s < lasts_s:
                 self._wait_until(number * every_s)
                 name, target = faults()
-                self._do(ALL_FAULTS[name](self._cluster, target))
+                self._do(ALL_FAULTS[name](cluster, target), clients)
                 clients.check()
                 number = max(number, int((time.monotonic() - self._began_s) / every_s))
             self._wait_until(lasts_s)
             self._say(f"{self._at()} the end: what is open is waited for")
             clients.finish()
-        manifest = self._manifest(start_ns)
-        manifest.save(self._folder)
-        return manifest, audit(manifest, read_events(self._folder, manifest), ALLOWED)
+        brokers = [cluster.node(name).broker for name in cluster.names]
+        manifest, _, result = clients.judged(brokers, self._incidents)
+        return manifest, result
 
-    def _do(self, fault: Fault) -> None:
+    def _do(self, fault: Fault, clients: Workers) -> None:
         """Begin the fault, let it last, end it, and wait until every broker takes publishes again."""
         began_s, at = time.monotonic(), self._at()
         began_ns = time.monotonic_ns()
@@ -222,9 +214,8 @@ class Soak:
                 )
                 for cut_ns in (*range(began_ns, at_ns, CUT_STEP_NS), at_ns)
             ]
-        done = sum(
-            each.done for name, each in read_progress(self._folder).items() if name in PUBLISHERS
-        )
+        progress = read_progress(self._folder)
+        done = sum(sum(progress[name].brokers.values()) for name in clients.publishers)
         self._say(
             f"{at} {fault}: whole again after {time.monotonic() - began_s:.1f} s, {done:,} confirmed"
         )
@@ -234,18 +225,3 @@ class Soak:
 
     def _wait_until(self, since_start_s: float) -> None:
         time.sleep(max(0.0, self._began_s + since_start_s - time.monotonic()))
-
-    def _manifest(self, start_ns: int) -> Manifest:
-        return Manifest(
-            run_id="soak",
-            topics={TOPIC: SUBSCRIPTIONS},
-            brokers=tuple(self._cluster.node(name).broker for name in self._cluster.names),
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-            anchor=anchor_now("coordinator"),
-            loop="open",
-            publishers=PUBLISHERS,
-            consumers=tuple(ConsumerEntry(name=n, subscription=s) for n, s in CONSUMERS.items()),
-            incidents=tuple(self._incidents),
-            complete=True,
-        )

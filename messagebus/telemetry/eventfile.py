@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, Self
 
 from messagebus.errors import RecordingFailed
 from messagebus.events import SCHEMA, body_hash
-from messagebus.message import Delivery, Message
+from messagebus.message import Delivery
 from messagebus.outcome import Outcome, Published
 
 __all__ = [
@@ -185,24 +185,12 @@ class PublishedFile:
 
 
 class DeliveredFile:
-    """Rows of the deliveries of one process from one subscription.
-
-    origin_headers: every publisher of the run puts its name and the message's number into the headers
-    ``publisher`` and ``sequence``. In any other run these headers are the application's.
-    """
+    """Rows of the deliveries of one process from one subscription."""
 
     def __init__(
-        self,
-        lines: Lines,
-        *,
-        run_id: str,
-        topic: str,
-        subscription: str,
-        consumer: str,
-        origin_headers: bool = False,
+        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
     ) -> None:
         self._write = lines.write
-        self._origin = _origin if origin_headers else _no_origin
         self._head = (
             f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
             f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'
@@ -214,23 +202,11 @@ class DeliveredFile:
         answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
         self._write(
             f'{self._head},"message_id":{quote(message_id_hex(message.message_id))}'
-            f',"broker":{quote(delivery.broker)}{self._origin(message)},"key":{quote(message.key)}'
+            f',"broker":{quote(delivery.broker)},"key":{quote(message.key)}'
             f',"size":{len(message.body)},"body_hash":"{digest}"'
             f',"redelivered":{int(delivery.redelivered)},"ack":"{ack}"'
             f',"received_ns":{delivery.received_ns}{answered}}}'
         )
-
-
-def _origin(message: Message) -> str:
-    publisher, sequence = message.headers.get("publisher"), message.headers.get("sequence")
-    origin = f',"publisher":{quote(publisher)}' if isinstance(publisher, str) else ""
-    if type(sequence) is int:
-        origin += f',"sequence":{sequence}'
-    return origin
-
-
-def _no_origin(_message: Message) -> str:
-    return ""
 
 
 def message_id_hex(message_id: str) -> str:

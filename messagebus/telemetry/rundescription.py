@@ -19,10 +19,10 @@ from typing import Any
 
 from messagebus.errors import RecordingFailed
 from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import MANIFEST, write_whole
 
-__all__ = ["MANIFEST", "RunPart", "begin", "merged", "note", "process_name"]
+__all__ = ["RunPart", "begin", "merged", "note", "process_name"]
 
-MANIFEST = "manifest.json"
 LOCK = ".manifest.lock"
 
 
@@ -73,10 +73,7 @@ def note(folder: Path, part: RunPart) -> None:
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = json.loads(path.read_text()) if path.exists() else None
-            text = json.dumps(merged(known, part), indent=1)
-            candidate = path.with_name(f".{MANIFEST}.{os.getpid()}")
-            candidate.write_text(text)
-            candidate.replace(path)
+            write_whole(path, json.dumps(merged(known, part), indent=1))
     except OSError as fault:
         raise RecordingFailed(f"{path}: cannot be written: {fault.strerror}") from fault
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

@@ -15,6 +15,7 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.telemetry.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.page import Figure, Page, Section, section_of
 from reports.text import cell, megabytes
@@ -30,7 +31,6 @@ from spark.command import (
     write,
 )
 from spark.lake.ingest import Ingested, Plan, ingest, plan
-from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.faults import Fault, bad_faults, said
 from spark.pages import bad_lines

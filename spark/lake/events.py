@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 )
 
 from messagebus.events import ACKS, EVENTS, OUTCOMES, Column
+from messagebus.telemetry.manifest import Manifest
 from spark.lake.files import ANCHOR, DIGEST, NDJSON, NOT_PLAIN, PARQUET, PLAIN, EventFile
-from spark.lake.manifest import Manifest
 from spark.lake.tables import DATE, RUN, SOURCE, pattern_of
 
 __all__ = [

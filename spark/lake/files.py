@@ -13,7 +13,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from messagebus.events import EVENTS, SCHEMA, Column
-from spark.lake.manifest import Anchor, Manifest, RunInvalid, parse_anchor
+from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import Manifest, RunInvalid, parse_anchor
 
 __all__ = [
     "ANCHOR",
@@ -187,7 +188,7 @@ def source_of(path: Path) -> str:
 
 def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None:
     """Return the note of a file's clock, for `find_files` later on."""
-    return asdict(anchor) | {"offset_ns": offset_ns} if anchor else None
+    return anchor._asdict() | {"offset_ns": offset_ns} if anchor else None
 
 
 def _is_beside(path: Path, paths: Sequence[Path]) -> bool:

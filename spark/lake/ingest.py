@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from messagebus.events import EVENTS
+from messagebus.telemetry.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
 from spark.lake.events import (
     ANCHOR,
     FOREIGN,
@@ -32,7 +33,6 @@ from spark.lake.events import (
     schema_of,
 )
 from spark.lake.files import EventFile, Files, anchor_noted, find_files
-from spark.lake.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
 from spark.lake.tables import DATE, RUN, SOURCE, Lake
 
 __all__ = ["QUARANTINE", "Ingested", "Plan", "ingest", "ingested", "plan"]
@@ -122,7 +122,7 @@ def plan(folder: Path, lake: Lake) -> Plan:
 
     Raises RunInvalid: no run, nothing in it, or another run of that name.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder).on_wall_clock()
     _refuse_namesake(lake, folder, manifest)
     noted = lake.note(manifest.run_id, NOTE)
     known: dict[str, Any] = noted.get("files", {})
@@ -208,7 +208,7 @@ def ingested(lake: Lake, run_id: str) -> Ingested:
         raise RunInvalid(f"{lake.root}: no run {run_id!r} was ingested; there are: {known}")
     if noted.get("reading"):
         raise RunInvalid(f"{lake.root}: an ingest of {run_id!r} was interrupted: ingest it again")
-    return _told(read_manifest(lake.run_folder(run_id)), noted, ())
+    return _told(read_manifest(lake.run_folder(run_id)).on_wall_clock(), noted, ())
 
 
 def _told(manifest: Manifest, noted: Mapping[str, Any], read: tuple[str, ...]) -> Ingested:

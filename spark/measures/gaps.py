@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from spark.lake.manifest import Incident
+from messagebus.telemetry.manifest import Incident
 
 __all__ = ["INCIDENT", "around", "every", "incident_rows", "longest"]
 
@@ -62,7 +62,8 @@ def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataF
     """Return one row for each incident, by its place in time, as `INCIDENT`; its broker is at_broker."""
     ordered = sorted(incidents, key=lambda one: one.at_ns)
     rows = [
-        (number, one.kind, one.broker, one.at_ns, one.done_ns) for number, one in enumerate(ordered)
+        (number, one.kind, one.broker, one.at_ns, one.ended_ns)
+        for number, one in enumerate(ordered)
     ]
     return session.createDataFrame(rows, INCIDENT).withColumnRenamed("broker", "at_broker")
 

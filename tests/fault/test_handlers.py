@@ -18,6 +18,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from bench.faults import erl_call
 from bench.trials.handlers import Trial
 from bench.trials.handlers_app import OUT, QUEUES
 from messagebus import (
@@ -33,13 +34,11 @@ from messagebus import (
 )
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
 from ops.local.cluster import LocalCluster
-from ops.local.parts import epmd_environment
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, direct, forget, restore
 from tests.support.queues import take_raw
 
 WITHIN_S = 60.0
-CALL_TIMEOUT_S = 10.0
 Ids = dict[str, list[int]]
 """Message id -> the attempts that were seen of it."""
 
@@ -322,15 +321,7 @@ def consumer_timeout(cluster: LocalCluster, name: str, timeout_s: int) -> Iterat
 
 
 def _set(cluster: LocalCluster, name: str, key: str, value: int) -> None:
-    node = cluster.node(name)
-    done = subprocess.run(
-        ["erl_call", "-n", node.node_name, "-a", f"application set_env [rabbit, {key}, {value}]"],
-        env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
-        capture_output=True,
-        timeout=CALL_TIMEOUT_S,
-        check=True,
-    )
-    assert done.stdout == b"ok", done
+    erl_call(cluster, name, f"application set_env [rabbit, {key}, {value}]")
 
 
 @pytest.mark.guarantee("consumer-timeout")

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from bench.faults import alarm
 from messagebus import (
     BusConfig,
     Outcome,
@@ -20,7 +21,7 @@ from messagebus import (
 )
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
-from tests.support.faults import alarm, direct, metric, register
+from tests.support.faults import direct, metric, register
 from tests.support.load import consuming, created, drain, publishing
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
     try:
         with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
             eventually(lambda: load.confirmed_by(first) > 0, within_s=READY_WITHIN_S)
-            alarm(broken, "mb1", True, kind=kind)
+            alarm(broken, "mb1", on=True, kind=kind)
             began = time.monotonic()
             eventually(
                 lambda: first not in {p.stats().broker for p in load.publishers},
@@ -143,7 +144,7 @@ def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
                 load.stop()
                 assert work.wait_for(load.confirmed_ids()) == set()
     finally:
-        alarm(broken, "mb1", False, kind=kind)
+        alarm(broken, "mb1", on=False, kind=kind)
     assert set(load.outcomes()) == {Outcome.CONFIRMED}
 
 

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from bench.faults import alarm
 from messagebus import BusConfig, Consumer, Publisher
 from messagebus.agent.config import AgentConfig
 from ops.local import parts
@@ -27,7 +28,6 @@ from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import (
     agent_answer,
-    alarm,
     delete_queue,
     direct,
     metric,
@@ -446,12 +446,12 @@ def test_what_vanished_while_the_agent_was_away_is_told_too(
 def test_the_verdict_of_a_broker_in_alarm_is_drain(broken: LocalCluster) -> None:
     assert checked(broken, "mb1") == "ready\n"
     try:
-        alarm(broken, "mb1", True)
+        alarm(broken, "mb1", on=True)
         eventually(lambda: get(broken, "mb1", "/health").status_code == 404, within_s=10)
         assert "memory" in get(broken, "mb1", "/health").json()["reason"]
         assert checked(broken, "mb1") == "drain\n"
     finally:
-        alarm(broken, "mb1", False)
+        alarm(broken, "mb1", on=False)
     eventually(lambda: checked(broken, "mb1") == "ready\n", within_s=10)
 
 

@@ -18,14 +18,13 @@ from bench.clients.rabbitmq import Standalone
 from bench.commands import measured
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.harness import coordinator as conducting
+from bench.harness.control import read_progress
 from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.harness.outcomes import Fates
 from bench.harness.parts import read_parts
-from bench.load.control import read_progress
+from bench.harness.workers import Workers
 from bench.load.profile import Profile
-from bench.processes import Children
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 
@@ -113,13 +112,13 @@ def test_a_run_that_loses_a_load_process_ends_and_keeps_what_it_has(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, folder = profile("cut", measured_s=30.0), tmp_path / "run"
-    work = conducting._work
+    wait_published = Workers.wait_published
 
-    def kill_then_work(children: Children, *rest: object) -> None:
-        os.kill(children.pid("publisher-1"), signal.SIGKILL)
-        work(children, *rest)  # type: ignore[arg-type]
+    def kill_then_wait(workers: Workers, within_s: float) -> None:
+        os.kill(workers.pid("publisher-1"), signal.SIGKILL)
+        wait_published(workers, within_s)
 
-    monkeypatch.setattr(conducting, "_work", kill_then_work)
+    monkeypatch.setattr(Workers, "wait_published", kill_then_wait)
     running = Standalone(cluster)
     running.declare(wanted)
     with pytest.raises(BenchError, match="publisher-1 ended by itself"):

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from bench.faults import alarm
 from messagebus import (
     BusConfig,
     ConfigError,
@@ -28,7 +29,7 @@ from messagebus import (
 from messagebus.moving import MOVES_AT_ONCE, MessagesMoved, move_messages
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import alarm, delete_queue, direct, queue_exists
+from tests.support.faults import delete_queue, direct, queue_exists
 from tests.support.playbooks import ops
 
 DEADLINE_S = 30.0
@@ -160,7 +161,7 @@ def test_nothing_is_moved_to_a_broker_in_alarm(
 ) -> None:
     declare(bus, [f"{topic}/all"])
     ids = fill(cluster, topic, [Message.text("x", key=f"k{n}") for n in range(20)])
-    alarm(cluster, "mb2", True)
+    alarm(cluster, "mb2", on=True)
     try:
         eventually(lambda: health_of(cluster, "mb2")["verdict"] == "drain", within_s=DEADLINE_S)
         eventually(lambda: counted(cluster, f"mb.sub/{topic}/all") == "20", within_s=DEADLINE_S)
@@ -168,7 +169,7 @@ def test_nothing_is_moved_to_a_broker_in_alarm(
         assert moved.returncode == 0, moved.stderr
         assert "nothing is moved to mb2 (" in moved.stderr
     finally:
-        alarm(cluster, "mb2", False)
+        alarm(cluster, "mb2", on=False)
     cluster.wait_ready()
     got = take(bus, topic, len(ids))
     assert sorted(each.message_id for each in got) == sorted(ids)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench.audit import audit
-from bench.manifest import Manifest
 from bench.rows import read_events
 from messagebus import Delivery
+from messagebus.telemetry.manifest import read_manifest
 from messagebus.telemetry.recorder import Recorder
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually
@@ -49,7 +49,7 @@ def test_the_audit_of_a_recorded_application_holds(tmp_path: Path, share: float)
     recorder = record(tmp_path, share=share)
     stats = recorder.stats()
     assert (stats.dropped, stats.waiting) == (0, 0)
-    manifest = Manifest.load(tmp_path)
+    manifest = read_manifest(tmp_path)
     assert manifest.complete
     events = read_events(tmp_path, manifest)
     assert sum(events.bad.values()) == 0
@@ -89,10 +89,10 @@ def test_what_is_recorded_makes_sense_while_nobody_has_stopped_yet(tmp_path: Pat
         ):
             publisher.send_safe("orders", b"1")
             eventually(lambda: recorder.stats().written == 1, within_s=10)
-            eventually(lambda: "orders" in Manifest.load(tmp_path).topics, within_s=10)
-        manifest = Manifest.load(tmp_path)
+            eventually(lambda: "orders" in read_manifest(tmp_path).topics, within_s=10)
+        manifest = read_manifest(tmp_path)
         assert not manifest.complete
         assert len(read_events(tmp_path, manifest).published) == 1
     finally:
         recorder.stop()
-    assert Manifest.load(tmp_path).complete
+    assert read_manifest(tmp_path).complete

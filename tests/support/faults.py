@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -16,14 +15,11 @@ import httpx
 from messagebus import BusConfig
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from ops.local.cluster import LocalCluster
-from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
-from ops.local.parts import epmd_environment
 from ops.local.process import send
 from tests.support.eventually import eventually
 
 __all__ = [
     "agent_answer",
-    "alarm",
     "balancer_configured",
     "balancer_state",
     "bus_config",
@@ -43,10 +39,8 @@ __all__ = [
 ]
 
 HTTP_TIMEOUT_S = 10.0
-CALL_TIMEOUT_S = 10.0
 SOCKET_TIMEOUT_S = 2.0
 RELOAD_WITHIN_S = 10.0
-NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a connection only at its next statistics interval (1 s here).
 LISTED_WITHIN_S = 10.0
 
@@ -185,27 +179,6 @@ def close_listed(cluster: LocalCluster, name: str, wanted: str, **like: str) -> 
 def client_id(connection: dict[str, Any]) -> str:
     """Return the client's id of a connection, as the management API lists it."""
     return str(connection.get("client_properties", {}).get("connection_name", ""))
-
-
-def alarm(
-    cluster: LocalCluster, name: str, on: bool, *, kind: Literal["memory", "disk"] = "memory"
-) -> None:
-    """Raise or clear one of the broker's alarms."""
-    if kind == "memory":
-        share = "0.0" if on else str(MEMORY_SHARE)
-        call = f"vm_memory_monitor set_vm_memory_high_watermark [{share}]"
-    else:
-        limit = NO_DISK_HAS_BYTES if on else DISK_FREE_LIMIT_BYTES
-        call = f"rabbit_disk_monitor set_disk_free_limit [{limit}]"
-    node = cluster.node(name)
-    done = subprocess.run(
-        ["erl_call", "-n", node.node_name, "-a", call],
-        env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
-        capture_output=True,
-        timeout=CALL_TIMEOUT_S,
-        check=True,
-    )
-    assert done.stdout == b"ok", done
 
 
 # -- the list

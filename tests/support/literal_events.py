@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from messagebus.events import Column
-from spark.lake.manifest import Anchor, Incident, Manifest
+from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import Incident, Manifest
 
 SECOND = 1_000_000_000
 KILL_NS = 100 * SECOND

@@ -15,27 +15,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from bench.audit import ALLOWED, audit
 from bench.errors import BenchError
 from bench.faults import fault_of
 from bench.figures.client.relay import Relay
-from bench.figures.crew import Crew, crew, wait_until
 from bench.figures.form import Figure, at_most
 from bench.figures.scene import Group, Scene, repeat_command
-from bench.load.control import read_progress
-from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.rows import read_events
+from bench.harness.control import read_progress
+from bench.harness.workers import Workers, at_work, open_ended
+from bench.processes import wait_until
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]
 
 NAME = "client.gap"
-SUBSCRIPTION, PUBLISHER, CONSUMER = "sink", "p1", "c1"
+SUBSCRIPTION, PUBLISHER = "sink", "publisher-0"
 EVENTS = 50
 RATE_PER_S = 300.0
 BODY_BYTES = 1024
@@ -115,38 +112,30 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
     """Return the gap of each event, and the number of confirmed messages that were never delivered."""
     cluster = scene.cluster
     balancer = Broker.parse(cluster.broker)
+    place = f"{topic}/{SUBSCRIPTION}"
+    profile = open_ended(topic, [place], publishers=1, rate_per_s=RATE_PER_S, body_bytes=BODY_BYTES)
+    incidents = []
     with Relay(balancer.host, balancer.port) as relay:
-        clients = Crew(
-            cluster,
-            scene.folder / kind.name,
-            run_id=topic,
-            topic=topic,
-            publishers=(PUBLISHER,),
-            consumers={CONSUMER: SUBSCRIPTION},
-            size=BODY_BYTES,
-            env={"MESSAGEBUS_BROKER": relay.address} if kind.name == "silence" else {},
-        )
-        with crew(clients):
-            start_ns = time.monotonic_ns()
-            clients.set_rate(RATE_PER_S)
-            strike = partial(_silence, relay) if kind.name == "silence" else partial(_strike, kind)
-            incidents = []
+        is_silence = kind.name == "silence"
+        strike = partial(_silence, relay) if is_silence else partial(_strike, kind)
+        env = {"MESSAGEBUS_BROKER": relay.address} if is_silence else {}
+        with at_work(profile, scene.folder / kind.name, cluster.client_env() | env) as clients:
             for number in range(events):
                 incidents.append(_event(clients, cluster, strike))
                 scene.say(f"{kind.what}: event {number + 1} of {events}")
             time.sleep(BEFORE_S)
             clients.finish()
-    return _judged(clients.folder, cluster, topic, start_ns, incidents)
+    return _judged(clients, cluster, incidents)
 
 
 def _event(
-    clients: Crew, cluster: LocalCluster, strike: Callable[[LocalCluster, str], Incident]
+    clients: Workers, cluster: LocalCluster, strike: Callable[[LocalCluster, str], Incident]
 ) -> Incident:
     """Cause the fault at the publisher's broker, watch the publisher, and end the fault."""
     clients.check()
     cluster.wait_ready(within_s=WHOLE_WITHIN_S)
     time.sleep(BEFORE_S)
-    return strike(cluster, _at_broker(clients.folder, cluster))
+    return strike(cluster, _at_broker(clients, cluster))
 
 
 def _strike(kind: Kind, cluster: LocalCluster, name: str) -> Incident:
@@ -171,13 +160,13 @@ def _incident(cluster: LocalCluster, name: str, at_ns: int, kind: str) -> Incide
     return Incident(kind=kind, broker=broker, at_ns=at_ns, done_ns=time.monotonic_ns())
 
 
-def _at_broker(folder: Path, cluster: LocalCluster) -> str:
+def _at_broker(clients: Workers, cluster: LocalCluster) -> str:
     """Return the broker that confirms the publisher's messages at the moment."""
-    before = read_progress(folder)[PUBLISHER].brokers
+    before = read_progress(clients.folder)[PUBLISHER].brokers
     found: list[str] = []
 
     def confirmed_since() -> bool:
-        now = read_progress(folder)[PUBLISHER].brokers
+        now = read_progress(clients.folder)[PUBLISHER].brokers
         found[:] = [broker for broker, count in now.items() if count > before.get(broker, 0)]
         return len(found) > 0
 
@@ -186,27 +175,14 @@ def _at_broker(folder: Path, cluster: LocalCluster) -> str:
 
 
 def _judged(
-    folder: Path, cluster: LocalCluster, topic: str, start_ns: int, incidents: Sequence[Incident]
+    clients: Workers, cluster: LocalCluster, incidents: Sequence[Incident]
 ) -> tuple[list[float], int]:
     """Return the gaps and the number of lost messages. Raises BenchError for any other fault of the audit."""
-    manifest = Manifest(
-        run_id=topic,
-        topics={topic: (SUBSCRIPTION,)},
-        brokers=tuple(cluster.node(name).broker for name in cluster.names),
-        start_ns=start_ns,
-        end_ns=time.monotonic_ns(),
-        anchor=anchor_now("coordinator"),
-        publishers=(PUBLISHER,),
-        consumers=(ConsumerEntry(name=CONSUMER, subscription=SUBSCRIPTION),),
-        incidents=tuple(incidents),
-        complete=True,
-    )
-    manifest.save(folder)
-    rows = read_events(folder, manifest)
-    result = audit(manifest, rows, ALLOWED)
+    brokers = [cluster.node(name).broker for name in cluster.names]
+    _, rows, result = clients.judged(brokers, incidents)
     lost = result.total("lost")
     if not lost and not result.holds:
-        raise BenchError(f"the audit of {folder} does not hold: {'; '.join(result.faults)}")
+        raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
     confirmed = sorted(row["confirmed_ns"] for row in rows.published if "confirmed_ns" in row)
     return gaps_s(confirmed, [incident.at_ns for incident in incidents], WATCHED_S), lost
 

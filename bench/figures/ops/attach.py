@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from bench.figures.crew import wait_until
+from bench.faults import push_list
 from bench.figures.form import Figure, below
-from bench.manifest import write_atomically
+from bench.processes import wait_until
 from messagebus import BrokerList, BusConfig, Consumer, declare
 from ops.local.cluster import LocalCluster
 
@@ -35,11 +35,11 @@ def attach_figures(cluster: LocalCluster, say: Callable[[str], None]) -> Iterato
         consumers = [_consumer(bus, number, stack) for number in range(CONSUMERS)]
         generation = whole.generation
         for number in range(TIMES):
-            _push(cluster, without(whole, broker, generation + 1))
+            push_list(cluster, without(whole, broker, generation + 1))
             _wait(lambda: all(not _attached(each, broker) for each in consumers), "letting go")
             generation += 2
             began_s = time.monotonic()
-            _push(cluster, dataclasses.replace(whole, generation=generation))
+            push_list(cluster, dataclasses.replace(whole, generation=generation))
             _wait(lambda: all(_attached(each, broker) for each in consumers), "attaching")
             took_s.append(time.monotonic() - began_s)
             say(f"time {number + 1} of {TIMES}: all attached after {took_s[-1]:.3f} s")
@@ -66,13 +66,6 @@ def _consumer(bus: BusConfig, number: int, stack: ExitStack) -> Consumer:
     consumer.start(require="all", timeout_s=START_S)
     stack.callback(consumer.stop)
     return consumer
-
-
-def _push(cluster: LocalCluster, wanted: BrokerList) -> None:
-    """Write the list as the operators' tool does: every node's copy first, then the operators' own."""
-    files = [cluster.node(name).list_file for name in cluster.names]
-    for file in [*files, cluster.layout.list_file]:
-        write_atomically(file, wanted.render())
 
 
 def _attached(consumer: Consumer, broker: str) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.figures.crew import CHECKOUT
 from bench.figures.form import Figure, median_of
 from bench.figures.scene import Group, Scene, repeat_command
 

@@ -12,21 +12,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from bench.audit import ALLOWED, audit, longest_gap
+from bench.audit import longest_gap
 from bench.errors import BenchError
-from bench.figures.crew import Crew, crew
 from bench.figures.form import Figure, below
-from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.rows import Events, read_events
+from bench.harness.workers import at_work, open_ended
+from bench.rows import Events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["kill_figures", "longest_silence_ns"]
 
 TOPIC = "kill"
 SUBSCRIPTIONS = ("billing", "audit")
-PUBLISHERS = ("p1", "p2", "p3", "p4")
+PUBLISHERS, READERS = 4, 2
 RATE_PER_S = 600.0
 BODY_BYTES = 1024
 BEFORE_S, AFTER_S = 6.0, 6.0
@@ -41,21 +40,17 @@ REPEAT = "python -m bench figures way.kill"
 def kill_figures(
     cluster: LocalCluster, folder: Path, say: Callable[[str], None]
 ) -> Iterator[Figure]:
-    declare(BusConfig.from_env(cluster.client_env()), [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS])
-    consumers = {f"{name}{n}": name for name in SUBSCRIPTIONS for n in (1, 2)}
-    clients = Crew(
-        cluster,
-        folder,
-        run_id="kill",
-        topic=TOPIC,
+    places = [f"{TOPIC}/{name}" for name in SUBSCRIPTIONS]
+    declare(BusConfig.from_env(cluster.client_env()), places)
+    profile = open_ended(
+        "kill",
+        places * READERS,
         publishers=PUBLISHERS,
-        consumers=consumers,
-        size=BODY_BYTES,
+        rate_per_s=RATE_PER_S,
+        body_bytes=BODY_BYTES,
     )
     incidents: list[Incident] = []
-    with crew(clients):
-        start_ns = time.monotonic_ns()
-        clients.set_rate(RATE_PER_S)
+    with at_work(profile, folder, cluster.client_env()) as clients:
         for name in cluster.names:
             time.sleep(BEFORE_S)
             at_ns = time.monotonic_ns()
@@ -74,21 +69,8 @@ def kill_figures(
             cluster.wait_ready([name])
             clients.check()
         clients.finish()
-    manifest = Manifest(
-        run_id="kill",
-        topics={TOPIC: SUBSCRIPTIONS},
-        brokers=tuple(cluster.node(name).broker for name in cluster.names),
-        start_ns=start_ns,
-        end_ns=time.monotonic_ns(),
-        anchor=anchor_now("coordinator"),
-        publishers=PUBLISHERS,
-        consumers=tuple(ConsumerEntry(name=n, subscription=s) for n, s in consumers.items()),
-        incidents=tuple(incidents),
-        complete=True,
-    )
-    manifest.save(folder)
-    events = read_events(folder, manifest)
-    result = audit(manifest, events, ALLOWED)
+    brokers = [cluster.node(name).broker for name in cluster.names]
+    _, events, result = clients.judged(brokers, incidents)
     if not result.holds:
         raise BenchError(f"the audit of {folder} does not hold: {'; '.join(result.faults)}")
     yield from figures_of(events, incidents)
@@ -141,7 +123,7 @@ def _publisher_gap_s(events: Events, incident: Incident) -> float:
     """Return the longest gap from the kill until the broker is started again, with or without a confirm."""
     until_ns = incident.done_ns or incident.at_ns
     gaps = []
-    for name in PUBLISHERS:
+    for name in {row["publisher"] for row in events.published}:
         rows = [row for row in events.published if row["publisher"] == name]
         gaps.append(longest_gap(rows, until_ns, incident.at_ns).length_ns)
     return max(gaps) / S

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from bench.audit import longest_gap
 from bench.errors import BenchError
 from bench.figures.form import Figure, at_most
-from bench.manifest import Incident
 from bench.rows import Events, Row
 from lb.runtime import servers
 from messagebus import BusConfig, Publisher, PublisherConfig
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = [

@@ -16,9 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bench.audit import ALLOWED, audit
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.crew import CHECKOUT, Crew, crew, wait_until
 from bench.figures.form import Figure
 from bench.figures.ops.noticed import (
     Act,
@@ -31,19 +30,19 @@ from bench.figures.ops.noticed import (
     sessions,
 )
 from bench.figures.scene import Group, Scene, repeat_command
-from bench.load.control import read_progress
-from bench.manifest import ConsumerEntry, Incident, Manifest
-from bench.rows import Events, read_events
+from bench.harness.control import read_progress
+from bench.harness.workers import Workers, at_work, open_ended
+from bench.processes import wait_until
+from bench.rows import Events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "acts_on"]
 
 NAME = "ops.playbooks"
 TOPIC, SUBSCRIPTION = "playbooks", "sink"
-PUBLISHERS = ("p1", "p2", "p3", "p4")
-CONSUMERS = ("c1", "c2", "c3", "c4")
+PUBLISHERS, CONSUMERS = 4, 4
 RATE_PER_S = 300.0
 BODY_BYTES = 1024
 QUIET_S, RELOADS = 20, 3
@@ -54,23 +53,19 @@ FOUND_WITHIN_S = 30.0
 
 
 def playbook_figures(scene: Scene) -> Iterator[Figure]:
-    cluster = scene.cluster
-    declare(BusConfig.from_env(cluster.client_env()), [f"{TOPIC}/{SUBSCRIPTION}"])
-    clients = Crew(
-        cluster,
-        scene.folder / "crew",
-        run_id=TOPIC,
-        topic=TOPIC,
+    cluster, place = scene.cluster, f"{TOPIC}/{SUBSCRIPTION}"
+    declare(BusConfig.from_env(cluster.client_env()), [place])
+    profile = open_ended(
+        TOPIC,
+        [place] * CONSUMERS,
         publishers=PUBLISHERS,
-        consumers=dict.fromkeys(CONSUMERS, SUBSCRIPTION),
-        size=BODY_BYTES,
+        rate_per_s=RATE_PER_S,
+        body_bytes=BODY_BYTES,
     )
-    with crew(clients):
-        start_ns = time.monotonic_ns()
-        clients.set_rate(RATE_PER_S)
+    with at_work(profile, scene.folder / "load", cluster.client_env()) as clients:
         run = _perform(scene, clients)
         clients.finish()
-    yield from figures_of(run, _judged(clients, cluster, start_ns, run), repeat_command(NAME))
+    yield from figures_of(run, _judged(clients, cluster, run), repeat_command(NAME))
 
 
 def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
@@ -88,7 +83,7 @@ def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
     )
 
 
-def _perform(scene: Scene, clients: Crew) -> Run:
+def _perform(scene: Scene, clients: Workers) -> Run:
     """Do all acts, one after the other; there are three brokers before and afterwards."""
     cluster = scene.cluster
     moved, dead = cluster.names[-1], cluster.names[-2]
@@ -110,13 +105,14 @@ def _perform(scene: Scene, clients: Crew) -> Run:
     killed = _kill(cluster, dead)
     acts.append((replace, [_do(scene, clients, replace)]))
     _quiet(AFTER_S)  # so that the last silence has an end
-    return Run(len(CONSUMERS), quiet, acts, attached, held, killed)
+    return Run(CONSUMERS, quiet, acts, attached, held, killed)
 
 
-def _wait_all_confirm(clients: Crew) -> None:
+def _wait_all_confirm(clients: Workers) -> None:
     def all_confirm() -> bool:
         progress = read_progress(clients.folder)
-        return all(progress[name].done for name in clients.names)
+        everybody = (*clients.publishers, *clients.consumers)
+        return all(name in progress and progress[name].brokers for name in everybody)
 
     wait_until(all_confirm, within_s=FOUND_WITHIN_S, what="everybody is at work")
 
@@ -128,7 +124,7 @@ def _quiet(seconds: float) -> Took:
     return Took(from_ns, until_ns, until_ns)
 
 
-def _do(scene: Scene, clients: Crew, act: Act) -> Took:
+def _do(scene: Scene, clients: Workers, act: Act) -> Took:
     """Do an act and return its times. Raises BenchError with the command's last line when it fails."""
     env = {**os.environ, "MESSAGEBUS_INVENTORY": str(scene.cluster.inventory)}
     from_ns = time.monotonic_ns()
@@ -162,9 +158,9 @@ def _kill(cluster: LocalCluster, name: str) -> Incident:
     return Incident(kind="kill", broker=broker, at_ns=at_ns, done_ns=time.monotonic_ns())
 
 
-def _attached_s(clients: Crew, broker: str, cluster: LocalCluster) -> float:
+def _attached_s(clients: Workers, broker: str, cluster: LocalCluster) -> float:
     progress = read_progress(clients.folder)
-    attached = {name: progress[name].attached for name in CONSUMERS}
+    attached = {name: progress[name].attached for name in clients.consumers}
     return attach_s(attached, broker, _pushed_ns(cluster))
 
 
@@ -175,23 +171,10 @@ def _pushed_ns(cluster: LocalCluster) -> int:
     return min(file.stat().st_mtime_ns for file in files) + monotonic
 
 
-def _judged(clients: Crew, cluster: LocalCluster, start_ns: int, run: Run) -> Events:
+def _judged(clients: Workers, cluster: LocalCluster, run: Run) -> Events:
     """Return the recorded events. Raises BenchError when the audit finds a fault other than a loss."""
-    manifest = Manifest(
-        run_id=TOPIC,
-        topics={TOPIC: (SUBSCRIPTION,)},
-        brokers=tuple(cluster.node(name).broker for name in cluster.names),
-        start_ns=start_ns,
-        end_ns=time.monotonic_ns(),
-        anchor=anchor_now("coordinator"),
-        publishers=PUBLISHERS,
-        consumers=tuple(ConsumerEntry(name=name, subscription=SUBSCRIPTION) for name in CONSUMERS),
-        incidents=(run.killed,),
-        complete=True,
-    )
-    manifest.save(clients.folder)
-    events = read_events(clients.folder, manifest)
-    result = audit(manifest, events, ALLOWED)
+    brokers = [cluster.node(name).broker for name in cluster.names]
+    _, events, result = clients.judged(brokers, [run.killed])
     if not result.total("lost") and not result.holds:
         raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
     return events

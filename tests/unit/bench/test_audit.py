@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.audit import KILL_NOTICED_NS, Audit, Gap, audit, longest_gap
-from bench.manifest import Incident, Manifest
+from bench.audit import KILL_NOTICED_NS, Audit, audit, longest_gap
+from bench.harness.outcomes import Gap
 from bench.rows import Events, Row
 from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import Incident, LeftOut, Manifest
 
 S = 1_000_000_000
 NAMES = ("billing", "audit")
@@ -479,12 +480,12 @@ PLANTED: dict[str, tuple[Events, dict[str, Any], dict[str, int]]] = {
     ),
     "rows that a recorder dropped": (
         whole_run(),
-        {"recorders": {"r1": {"share": 1.0, "dropped": 7, "files_deleted": 2}}},
+        {"recorders": {"r1": LeftOut(1.0, dropped=7, files_deleted=2)}},
         {"dropped": 7, "deleted": 2},
     ),
     "recorders that took unlike shares": (
         whole_run(),
-        {"recorders": {"r1": {"share": 1.0}, "r2": {"share": 0.1}}},
+        {"recorders": {"r1": LeftOut(1.0), "r2": LeftOut(0.1)}},
         {"shares": 2},
     ),
     "a publisher without a row": (whole_run(), {"publishers": ("p1", "p3")}, {"silent": 1}),

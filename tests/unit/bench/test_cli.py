@@ -14,7 +14,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["audit"], ["figures"], ["readme"], ["load", "publish"], ["load", "consume"]],
+    [[], ["demo"], ["audit"], ["figures"], ["readme"], ["worker"]],
 )
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
@@ -22,7 +22,7 @@ def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixtur
 
 
 def test_wrong_use_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["nonsense"], ["audit"], ["load", "publish"], ["demo", "--nonsense"]):
+    for arguments in (["nonsense"], ["audit"], ["worker"], ["demo", "--nonsense"]):
         code, error = run(capsys, *arguments)
         assert code == 2
         assert error.startswith("bench: ")
@@ -34,7 +34,7 @@ def test_a_folder_without_a_run_is_one_line(
 ) -> None:
     code, error = run(capsys, "audit", str(tmp_path))
     assert code == 2
-    assert "not a run" in error
+    assert "not the folder of a run" in error
     assert error.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.processes import Child, Children
+from bench.processes import Child, Children, wait_until
 
 
 @pytest.fixture
@@ -66,3 +66,20 @@ def test_a_command_that_does_not_exist_is_one_clear_error(
 ) -> None:
     with pytest.raises(BenchError, match="x: cannot start no-such-command: No such file"):
         children.start("x", ["no-such-command"], {}, tmp_path)
+
+
+def test_a_wait_ends_with_its_condition_or_says_what_it_waited_for() -> None:
+    answers = iter([False, True])
+    wait_until(lambda: next(answers), within_s=1, what="something")
+    with pytest.raises(BenchError, match="not within 0 s: all load processes running"):
+        wait_until(lambda: False, within_s=0, what="all load processes running")
+    with pytest.raises(BenchError, match="not within 0 s: 1 left"):
+        wait_until(lambda: False, within_s=0, what=lambda: "1 left")
+
+
+def test_a_wait_ends_with_the_fault_that_its_check_raises() -> None:
+    def check() -> None:
+        raise BenchError("p1 ended by itself")
+
+    with pytest.raises(BenchError, match="p1 ended by itself"):
+        wait_until(lambda: False, within_s=60, what="nothing", check=check)

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from bench.manifest import Manifest
-from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Tail, read_events
-from messagebus.telemetry.eventfile import Anchor
+from bench.load.bodies import Filler, stamped
+from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Rows, Tail, read_events
+from messagebus import Delivery, Durability, Message, Outcome, Published, Subscription, Topic
+from messagebus.core.receipts import Receipt
+from messagebus.events import body_hash
+from messagebus.telemetry.eventfile import Anchor, anchor_now
+from messagebus.telemetry.manifest import Manifest
 
 MANIFEST = Manifest(
     run_id="r",
@@ -102,10 +106,8 @@ def test_one_host_has_one_clock_however_its_wall_clock_was_adjusted(tmp_path: Pa
 
 
 def test_hosts_of_one_name_have_a_clock_for_each_boot(tmp_path: Path) -> None:
-    clocks = [{"host": "here", "process": "p", "wall_minus_monotonic_ns": 1300, "boot": "b"}]
-    manifest = replace(
-        MANIFEST, anchor=Anchor("here", "coordinator", 1000, "a"), clocks=tuple(clocks)
-    )
+    other = Anchor("here", "p", 1300, "b")
+    manifest = replace(MANIFEST, anchor=Anchor("here", "coordinator", 1000, "a"), clocks=(other,))
     for name, boot in (("p1", "a"), ("p2", "b")):
         anchor = {"host": "here", "process": name, "wall_minus_monotonic_ns": 1290, "boot": boot}
         lines = [json.dumps({"anchor": anchor}), json.dumps(PUBLISHED)]
@@ -138,3 +140,33 @@ def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('"}\n')
     assert list(tail.read()) == [{"message_id": "1"}]
+
+
+def test_written_rows_are_read_back_with_their_intended_times(tmp_path: Path) -> None:
+    manifest = replace(MANIFEST, anchor=anchor_now("coordinator"))
+    body = stamped(Filler.of(b"x" * 40), 1, 7, 5000)
+    message = Message(body=body, key="k", message_id=PUBLISHED["message_id"])
+    publisher = Rows(tmp_path, run_id="r", name="p1", topic="t", subscription="")
+    publisher.offset_ns = 1000
+    entry = publisher.entry(7, body, "k")
+    confirmed = Published(
+        message.message_id, Outcome.CONFIRMED, Durability.FSYNC, "b1", 1, 4500, 6000
+    )
+    publisher.published(entry, confirmed)
+    consumer = Rows(tmp_path, run_id="r", name="c1", topic="t", subscription="billing")
+    delivery = Delivery(
+        message, Receipt("b1", 1, 1), Subscription(Topic("t"), "billing"), received_ns=7000
+    )
+    for acked in (True, False):
+        consumer.delivered(delivery, acked=acked)
+    for each in (publisher, consumer):
+        each.tick()
+        each.close()
+    events = read_events(tmp_path, manifest)
+    assert (events.bad, events.unread, events.files) == ({}, [], 2)
+    (row,) = events.published
+    assert (row["publisher"], row["sequence"], row["key"]) == ("p1", 7, "k")
+    # The stamp's time is the run's; a row has the times of its process' clock.
+    assert (row["intended_ns"], row["sent_ns"], row["confirmed_ns"]) == (4000, 4500, 6000)
+    assert [each["ack"] for each in events.delivered] == ["acked", "stale"]
+    assert {each["body_hash"] for each in (row, *events.delivered)} == {body_hash(body)}

@@ -19,8 +19,8 @@ from lb.errors import BalancerUnreachable
 from messagebus import errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
 from messagebus.outcome import Outcome
+from messagebus.telemetry.manifest import RunInvalid
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
-from spark.lake.manifest import RunInvalid
 
 ROOT = Path(__file__).resolve().parents[3]
 CODES = {**ops.errors.CODES, **bench.errors.CODES, **spark.command.CODES}

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import Exit
+from messagebus.telemetry.manifest import RunInvalid
 from reports.page import Page, render_text
 from spark.command import (
     Answer,
@@ -22,7 +23,6 @@ from spark.command import (
 )
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.lake.ingest import ingest, plan
-from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake
 from spark.measures.run import Run
 from tests.support.events import write_run

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.audit import audit
-from bench.manifest import Manifest
 from bench.rows import read_events
 from messagebus.events import FAULTS
+from messagebus.telemetry.manifest import read_manifest
 from spark import command
 from spark.__main__ import jobs
 from spark.command import exit_code
@@ -153,7 +153,7 @@ class Asked:
         return {name: count for name, count in found.items() if count and name != "clocks"}
 
     def counts_without_spark(self, run: str) -> dict[str, int]:
-        manifest = Manifest.load(self.root / run)
+        manifest = read_manifest(self.root / run)
         return audit(manifest, read_events(self.root / run, manifest)).counts
 
     def read(self, run: Recorded) -> Told:

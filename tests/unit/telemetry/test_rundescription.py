@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.manifest import ConsumerEntry, Manifest
 from messagebus.errors import RecordingFailed
 from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import ConsumerEntry, read_manifest
 from messagebus.telemetry.rundescription import RunPart, merged, note
 
 HERE = Anchor("here", "p1", 1_000)
@@ -63,7 +63,7 @@ def test_what_each_recorder_left_out_is_told(tmp_path: Path) -> None:
     }
     assert known["loop"] == "closed"
     # Another change of the manifest keeps it.
-    Manifest.load(tmp_path).save(tmp_path)
+    read_manifest(tmp_path).save(tmp_path)
     again = json.loads((tmp_path / "manifest.json").read_text())
     assert {name: again[name] for name in ("recorders", "loop", "clocks")} == {
         name: known[name] for name in ("recorders", "loop", "clocks")
@@ -88,7 +88,7 @@ def test_a_boot_has_one_clock_and_hosts_of_one_name_have_one_each() -> None:
 
 def test_the_file_is_one_that_the_audit_reads(tmp_path: Path) -> None:
     note(tmp_path, part("p1", topics={"orders": {"billing"}}, consumers={("c1", "billing")}))
-    manifest = Manifest.load(tmp_path)
+    manifest = read_manifest(tmp_path)
     assert (manifest.run_id, manifest.anchor, manifest.complete) == ("r", HERE, False)
     assert manifest.topics == {"orders": ("billing",)}
     assert manifest.consumers == (ConsumerEntry(name="c1", subscription="billing"),)

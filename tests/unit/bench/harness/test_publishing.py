@@ -56,13 +56,13 @@ class Steered:
     async def close(self, timeout_s: float) -> None: ...
 
 
-def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+def made(sender: Steered, clock: Clock) -> Publishing:
     async def sleepless(seconds: float) -> None:
         # Sleeping moves the clock of the test and no other.
         clock.now_ns += int(seconds * 1e9)
 
     drawer = Drawer(Messages(size=30), seed=1)
-    publishing = Publishing(
+    return Publishing(
         sender,
         publisher=7,
         start_ns=0,
@@ -72,8 +72,52 @@ def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> S
         clock_ns=clock,
         sleep=sleepless,
     )
+
+
+def run(sender: Steered, clock: Clock, count: int, until_ns: int = 1 << 62) -> Sent:
+    publishing = made(sender, clock)
     times = itertools.islice(intended(Constant(rate_per_s=100)), count)
     return asyncio.run(publishing.run(times, until_ns))
+
+
+def steer(
+    rates_per_s: list[float], *, count: int, stall: int = -1, until_ns: int = 1 << 62
+) -> tuple[Sent, Steered]:
+    """Send at these rates, one for each slice of 100 ms; the last one stays."""
+    clock = Clock()
+    sender = Steered(clock, stall=stall)
+    rates = itertools.chain(rates_per_s, itertools.repeat(rates_per_s[-1]))
+    publishing = made(sender, clock)
+    return asyncio.run(publishing.run_steered(lambda: next(rates), count, until_ns)), sender
+
+
+def test_a_steered_load_keeps_each_rate_and_sends_so_many() -> None:
+    sent, sender = steer([100, 0, 0, 20], count=13)
+    first, later = list(sent.intended_ns)[:10], list(sent.intended_ns)[10:]
+    assert first == [n * 10 * MS for n in range(1, 11)]
+    # The rest of an interval is neither lost nor doubled: every 50 ms from 300 ms on.
+    assert later == [350 * MS, 400 * MS, 450 * MS]
+    assert [read(body) for body in sender.bodies] == [
+        (7, n, at) for n, at in enumerate(first + later)
+    ]
+    assert set(sent.outcomes) == {CONFIRMED}
+
+
+def test_a_steered_rate_below_one_in_a_slice_is_kept() -> None:
+    sent, _ = steer([2.5], count=5)
+    assert list(sent.intended_ns) == [400 * MS * n for n in range(1, 6)]
+
+
+def test_a_steered_load_that_is_late_keeps_its_times() -> None:
+    sent, _ = steer([100], count=200, stall=10)
+    assert list(sent.intended_ns) == [n * 10 * MS for n in range(1, 201)]
+    assert percentiles(sent.confirm.whole())["p100"] > 990
+    assert percentiles(sent.pacing.whole())["p100"] < 5
+
+
+def test_a_steered_load_ends_also_when_nothing_is_to_be_sent() -> None:
+    sent, _ = steer([0], count=5, until_ns=S)
+    assert len(sent.outcomes) == 0
 
 
 def test_messages_carry_when_they_were_intended() -> None:

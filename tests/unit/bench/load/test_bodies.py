@@ -65,6 +65,17 @@ def test_real_payloads_come_from_a_file(tmp_path: Path) -> None:
     assert sizes(Messages(file=str(path)), 4) == {26: 2, STAMP_BYTES: 2}
 
 
+def test_publishers_share_the_records_of_a_file_and_send_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    path.write_text("\n\n".join(f"Package: p{n}\nof a sufficient length" for n in range(7)))
+    messages = Messages(file=str(path))
+    parts = [Drawer(messages, seed=1, part=(number, 3)) for number in range(3)]
+    assert [[*part.keys()] for part in parts] == [["p0", "p3", "p6"], ["p1", "p4"], ["p2", "p5"]]
+    heads = [[filler.head for filler in part.fillers()] for part in parts]
+    assert [len(each) for each in heads] == [3, 2, 2]
+    assert heads[1][1].startswith(b"Package: p4")
+
+
 def test_keys_are_skewed_as_asked_and_none_without() -> None:
     even = Counter(itertools.islice(Drawer(Messages(keys=4), seed=1).keys(), 4000))
     assert max(even.values()) < 1.3 * min(even.values())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bench.errors import InputInvalid
 from bench.load import records as module
-from bench.load.records import key_of, lines, paragraphs, read_frames, records, split
+from bench.load.records import key_of, lines, paragraphs, records, write_records
 from messagebus.message import BODY_BYTES_MAX
 
 
@@ -96,24 +96,18 @@ def test_the_key_of_a_record_is_its_package(record: bytes, key: str) -> None:
     assert key_of(record) == key
 
 
-@given(st.lists(st.binary(min_size=1, max_size=50)))
-def test_what_is_dealt_is_read_back_in_turn(found: list[bytes]) -> None:
+@given(st.binary(max_size=200), st.booleans())
+def test_written_records_are_read_back(text: bytes, by_line: bool) -> None:
     import tempfile
 
+    found = list((lines if by_line else paragraphs)(io.BytesIO(text)))
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in "abc"]
-        counts = split(iter(found), paths)
-        back = [list(read_frames(path)) for path in paths]
-    assert back == [found[0::3], found[1::3], found[2::3]]
-    assert counts == [len(each) for each in back]
+        path = Path(folder) / "records"
+        assert write_records(path, iter(found)) == len(found)
+        assert list(paragraphs(io.BytesIO(path.read_bytes()))) == found
 
 
-def test_a_cut_file_of_frames_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "frames"
-    split([b"abc", b"def"], [path])
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputInvalid, match="cut in the middle"):
-        list(read_frames(path))
-    path.write_bytes(b"\xff\xff")
-    with pytest.raises(InputInvalid, match="cut in the middle"):
-        list(read_frames(path))
+def test_the_largest_line_is_read_back(tmp_path: Path) -> None:
+    largest = b"x" * BODY_BYTES_MAX
+    write_records(tmp_path / "records", [largest, b"y"])
+    assert list(records(str(tmp_path / "records"))) == [largest, b"y"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OTHER_CLOCK, OUTER_FAULTS, lying
 from messagebus import BrokerList
 from messagebus.core.listkeeper import Judgement, ListKeeper
@@ -16,9 +17,12 @@ from ops.local.cluster import LocalCluster
 YEAR_S = 365 * 86_400
 
 
-@pytest.mark.parametrize("name", sorted(OUTER_FAULTS))
+FAULTS = OUTER_FAULTS | APPLICATION_FAULTS
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
 def test_a_fault_says_what_it_does_before_it_does_anything(name: str, tmp_path: Path) -> None:
-    fault = OUTER_FAULTS[name](LocalCluster(tmp_path), "mb2")
+    fault = FAULTS[name](LocalCluster(tmp_path), "mb2")
     assert str(fault) == f"{name} mb2"
     assert fault.cuts in ("", "cut")
     assert fault.lasts_s <= 5

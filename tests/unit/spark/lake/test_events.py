@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from messagebus.telemetry.manifest import Manifest, read_manifest
 from spark.lake import events
 from spark.lake.events import (
     ANCHOR,
@@ -22,7 +23,6 @@ from spark.lake.events import (
     WORD,
 )
 from spark.lake.files import EventFile, find_files
-from spark.lake.manifest import Manifest, read_manifest
 from tests.support.events import write_run
 
 ID = "0123456789abcdef" * 2

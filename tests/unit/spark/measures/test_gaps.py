@@ -5,7 +5,7 @@ import random
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.lake.manifest import Incident
+from messagebus.telemetry.manifest import Incident
 from spark.measures import gaps
 from spark.measures.gaps import longest
 

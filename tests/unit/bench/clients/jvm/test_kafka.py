@@ -9,7 +9,7 @@ from bench.clients.jvm.kafka_nodes import SERVERS
 from bench.harness.interface import Where
 from bench.load.profile import Profile
 
-WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"}, "/run")
+WHERE = Where("publisher-0", "load0", "", {SERVERS: "127.0.0.201:9092"})
 
 
 def profile(topics: int = 1, **load: Any) -> Profile:

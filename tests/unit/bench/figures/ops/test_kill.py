@@ -1,8 +1,8 @@
 import pytest
 
 from bench.figures.ops.kill import S, figures_of, longest_silence_ns
-from bench.manifest import Incident
 from bench.rows import Events, Row
+from messagebus.telemetry.manifest import Incident
 
 
 @pytest.mark.parametrize(

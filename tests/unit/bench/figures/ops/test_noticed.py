@@ -20,8 +20,8 @@ from bench.figures.ops.noticed import (
     lost,
     unevenness,
 )
-from bench.manifest import Incident
 from bench.rows import Events, Row
+from messagebus.telemetry.manifest import Incident
 
 
 def ns(seconds: float) -> int:

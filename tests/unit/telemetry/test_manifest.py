@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from spark.lake.manifest import RunInvalid, read_manifest
+from messagebus.telemetry.eventfile import Anchor
+from messagebus.telemetry.manifest import (
+    ConsumerEntry,
+    Incident,
+    LeftOut,
+    Manifest,
+    RunInvalid,
+    read_manifest,
+)
 
 OFFSET = 1_000_000
 GOOD: dict[str, Any] = {
@@ -31,15 +39,48 @@ def write(folder: Path, values: object) -> Path:
     return folder
 
 
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    anchor = Anchor("host", "coordinator", 77)
+    saved = Manifest(
+        run_id="r1",
+        topics={"packages": ("billing", "audit")},
+        brokers=("127.0.0.11:5672",),
+        start_ns=5,
+        end_ns=9,
+        anchor=anchor,
+        publishers=("p1",),
+        consumers=(ConsumerEntry(name="c1", subscription="billing"),),
+        prefetch=200,
+        incidents=(Incident("kill", "127.0.0.11:5672", 6, 7), Incident("reload", "", 8)),
+        complete=True,
+        loop="open",
+        clocks=(anchor, Anchor("host", "p1", 78, "boot")),
+        recorders={"p1": LeftOut(0.5, 3, 1)},
+    )
+    saved.save(tmp_path)
+    assert read_manifest(tmp_path) == saved
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+    found = json.loads((tmp_path / "manifest.json").read_text())
+    assert found["topics"] == {"packages": ["billing", "audit"]}
+    assert found["anchor"] == {
+        "host": "host",
+        "process": "coordinator",
+        "wall_minus_monotonic_ns": 77,
+    }
+    assert found["consumers"] == [{"name": "c1", "subscription": "billing"}]
+    assert found["incidents"][1] == {"kind": "reload", "broker": "", "at_ns": 8, "done_ns": None}
+
+
 def test_times_become_wall_clock(tmp_path: Path) -> None:
-    read = read_manifest(write(tmp_path, GOOD))
+    read = read_manifest(write(tmp_path, GOOD)).on_wall_clock()
     assert (read.start_ns, read.end_ns, read.last_owed_ns) == (
         OFFSET + 100,
         OFFSET + 900,
         OFFSET + 850,
     )
     assert read.kills == [("mb1:5672", OFFSET + 300)]
-    assert read.incidents[0].done_ns == OFFSET + 300
+    assert read.incidents[0].done_ns is None
+    assert read.incidents[0].ended_ns == OFFSET + 300
     assert read.pairs == [("orders", "audit"), ("orders", "billing")]
 
 
@@ -73,6 +114,9 @@ def test_a_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
         (GOOD | {"topics": {"orders": "billing"}}, "list wanted"),
         (GOOD | {"incidents": [{"kind": "flood", "at_ns": 1}]}, "flood"),
         (GOOD | {"anchor": {"host": "h", "process": "c"}}, "wall_minus_monotonic_ns"),
+        ("", "not readable JSON"),
+        ({}, "'run_id' is missing"),
+        (GOOD | {"anchor": 3}, "dict wanted, not int"),
     ],
 )
 def test_a_broken_manifest_says_what_is_wrong(tmp_path: Path, values: object, said: str) -> None:

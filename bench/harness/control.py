@@ -1,8 +1,9 @@
-"""The start barrier of load processes: files in the run's folder, so any host with access to it can join.
+"""The files that the coordinator and the load processes of a run exchange in its folder.
 
 Each process reports that it is ready. When all are, the coordinator sets the start in wall-clock time, and
-each process converts it to its own monotonic clock. The coordinator also ends the run. Files are replaced
-whole, and there are no connections between processes.
+each process converts it to its own monotonic clock. Meanwhile each process reports its progress, and the
+coordinator may change the rate of a steered load. The coordinator also ends the run. Any host with access to
+the folder can join. Files are replaced whole, and there are no connections between processes.
 """
 
 from __future__ import annotations
@@ -10,16 +11,33 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchError
-from bench.manifest import write_atomically
+from messagebus.telemetry.manifest import write_whole
 
-__all__ = ["Start", "is_over", "missing", "say_over", "say_ready", "say_start", "wait_for_start"]
+__all__ = [
+    "PROFILE",
+    "RUN",
+    "Progress",
+    "Start",
+    "is_over",
+    "missing",
+    "rate_per_s",
+    "read_progress",
+    "say_over",
+    "say_ready",
+    "say_start",
+    "set_rate",
+    "wait_for_start",
+    "write_progress",
+]
 
+PROFILE, RUN = "profile.json", "run.json"
 READY, START, OVER = "ready", "start.json", "over.json"
+PROGRESS, RATE = "progress", "rate.json"
 POLL_S = 0.02
 
 
@@ -63,12 +81,12 @@ def missing(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def say_start(folder: Path, start: Start) -> None:
-    write_atomically(folder / START, json.dumps(asdict(start)))
+    write_whole(folder / START, json.dumps(asdict(start)))
 
 
 def say_over(folder: Path) -> None:
     """End the run: consumers end, and publishers that still run do too."""
-    write_atomically(folder / OVER, "{}")
+    write_whole(folder / OVER, "{}")
 
 
 def is_over(folder: Path) -> bool:
@@ -87,3 +105,40 @@ def wait_for_start(
             raise BenchError("the run was over before it had started")
         sleep_s(POLL_S)
     raise BenchError(f"nobody said start within {within_s:.0f} s")
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of one publisher or consumer. done: messages that it has sent, or received.
+
+    brokers: ``host:port`` -> messages confirmed or delivered there. attached: broker -> monotonic time since
+    which a consumer has a link to it, as far as it reports its links.
+    """
+
+    name: str
+    done: int = 0
+    brokers: dict[str, int] = field(default_factory=dict)
+    attached: dict[str, int] = field(default_factory=dict)
+
+
+def write_progress(folder: Path, progress: Progress) -> None:
+    (folder / PROGRESS).mkdir(exist_ok=True)
+    write_whole(folder / PROGRESS / f"{progress.name}.json", json.dumps(asdict(progress)))
+
+
+def read_progress(folder: Path) -> Mapping[str, Progress]:
+    """Return name -> last progress; without those that have not written any."""
+    files = sorted((folder / PROGRESS).glob("[!.]*.json"))
+    found = (Progress(**json.loads(path.read_text())) for path in files)
+    return {each.name: each for each in found}
+
+
+def set_rate(folder: Path, rate_per_s: float) -> None:
+    """Set the rate of all publishers of a steered load together."""
+    write_whole(folder / RATE, json.dumps(rate_per_s))
+
+
+def rate_per_s(folder: Path) -> float | None:
+    """Return the rate that was set last; None before the first."""
+    path = folder / RATE
+    return float(json.loads(path.read_text())) if path.exists() else None

@@ -1,26 +1,34 @@
-"""The manifest of a run: the plan of the run, from which expected deliveries are known.
+"""The manifest of a recorded run: its plan and its incidents, one JSON file beside the events.
 
-Times in the file are the coordinator's monotonic clock; here they are wall-clock nanoseconds.
+It defines the expected deliveries: a subscription that received nothing leaves no row in the events. Times in
+the file are the monotonic clock of its anchor, the coordinator's. `messagebus.telemetry.rundescription` puts
+the manifest of an application's run together.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from messagebus.telemetry.eventfile import Anchor
+
 __all__ = [
     "INCIDENTS",
-    "Anchor",
+    "MANIFEST",
+    "ConsumerEntry",
     "Incident",
     "LeftOut",
     "Manifest",
     "RunInvalid",
     "parse_anchor",
     "read_manifest",
+    "write_whole",
 ]
 
 MANIFEST = "manifest.json"
@@ -43,58 +51,59 @@ class RunInvalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """Link of one process's monotonic clock to wall-clock time. boot: boot of the host, "" if unknown."""
-
-    host: str
-    process: str
-    wall_minus_monotonic_ns: int
-    boot: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """The rows that one recorder left out. share: part of the messages that it recorded, 0 to 1."""
 
-    share: float
-    dropped: int
-    files_deleted: int
+    share: float = 1.0
+    dropped: int = 0
+    files_deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A deliberate change of the cluster. broker: "" where none is meant; wall-clock ns."""
+    """A deliberate change of the cluster, or a fault. broker: ``host:port``, "" where none is meant.
+
+    done_ns: None while it lasts, and where it took no time.
+    """
 
     kind: str
     broker: str
     at_ns: int
-    done_ns: int
+    done_ns: int | None = None
+
+    @property
+    def ended_ns(self) -> int:
+        return self.done_ns or self.at_ns
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerEntry:
+    name: str
+    subscription: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The manifest of a run. topics: topic -> its subscriptions; brokers: all that ever took part.
 
-    Times are wall-clock ns.
     end_ns: None when the run was cut short. grace_ns: a message that was confirmed within this time before
-    the
-    end may be undelivered without being lost; 0: no message may. consumers: (name, subscription). loop:
-    "open" where intended times were known beforehand, "closed" where they are those of the calls, "" where
-    that is not known. clocks: the first anchor of each clock. recorders: name -> the rows that it left out.
+    the end may be undelivered without being lost; 0: no message may. loop: "open" where intended times were
+    known beforehand, "closed" where they are those of the calls, "" where that is not known. clocks: the
+    first anchor of each clock. recorders: name -> the rows that it left out.
     """
 
     run_id: str
-    topics: dict[str, tuple[str, ...]]
+    topics: Mapping[str, tuple[str, ...]]
     brokers: tuple[str, ...]
     anchor: Anchor
     start_ns: int
-    end_ns: int | None
-    grace_ns: int
-    publishers: tuple[str, ...]
-    consumers: tuple[tuple[str, str], ...]
-    prefetch: int | None
-    incidents: tuple[Incident, ...]
-    complete: bool
+    end_ns: int | None = None
+    grace_ns: int = 0
+    publishers: tuple[str, ...] = ()
+    consumers: tuple[ConsumerEntry, ...] = ()
+    prefetch: int | None = None
+    incidents: tuple[Incident, ...] = ()
+    complete: bool = False
     loop: str = ""
     clocks: tuple[Anchor, ...] = ()
     recorders: Mapping[str, LeftOut] = field(default_factory=dict)
@@ -131,6 +140,36 @@ class Manifest:
         """(broker, time) of every kill, and of other incidents that cut links."""
         return [(i.broker, i.at_ns) for i in self.incidents if i.kind in CUTS]
 
+    def on_wall_clock(self) -> Manifest:
+        """Return it with wall-clock times."""
+        offset = self.anchor.wall_minus_monotonic_ns
+        return dataclasses.replace(
+            self,
+            start_ns=self.start_ns + offset,
+            end_ns=None if self.end_ns is None else self.end_ns + offset,
+            incidents=tuple(
+                dataclasses.replace(
+                    one,
+                    at_ns=one.at_ns + offset,
+                    done_ns=None if one.done_ns is None else one.done_ns + offset,
+                )
+                for one in self.incidents
+            ),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Replace the file of this run; a reader sees the whole old file or the whole new one."""
+        clocks = [clock.as_json() for clock in self.clocks]
+        values = dataclasses.asdict(self) | {"anchor": self.anchor.as_json(), "clocks": clocks}
+        write_whole(folder / MANIFEST, json.dumps(values, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a new file beside the old one, then rename it over the old one."""
+    candidate = path.with_name(f".{path.name}.{os.getpid()}")
+    candidate.write_text(text)
+    candidate.replace(path)
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read a run's manifest. Raises RunInvalid."""
@@ -164,8 +203,6 @@ def _manifest(values: Any) -> Manifest:
     run_id = _expect("run_id", values["run_id"], str)
     if not RUN_ID.fullmatch(run_id):
         raise ValueError(f"run_id {run_id!r}: letters, digits, dot, underscore and hyphen only")
-    anchor = parse_anchor(values["anchor"])
-    offset = anchor.wall_minus_monotonic_ns
     end = values.get("end_ns")
     return Manifest(
         run_id=run_id,
@@ -174,16 +211,14 @@ def _manifest(values: Any) -> Manifest:
             for topic, names in _expect("topics", values["topics"], dict).items()
         },
         brokers=tuple(_texts("brokers", values["brokers"])),
-        anchor=anchor,
-        start_ns=_whole("manifest", values, "start_ns") + offset,
-        end_ns=_whole("manifest", values, "end_ns") + offset if end else None,
+        anchor=parse_anchor(values["anchor"]),
+        start_ns=_whole("manifest", values, "start_ns"),
+        end_ns=_whole("manifest", values, "end_ns") if end else None,
         grace_ns=_whole("manifest", values, "grace_ns") if "grace_ns" in values else 0,
         publishers=tuple(_texts("publishers", values.get("publishers", []))),
         consumers=tuple(_each("consumers", values.get("consumers", []), _consumer)),
         prefetch=values.get("prefetch"),
-        incidents=tuple(
-            _each("incidents", values.get("incidents", []), lambda one: _incident(one, offset))
-        ),
+        incidents=tuple(_each("incidents", values.get("incidents", []), _incident)),
         complete=bool(values.get("complete", False)),
         loop=_expect("loop", values.get("loop", ""), str),
         clocks=tuple(_each("clocks", values.get("clocks", []), parse_anchor)),
@@ -206,15 +241,15 @@ def _left_out(values: dict[str, Any]) -> LeftOut:
     )
 
 
-def _consumer(values: dict[str, Any]) -> tuple[str, str]:
-    return str(values["name"]), str(values["subscription"])
+def _consumer(values: dict[str, Any]) -> ConsumerEntry:
+    return ConsumerEntry(str(values["name"]), str(values["subscription"]))
 
 
-def _incident(values: dict[str, Any], offset: int) -> Incident:
+def _incident(values: dict[str, Any]) -> Incident:
     if values["kind"] not in INCIDENTS:
         raise ValueError(f"incident {values['kind']!r}: one of {', '.join(INCIDENTS)}")
-    at = _whole("incident", values, "at_ns") + offset
-    done = _whole("incident", values, "done_ns") + offset if values.get("done_ns") else at
+    at = _whole("incident", values, "at_ns")
+    done = _whole("incident", values, "done_ns") if values.get("done_ns") else None
     return Incident(values["kind"], str(values.get("broker") or ""), at, done)
 
 

@@ -1,0 +1,262 @@
+"""The load processes of one run: started, brought to a common start, watched, and ended in order.
+
+An open-ended load has a schedule of a week and ends when it is told to: first its publishers, then, when no
+more messages come, its consumers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.audit import ALLOWED, Audit, audit
+from bench.environment import CHECKOUT
+from bench.errors import InputInvalid
+from bench.harness.control import PROFILE, Start, missing, read_progress, say_over, say_start
+from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
+from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place_of, places
+from bench.load.schedule import Constant
+from bench.processes import Children, wait_until
+from bench.rows import Events, read_events
+from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import ConsumerEntry, Incident, Manifest, write_whole
+
+__all__ = ["Recording", "Workers", "at_work", "made", "made_empty", "members", "open_ended"]
+
+READY_WITHIN_S = 120.0
+# For open publishes at the end, and for the parts.
+END_WITHIN_S = 120.0
+# Time from setting the start to the load: processes poll for it.
+HEAD_START_S = 1.0
+QUIET_S = 1.0
+
+
+def made(folder: Path) -> Path:
+    """Make the folder if it is missing. Raises InputInvalid when it cannot be made or written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise InputInvalid(f"{folder}: no folder can be made: {fault.strerror}") from fault
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputInvalid(f"{folder}: nothing can be written there")
+    return folder
+
+
+def made_empty(folder: Path) -> Path:
+    """Make the folder of one run. Raises InputInvalid also when it is not empty."""
+    if any(made(folder).iterdir()):
+        raise InputInvalid(f"{folder}: is not empty; a run has a folder of its own")
+    return folder
+
+
+def members(profile: Profile, kind: str, number: int) -> range:
+    """Return the numbers of the publishers, or consumers, in that process."""
+    each, load = profile.load.per_process, profile.load
+    of = load.publishers if kind == PUBLISHER else load.consumers
+    return range(number * each, min((number + 1) * each, of))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The place of the rows of every message, and the run's id in them."""
+
+    folder: Path
+    run_id: str
+
+
+class Workers:
+    """The load processes of one run. children: starts them; may have other processes too.
+
+    publishers, consumers: names of the clients. processes: kind -> names of their processes, which are the
+    same while each has one client.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        folder: Path,
+        children: Children,
+        recording: Recording | None = None,
+    ) -> None:
+        self.folder, self.profile = folder, profile
+        self.publishers = tuple(f"{PUBLISHER}-{n}" for n in range(profile.load.publishers))
+        self.consumers = tuple(f"{CONSUMER}-{n}" for n in range(profile.load.consumers))
+        self.processes: dict[str, list[str]] = {PUBLISHER: [], CONSUMER: []}
+        self.start_ns = 0
+        """Start of the load, on this process's monotonic clock."""
+        self._children, self._recording = children, recording
+        self._anchor = anchor_now("coordinator")
+
+    def launch(self, env: Mapping[str, str]) -> None:
+        """Start the processes; they connect, and wait for the start of the load."""
+        write_whole(self.folder / PROFILE, json.dumps(self.profile.as_json(), indent=1))
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("MESSAGEBUS_")}
+        command = [sys.executable, "-m", "bench", "worker", "--run", str(self.folder.resolve())]
+        if recording := self._recording:
+            command += [
+                "--recording",
+                str(recording.folder.resolve()),
+                "--run-id",
+                recording.run_id,
+            ]
+        for kind, names in self.processes.items():
+            while members(self.profile, kind, number := len(names)):
+                argv = [*command, "--kind", kind, "--number", str(number)]
+                names.append(f"{kind}-{number}")
+                self._children.start(names[-1], argv, plain | dict(env), CHECKOUT)
+
+    def missing(self) -> list[str]:
+        """Return the names of the clients that are not ready."""
+        return missing(self.folder, (*self.publishers, *self.consumers))
+
+    def meet(self) -> None:
+        """Wait until all clients are ready, and set the start of the load. Raises BenchError."""
+        wait_until(
+            lambda: not self.missing(),
+            within_s=READY_WITHIN_S,
+            what=lambda: f"not ready: {', '.join(self.missing())}",
+            check=self.check,
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Set the start of the load, soon."""
+        start = Start.soon(HEAD_START_S)
+        say_start(self.folder, start)
+        self.start_ns = start.at_wall_ns - start.wall_minus_monotonic_ns
+
+    def check(self) -> None:
+        """Check all processes. Raises BenchError when one has ended."""
+        self._children.check([*self.processes[PUBLISHER], *self.processes[CONSUMER]])
+
+    def pid(self, name: str) -> int:
+        return self._children.pid(name)
+
+    def wait_published(self, within_s: float) -> None:
+        """Wait until the publishers have ended. Raises BenchError."""
+
+        def check() -> None:
+            self._children.check(self.processes[PUBLISHER], may_end=True)
+            self._children.check(self.processes[CONSUMER])
+
+        wait_until(
+            lambda: not self._running(PUBLISHER),
+            within_s=within_s,
+            what=lambda: f"publishers that did not end: {', '.join(self._running(PUBLISHER))}",
+            check=check,
+        )
+
+    def _running(self, kind: str) -> list[str]:
+        return self._children.running(self.processes[kind])
+
+    def received(self) -> int:
+        """Return the number of deliveries so far."""
+        progress = read_progress(self.folder)
+        return sum(progress[name].done for name in self.consumers if name in progress)
+
+    def check_consumers(self) -> None:
+        self._children.check(self.processes[CONSUMER])
+
+    def finish(self) -> None:
+        """End the publishers, then, when no more messages come, the consumers. Raises BenchError."""
+        self._children.terminate(self.processes[PUBLISHER])
+        self.wait_published(END_WITHIN_S)
+        before = -1
+        while (now := self.received()) != before:
+            before = now
+            time.sleep(QUIET_S)
+        self.end_consumers()
+
+    def end_consumers(self) -> None:
+        """End the run, and wait until all processes have written their parts. Raises BenchError."""
+        say_over(self.folder)
+        processes = [*self.processes[PUBLISHER], *self.processes[CONSUMER]]
+        wait_until(
+            lambda: not self._children.running(processes),
+            within_s=END_WITHIN_S,
+            what=lambda: f"did not end: {', '.join(self._children.running(processes))}",
+            check=lambda: self._children.check(processes, may_end=True),
+        )
+        self._children.check(processes, may_end=True)
+
+    def without_part(self) -> list[str]:
+        """Return the names of the clients that have written no part."""
+        there = {part.name for part in read_parts(self.folder)}
+        return [name for name in (*self.publishers, *self.consumers) if name not in there]
+
+    def manifest(
+        self, brokers: Sequence[str], incidents: Sequence[Incident] = (), *, complete: bool
+    ) -> Manifest:
+        """Return the manifest of the recorded run, as known now; complete: it has ended in order, now."""
+        assert self._recording is not None, "a run without rows has no manifest"
+        every = places(self.profile)
+        load = self.profile.load
+        return Manifest(
+            run_id=self._recording.run_id,
+            topics={
+                topic: tuple(name for other, name in every if other == topic) for topic, _ in every
+            },
+            brokers=tuple(brokers),
+            start_ns=self.start_ns,
+            end_ns=time.monotonic_ns() if complete else None,
+            anchor=self._anchor,
+            loop="closed" if load.is_closed else "open",
+            publishers=self.publishers,
+            consumers=tuple(
+                ConsumerEntry(name=name, subscription=place_of(self.profile, number)[1])
+                for number, name in enumerate(self.consumers)
+            ),
+            prefetch=load.prefetch,
+            incidents=tuple(incidents),
+            complete=complete,
+        )
+
+    def judged(
+        self, brokers: Sequence[str], incidents: Sequence[Incident]
+    ) -> tuple[Manifest, Events, Audit]:
+        """Save the manifest of the ended run, and audit its rows by message id."""
+        assert self._recording is not None, "a run without rows cannot be judged by them"
+        manifest = self.manifest(brokers, incidents, complete=True)
+        manifest.save(self._recording.folder)
+        events = read_events(self._recording.folder, manifest)
+        return manifest, events, audit(manifest, events, ALLOWED)
+
+
+def open_ended(
+    name: str, places: Sequence[str], *, publishers: int, rate_per_s: float, body_bytes: int
+) -> Profile:
+    """Return the profile of a constant load until it is told to end. places: of each consumer."""
+    return Profile(
+        name=name,
+        load=Load(
+            schedule=Constant(rate_per_s=rate_per_s),
+            publishers=publishers,
+            consumers=len(places),
+        ),
+        messages=Messages(size=body_bytes, places=tuple(places)),
+        time=Time(warm_up_s=0, measured_s=SECONDS_MAX),
+    )
+
+
+@contextmanager
+def at_work(profile: Profile, folder: Path, env: Mapping[str, str]) -> Iterator[Workers]:
+    """Run an open-ended load with rows, in a folder of its own; yield when it has begun.
+
+    It ends by `Workers.finish`; whatever still runs at the exit is stopped.
+    """
+    children = Children(made_empty(folder) / "logs")
+    workers = Workers(profile, folder, children, Recording(folder, profile.name))
+    try:
+        workers.launch(env)
+        workers.meet()
+        time.sleep(max(0.0, (workers.start_ns - time.monotonic_ns()) / 1e9))
+        yield workers
+    finally:
+        say_over(folder)
+        children.stop_all()
