@@ -65,7 +65,7 @@ def declare(
     return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
 
 
-def reach(bus: BusConfig, *, publishing: bool = False, within_s: float = REACH_S) -> None:
+def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_S) -> None:
     """Wait until the bus's entry address accepts connections. Raises NotReady, with every address.
 
     publishing: the balancer's address; else those of the list, if there are any.
@@ -74,7 +74,7 @@ def reach(bus: BusConfig, *, publishing: bool = False, within_s: float = REACH_S
     if bus.list_urls and not publishing:
         parts = [urlsplit(url) for url in bus.list_urls]
         places = [(each.hostname or "", each.port or PORTS[each.scheme]) for each in parts]
-    until_s, faults = time.monotonic() + within_s, dict[str, str]()
+    until_s, faults = time.monotonic() + timeout_s, dict[str, str]()
     while True:
         for host, port in places:
             left_s = max(REACH_AGAIN_S, until_s - time.monotonic())

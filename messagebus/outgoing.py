@@ -102,8 +102,8 @@ def _with(message: Message, options: Options) -> Message:
     fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _DELAYS}
     if "ttl_s" in fields:
         ttl_s = fields.pop("ttl_s")
-        fields["expires_after_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
-    if unknown := fields.keys() - Options.__annotations__.keys() - {"expires_after_ms"}:
+        fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
+    if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
     return replace(message, **fields) if fields else message
 

@@ -88,7 +88,7 @@ class ParkedFilter:
         except (re.error, RecursionError, OverflowError) as fault:
             raise ConfigError(f"match {self.match!r}: not a regular expression: {fault}") from fault
 
-    def choice(self, now_ms: int) -> Choice:
+    def _choice(self, now_ms: int) -> Choice:
         """Return the same filter with points in time."""
         return Choice(
             since_ms=_before(now_ms, self.newer_than_s),
@@ -221,13 +221,13 @@ def read_parked(
     names: Iterable[str | Source] = (),
     *,
     where: ParkedFilter = EVERYTHING,
-    limit: int = READ_LIMIT,
+    count_max: int = READ_LIMIT,
 ) -> ParkedMessages:
-    """Read parked messages; they stay where they are, in order. limit: of all brokers together.
+    """Read parked messages; they stay where they are, in order. count_max: of all brokers together.
 
     Raises as `count_parked`.
     """
-    return run_blocking(_read(_Work(bus, names, where), limit))
+    return run_blocking(_read(_Work(bus, names, where), count_max))
 
 
 def redrive_parked(
@@ -235,7 +235,7 @@ def redrive_parked(
     names: Iterable[str | Source],
     *,
     where: ParkedFilter = EVERYTHING,
-    limit: int | None = None,
+    count_max: int | None = None,
     rate_per_s: float = REDRIVE_RATE_PER_S,
     on_progress: OnProgress | None = None,
 ) -> ParkedMoved:
@@ -254,7 +254,7 @@ def redrive_parked(
     async def redrive(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.redrive(source, ready, work.choice, turn=pace.turn, **rest)
 
-    return run_blocking(_move(work, redrive, limit, on_progress))
+    return run_blocking(_move(work, redrive, count_max, on_progress))
 
 
 def purge_parked(
@@ -262,7 +262,7 @@ def purge_parked(
     names: Iterable[str | Source],
     *,
     where: ParkedFilter = EVERYTHING,
-    limit: int | None = None,
+    count_max: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> ParkedMoved:
     """Drop parked messages for good. Raises as `count_parked`."""
@@ -271,7 +271,7 @@ def purge_parked(
     async def drop(parking: Parking, source: Parked, ready: int, **rest: Any) -> int:
         return await parking.drop(source, ready, work.choice, **rest)
 
-    return run_blocking(_move(work, drop, limit, on_progress))
+    return run_blocking(_move(work, drop, count_max, on_progress))
 
 
 class _Work:
@@ -288,7 +288,7 @@ class _Work:
         self.brokers = [name for name in listed if not where.brokers or name in where.brokers]
         if strange := sorted(set(where.brokers) - set(listed)):
             raise ConfigError(f"not in the consumer list: {', '.join(strange)}")
-        self.choice = where.choice(time.time_ns() // 1_000_000)
+        self.choice = where._choice(time.time_ns() // 1_000_000)
         self.faults: dict[str, str] = {}
         self.causes: list[MessageBusError] = []
         self.looked: set[str] = set()
@@ -399,8 +399,8 @@ class _Tally:
         )
 
 
-async def _read(work: _Work, limit: int) -> ParkedMessages:
-    at_most = limit if work.choice.is_everything else SCAN_MAX
+async def _read(work: _Work, count_max: int) -> ParkedMessages:
+    at_most = count_max if work.choice.is_everything else SCAN_MAX
 
     async def read(
         broker: str, parking: Parking, source: Parked, ready: int
@@ -410,13 +410,13 @@ async def _read(work: _Work, limit: int) -> ParkedMessages:
         def see(taken: Any) -> bool:
             if work.choice.takes(taken.facts, taken.body):
                 found.append(_message(str(source), broker, taken))
-            return len(found) < limit
+            return len(found) < count_max
 
         await parking.look(source, ready, at_most, see)
         return found
 
-    some = await work.everywhere(read) if limit > 0 else []
-    return ParkedMessages(tuple([each for found in some for each in found][:limit]), *work.ends)
+    some = await work.everywhere(read) if count_max > 0 else []
+    return ParkedMessages(tuple([each for found in some for each in found][:count_max]), *work.ends)
 
 
 def _message(name: str, broker: str, taken: Any) -> ParkedMessage:
@@ -442,7 +442,7 @@ def _message(name: str, broker: str, taken: Any) -> ParkedMessage:
 async def _move(
     work: _Work,
     move: Callable[..., Awaitable[int]],
-    limit: int | None,
+    count_max: int | None,
     on_progress: OnProgress | None,
 ) -> ParkedMoved:
     """Move one queue after the other, so that at most one message is on its way."""
@@ -459,9 +459,9 @@ async def _move(
                     )
                     on_progress(told)
 
-            left = SCAN_MAX * SCAN_MAX if limit is None else limit - done.total()
+            left = SCAN_MAX * SCAN_MAX if count_max is None else count_max - done.total()
             if left > 0:
-                await move(parking, source, ready, limit=left, on_moved=moved)
+                await move(parking, source, ready, count_max=left, on_moved=moved)
 
         await work.each(broker, sources, there)
     return ParkedMoved({place: count for place, count in done.items() if count}, *work.ends)

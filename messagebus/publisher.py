@@ -36,7 +36,7 @@ from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.outcome import Outcome, Published
 from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
-from messagebus.stats import RUNNING, PublisherStats, Status
+from messagebus.stats import RUNNING, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
@@ -128,11 +128,12 @@ class Publisher:
         config: PublisherConfig | None = None,
         *,
         hooks: Sequence[Hooks] = (),
+        _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
         self._hooks = hook_chain(hooks)
-        self._wire = self._make_wire()
+        self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: PublishDriver | None = None
@@ -177,9 +178,6 @@ class Publisher:
         driver = PublishDriver(self._bus, self._config, self._take_inbox, self._wire)
         driver.start()
         return driver
-
-    def _make_wire(self) -> Wire:
-        return amqp_wire(self._bus)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until open publishes are settled, then hang up. Returns how many got no known outcome.
@@ -375,7 +373,7 @@ class Publisher:
 
     def _check_running(self) -> None:
         if self._status is not RUNNING:
-            raise Stopped(self._status.why_not_running("publisher", "with"))
+            raise Stopped(why_not_running(self._status, "publisher", "with"))
 
     def _has_room(self, size: int) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""

@@ -19,15 +19,16 @@ class Status(enum.Enum):
     STOPPED = "stopped"
     """For good: a client starts once."""
 
-    def why_not_running(self, what: str, block: str) -> str:
-        """Return the error text for a client that is not running, with what to do about it."""
-        if self is Status.INITIALIZED:
-            return f"the {what} was not started: call start(), or use it by `{block}`"
-        return f"the {what} is {self.value}"
-
 
 RUNNING = Status.RUNNING
 """Looked up once: an enum's members are found by a slow hook of its class."""
+
+
+def why_not_running(status: Status, what: str, block: str) -> str:
+    """Return the error text for a client that is not running, with what to do about it."""
+    if status is Status.INITIALIZED:
+        return f"the {what} was not started: call start(), or use it by `{block}`"
+    return f"the {what} is {status.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

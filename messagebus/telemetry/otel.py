@@ -454,7 +454,7 @@ def _about(message: Message, attributes: _Attributes) -> _Attributes:
 def _of_delivery(delivery: Delivery, conversation: str) -> _Attributes:
     found: _Attributes = {
         semconv.MESSAGE_ID: delivery.message_id,
-        semconv.DELIVERY_TAG: delivery.tag,
+        semconv.DELIVERY_TAG: delivery._tag,
     }
     if conversation:
         found[semconv.CONVERSATION_ID] = conversation
@@ -533,7 +533,7 @@ class _Contexts:
 
     def of(self, delivery: Delivery) -> tuple[_Carried | None, str]:
         """Return the context that came with a delivery, and its correlation id."""
-        found = glance(delivery.properties) if self._is_w3c else None
+        found = glance(delivery._properties) if self._is_w3c else None
         if found is not None:
             if found is NOTHING or not is_traceparent(found):
                 return None, ""

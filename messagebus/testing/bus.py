@@ -8,8 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.wire import Wire
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
@@ -28,7 +26,7 @@ __all__ = ["MemoryBus"]
 T = TypeVar("T")
 
 # Limit of a test's waits: the event comes at once, or something is wrong.
-WITHIN_S = 5.0
+TIMEOUT_S = 5.0
 # Limit for another thread's loop to move its clock; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
 
@@ -45,8 +43,7 @@ class MemoryBus:
         names = [f"memory-{number}:5672" for number in range(1, brokers + 1)]
         self._brokers = MemoryBrokers(names, delivery_limit=delivery_limit)
         self._wire = MemoryWire(self._brokers)
-        self._publishers: weakref.WeakSet[_MemoryPublisher | _AsyncMemoryPublisher]
-        self._publishers = weakref.WeakSet()
+        self._publishers: weakref.WeakSet[Publisher | AsyncPublisher] = weakref.WeakSet()
         self._blocking: weakref.WeakSet[Publisher | Consumer] = weakref.WeakSet()
 
     @property
@@ -59,7 +56,7 @@ class MemoryBus:
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> Publisher:
         """Make a `Publisher`, not started."""
-        made = _MemoryPublisher(self._wire, config, hooks)
+        made = Publisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         self._blocking.add(made)
         return made
@@ -68,7 +65,7 @@ class MemoryBus:
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> AsyncPublisher:
         """Make an `AsyncPublisher`, not started."""
-        made = _AsyncMemoryPublisher(self._wire, config, hooks)
+        made = AsyncPublisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         return made
 
@@ -81,7 +78,14 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> Consumer:
         """Make a `Consumer`, not started."""
-        made = _MemoryConsumer(self._wire, destination, subscription, config, hooks)
+        made = Consumer(
+            BusConfig(),
+            destination,
+            subscription=subscription,
+            config=config,
+            hooks=hooks,
+            _wire=self._wire,
+        )
         self._blocking.add(made)
         return made
 
@@ -94,7 +98,14 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer:
         """Make an `AsyncConsumer`, not started."""
-        return _AsyncMemoryConsumer(self._wire, destination, subscription, config, hooks)
+        return AsyncConsumer(
+            BusConfig(),
+            destination,
+            subscription=subscription,
+            config=config,
+            hooks=hooks,
+            _wire=self._wire,
+        )
 
     def declare(self, *wanted: Wanted | str) -> None:
         """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
@@ -115,7 +126,7 @@ class MemoryBus:
             raise ValueError(f"advance({seconds!r}): time does not go back")
         self._brokers.advance(ms)
         for publisher in list(self._publishers):
-            publisher.put_forward(ms)
+            _put_forward(publisher, ms)
 
     def freeze(self) -> None:
         """Let no broker read or answer anything from now on: backlogs fill, deadlines pass."""
@@ -184,14 +195,14 @@ class MemoryBus:
         return self._brokers.undelivered()
 
     # Waiting.
-    def wait_handled(self, within_s: float = WITHIN_S) -> None:
+    def wait_handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
         with self._brokers.changed:
-            done = self._brokers.changed.wait_for(self._brokers.is_idle, within_s)
+            done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
         if not done:
-            raise AssertionError(checks.unhandled(self._brokers, within_s))
+            raise AssertionError(checks.unhandled(self._brokers, timeout_s))
 
-    async def handled(self, within_s: float = WITHIN_S) -> None:
+    async def handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as `wait_handled` does, for asyncio."""
         loop, idle = asyncio.get_running_loop(), asyncio.Event()
 
@@ -202,9 +213,9 @@ class MemoryBus:
 
         with self._brokers.watched(look):
             try:
-                await asyncio.wait_for(idle.wait(), within_s)
+                await asyncio.wait_for(idle.wait(), timeout_s)
             except TimeoutError:
-                raise AssertionError(checks.unhandled(self._brokers, within_s)) from None
+                raise AssertionError(checks.unhandled(self._brokers, timeout_s)) from None
 
     # Assertions.
     def assert_published(
@@ -267,84 +278,32 @@ def _address(destination: Destination | Source | str) -> str:
     return destination.exchange if isinstance(destination, Topic) else destination.amqp_queue
 
 
-def _put_forward(driver: PublishDriver | None, ms: int) -> None:
-    if driver is not None:
-        driver.put_forward(ms)
+def _put_forward(publisher: Publisher | AsyncPublisher, ms: int) -> None:
+    """Advance a publisher's clock.
 
+    An asyncio publisher that belongs to another thread's loop has it advanced one turn of that loop later.
+    """
+    driver = publisher._driver
+    if publisher.status is not RUNNING or driver is None:
+        return
+    if isinstance(publisher, Publisher):
+        noticed = threading.Event()
 
-class _MemoryPublisher(Publisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
-        self._memory = wire
-        super().__init__(BusConfig(), config, hooks=hooks)
+        def notice() -> None:
+            driver.put_forward(ms)
+            noticed.set()
 
-    def _make_wire(self) -> Wire:
-        return self._memory
-
-    def put_forward(self, ms: int) -> None:
-        if self._status is RUNNING and self._thread is not None:
-            noticed = threading.Event()
-
-            def notice() -> None:
-                _put_forward(self._driver, ms)
-                noticed.set()
-
-            self._thread.call_soon(notice)
-            noticed.wait(NOTICE_TIMEOUT_S)
-
-
-class _AsyncMemoryPublisher(AsyncPublisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
-        self._memory = wire
-        super().__init__(BusConfig(), config, hooks=hooks)
-
-    def _make_wire(self) -> Wire:
-        return self._memory
-
-    def put_forward(self, ms: int) -> None:
-        """Advance the publisher's clock; from a thread other than the loop's one turn later."""
-        if self._status is not RUNNING or self._loop.is_closed():
-            return
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
-            _put_forward(self._driver, ms)
+        publisher._running()[0].call_soon(notice)
+        noticed.wait(NOTICE_TIMEOUT_S)
+    elif not publisher._loop.is_closed():
+        if publisher._loop is _running_loop():
+            driver.put_forward(ms)
         else:
-            self._loop.call_soon_threadsafe(_put_forward, self._driver, ms)
+            publisher._loop.call_soon_threadsafe(driver.put_forward, ms)
 
 
-class _MemoryConsumer(Consumer):
-    def __init__(
-        self,
-        wire: Wire,
-        destination: Destination | Source | str,
-        subscription: str,
-        config: ConsumerConfig | None,
-        hooks: Sequence[Hooks],
-    ) -> None:
-        self._memory = wire
-        super().__init__(
-            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
-        )
-
-    def _make_wire(self) -> Wire:
-        return self._memory
-
-
-class _AsyncMemoryConsumer(AsyncConsumer):
-    def __init__(
-        self,
-        wire: Wire,
-        destination: Destination | Source | str,
-        subscription: str,
-        config: ConsumerConfig | None,
-        hooks: Sequence[Hooks],
-    ) -> None:
-        self._memory = wire
-        super().__init__(
-            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
-        )
-
-    def _make_wire(self) -> Wire:
-        return self._memory
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

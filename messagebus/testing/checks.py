@@ -74,9 +74,9 @@ def parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Me
     raise AssertionError("\n".join(told))
 
 
-def unhandled(brokers: MemoryBrokers, within_s: float) -> str:
+def unhandled(brokers: MemoryBrokers, timeout_s: float) -> str:
     """Return the error's text when not everything was answered in time."""
-    told = [f"not everything was answered within {within_s:g} s"]
+    told = [f"not everything was answered within {timeout_s:g} s"]
     for queue, (ready, unacked) in sorted(brokers.open_work().items()):
         told.append(f"  {queue}: {ready} waiting, {unacked} delivered without an answer")
     return "\n".join(told)

@@ -100,7 +100,7 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
         correlation_id="c",
         reply_to="r",
         type="t",
-        expires_after_ms=60_000,
+        ttl_ms=60_000,
     )
     await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
     (delivery,) = await receive(consumer, 1)

@@ -10,7 +10,7 @@ import pika
 
 from messagebus._io.amqp.properties import read_headers
 
-__all__ = ["counted", "dead_lettered", "expires_after_ms"]
+__all__ = ["counted", "dead_lettered", "read_ttl_ms"]
 
 # Of the property flags: AMQP 0.9.1, class basic.
 HEADERS, EXPIRATION = 1 << 13, 1 << 8
@@ -33,7 +33,7 @@ def _encoded(properties: pika.BasicProperties) -> bytes:
     return b"".join(properties.encode())
 
 
-def expires_after_ms(raw: bytes) -> int | None:
+def read_ttl_ms(raw: bytes) -> int | None:
     """Return the time to live in ms that the publisher asked for, None for none."""
     if not int.from_bytes(raw[:2]) & EXPIRATION:
         return None

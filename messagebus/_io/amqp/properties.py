@@ -34,7 +34,7 @@ __all__ = [
     "in_batch",
     "read_content_type",
     "read_headers",
-    "read_marks",
+    "read_library_headers",
     "read_message_id",
     "read_stamp_ms",
     "with_headers",
@@ -86,8 +86,8 @@ def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
 def due_first(message: Message) -> Message:
     """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
-    headers = {**message.headers, TTL_HEADER: message.expires_after_ms}
-    return _arrived(**{**fields, "headers": headers, "expires_after_ms": None})
+    headers = {**message.headers, TTL_HEADER: message.ttl_ms}
+    return _arrived(**{**fields, "headers": headers, "ttl_ms": None})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
@@ -116,7 +116,7 @@ def _encode(
     if message.priority is not None:
         flags |= PRIORITY
         parts.append(bytes((message.priority,)))
-    expires = message.expires_after_ms
+    expires = message.ttl_ms
     for flag, text in (
         (CORRELATION_ID, message.correlation_id),
         (REPLY_TO, message.reply_to),
@@ -162,7 +162,7 @@ def is_bare(message: Message) -> bool:
         or message.correlation_id
         or message.reply_to
         or message.type
-    ) and (message.priority is None and message.expires_after_ms is None)
+    ) and (message.priority is None and message.ttl_ms is None)
 
 
 def _short(text: str) -> bytes:
@@ -196,7 +196,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         correlation_id=fields.get("correlation_id", ""),
         reply_to=fields.get("reply_to", ""),
         type=fields.get("type", ""),
-        expires_after_ms=read_ttl_ms(headers) if expires is None else expires,
+        ttl_ms=read_ttl_ms(headers) if expires is None else expires,
     )
 
 
@@ -231,7 +231,7 @@ def read_content_type(raw: bytes) -> str:
     return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
 
 
-def read_marks(raw: bytes) -> Mapping[str, Any]:
+def read_library_headers(raw: bytes) -> Mapping[str, Any]:
     """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
     return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
@@ -284,8 +284,8 @@ class Reading:
             return BINARY
         return read_content_type(raw)
 
-    def marks(self, raw: bytes) -> Mapping[str, Any]:
-        return read_marks(raw)
+    def library_headers(self, raw: bytes) -> Mapping[str, Any]:
+        return read_library_headers(raw)
 
     def stamp_ms(self, raw: bytes) -> int | None:
         return read_stamp_ms(self._around or raw)

@@ -69,8 +69,13 @@ class ConsumeDriver:
         config: ConsumerConfig,
         on_ready: Callable[[], None],
         wire: Wire,
+        *,
+        withdraw: Callable[[int, bool], list[Delivery]],
     ) -> None:
-        """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn."""
+        """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn.
+
+        withdraw: takes back deliveries that wait with the application, unseen: see `Resting`.
+        """
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
@@ -95,6 +100,7 @@ class ConsumeDriver:
             config.consumer_timeout_s,
             cancel=self._cancel,
             consume=self._consume_again,
+            withdraw=withdraw,
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}

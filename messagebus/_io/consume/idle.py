@@ -33,6 +33,8 @@ class Resting:
 
     timeout_s: the broker's consumer timeout. cancel: stops deliveries of this broker; False: it is not
     cancelled, because of the order, and buffered deliveries go back with its link. consume: restarts them.
+    withdraw: takes out deliveries that the application never saw and that arrived before that time; with
+    the flag, all of them if there is one.
     """
 
     def __init__(
@@ -42,18 +44,16 @@ class Resting:
         *,
         cancel: Callable[[str], bool],
         consume: Callable[[str], None],
+        withdraw: Callable[[int, bool], list[Delivery]],
     ) -> None:
         self._inbox, self._cancel, self._consume = inbox, cancel, consume
+        self._withdraw = withdraw
         self._age_ns = round(timeout_s * 1e9 * SHARE)
         self._last_ns = round(timeout_s * 1e9 * LAST_SHARE)
         self._look_ns = min(LOOK_MIN_NS, round(timeout_s * 1e9 * LOOK_SHARE))
         self._looked_ns = 0
         self._brokers: set[str] = set()
         self._was_full = False
-        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all_if_any: []
-        """Takes out deliveries that the application never saw and that arrived before that time; with
-        the flag, all of them if there is one.
-        """
 
     def __bool__(self) -> bool:
         """Return whether any link rests. From any thread."""
@@ -69,11 +69,11 @@ class Resting:
         before_ns = now_ns - self._age_ns
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
         taken: dict[str, list[Delivery]] = {}
-        for delivery in self.untouched(before_ns, self._inbox.in_order):
-            if delivery.ledger.is_live:
-                taken.setdefault(delivery.ledger.broker, []).append(delivery)
+        for delivery in self._withdraw(before_ns, self._inbox.in_order):
+            if delivery._ledger.is_live:
+                taken.setdefault(delivery._ledger.broker, []).append(delivery)
                 if delivery.received_ns < before_ns:
-                    found.add(delivery.ledger.broker)
+                    found.add(delivery._ledger.broker)
         for broker in found:
             self._rest(broker, taken.pop(broker, []), before_ns)
         for deliveries in taken.values():  # of other brokers

@@ -180,12 +180,12 @@ class Inbox:
                 copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
             else:
                 copying = self._copies.park(original, {PARK_REASON: "expired"}, is_live)
-            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
         return True
 
     def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
         ledger.delivered([each[0] for each in arrived])
-        source, made = self._source, Delivery.arrived
+        source, made = self._source, Delivery._arrived
         self._hold(
             ledger.broker,
             [
@@ -210,7 +210,7 @@ class Inbox:
             return
         ledger.batch_delivered(tag, len(entries), (raw, body))
         unanswered = self._begun.pop(_batch_key(raw, body), None) if redelivered else None
-        source, made, reading = self._source, Delivery.arrived, in_batch(raw)
+        source, made, reading = self._source, Delivery._arrived, in_batch(raw)
         held = []
         for part, (entry, its_body) in enumerate(entries, start=1):
             if unanswered is not None and part not in unanswered:
@@ -240,18 +240,18 @@ class Inbox:
             headers = {PARK_REASON: f"damaged batch: {reason}"}
             original = _original(raw, body, read_stamp_ms(raw))
             parking = self._copies.park(original, headers, _is_live(ledger))
-            self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(parking, ledger, tag, 0))
 
     # The application's side.
     def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery came over one of the current links; on any thread."""
         desk = self._desks.get(delivery.broker)
-        return desk is not None and desk.ledger is delivery.ledger
+        return desk is not None and desk.ledger is delivery._ledger
 
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, or it was answered before; counted."""
-        ledger = delivery.ledger
-        if not ledger.ack(delivery.tag, delivery.part):
+        ledger = delivery._ledger
+        if not ledger.ack(delivery._tag, delivery._part):
             return self._stale()
         self.counters.acked += 1
         self._fanin.answered(ledger.broker)
@@ -259,7 +259,7 @@ class Inbox:
 
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: as `ack`."""
-        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
         if not (ledger.claim(tag, part) if part else ledger.nack(tag)):
             return self._stale()
         self.counters.nacked += 1
@@ -273,7 +273,7 @@ class Inbox:
         else:
             headers = {PARK_REASON: "rejected"}
             copying = self._copies.park(original, headers, _is_live(ledger))
-        self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+        self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
         return True
 
     async def retry(
@@ -283,7 +283,7 @@ class Inbox:
 
         The caller may be cancelled: the copy goes on.
         """
-        return await self._answered_by(
+        return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.again(
                 original, headers, wanted, delay_ms=delay_ms
@@ -293,19 +293,19 @@ class Inbox:
 
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Answer by a copy in the parking queue, with these headers. As `retry`."""
-        return await self._answered_by(
+        return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.park(original, headers, wanted),
             "parked",
         )
 
-    async def _answered_by(
+    async def _answer_by_copy(
         self,
         delivery: Delivery,
         copy: Callable[[Original, Callable[[], bool]], Coroutine[Any, Any, Stored]],
         counted: Literal["retried", "parked"],
     ) -> bool:
-        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
         if not ledger.claim(tag, part):
             return self._stale()
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -313,7 +313,7 @@ class Inbox:
         async def answer() -> None:
             try:
                 copying = copy(_original_of(delivery), _is_live(ledger))
-                answered = await self._answer_by(copying, ledger, tag, part, counted)
+                answered = await self._answer_when_stored(copying, ledger, tag, part, counted)
             except Exception as fault:  # the waiter gets any error
                 if not done.done():
                     done.set_exception(fault)
@@ -328,7 +328,7 @@ class Inbox:
         self.counters.acks_stale += 1
         return False
 
-    async def _answer_by(
+    async def _answer_when_stored(
         self,
         copying: Coroutine[Any, Any, Stored],
         ledger: Ledger,
@@ -358,7 +358,8 @@ class Inbox:
             answered = ledger.claim_done(tag, part)
         if counted:
             if answered:
-                setattr(self.counters, counted, getattr(self.counters, counted) + 1)
+                self.counters.retried += counted == "retried"
+                self.counters.parked += counted == "parked"
                 self._fanin.answered(ledger.broker)
             else:
                 self.counters.acks_stale += 1
@@ -390,13 +391,13 @@ class Inbox:
         copied to the end of the queue, if it arrived before that time.
         """
         desk, count = self._desks[broker], 0
-        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        self._fanin.put_back(broker, [each for each in taken if each._ledger is desk.ledger])
         for tag, parts in _by_tag(self._fanin.withdraw(broker)).items():
             if self._give_back_one(desk, tag, parts):
                 count += len(parts)
             elif parts[0].received_ns < before_ns:
                 desk.copied_out[tag] = parts[0].received_ns
-                self._copy_parts(desk.ledger, tag, [each.part for each in parts])
+                self._copy_parts(desk.ledger, tag, [each._part for each in parts])
                 count += len(parts)
             else:
                 self._fanin.arrived(broker, parts)
@@ -406,8 +407,8 @@ class Inbox:
 
     def _give_back_one(self, desk: _Desk, tag: int, parts: list[Delivery]) -> bool:
         """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
-        ledger, content = desk.ledger, (parts[0].properties, parts[0].body)
-        if parts[0].part:
+        ledger, content = desk.ledger, (parts[0]._properties, parts[0].body)
+        if parts[0]._part:
             whole = ledger.as_one(tag, len(parts))
             if whole is None:
                 return False
@@ -423,7 +424,7 @@ class Inbox:
         if ledger.claim(tag, 0):
             original = _original(raw, body, read_stamp_ms(raw))
             copying = self._copies.again(original, {}, _is_live(ledger))
-            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
 
     def _is_worn(self, raw: bytes) -> bool:
         """Return whether its broker may soon park it for its returns, although nobody has seen it.
@@ -448,13 +449,13 @@ class Inbox:
             if ledger.claim(tag, part):
                 original = _original(*entries[part - 1], stamp_ms, entry=True)
                 copying = self._copies.again(original, {}, _is_live(ledger))
-                self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+                self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
         for broker, desk in self._desks.items():
             self._fanin.put_back(
-                broker, [each for each in deliveries if each.ledger is desk.ledger]
+                broker, [each for each in deliveries if each._ledger is desk.ledger]
             )
 
     def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
@@ -464,7 +465,7 @@ class Inbox:
         """
         desk = self._desks[broker]
         desk.shut = True
-        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        self._fanin.put_back(broker, [each for each in taken if each._ledger is desk.ledger])
         desk.late[:0] = self._fanin.withdraw(broker)
 
     def finish_batches(self, before_ns: int) -> None:
@@ -526,8 +527,8 @@ class Inbox:
         await self._copies.stop()
 
     def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
-        content = ledger.content(tag) or (parts[0].properties, parts[0].body)
-        if self._is_worn(content[0]) and (not parts[0].part or ledger.as_one(tag, len(parts))):
+        content = ledger.content(tag) or (parts[0]._properties, parts[0].body)
+        if self._is_worn(content[0]) and (not parts[0]._part or ledger.as_one(tag, len(parts))):
             self._renew(ledger, tag, *content)
 
     @property
@@ -548,7 +549,7 @@ def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
     """Group deliveries of one link by their AMQP delivery."""
     found: dict[int, list[Delivery]] = {}
     for delivery in deliveries:
-        found.setdefault(delivery.tag, []).append(delivery)
+        found.setdefault(delivery._tag, []).append(delivery)
     return found
 
 
@@ -569,9 +570,9 @@ def _original(raw: bytes, body: bytes, stamp_ms: int | None, *, entry: bool = Fa
 
 def _original_of(delivery: Delivery) -> Original:
     return Original(
-        properties=delivery.properties,
+        properties=delivery._properties,
         body=delivery.body,
         message_id=delivery.message_id,
-        entry=delivery.part > 0,
+        entry=delivery._part > 0,
         stamp_ms=delivery.first_ms,
     )

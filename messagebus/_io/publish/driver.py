@@ -73,7 +73,7 @@ class Counters:
 
 def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
-        if shape.address.routing_key and message.expires_after_ms is not None:
+        if shape.address.routing_key and message.ttl_ms is not None:
             message = due_first(message)
         return encode(message, message_id, int(time.time()), persistent=shape.confirms)
     return encode_entry(message, message_id)
@@ -269,7 +269,7 @@ class PublishDriver:
         return (
             packing is None
             or message.priority is not None
-            or message.expires_after_ms is not None
+            or message.ttl_ms is not None
             or len(message.body) >= packing.bytes_max
         )
 

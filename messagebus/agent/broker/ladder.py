@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Iterator
 
 from messagebus._io.amqp.control import Control
+from messagebus.agent.metrics import Figure
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused
 from messagebus.topology import DUE, LADDER, Declarations
@@ -43,6 +45,10 @@ class Ladder:
         self._told = 0
         self.leads_out = False
         self.undelivered: int | None = None
+
+    def figures(self) -> Iterator[Figure]:
+        if self.undelivered is not None:
+            yield Figure("undelivered", "Due, and without a queue.", self.undelivered)
 
     async def begin(self, control: Control) -> None:
         """Declare the exchanges and queues that the map's bindings need. Raises LinkError."""

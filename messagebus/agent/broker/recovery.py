@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 
 from messagebus._io.admin.settle import Settler
+from messagebus.agent.metrics import Figure
 
 __all__ = ["LEADERS_WAIT_S", "Recovery"]
 
@@ -33,6 +35,9 @@ class Recovery:
         self._waiting_since_s: float | None = None
         self._looked_s = 0.0
         self.revived = 0
+
+    def figures(self) -> Iterator[Figure]:
+        yield Figure("queues_revived", "Dead after a boot.", self.revived, True)
 
     async def revive(self) -> None:
         """Start dead queues: one that died at boot would hold every confirm back."""

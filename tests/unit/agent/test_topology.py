@@ -144,6 +144,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str], gone
         lists=lists,
         upkeep=upkeep,  # type: ignore[arg-type]
         answering=upkeep,  # type: ignore[arg-type]
+        pull_now=asyncio.Event(),
     )
     topology.list_changed()
     return Rig(topology, register, peers, upkeep, lists)
@@ -543,6 +544,7 @@ async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_t
             lists=lists,
             upkeep=upkeeps[-1],  # type: ignore[arg-type]
             answering=upkeeps[-1],  # type: ignore[arg-type]
+            pull_now=asyncio.Event(),
         )
         Store(tmp_path / host).prepare()
         network.agents[name].list_changed()

@@ -316,7 +316,7 @@ async def test_parts_of_a_batch_are_answered_each(clients: Clients) -> None:
     consumer.nack(second, requeue=False)
     consumer.nack(third)
     again = await take(consumer)
-    assert (again.body, again.part) == (b"3", 0)
+    assert (again.body, again.receipt.part) == (b"3", 0)
     consumer.ack(again)
     await bus.handled()
     answers = bus.answers("orders/billing")
@@ -338,9 +338,9 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
     await waiting
     await publisher.send_safe("orders", b"3")
     with pytest.raises(AssertionError, match=r"mb.sub/orders/billing: 0 waiting, 1 delivered"):
-        await bus.handled(within_s=0)
+        await bus.handled(timeout_s=0)
     with pytest.raises(AssertionError, match=r"1 delivered without an answer"):
-        bus.wait_handled(within_s=0)
+        bus.wait_handled(timeout_s=0)
 
 
 # Handlers.

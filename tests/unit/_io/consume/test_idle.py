@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from messagebus import Delivery, Message, Queue, Receipt
@@ -53,11 +54,13 @@ class FakeInbox:
 class Bench:
     def __init__(self) -> None:
         self.inbox, self.cancelled, self.consumed = FakeInbox(), list[str](), list[str]()
+        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all: []
         self.resting = Resting(
             self.inbox,  # type: ignore[arg-type]
             100,
             cancel=self._cancel,
             consume=self.consumed.append,
+            withdraw=lambda before_ns, all_if_any: self.untouched(before_ns, all_if_any),
         )
 
     def _cancel(self, broker: str) -> bool:
@@ -109,7 +112,7 @@ def test_what_was_taken_and_not_seen_is_given_back_too() -> None:
     bench = Bench()
     bench.inbox.buffers = {MB1: []}
     old = delivery(MB1, 0)
-    bench.resting.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
+    bench.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
     bench.resting.tick(74 * S)
     assert bench.inbox.untouched == []
     bench.resting.tick(76 * S)
@@ -122,9 +125,7 @@ def test_a_single_active_consumer_is_not_cancelled_and_gets_nothing_more() -> No
     bench.inbox.in_order = True
     old, next_one, other = delivery(MB1, 0), delivery(MB1, 50 * S), delivery(MB2, 50 * S)
     bench.inbox.buffers = {MB1: [delivery(MB1, 60 * S)], MB2: []}
-    bench.resting.untouched = lambda _before_ns, all_if_any: (
-        [old, next_one, other] if all_if_any else [old]
-    )
+    bench.untouched = lambda _before_ns, all_if_any: [old, next_one, other] if all_if_any else [old]
     bench.resting.tick(76 * S)
     assert bench.cancelled == []
     assert bench.inbox.kept_back == [MB1]

@@ -381,7 +381,7 @@ async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
     assert unseen is not None
     oldest = bench.inbox.oldest(MB1)
     assert oldest is not None
-    assert oldest.tag == 3
+    assert oldest.receipt.tag == 3
     assert bench.inbox.give_back(MB1, [unseen], LONG_AGO) == 3
     assert bench.pipe.nacks == [(2, True), (3, True), (4, True)]
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
