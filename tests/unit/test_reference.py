@@ -125,7 +125,8 @@ def test_every_attribute_that_an_instance_sets_is_described_or_has_an_underscore
     name: str, cls: type
 ) -> None:
     if cls.__module__.startswith("messagebus"):
-        words = f"{texts_of(cls)} {[*inspect.signature(cls.__init__).parameters]}"
+        made_of = inspect.signature(inspect.getattr_static(cls, "__init__")).parameters
+        words = f"{texts_of(cls)} {[*made_of]}"
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
         attributes = {
             node.attr
