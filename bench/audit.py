@@ -1,8 +1,8 @@
 """The audit of a run: messages lost, altered, doubled and why, and the gaps of the publishers.
 
 Pure set logic on recorded rows, independent of Spark, so that the two check each other. docs/MEASURING.md,
-"What fails a verdict", defines faults, explained repeats and gaps. `messagebus.events.FAULTS` has the
-faults' names and texts.
+"What fails a verdict", defines faults, explained repeats and gaps. `messagebus.recording.events.FAULTS` has
+the faults' names and texts.
 
 An expected pair is a subscription of a topic (from the manifest) and a message with a confirmed publish.
 A gap counts from the intended time, not from the sending: a publisher that is held back counts too.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from bench.manifest import Manifest
 from bench.rows import Events, Row
-from messagebus.events import FAULTS, OUTCOMES
+from messagebus.recording.events import FAULTS, OUTCOMES
 
 __all__ = [
     "ALLOWED",

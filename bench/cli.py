@@ -21,7 +21,7 @@ from bench.rows import read_events
 from bench.trials.handlers import handlers
 from bench.trials.soak import soak
 from messagebus.commands.exits import Program
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 
 __all__ = ["main"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import InputInvalid
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 __all__ = ["FILE_NAME", "INCIDENTS", "ConsumerEntry", "Incident", "Manifest", "write_atomically"]
 
@@ -54,7 +54,7 @@ class Manifest:
 
     grace_ns: a message confirmed later than this before the end may be undelivered and counts as pending,
     not lost. brokers: ``host:port`` of all that took part. loop, clocks, recorders: kept as
-    `messagebus.telemetry.rundescription` writes them.
+    `messagebus.recording.manifest` writes them.
     """
 
     run_id: str

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.manifest import Manifest
-from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, SCHEMA, Column
+from messagebus.recording.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, SCHEMA, Column
 
 __all__ = ["Events", "Row", "Tail", "read_events"]
 

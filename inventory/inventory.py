@@ -33,9 +33,9 @@ from inventory.machines import (
     read_user,
 )
 from inventory.tables import Address, Table
+from messagebus.admin.proof import TokenProof
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
-from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles

@@ -47,7 +47,6 @@ from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Published
 from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
 from messagebus.publisher import (
     START_TIMEOUT_S,
@@ -58,7 +57,14 @@ from messagebus.publisher import (
     refuse_unconfirmed,
     wait_connected,
 )
-from messagebus.stats import RUNNING, ConsumerStats, PublisherStats, Status, why_not_running
+from messagebus.stats import (
+    RUNNING,
+    ConsumerStats,
+    Published,
+    PublisherStats,
+    Status,
+    why_not_running,
+)
 
 __all__ = ["AsyncConsumer", "AsyncPublisher"]
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from messagebus.outcome import Outcome
+from messagebus.stats import Outcome
 
 __all__ = [
     "AlreadySettled",

@@ -34,9 +34,8 @@ from messagebus.errors import (
 )
 from messagebus.hooks import Hooks
 from messagebus.message import Message
-from messagebus.outcome import Outcome, Published
 from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
-from messagebus.stats import RUNNING, PublisherStats, Status, why_not_running
+from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
 __all__ = ["Publisher", "raise_unless_confirmed"]

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
-from messagebus.events import EVENTS, FAULTS
+from messagebus.recording.events import EVENTS, FAULTS
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
 from spark.lake.manifest import RunInvalid
 from spark.lake.tables import Lake

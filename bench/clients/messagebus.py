@@ -28,7 +28,7 @@ from messagebus import (
     PublisherConfig,
     Topic,
 )
-from messagebus.telemetry.recorder import Recorder
+from messagebus.recording.recorder import Recorder
 
 __all__ = ["Receiver", "Sender", "durability", "started"]
 

@@ -21,7 +21,7 @@ from bench.errors import BenchError, Interrupted
 from bench.load.control import Progress, read_progress, set_rate
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.processes import Child, Children
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.recording.files import anchor_now
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 

@@ -18,7 +18,7 @@ from bench.load.control import Progress, RateFile
 from bench.load.publish import PublishLoad
 from bench.load.records import read_frames, records
 from messagebus import BusConfig, Consumer, ConsumerConfig, Publisher, PublisherConfig
-from messagebus.telemetry.eventfile import DeliveredFile, EventFile, PublishedFile, anchor_now
+from messagebus.recording.files import DeliveredFile, EventFile, PublishedFile, anchor_now
 
 __all__ = ["load"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.load.control import Progress, write_progress
-from messagebus.events import body_hash
 from messagebus.message import Delivery
+from messagebus.recording.events import body_hash
+from messagebus.recording.files import DeliveredFile, EventFile
 from messagebus.stats import ConsumerStats
-from messagebus.telemetry.eventfile import DeliveredFile, EventFile
 
 __all__ = ["ConsumeLoad", "RunningConsumer"]
 

@@ -19,10 +19,10 @@ from bench.load.control import Progress, RateFile, write_progress
 from bench.load.pacer import Pacer
 from bench.load.records import key_of
 from messagebus.errors import BacklogFull
-from messagebus.events import body_hash
 from messagebus.message import Header, Message
-from messagebus.outcome import Outcome, Published
-from messagebus.telemetry.eventfile import Entry, EventFile, PublishedFile
+from messagebus.recording.events import body_hash
+from messagebus.recording.files import Entry, EventFile, PublishedFile
+from messagebus.stats import Outcome, Published
 
 __all__ = ["PublishLoad", "RunningPublisher"]
 

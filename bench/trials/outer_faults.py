@@ -36,7 +36,7 @@ from messagebus import (
     declare,
     purge_parked,
 )
-from messagebus.outcome import Durability, Published
+from messagebus.stats import Durability, Published
 from ops.commands.broker import epmd_environment
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster

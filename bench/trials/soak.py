@@ -26,7 +26,7 @@ from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import read_events
 from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.recording.files import anchor_now
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 

@@ -13,7 +13,7 @@ from typing import Any
 from messagebus._io.publish.publishes import Shape, Waiter
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 __all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
-from messagebus.core.listkeeper import ListKeeper
+from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted

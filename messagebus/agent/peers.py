@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import httpx
 
+from messagebus.admin.proof import NotProven, TokenProof
 from messagebus.agent.metrics import Figure
 from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot_to_json
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.errors import ConfigError
-from messagebus.proof import NotProven, TokenProof
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles, trusting_nobody
 

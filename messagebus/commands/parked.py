@@ -13,10 +13,8 @@ from typing import Any
 
 import click
 
-from messagebus import parked
-from messagebus.commands.environment import bus_settings
-from messagebus.commands.exits import Exit, code_of
-from messagebus.parked import (
+from messagebus.admin import parked
+from messagebus.admin.parked import (
     ParkedCount,
     ParkedCounts,
     ParkedFilter,
@@ -25,6 +23,8 @@ from messagebus.parked import (
     ParkedMoved,
     ParkedProgress,
 )
+from messagebus.commands.exits import Exit, code_of
+from messagebus.commands.options import bus_settings
 from messagebus.terminal import escaped, plural, printable, say
 
 __all__ = ["group"]

@@ -59,9 +59,9 @@ from messagebus._io.hooks import add_headers
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Outcome, Published
+from messagebus.stats import Outcome, Published
 from messagebus.telemetry import semconv
-from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
+from messagebus.telemetry.jsonlog import plain_error, plain_text, plain_trace
 from messagebus.telemetry.tracecontext import (
     TRACEPARENT,
     TRACESTATE,

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from messagebus._io.amqp.dead_letters import counted, read_ttl_ms
+from messagebus._io.amqp.copy_headers import counted, read_ttl_ms
 
 __all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
 

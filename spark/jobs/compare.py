@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 import click
 from pyspark.sql import DataFrame
 
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 from spark.command import (
     HELP,
     Answer,

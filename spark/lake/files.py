@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from messagebus.events import EVENTS, SCHEMA, Column
+from messagebus.recording.events import EVENTS, SCHEMA, Column
 from spark.lake.manifest import Anchor, Manifest, RunInvalid, parse_anchor
 
 __all__ = [

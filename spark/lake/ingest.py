@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from messagebus.events import EVENTS
+from messagebus.recording.events import EVENTS
 from spark.lake.events import (
     ANCHOR,
     FOREIGN,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 from spark.measures import hdr
 
 __all__ = ["Row", "compared", "numbers", "worse"]

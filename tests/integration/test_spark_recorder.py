@@ -15,7 +15,7 @@ from bench.audit import audit
 from bench.manifest import Manifest
 from bench.rows import read_events
 from messagebus import Delivery
-from messagebus.telemetry.recorder import Recorder
+from messagebus.recording.recorder import Recorder
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually
 

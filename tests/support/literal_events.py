@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from messagebus.events import Column
+from messagebus.recording.events import Column
 from spark.lake.manifest import Anchor, Incident, Manifest
 
 SECOND = 1_000_000_000

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import messagebus
+import messagebus.admin
 
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
-    "messagebus.proof": "what agents and operators prove to each other, for the kits too",
-    "messagebus.events": "columns of recorded events, for bench and spark",
-    "messagebus.moving": "for operators' playbooks",
+    "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
+    "messagebus.recording.events": "columns of recorded events, for bench and spark",
+    "messagebus.admin.moving": "for operators' playbooks",
     "messagebus.terminal": "what commands print, for the kits too",
     "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
@@ -57,14 +58,17 @@ FROM_INSIDE = {"Receipt"}
 
 def public_modules() -> list[str]:
     found = [
-        f"messagebus.{module.name}"
-        for module in pkgutil.iter_modules(messagebus.__path__)
+        f"{package.__name__}.{module.name}"
+        for package in (messagebus, messagebus.admin)
+        for module in pkgutil.iter_modules(package.__path__)
         if not module.name.startswith("_")
     ]
     packages = {
+        "messagebus.admin",
         "messagebus.agent",
         "messagebus.commands",
         "messagebus.core",
+        "messagebus.recording",
         "messagebus.telemetry",
     }
     return [name for name in found if name not in packages | NOT_EXPORTED.keys()]

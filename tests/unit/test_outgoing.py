@@ -11,8 +11,8 @@ import pytest
 from messagebus.destination import Queue, Topic
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Message
-from messagebus.outcome import Durability
 from messagebus.outgoing import Outgoing, whole_timeout_ms
+from messagebus.stats import Durability
 
 
 def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> Any:

@@ -6,11 +6,10 @@ import pytest
 
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue
-from messagebus.events import OUTCOMES
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.stats import Status, why_not_running
+from messagebus.recording.events import OUTCOMES
+from messagebus.stats import Durability, Outcome, Published, Status, why_not_running
 
 MESSAGE = Message(body=b"x", message_id="1")
 

@@ -29,7 +29,7 @@ from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import read_events
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.recording.files import anchor_now
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from messagebus.events import EVENTS
+from messagebus.recording.events import EVENTS
 
 __all__ = ["RUN_ID", "WALL_NS", "Planted", "lay", "make"]
 

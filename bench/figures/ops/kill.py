@@ -19,7 +19,7 @@ from bench.figures.form import Figure, below
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import Events, read_events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.recording.files import anchor_now
 from ops.local.cluster import LocalCluster
 
 __all__ = ["kill_figures", "longest_silence_ns"]

@@ -35,7 +35,7 @@ from bench.load.control import read_progress
 from bench.manifest import ConsumerEntry, Incident, Manifest
 from bench.rows import Events, read_events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.eventfile import anchor_now
+from messagebus.recording.files import anchor_now
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "acts_on"]

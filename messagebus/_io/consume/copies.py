@@ -21,7 +21,7 @@ from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Delay, Source, Subscription, delay_step
 from messagebus.message import BINARY, Header
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 
 __all__ = ["PARK_REASON", "Copies", "Original", "Stored"]

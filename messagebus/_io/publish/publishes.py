@@ -12,7 +12,7 @@ from messagebus.core.outbox import CONFIRMED, Item
 from messagebus.destination import Delay, Destination, Queue, parse_destination
 from messagebus.errors import NameInvalid
 from messagebus.message import BINARY
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 __all__ = [
     "Address",

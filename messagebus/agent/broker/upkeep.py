@@ -23,7 +23,6 @@ from typing import Any
 from messagebus._io.admin.settle import SLOW_S, Settler
 from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
 from messagebus._io.amqp.link import Credentials
-from messagebus.agent.broker.ladder import Ladder
 from messagebus.agent.broker.losses import AuditRounds, Deletions, Losses
 from messagebus.agent.broker.management import Management, ManagementUnavailable
 from messagebus.agent.broker.plan import (
@@ -36,7 +35,7 @@ from messagebus.agent.broker.plan import (
     unsure_of,
     wanted_of,
 )
-from messagebus.agent.broker.recovery import Recovery
+from messagebus.agent.broker.recovery import Ladder, Recovery
 from messagebus.agent.broker.refusals import Refusals, mismatch_on
 from messagebus.agent.config import AgentConfig
 from messagebus.agent.metrics import Figure

@@ -16,7 +16,7 @@ from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue
 from messagebus.hooks import Hooks
 from messagebus.message import BINARY, Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 SHAPE = Shapes().plain("orders")
 DELIVERY = Delivery(Message(body=b"x", message_id="1"), Receipt("b:1", 1, 1), Queue("jobs"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.audit import KILL_NOTICED_NS, Audit, Gap, audit, longest_gap
 from bench.manifest import Incident, Manifest
 from bench.rows import Events, Row
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 S = 1_000_000_000
 NAMES = ("billing", "audit")

@@ -6,7 +6,7 @@ from rich.console import Console
 from bench.audit import Audit, Gap, PublisherAudit, SubscriptionAudit
 from bench.audit_tables import print_audit, verdict
 from bench.manifest import Incident, Manifest
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 S = 1_000_000_000
 MANIFEST = Manifest(

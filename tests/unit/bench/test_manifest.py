@@ -5,7 +5,7 @@ import pytest
 
 from bench.errors import InputInvalid
 from bench.manifest import ConsumerEntry, Incident, Manifest
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 MANIFEST = Manifest(
     run_id="r1",

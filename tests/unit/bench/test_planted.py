@@ -17,7 +17,7 @@ from bench.analysis.charts import latency_chart
 from bench.analysis.result import gather
 from bench.cli import main
 from bench.manifest import Manifest
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
 
 Write = Callable[[Path], None]

@@ -7,7 +7,7 @@ import pytest
 
 from bench.manifest import Manifest
 from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Tail, read_events
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 MANIFEST = Manifest(
     run_id="r",

@@ -18,7 +18,7 @@ from consumer_lists.errors import PushRefused
 from lb.errors import BalancerUnreachable
 from messagebus import errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
-from messagebus.outcome import Outcome
+from messagebus.stats import Outcome
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
 from spark.lake.manifest import RunInvalid
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from bench.audit import audit
 from bench.manifest import Manifest
 from bench.rows import read_events
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 from spark import command
 from spark.__main__ import jobs
 from spark.command import exit_code

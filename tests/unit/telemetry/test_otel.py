@@ -28,7 +28,7 @@ from messagebus.core.outbox import Outbox
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 from messagebus.telemetry import otel
 from messagebus.telemetry.otel import NO_CONFIRM, OpenTelemetry
 

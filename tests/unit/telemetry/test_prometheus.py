@@ -15,8 +15,15 @@ from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
+from messagebus.stats import (
+    BrokerStats,
+    ConsumerStats,
+    Durability,
+    Outcome,
+    Published,
+    PublisherStats,
+    Status,
+)
 from messagebus.telemetry.prometheus import ClientMetrics, PrometheusHooks
 
 PUBLISHER = PublisherStats(

@@ -1,4 +1,4 @@
-"""_io.amqp.dead_letters: the broker's changes of a message, and no others."""
+"""_io.amqp.copy_headers: the broker's changes of a message, and no others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.amqp.dead_letters import counted, dead_lettered, read_ttl_ms
+from messagebus._io.amqp.copy_headers import counted, dead_lettered, read_ttl_ms
 from messagebus._io.amqp.properties import decode, encode, read_headers
 from messagebus.message import Message
 

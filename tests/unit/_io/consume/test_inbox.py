@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
-from messagebus._io.amqp.dead_letters import counted
+from messagebus._io.amqp.copy_headers import counted
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import encode
 from messagebus._io.amqp.properties import encode_entry as properties_of

@@ -19,7 +19,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus.core.outbox import End
 from messagebus.destination import Queue, Topic, delay_step
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 
 def ticket(waiter: object = None, durability: Durability = Durability.FSYNC) -> Ticket:

@@ -16,7 +16,7 @@ from messagebus.core.confirms import Batch
 from messagebus.core.outbox import Entry
 from messagebus.destination import Queue
 from messagebus.message import Message
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 
 FRAME_MAX = 131_072
 ID = "0123456789abcdef" * 2

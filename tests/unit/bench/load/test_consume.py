@@ -9,10 +9,10 @@ from bench.load.consume import ConsumeLoad
 from bench.load.control import read_progress
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
-from messagebus.events import body_hash
 from messagebus.message import Delivery, Message
+from messagebus.recording.events import body_hash
+from messagebus.recording.files import Anchor, DeliveredFile, EventFile
 from messagebus.stats import BrokerStats, ConsumerStats
-from messagebus.telemetry.eventfile import Anchor, DeliveredFile, EventFile
 
 NO_COUNTS = (
     *("delivered", "acked", "nacked", "acks_stale", "batches_damaged"),

@@ -10,10 +10,10 @@ from pathlib import Path
 from bench.load.control import RateFile, read_progress, set_rate
 from bench.load.publish import PublishLoad
 from messagebus.errors import BacklogFull
-from messagebus.events import body_hash
 from messagebus.message import Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.telemetry.eventfile import Anchor, EventFile, PublishedFile
+from messagebus.recording.events import body_hash
+from messagebus.recording.files import Anchor, EventFile, PublishedFile
+from messagebus.stats import Durability, Outcome, Published
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.events import DELIVERED, PUBLISHED
+from messagebus.recording.events import DELIVERED, PUBLISHED
 from spark.lake.manifest import Manifest
 from spark.measures import audit
 from spark.measures.audit import ACK_UNPROVEN_NS, COUNTS, KILL_NOTICED_NS, TROUBLES

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.events import DELIVERED, PUBLISHED
+from messagebus.recording.events import DELIVERED, PUBLISHED
 from spark.lake.manifest import Manifest
 from spark.measures import audit, order, sift
 from spark.measures.run import Run

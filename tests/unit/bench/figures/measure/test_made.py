@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from bench.figures.measure.duck import audit
 from bench.figures.measure.made import WALL_NS, lay, make
-from messagebus.events import EVENTS
+from messagebus.recording.events import EVENTS
 
 
 def test_one_of_each_fault_is_in_the_rows_and_nothing_else(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus.errors import RecordingFailed
-from messagebus.telemetry.eventfile import Anchor
+from messagebus.recording.files import Anchor
 
 __all__ = ["MANIFEST", "RunPart", "begin", "merged", "note", "process_name"]
 

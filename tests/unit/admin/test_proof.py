@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from messagebus.proof import ASK, Challenges, NotProven, TokenProof, answer_proof
+from messagebus.admin.proof import ASK, Challenges, NotProven, TokenProof, answer_proof
 from messagebus.secret import Secret
 from tests.support.proving import proven
 

@@ -14,12 +14,12 @@ from messagebus._io.publish.publishes import Shapes, message_ids
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed
-from messagebus.events import DELIVERED, PUBLISHED, body_hash
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.telemetry.eventfile import EventFile
-from messagebus.telemetry.recorder import Recorder, is_sampled
-from messagebus.telemetry.rundescription import note
+from messagebus.recording.events import DELIVERED, PUBLISHED, body_hash
+from messagebus.recording.files import EventFile
+from messagebus.recording.manifest import note
+from messagebus.recording.recorder import Recorder, is_sampled
+from messagebus.stats import Durability, Outcome, Published
 
 SHAPE = Shapes().plain("orders")
 BILLING = Subscription(Topic("orders"), "billing")

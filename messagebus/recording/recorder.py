@@ -1,4 +1,4 @@
-"""Recorder of publishes and handled deliveries as rows of `messagebus.events`, for the reports of ``spark/``.
+"""Recorder of publishes and handled deliveries as rows of `.events`, for the reports of ``spark/``.
 
     with Recorder("runs/november", run_id="november", share=0.01) as recorder:
         with Publisher(bus, hooks=[recorder]) as publisher:
@@ -33,18 +33,18 @@ from typing import Self
 from messagebus._io.hooks import add_headers
 from messagebus.destination import Queue, Source, parse_destination
 from messagebus.errors import ConfigError, RecordingFailed, Stopped
-from messagebus.events import body_hash
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Published
-from messagebus.telemetry.eventfile import (
+from messagebus.recording.events import body_hash
+from messagebus.recording.files import (
     DeliveredFile,
     Entry,
     EventFile,
     PublishedFile,
     anchor_now,
 )
-from messagebus.telemetry.rundescription import RunPart, begin, note, process_name
+from messagebus.recording.manifest import RunPart, begin, note, process_name
+from messagebus.stats import Published
 
 __all__ = ["Recorder", "RecorderStats", "is_sampled"]
 

@@ -25,7 +25,7 @@ from uuid import UUID
 import annotated_types
 import pytest
 
-from messagebus.core.fitting import Fitters, Unfit, Unusable, fitter
+from messagebus.payloads.fitting import Fitters, Unfit, Unusable, fitter
 
 
 class Size(enum.Enum):

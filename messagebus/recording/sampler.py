@@ -3,8 +3,8 @@
     with QueueSampler("runs/november", bus, ["orders/billing"], run_id="november"):
         ...
 
-One sampler for a run is enough. Rows are those of ``sampled`` in `messagebus.events`. A broker that does
-not answer has no row, never a zero.
+One sampler for a run is enough. Rows are those of ``sampled`` in `messagebus.recording.events`. A broker that
+does not answer has no row, never a zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from messagebus.admin.directory import SubscriptionCount, SubscriptionCounts, count_subscriptions
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Subscription
-from messagebus.directory import SubscriptionCount, SubscriptionCounts, count_subscriptions
 from messagebus.errors import ConfigError, MessageBusError, NameInvalid, RecordingFailed, Stopped
-from messagebus.telemetry.eventfile import EventFile, anchor_now
-from messagebus.telemetry.rundescription import RunPart, begin, note, process_name
+from messagebus.recording.files import EventFile, anchor_now
+from messagebus.recording.manifest import RunPart, begin, note, process_name
 from messagebus.topology import parse_wanted
 
 __all__ = ["QueueSampler", "SamplerStats"]

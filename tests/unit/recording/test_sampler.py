@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from messagebus.admin.directory import SubscriptionCount, SubscriptionCounts
 from messagebus.config import BusConfig
-from messagebus.directory import SubscriptionCount, SubscriptionCounts
 from messagebus.errors import ConfigError, ListUnavailable, NameInvalid
-from messagebus.events import SAMPLED
-from messagebus.telemetry.eventfile import EventFile, anchor_now
-from messagebus.telemetry.queuesampler import QueueSampler
+from messagebus.recording.events import SAMPLED
+from messagebus.recording.files import EventFile, anchor_now
+from messagebus.recording.sampler import QueueSampler
 
 BUS = BusConfig(list_urls=("http://127.0.0.1:1/consumer-list",))
 NAMES = ["orders/billing", "queue:jobs"]

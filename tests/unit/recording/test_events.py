@@ -1,4 +1,4 @@
-"""messagebus.events: the columns of recorded publishes and deliveries."""
+"""messagebus.recording.events: the columns of recorded publishes and deliveries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.events import ACKS, DELIVERED, EVENTS, OUTCOMES, PUBLISHED, Column, body_hash
+from messagebus.recording.events import (
+    ACKS,
+    DELIVERED,
+    EVENTS,
+    OUTCOMES,
+    PUBLISHED,
+    Column,
+    body_hash,
+)
 
 
 @pytest.mark.parametrize("columns", EVENTS.values(), ids=EVENTS)

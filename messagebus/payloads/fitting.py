@@ -22,7 +22,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from uuid import UUID
 
-from messagebus.core.alternatives import (
+from messagebus.payloads.alternatives import (
     ALL,
     KINDS,
     Elements,

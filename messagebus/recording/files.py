@@ -2,7 +2,7 @@
 
 One line costs a format and an append. The file is written in blocks of whole lines, without a buffer
 of its own, so data that the operating system got survives the death of the process. Not thread-safe: one
-thread writes. Columns are those of `messagebus.events`; the first line is the clock anchor.
+thread writes. Columns are those of `messagebus.recording.events`; the first line is the clock anchor.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from messagebus.errors import RecordingFailed
-from messagebus.events import SCHEMA, body_hash
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Outcome, Published
+from messagebus.recording.events import SCHEMA, body_hash
+from messagebus.stats import Outcome, Published
 
 __all__ = [
     "Anchor",

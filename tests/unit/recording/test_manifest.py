@@ -8,8 +8,8 @@ import pytest
 
 from bench.manifest import ConsumerEntry, Manifest
 from messagebus.errors import RecordingFailed
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.rundescription import RunPart, merged, note
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import RunPart, merged, note
 
 HERE = Anchor("here", "p1", 1_000)
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from messagebus.core.alternatives import Unfit, Unusable
-from messagebus.core.fitting import fitter
+from messagebus.payloads.alternatives import Unfit, Unusable
+from messagebus.payloads.fitting import fitter
 
 
 class Size(enum.Enum):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from messagebus import BindingError, Delivery, Message, Queue, Receipt
-from messagebus._binding import bind, bind_batch, name_of
 from messagebus._io.consume.runs import Batch
 from messagebus.handling import Park
+from messagebus.payloads.binding import bind, bind_batch, name_of
 
 if TYPE_CHECKING:
     from decimal import Decimal as Hidden

@@ -4,7 +4,7 @@
 |---|---|---|
 | bytes | any | the body |
 | str | text/... | the text, in the charset that it says, or UTF-8 |
-| dict, list, dataclass, Enum, Any and what they are made of | JSON | `core.fitting`, strictly |
+| dict, list, dataclass, Enum, Any and what they are made of | JSON | `payloads.fitting`, strictly |
 | pydantic models, where pydantic is installed | JSON | pydantic, by the model's own rules |
 | a union with str, a Literal of texts | both | a text as str, JSON as the union |
 
@@ -31,7 +31,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from messagebus.core.fitting import Fit, Fitters, Unfit, bare, is_constraint
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.message import (
     JSON,
@@ -43,6 +42,7 @@ from messagebus.message import (
     decode_text,
 )
 from messagebus.outgoing import Payload
+from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
 __all__ = ["Reader", "as_payload", "reader"]
 
@@ -183,7 +183,7 @@ def _bounded(reason: str) -> str:
 
 # Writing.
 def _plain(value: Any) -> Any:
-    """Convert a value that json.dumps does not know, to the form that `core.fitting` reads."""
+    """Convert a value that json.dumps does not know, to the form that `payloads.fitting` reads."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if _is_pydantic(type(value)):
             return _dumped_plain(value)

@@ -1,13 +1,19 @@
-"""Options of a group of commands that may stand behind each of them, too, as operators type them."""
+"""Options of a group of commands that may stand behind each of them, too, as operators type them.
+
+`bus_settings` reads the settings of the commands from the environment.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-__all__ = ["option_anywhere", "said"]
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+
+__all__ = ["bus_settings", "option_anywhere", "said"]
 
 
 def option_anywhere(group: click.Group, option: click.Option) -> None:
@@ -43,3 +49,13 @@ def _all(command: click.Command) -> Iterator[click.Command]:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from _all(inner)
+
+
+def bus_settings() -> BusConfig:
+    """Read the bus's settings, and check those of publishers and consumers: a wrong name is an error.
+
+    Raises ConfigError.
+    """
+    PublisherConfig.from_env(os.environ)
+    ConsumerConfig.from_env(os.environ)
+    return BusConfig.from_env(os.environ)

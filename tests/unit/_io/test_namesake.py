@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from messagebus._namesake import OURS, SUMMARY, namesake
+from messagebus._io.amqp_wire import OURS, SUMMARY, namesake
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from messagebus import BusConfig, moving
+from messagebus import BusConfig
+from messagebus.admin import moving
+from messagebus.admin.moving import MessagesMoved, move_messages
 from messagebus.errors import LinkLost, TopologyError
-from messagebus.moving import MessagesMoved, move_messages
 
 
 class Movers:

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import RecordingFailed
-from messagebus.events import DELIVERED, PUBLISHED, body_hash
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.telemetry.eventfile import (
+from messagebus.recording.events import DELIVERED, PUBLISHED, body_hash
+from messagebus.recording.files import (
     BLOCK_AGE_NS,
     Anchor,
     DeliveredFile,
@@ -21,6 +20,7 @@ from messagebus.telemetry.eventfile import (
     anchor_now,
     message_id_hex,
 )
+from messagebus.stats import Durability, Outcome, Published
 
 ANCHOR = Anchor("host", "p1", 123)
 ID = "0123456789abcdef0123456789abcdef"

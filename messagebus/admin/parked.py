@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from messagebus import directory
 from messagebus._io.admin.parking import SCAN_MAX, Looked, Parking
 from messagebus._io.agents import subscriptions
 from messagebus._io.loop import run_blocking
+from messagebus.admin import directory
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription

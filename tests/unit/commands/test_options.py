@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from messagebus import ConfigError
-from messagebus.commands.anywhere import option_anywhere, said
-from messagebus.commands.environment import bus_settings
+from messagebus.commands.options import bus_settings, option_anywhere, said
 
 
 @pytest.fixture
