@@ -251,7 +251,7 @@ class Consumer:
     def _ask(self) -> None:
         """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
-        if driver.resting:
+        if driver.idle:
             with contextlib.suppress(Stopped):
                 thread.call_soon(driver.asked)
 

@@ -17,7 +17,7 @@ from typing import Self, Unpack
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Shape, Waiter
+from messagebus._io.publish.publishes import Many, Target, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
@@ -73,35 +73,35 @@ def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Ex
     return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
 
 
-def refuse_unconfirmed(shape: Shape) -> None:
+def refuse_unconfirmed(target: Target) -> None:
     """Raise ConfigError where a publish is not confirmed."""
-    if not shape.confirms:
+    if not target.confirms:
         raise ConfigError(
-            f"{shape.address.name} has durability none: nothing is confirmed; use send"
+            f"{target.address.name} has durability none: nothing is confirmed; use send"
         )
 
 
 class _Submitted:
     """Publish of a thread, on its way to the loop."""
 
-    __slots__ = ("body", "deadline_ms", "message", "shape", "waiter")
+    __slots__ = ("body", "deadline_ms", "message", "target", "waiter")
 
     def __init__(
         self,
-        shape: Shape,
+        target: Target,
         body: bytes,
         message: Message | None,
         deadline_ms: int,
         waiter: Waiter | Many | None,
     ) -> None:
-        self.shape, self.body, self.message = shape, body, message
+        self.target, self.body, self.message = target, body, message
         self.deadline_ms, self.waiter = deadline_ms, waiter
 
     def hand_over(self, driver: PublishDriver, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        ticket = driver.submit(self.shape, self.body, self.message, timeout_ms, self.waiter)
+        publish = driver.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
-            self.waiter.add(ticket)
+            self.waiter.add(publish)
 
 
 class _Waiting:
@@ -316,16 +316,16 @@ class Publisher:
 
     def _accept(
         self,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | Many | None,
     ) -> None:
         if self._hooks is not None and not isinstance(waiter, Watched | Many):
             self._accept_watched(self._hooks, outgoing, timeout_s, waiter)
             return
-        shape, body, message = outgoing
+        target, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
-        submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
+        submitted = _Submitted(target, body, message, now_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
@@ -345,13 +345,13 @@ class Publisher:
     def _accept_watched(
         self,
         hooks: HookChain,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
-        shape, body, message = outgoing
-        with hooks.accepting(shape, body, message, waiter) as (message, watched):
-            self._accept((shape, body, message), timeout_s, watched)
+        target, body, message = outgoing
+        with hooks.accepting(target, body, message, waiter) as (message, watched):
+            self._accept((target, body, message), timeout_s, watched)
 
     def _put_in(self, submitted: _Submitted) -> None:
         """Add a publish to the inbox; the caller holds the lock."""

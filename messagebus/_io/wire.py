@@ -1,7 +1,7 @@
 """The interface between drivers and brokers; AMQP begins below it.
 
 `AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
-memory. The drivers above it are the same, so both buses behave alike.
+memory. The drivers above it are the same, so both buses behave uniform.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from messagebus._io.admin.parking import SCAN_MAX, Looked, Parking
+from messagebus._io.admin.parking import SCAN_MAX, Inspection, Parking
 from messagebus._io.agents import subscriptions
 from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
@@ -388,7 +388,7 @@ class _Tally:
                 self._oldest_ms = min(facts.parked_ms, self._oldest_ms or facts.parked_ms)
         return True
 
-    def told(self, name: str, broker: str, looked: Looked) -> ParkedCount:
+    def told(self, name: str, broker: str, looked: Inspection) -> ParkedCount:
         return ParkedCount(
             name=name,
             broker=broker,

@@ -25,7 +25,7 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles, trusting_nobody
 
-__all__ = ["Node", "Peers", "Told"]
+__all__ = ["Node", "Peers", "PeerAnswer"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -43,7 +43,7 @@ CONNECTIONS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PeerAnswer:
     """A peer's answer to a change.
 
     answer: held, later or no. stored: it is on its disk, in a map that counts. entries: the peer's current
@@ -130,7 +130,7 @@ class Peers:
         mine: Snapshot,
         *,
         answering: Iterable[str],
-    ) -> dict[str, Told]:
+    ) -> dict[str, PeerAnswer]:
         """Send all of them these entries of my map; return their answers by broker name.
 
         answering: agents that answered the last pull; only they get the long deadline.
@@ -263,7 +263,7 @@ class Peers:
 
     async def _push_one(
         self, peer: ListedBroker, body: dict[str, Any], timeout_s: float
-    ) -> Told | None:
+    ) -> PeerAnswer | None:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._request(
@@ -307,12 +307,12 @@ class Peers:
             log.warning("agent not believed broker=%s reason=%r", name, reason)
 
 
-def _told(answer: httpx.Response) -> Told:
+def _told(answer: httpx.Response) -> PeerAnswer:
     if answer.status_code != httpx.codes.OK:
         reason = f"HTTP {answer.status_code}"
-        return Told(answer="no", reason=reason, stored=False, intact=False, entries=())
+        return PeerAnswer(answer="no", reason=reason, stored=False, intact=False, entries=())
     value = answer.json()
-    return Told(
+    return PeerAnswer(
         answer=str(value["answer"]),
         reason=str(value.get("reason", "")),
         stored=value.get("stored") is True,

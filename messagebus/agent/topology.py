@@ -22,7 +22,7 @@ from messagebus.agent.broker.answering import Answering
 from messagebus.agent.broker.upkeep import Upkeep
 from messagebus.agent.consumer_list import ListFile
 from messagebus.agent.metrics import Figure
-from messagebus.agent.peers import Peers, Told
+from messagebus.agent.peers import PeerAnswer, Peers
 from messagebus.agent.store import Store
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.register import (
@@ -355,7 +355,7 @@ class Topology:
             why = "its agent does not answer, and nothing proves that its broker is dead"
         return broker.name, Reply(answer=Answer.NO, reason=why)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: PeerAnswer) -> None:
         """Merge a concurrent change of another agent that came back with an answer."""
         self.register.told(Snapshot(intact=told.intact, entries=told.entries))
 
@@ -385,7 +385,7 @@ class Topology:
             self.fault = str(fault)
 
 
-def _reply(told: Told) -> Reply:
+def _reply(told: PeerAnswer) -> Reply:
     kinds = {"held": Answer.HELD, "later": Answer.LATER}
     answer = kinds.get(told.answer, Answer.NO)
     return Reply(answer=answer, stored=told.stored, reason=told.reason)

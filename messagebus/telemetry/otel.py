@@ -54,7 +54,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 
-from messagebus._io.amqp.properties import NOTHING, glance
+from messagebus._io.amqp.properties import NO_TRACEPARENT, find_traceparent
 from messagebus._io.hooks import add_headers
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
@@ -533,9 +533,9 @@ class _Contexts:
 
     def of(self, delivery: Delivery) -> tuple[_Carried | None, str]:
         """Return the context that came with a delivery, and its correlation id."""
-        found = glance(delivery._properties) if self._is_w3c else None
+        found = find_traceparent(delivery._properties) if self._is_w3c else None
         if found is not None:
-            if found is NOTHING or not is_traceparent(found):
+            if found is NO_TRACEPARENT or not is_traceparent(found):
                 return None, ""
             return _of_w3c(found, None), ""
         message = delivery.message

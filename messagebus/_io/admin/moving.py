@@ -136,7 +136,7 @@ class _Pass:
             self._raise_if_late()
 
     async def _take(self) -> None:
-        """Begin to consume, without the link's pipe, which does not tell routing keys."""
+        """Begin to consume, without the link's transport, which does not tell routing keys."""
 
         def arrived(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
             raw = b"".join(properties.encode())
@@ -218,7 +218,7 @@ class _Putting:
 
     async def begin(self) -> None:
         link = self.link
-        link.pipe.on_confirm = self._answered
+        link.transport.on_confirm = self._answered
         link.channel.add_on_return_callback(lambda *_: self._end("is not there any more"))
         await answered(link.confirm_select(), link)
 
@@ -234,15 +234,15 @@ class _Putting:
         place = (way.exchange, way.key)
         frames = self._frames.get(place)
         if frames is None:
-            frames = self._frames[place] = self.link.pipe.frames(*place)
-        frames.add(self.link.pipe.out, way.raw, taken.body)
+            frames = self._frames[place] = self.link.transport.frames(*place)
+        frames.add(self.link.transport.out, way.raw, taken.body)
         if not self.open:
             self.moved_at_s = time.monotonic()
         self.open[self._next_tag] = taken
         self._next_tag += 1
 
     def flush(self) -> None:
-        self.link.pipe.flush()
+        self.link.transport.flush()
 
     def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
         """Record a confirm. A return comes before its confirm, so after one no confirm counts."""

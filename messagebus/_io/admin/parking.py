@@ -39,7 +39,7 @@ from messagebus.core.parking import (
 )
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
-__all__ = ["Parking", "SCAN_MAX", "Looked"]
+__all__ = ["Parking", "SCAN_MAX", "Inspection"]
 
 DIAL_TIMEOUT_MS = 2_000
 # After this time without a delivery another consumer holds the rest.
@@ -76,7 +76,7 @@ See = Callable[[_Taken], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Inspection:
     """The result of an inspection. ready: in the queue when it was opened. seen: number shown of these."""
 
     ready: int
@@ -99,21 +99,21 @@ class Parking:
         async with self._link() as link:
             return {source: await ready_messages(link, source.parking_queue) for source in sources}
 
-    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Looked:
+    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Inspection:
         """Show messages of a source's parking queue, the oldest first; all of them stay there.
 
         ready: as counted before. limit: no more are taken. Raises LinkError, TopologyError.
         """
         wanted = min(ready, limit, SCAN_MAX)
         if not wanted:
-            return Looked(ready, 0)
+            return Inspection(ready, 0)
         async with self._link() as link:
             taking = _Taking(link, source, wanted)
 
             await taking.begin(see)
             while not taking.is_over and await taking.goes_on():
                 pass
-            return Looked(ready, taking.seen)
+            return Inspection(ready, taking.seen)
 
     async def redrive(
         self,
@@ -229,7 +229,7 @@ class _Taking:
             for each in arrived:
                 on_content(*each)
 
-        link.pipe.on_contents = on_contents
+        link.transport.on_contents = on_contents
         link.on_lost(self._lost)
         gone = TopologyError(f"{self._source.parking_queue} was deleted meanwhile")
         link.channel.add_on_cancel_callback(lambda _frame: self._lost(gone))
@@ -237,7 +237,7 @@ class _Taking:
         consuming = link.call(
             "basic_consume",
             queue=self._source.parking_queue,
-            on_message_callback=link.pipe.pika_content,
+            on_message_callback=link.transport.pika_content,
             consumer_tag="messagebus-parked",
         )
         await answered(consuming, link)
@@ -254,8 +254,8 @@ class _Taking:
         return came
 
     def ack(self, tag: int) -> None:
-        self._link.pipe.ack(tag, False)
-        self._link.pipe.flush()
+        self._link.transport.ack(tag, False)
+        self._link.transport.flush()
 
     async def settle(self) -> None:
         """Wait until the broker has received all answers: a round trip behind them."""
@@ -334,7 +334,7 @@ class _Putting:
 
     async def begin(self) -> None:
         link = self._link
-        link.pipe.on_confirm = self._answered
+        link.transport.on_confirm = self._answered
         link.channel.add_on_return_callback(lambda *_: self._returned())
         link.on_lost(self._lost)
         await answered(link.confirm_select(), link)
@@ -377,13 +377,13 @@ class _Putting:
         """
         frames = self._frames.get((exchange, key))
         if frames is None:
-            frames = self._frames[exchange, key] = self._link.pipe.frames(exchange, key)
+            frames = self._frames[exchange, key] = self._link.transport.frames(exchange, key)
         broker = self._link.address.name
         if not self._link.is_open:
             raise LinkLost(broker, "the connection ended")
         self._answer, self._is_returned = asyncio.get_running_loop().create_future(), False
-        frames.add(self._link.pipe.out, raw, body)
-        self._link.pipe.flush()
+        frames.add(self._link.transport.out, raw, body)
+        self._link.transport.flush()
         try:
             async with asyncio.timeout(PUT_TIMEOUT_S):
                 stored = await self._answer

@@ -2,7 +2,7 @@
 
 A property list follows the body's size in a content header: two bytes of flags, then the properties
 that they name, in this order. It is bytes, because the hot path writes them unchanged; plain pika reads
-them back into its own class. `glance` finds the trace context without reading a list.
+them back into its own class. `find_traceparent` finds the trace context without reading a list.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
     "read_message_id",
     "read_stamp_ms",
     "with_headers",
-    "NOTHING",
-    "glance",
+    "NO_TRACEPARENT",
+    "find_traceparent",
 ]
 
 KEY_HEADER = "mb-key"
@@ -63,7 +63,7 @@ NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
 
-NOTHING = ""
+NO_TRACEPARENT = ""
 # The field of a header table: length and text of the name, S, length and text of the value: 55 bytes,
 # which is what version 00 of trace context has.
 _FIELD = b"\x0btraceparentS\x00\x00\x00\x37"
@@ -356,12 +356,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
 
 
-def glance(properties: bytes) -> str | None:
+def find_traceparent(properties: bytes) -> str | None:
     """Find the traceparent of a message without any other data that a trace needs.
 
     For most messages it takes a third of the time of reading. A handler often asks for the body only, so
     decoding all of its message for one header would be the larger part of the costs of tracing.
-    `NOTHING`: it has none. None: read properly, it has more, or another form.
+    `NO_TRACEPARENT`: it has none. None: read properly, it has more, or another form.
     """
     if len(properties) < 2:
         return None
@@ -369,10 +369,10 @@ def glance(properties: bytes) -> str | None:
     if flags & CORRELATION_ID:
         return None
     if not flags & HEADERS:
-        return NOTHING
+        return NO_TRACEPARENT
     at = properties.find(_FIELD)
     if at < 0:
-        return None if _NAME in properties or _BAGGAGE in properties else NOTHING
+        return None if _NAME in properties or _BAGGAGE in properties else NO_TRACEPARENT
     if _STATE in properties or _BAGGAGE in properties or properties.count(_NAME) > 1:
         return None
     return properties[at + _VALUE : at + _VALUE + 55].decode("ascii", "replace")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from messagebus._io.consume.inbox import Inbox
 from messagebus.message import Delivery
 
-__all__ = ["Resting"]
+__all__ = ["IdleLinks"]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -28,8 +28,8 @@ LAST_SHARE = 0.95
 LOOK_SHARE, LOOK_MIN_NS = 0.05, 1_000_000_000
 
 
-class Resting:
-    """The resting links of one consumer.
+class IdleLinks:
+    """The idle links of one consumer.
 
     timeout_s: the broker's consumer timeout. cancel: stops deliveries of this broker; False: it is not
     cancelled, because of the order, and buffered deliveries go back with its link. consume: restarts them.
@@ -97,16 +97,16 @@ class Resting:
                 self._age_ns / 1e9,
             )
 
-    def rests(self, broker: str) -> bool:
+    def is_idle(self, broker: str) -> bool:
         """Return whether nothing is to be consumed from this broker until the application asks."""
         return broker in self._brokers
 
-    def goes_on(self, broker: str) -> None:
-        """Go on resting on a new link."""
+    def keep_idle(self, broker: str) -> None:
+        """Stay idle on a new link."""
         self._brokers.add(broker)
 
     def asked(self) -> None:
-        """Consume again from resting brokers: the application asks for deliveries, and there are none."""
+        """Consume again from idle brokers: the application asks for deliveries, and there are none."""
         brokers, self._brokers = self._brokers, set()
         self._was_full = False
         for broker in brokers:

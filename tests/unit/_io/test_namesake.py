@@ -5,7 +5,7 @@ import pytest
 
 from messagebus._io.amqp_wire import OURS, SUMMARY, namesake
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.publish.publishes import Shapes, message_ids
+from messagebus._io.publish.publishes import Targets, message_ids
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed
@@ -21,7 +21,7 @@ from messagebus.recording.manifest import note
 from messagebus.recording.recorder import Recorder, is_sampled
 from messagebus.stats import Durability, Outcome, Published
 
-SHAPE = Shapes().plain("orders")
+SHAPE = Targets().plain("orders")
 BILLING = Subscription(Topic("orders"), "billing")
 BROKER = "mb1:5672"
 ID = "0123456789abcdef" * 2

@@ -123,7 +123,7 @@ def test_time_does_not_go_back() -> None:
 async def test_deadlines_pass_with_the_clock_what_was_sent_is_unknown(clients: Clients) -> None:
     bus, publisher = clients.bus, await clients.publisher(deadline_ms=30_000, window=1)
     bus.declare("orders/billing")
-    await publisher.send_safe("orders", b"the lane is open")
+    await publisher.send_safe("orders", b"the destination is open")
     bus.freeze()
     sent, unsent = [await publisher.submit("orders", b"x") for _ in range(2)]
     await turns()

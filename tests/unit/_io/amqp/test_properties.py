@@ -16,6 +16,7 @@ from messagebus._io.amqp.properties import (
     ALONE,
     IN_BATCH,
     KEY_HEADER,
+    OF_DEAD_LETTERING,
     bare_entry_shape,
     bare_shape,
     decode,
@@ -31,7 +32,7 @@ from messagebus.message import Message
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
-    lambda name: not name.startswith("mb-")
+    lambda name: not name.startswith(("mb-", *OF_DEAD_LETTERING))
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.recursive(

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus._io.amqp.properties import NOTHING, decode, encode, glance
+from messagebus._io.amqp.properties import NO_TRACEPARENT, decode, encode, find_traceparent
 from messagebus.message import Message
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -26,10 +26,10 @@ def test_what_is_found_at_a_glance_is_what_is_there(
 ) -> None:
     message = Message(body=b"", headers=headers, correlation_id=correlation_id, key=key)
     raw = encode(message, "id", 5)
-    found, there = glance(raw), decode(raw, b"")
+    found, there = find_traceparent(raw), decode(raw, b"")
     if found is None:
         return
-    assert found == there.headers.get("traceparent", NOTHING)
+    assert found == there.headers.get("traceparent", NO_TRACEPARENT)
     assert "baggage" not in there.headers
     assert not found or "tracestate" not in there.headers
     assert there.correlation_id == ""
@@ -38,9 +38,9 @@ def test_what_is_found_at_a_glance_is_what_is_there(
 def test_the_usual_messages_are_found() -> None:
     bare = encode(Message(body=b""), "id", 5)
     traced = encode(Message(body=b"", headers={"traceparent": PARENT, "own": 1}), "id", 5)
-    assert (glance(bare), glance(traced)) == (NOTHING, PARENT)
+    assert (find_traceparent(bare), find_traceparent(traced)) == (NO_TRACEPARENT, PARENT)
 
 
 @given(st.binary(max_size=100))
 def test_nothing_that_arrives_can_raise(raw: bytes) -> None:
-    glance(raw)
+    find_traceparent(raw)

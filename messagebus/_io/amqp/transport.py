@@ -1,6 +1,6 @@
 """The fast half of a link: publishes and answers out, confirms and deliveries in.
 
-`HotPipe` uses our own codec, `PlainPipe` pika's channel; both do the same, one more slowly.
+`FrameTransport` uses our own codec, `PikaTransport` pika's channel; both do the same, one more slowly.
 `connection.seam_problem` decides once in a process which one links get. Runs on one asyncio loop.
 """
 
@@ -19,8 +19,8 @@ from pika.channel import Channel
 
 from messagebus._io.amqp.connection import (
     WRITE_BYTES_MAX,
+    FrameConnection,
     GuardedConnection,
-    HotConnection,
     RawProperties,
     guard_problem,
     seam_problem,
@@ -35,7 +35,7 @@ from messagebus._io.amqp.frames import (
     encode_nack,
 )
 
-__all__ = ["Alike", "Frames", "Pipe", "connection_class", "pipe_for"]
+__all__ = ["UniformFrames", "Frames", "Transport", "connection_class", "transport_for"]
 
 log = logging.getLogger("messagebus")
 
@@ -59,19 +59,19 @@ def _nothing() -> None:
     pass
 
 
-class Alike(Protocol):
+class UniformFrames(Protocol):
     def add(self, out: list[bytes], messages: Iterable[Bare]) -> None: ...
 
 
 class Frames(Protocol):
-    """The publisher to one address; added messages go out with the pipe's next `flush`."""
+    """The publisher to one address; added messages go out with the transport's next `flush`."""
 
     def add(self, out: list[bytes], properties: bytes, body: bytes) -> None: ...
 
-    def alike(self, shape: tuple[bytes, bytes]) -> Alike: ...
+    def uniform(self, shape: tuple[bytes, bytes]) -> UniformFrames: ...
 
 
-class Pipe(Protocol):
+class Transport(Protocol):
     """The publishes, answers, confirms and deliveries of one channel.
 
     on_confirm(tag, multiple, ok), on_contents(arrived): called for input. on_turn: called once after one or
@@ -109,7 +109,7 @@ def connection_class() -> Any:
     if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
         # Guarded against malformed messages of other clients, where pika allows it.
         return AsyncioConnection if guard_problem() else GuardedConnection
-    return HotConnection
+    return FrameConnection
 
 
 @functools.cache
@@ -120,17 +120,17 @@ def _seam_holds() -> bool:
     return not problem
 
 
-def pipe_for(connection: Any, channel: Channel) -> Pipe:
-    """Return the pipe of an open channel."""
-    if isinstance(connection, HotConnection):
-        return HotPipe(connection, channel)
-    return PlainPipe(connection, channel)
+def transport_for(connection: Any, channel: Channel) -> Transport:
+    """Return the transport of an open channel."""
+    if isinstance(connection, FrameConnection):
+        return FrameTransport(connection, channel)
+    return PikaTransport(connection, channel)
 
 
-class HotPipe:
-    """A pipe with our own frames on pika's connection."""
+class FrameTransport:
+    """A transport with our own frames on pika's connection."""
 
-    def __init__(self, connection: HotConnection, channel: Channel) -> None:
+    def __init__(self, connection: FrameConnection, channel: Channel) -> None:
         self._connection, self._channel = connection, channel
         self._number = channel.channel_number
         self.out = connection.out
@@ -183,8 +183,8 @@ class HotPipe:
         raise AssertionError("a delivery went past the hook")
 
 
-class PlainPipe:
-    """A pipe through pika's channel."""
+class PikaTransport:
+    """A transport through pika's channel."""
 
     def __init__(self, connection: Any, channel: Channel) -> None:
         self._connection, self._channel = connection, channel
@@ -245,11 +245,11 @@ class _PlainFrames:
             self._exchange, self._routing_key, body, RawProperties(properties), mandatory=True
         )
 
-    def alike(self, shape: tuple[bytes, bytes]) -> Alike:
-        return _PlainAlike(self, shape)
+    def uniform(self, shape: tuple[bytes, bytes]) -> UniformFrames:
+        return _PikaUniformFrames(self, shape)
 
 
-class _PlainAlike:
+class _PikaUniformFrames:
     def __init__(self, frames: _PlainFrames, shape: tuple[bytes, bytes]) -> None:
         self._frames, self._shape = frames, shape
 
