@@ -1,8 +1,8 @@
 """The audit of a run: messages lost, altered, doubled and why, and the gaps of the publishers.
 
 Pure set logic on recorded rows, independent of Spark, so that the two check each other. docs/MEASURING.md,
-"What fails a verdict", defines faults, explained repeats and gaps. `messagebus.events.FAULTS` has the
-faults' names and texts.
+"What fails a verdict", defines faults, explained repeats and gaps. `messagebus.recording.events.FAULTS` has
+the faults' names and texts.
 
 An expected pair is a subscription of a topic (from the manifest) and a message with a confirmed publish.
 A gap counts from the intended time, not from the sending: a publisher that is held back counts too.
@@ -20,8 +20,8 @@ import numpy as np
 
 from bench.harness.outcomes import Gap, longest_silence
 from bench.rows import Events, Row
-from messagebus.events import FAULTS, OUTCOMES
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.events import FAULTS, OUTCOMES
+from messagebus.recording.manifest import Manifest
 
 __all__ = [
     "ALLOWED",

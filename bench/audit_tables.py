@@ -9,7 +9,7 @@ from rich.text import Text
 
 from bench.audit import DOUBLED, Audit
 from bench.harness.outcomes import Gap
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.manifest import Manifest
 
 __all__ = ["audit_tables", "print_audit", "verdict"]
 

@@ -19,8 +19,8 @@ from bench.rows import read_events
 from bench.trials.handlers import handlers
 from bench.trials.soak import soak
 from messagebus.commands.exits import Program
-from messagebus.events import FAULTS
-from messagebus.telemetry.manifest import read_manifest
+from messagebus.recording.events import FAULTS
+from messagebus.recording.manifest import read_manifest
 
 __all__ = ["main"]
 

@@ -54,7 +54,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_steps,
     matrix_told,
 )
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 from ops.local.layout import DEFAULT_NETWORK
 from reports.text import columns_here
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from messagebus.commands.exits import Codes, Exit
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 
 __all__ = ["CODES", "BenchError", "DoesNotHold", "InputInvalid", "Interrupted"]
 

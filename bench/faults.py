@@ -18,7 +18,7 @@ import lb.apply
 from bench.errors import BenchError
 from inventory.inventory import load
 from messagebus.broker import BrokerList
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
 from ops.local.parts import epmd_environment

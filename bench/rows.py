@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.load.bodies import read
 from messagebus import Delivery, Published
-from messagebus.events import (
+from messagebus.recording.events import (
     ACKS,
     DELIVERED,
     EVENTS,
@@ -27,7 +27,7 @@ from messagebus.events import (
     Column,
     body_hash,
 )
-from messagebus.telemetry.eventfile import (
+from messagebus.recording.files import (
     Anchor,
     DeliveredFile,
     Entry,
@@ -35,7 +35,7 @@ from messagebus.telemetry.eventfile import (
     PublishedFile,
     anchor_now,
 )
-from messagebus.telemetry.manifest import Manifest, parse_anchor
+from messagebus.recording.manifest import Manifest, parse_anchor
 
 __all__ = ["Events", "Row", "Rows", "Tail", "read_events"]
 

@@ -21,8 +21,8 @@ from consumer_lists.errors import CODES, AlreadySo
 from consumer_lists.nodes import Cluster, Node
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
-from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
+from messagebus.commands.options import option_anywhere, said
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
 from ops.errors import CommandFailed

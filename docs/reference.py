@@ -19,8 +19,8 @@ MODULES = (
     "messagebus.telemetry.jsonlog",
     "messagebus.telemetry.otel",
     "messagebus.telemetry.prometheus",
-    "messagebus.telemetry.queuesampler",
-    "messagebus.telemetry.recorder",
+    "messagebus.recording.sampler",
+    "messagebus.recording.recorder",
     "messagebus.telemetry.tracecontext",
 )
 FOLDER = Path("out/docs")

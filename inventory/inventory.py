@@ -30,9 +30,9 @@ from inventory.tables import (
     Tls,
     User,
 )
+from messagebus.admin.proof import TokenProof
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
-from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles

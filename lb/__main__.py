@@ -21,8 +21,8 @@ from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet, apply_absent, apply_all, check_all
 from lb.hosts import Machine
 from lb.render import render
-from messagebus.commands.anywhere import option_anywhere, said
 from messagebus.commands.exits import Exit, Program
+from messagebus.commands.options import option_anywhere, said
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
 from ops.run import shell

@@ -2,265 +2,112 @@
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from messagebus.aio import AsyncConsumer, AsyncPublisher
-    from messagebus.app import App
-    from messagebus.broker import Broker, BrokerList, ListedBroker
-    from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
-    from messagebus.consumer import Consumer
-    from messagebus.core.receipts import Receipt
-    from messagebus.destination import (
-        Destination,
-        Queue,
-        Source,
-        Subscription,
-        Topic,
-        parse_destination,
-    )
-    from messagebus.directory import (
-        PurgedMessages,
-        Registration,
-        SubscriptionCount,
-        SubscriptionCounts,
-        brokers,
-        count_subscriptions,
-        declare,
-        delete_subscriptions,
-        purge_subscriptions,
-    )
-    from messagebus.errors import (
-        AlreadySettled,
-        BacklogFull,
-        BindingError,
-        CertificateRefused,
-        ChannelRefused,
-        ConfigError,
-        LinkError,
-        LinkLost,
-        ListError,
-        ListInvalid,
-        ListUnavailable,
-        LoginRefused,
-        MessageBusError,
-        MessageInvalid,
-        NameInvalid,
-        NotFound,
-        NotReady,
-        PublishError,
-        RecordingFailed,
-        Refused,
-        RegistrationIncomplete,
-        Stopped,
-        TopologyError,
-        TopologyMismatch,
-        Unknown,
-        Unroutable,
-        WrongPayload,
-    )
-    from messagebus.handling import Park, Reject, RetryLater, RetryPolicy
-    from messagebus.hooks import Hooks
-    from messagebus.message import Delivery, Message
-    from messagebus.outcome import Durability, Outcome, Published
-    from messagebus.outgoing import Options, Payload
-    from messagebus.parked import (
-        ParkedCount,
-        ParkedCounts,
-        ParkedFilter,
-        ParkedMessage,
-        ParkedMessages,
-        ParkedMoved,
-        ParkedProgress,
-        count_parked,
-        purge_parked,
-        read_parked,
-        redrive_parked,
-    )
-    from messagebus.publisher import Publisher
-    from messagebus.secret import Secret
-    from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
-
-__all__ = [
-    "AlreadySettled",
-    "App",
-    "AsyncConsumer",
-    "AsyncPublisher",
-    "BacklogFull",
-    "Batching",
-    "BindingError",
-    "Broker",
-    "BrokerList",
-    "BrokerStats",
-    "BusConfig",
-    "CertificateRefused",
-    "ChannelRefused",
-    "ConfigError",
-    "Consumer",
-    "ConsumerConfig",
-    "ConsumerStats",
-    "Delivery",
-    "Destination",
-    "Durability",
-    "Hooks",
-    "LinkError",
-    "LinkLost",
-    "ListError",
-    "ListInvalid",
-    "ListUnavailable",
-    "ListedBroker",
-    "LoginRefused",
-    "Message",
-    "MessageBusError",
-    "MessageInvalid",
-    "NameInvalid",
-    "NotFound",
-    "NotReady",
-    "Options",
-    "Outcome",
-    "Park",
-    "ParkedCount",
-    "ParkedCounts",
-    "ParkedFilter",
-    "ParkedMessage",
-    "ParkedMessages",
-    "ParkedMoved",
-    "ParkedProgress",
-    "Payload",
-    "PublishError",
-    "Published",
-    "Publisher",
-    "PublisherConfig",
-    "PublisherStats",
-    "PurgedMessages",
-    "Queue",
-    "Receipt",
-    "RecordingFailed",
-    "Refused",
-    "Registration",
-    "RegistrationIncomplete",
-    "Reject",
-    "RetryLater",
-    "RetryPolicy",
-    "Secret",
-    "Source",
-    "Status",
-    "Stopped",
-    "Subscription",
-    "SubscriptionCount",
-    "SubscriptionCounts",
-    "Topic",
-    "TopologyError",
-    "TopologyMismatch",
-    "Unknown",
-    "Unroutable",
-    "WrongPayload",
-    "brokers",
-    "count_parked",
-    "count_subscriptions",
-    "declare",
-    "delete_subscriptions",
-    "parse_destination",
-    "purge_parked",
-    "purge_subscriptions",
-    "read_parked",
-    "redrive_parked",
-]
-
-# Modules that are imported when their names are first asked for: `import messagebus` and pytest's plug-in,
-# which every test run loads, cost next to nothing.
-_HOMES = {
-    "messagebus.aio": ("AsyncConsumer", "AsyncPublisher"),
-    "messagebus.app": ("App",),
-    "messagebus.broker": ("Broker", "BrokerList", "ListedBroker"),
-    "messagebus.config": ("Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"),
-    "messagebus.consumer": ("Consumer",),
-    "messagebus.core.receipts": ("Receipt",),
-    "messagebus.destination": (
-        "Destination",
-        "Queue",
-        "Source",
-        "Subscription",
-        "Topic",
-        "parse_destination",
-    ),
-    "messagebus.directory": (
-        "PurgedMessages",
-        "Registration",
-        "SubscriptionCount",
-        "SubscriptionCounts",
-        "brokers",
-        "count_subscriptions",
-        "declare",
-        "delete_subscriptions",
-        "purge_subscriptions",
-    ),
-    "messagebus.errors": (
-        "AlreadySettled",
-        "BacklogFull",
-        "BindingError",
-        "CertificateRefused",
-        "ChannelRefused",
-        "ConfigError",
-        "LinkError",
-        "LinkLost",
-        "ListError",
-        "ListInvalid",
-        "ListUnavailable",
-        "LoginRefused",
-        "MessageBusError",
-        "MessageInvalid",
-        "NameInvalid",
-        "NotFound",
-        "NotReady",
-        "PublishError",
-        "RecordingFailed",
-        "Refused",
-        "RegistrationIncomplete",
-        "Stopped",
-        "TopologyError",
-        "TopologyMismatch",
-        "Unknown",
-        "Unroutable",
-        "WrongPayload",
-    ),
-    "messagebus.handling": ("Park", "Reject", "RetryLater", "RetryPolicy"),
-    "messagebus.hooks": ("Hooks",),
-    "messagebus.message": ("Delivery", "Message"),
-    "messagebus.outcome": ("Durability", "Outcome", "Published"),
-    "messagebus.outgoing": ("Options", "Payload"),
-    "messagebus.parked": (
-        "ParkedCount",
-        "ParkedCounts",
-        "ParkedFilter",
-        "ParkedMessage",
-        "ParkedMessages",
-        "ParkedMoved",
-        "ParkedProgress",
-        "count_parked",
-        "purge_parked",
-        "read_parked",
-        "redrive_parked",
-    ),
-    "messagebus.publisher": ("Publisher",),
-    "messagebus.secret": ("Secret",),
-    "messagebus.stats": ("BrokerStats", "ConsumerStats", "PublisherStats", "Status"),
+# Public name -> the module that holds it. A module is imported when one of its names is first asked for:
+# `import messagebus` and pytest's plug-in, which every test run loads, cost next to nothing. Type
+# checkers read `__init__.pyi`.
+_HOME_OF = {
+    "AlreadySettled": "messagebus.errors",
+    "App": "messagebus.app",
+    "AsyncConsumer": "messagebus.aio",
+    "AsyncPublisher": "messagebus.aio",
+    "BacklogFull": "messagebus.errors",
+    "Batching": "messagebus.config",
+    "BindingError": "messagebus.errors",
+    "Broker": "messagebus.broker",
+    "BrokerList": "messagebus.broker",
+    "BrokerStats": "messagebus.stats",
+    "BusConfig": "messagebus.config",
+    "CertificateRefused": "messagebus.errors",
+    "ChannelRefused": "messagebus.errors",
+    "ConfigError": "messagebus.errors",
+    "Consumer": "messagebus.consumer",
+    "ConsumerConfig": "messagebus.config",
+    "ConsumerStats": "messagebus.stats",
+    "Delivery": "messagebus.message",
+    "Destination": "messagebus.destination",
+    "Durability": "messagebus.stats",
+    "Hooks": "messagebus.hooks",
+    "LinkError": "messagebus.errors",
+    "LinkLost": "messagebus.errors",
+    "ListError": "messagebus.errors",
+    "ListInvalid": "messagebus.errors",
+    "ListUnavailable": "messagebus.errors",
+    "ListedBroker": "messagebus.broker",
+    "LoginRefused": "messagebus.errors",
+    "Message": "messagebus.message",
+    "MessageBusError": "messagebus.errors",
+    "MessageInvalid": "messagebus.errors",
+    "NameInvalid": "messagebus.errors",
+    "NotFound": "messagebus.errors",
+    "NotReady": "messagebus.errors",
+    "Options": "messagebus.outgoing",
+    "Outcome": "messagebus.stats",
+    "Park": "messagebus.handling",
+    "ParkedCount": "messagebus.admin.parked",
+    "ParkedCounts": "messagebus.admin.parked",
+    "ParkedFilter": "messagebus.admin.parked",
+    "ParkedMessage": "messagebus.admin.parked",
+    "ParkedMessages": "messagebus.admin.parked",
+    "ParkedMoved": "messagebus.admin.parked",
+    "ParkedProgress": "messagebus.admin.parked",
+    "Payload": "messagebus.outgoing",
+    "PublishError": "messagebus.errors",
+    "Published": "messagebus.stats",
+    "Publisher": "messagebus.publisher",
+    "PublisherConfig": "messagebus.config",
+    "PublisherStats": "messagebus.stats",
+    "PurgedMessages": "messagebus.admin.directory",
+    "Queue": "messagebus.destination",
+    "Receipt": "messagebus.core.receipts",
+    "RecordingFailed": "messagebus.errors",
+    "Refused": "messagebus.errors",
+    "Registration": "messagebus.admin.directory",
+    "RegistrationIncomplete": "messagebus.errors",
+    "Reject": "messagebus.handling",
+    "RetryLater": "messagebus.handling",
+    "RetryPolicy": "messagebus.handling",
+    "Secret": "messagebus.secret",
+    "Source": "messagebus.destination",
+    "Status": "messagebus.stats",
+    "Stopped": "messagebus.errors",
+    "Subscription": "messagebus.destination",
+    "SubscriptionCount": "messagebus.admin.directory",
+    "SubscriptionCounts": "messagebus.admin.directory",
+    "Topic": "messagebus.destination",
+    "TopologyError": "messagebus.errors",
+    "TopologyMismatch": "messagebus.errors",
+    "Unknown": "messagebus.errors",
+    "Unroutable": "messagebus.errors",
+    "WrongPayload": "messagebus.errors",
+    "brokers": "messagebus.admin.directory",
+    "count_parked": "messagebus.admin.parked",
+    "count_subscriptions": "messagebus.admin.directory",
+    "declare": "messagebus.admin.directory",
+    "delete_subscriptions": "messagebus.admin.directory",
+    "parse_destination": "messagebus.destination",
+    "purge_parked": "messagebus.admin.parked",
+    "purge_subscriptions": "messagebus.admin.directory",
+    "read_parked": "messagebus.admin.parked",
+    "redrive_parked": "messagebus.admin.parked",
 }
 
-if not TYPE_CHECKING:
-    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = list(_HOME_OF)
 
-    def __getattr__(name: str) -> Any:
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(home), name)
-        return found
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 # The library says nothing unless the application listens.

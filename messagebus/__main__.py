@@ -24,11 +24,11 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from messagebus import directory
-from messagebus._namesake import namesake
+from messagebus._io.amqp_wire import namesake
+from messagebus.admin import directory
 from messagebus.commands import parked
-from messagebus.commands.environment import bus_settings
 from messagebus.commands.exits import Exit, Program
+from messagebus.commands.options import bus_settings
 from messagebus.commands.parked import Duration
 from messagebus.commands.worker import worker
 from messagebus.config import ConsumerConfig, PublisherConfig
@@ -36,10 +36,10 @@ from messagebus.consumer import Consumer
 from messagebus.destination import Destination, Queue, Subscription, parse_destination
 from messagebus.errors import MessageInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
 from messagebus.outgoing import Options
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
+from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable, say
 from messagebus.topology import Wanted, with_options
 

@@ -17,6 +17,7 @@ from messagebus._io.consume.run_in_threads import Bridge, HandlerThreads
 from messagebus._io.consume.run_on_loop import HandlerTasks, watched
 from messagebus._io.consume.runs import (
     LINGER_S,
+    Answers,
     BatchHandler,
     Handling,
     Ticking,
@@ -30,7 +31,7 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Shape, Waiter
+from messagebus._io.publish.publishes import Many, Target, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import (
@@ -46,7 +47,6 @@ from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Published
 from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
 from messagebus.publisher import (
     START_TIMEOUT_S,
@@ -57,7 +57,14 @@ from messagebus.publisher import (
     refuse_unconfirmed,
     wait_connected,
 )
-from messagebus.stats import RUNNING, ConsumerStats, PublisherStats, Status
+from messagebus.stats import (
+    RUNNING,
+    ConsumerStats,
+    Published,
+    PublisherStats,
+    Status,
+    why_not_running,
+)
 
 __all__ = ["AsyncConsumer", "AsyncPublisher"]
 
@@ -79,11 +86,12 @@ class AsyncPublisher:
         config: PublisherConfig | None = None,
         *,
         hooks: Sequence[Hooks] = (),
+        _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
         self._hooks = hook_chain(hooks)
-        self._wire = self._make_wire()
+        self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
         self._outgoing = Outgoing()
@@ -103,7 +111,7 @@ class AsyncPublisher:
         self._loop = asyncio.get_running_loop()
         if self._hooks is not None:
             self._hooks.begin()
-        self._driver = driver = self._make_driver()
+        self._driver = driver = PublishDriver(self._bus, self._config, self._on_room, self._wire)
         driver.start()
         self._status = RUNNING
         if require is not None and not await wait_connected(driver, timeout_s):
@@ -141,16 +149,16 @@ class AsyncPublisher:
     ) -> asyncio.Future[Published]:
         """Wait for room, accept a publish and return the future of its end. See `Publisher.submit`."""
         # `_accept` inlined: it saves a coroutine for each message, 0.2 of 1.6 us.
-        shape, body, message = self._outgoing.read(destination, payload, options)
+        target, body, message = self._outgoing.read(destination, payload, options)
         driver = self._running()
         future: asyncio.Future[Published] = self._loop.create_future()
         if self._hooks is not None:
-            await self._accept(driver, (shape, body, message), timeout_s, future)
+            await self._accept(driver, (target, body, message), timeout_s, future)
             return future
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
-        driver.submit(shape, body, message, timeout_ms, future)
+        driver.submit(target, body, message, timeout_ms, future)
         return future
 
     async def send(
@@ -210,10 +218,10 @@ class AsyncPublisher:
                 many.add(driver.submit_bundle(bare, payload, size, left_ms, many))
                 continue
             # `_accept` inlined: a coroutine for each message costs 0.2 of 1.3 us.
-            shape, body, message = read(destination, payload, options)
+            target, body, message = read(destination, payload, options)
             if self._waiting or not driver.outbox.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
-            many.add(driver.submit(shape, body, message, left_ms, many))
+            many.add(driver.submit(target, body, message, left_ms, many))
         many.all_added()
         await finished
         return many.results()
@@ -221,30 +229,30 @@ class AsyncPublisher:
     async def _accept(
         self,
         driver: PublishDriver,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
         if self._hooks is not None and not isinstance(waiter, Watched):
             await self._accept_watched(self._hooks, driver, outgoing, timeout_s, waiter)
             return
-        shape, body, message = outgoing
+        target, body, message = outgoing
         timeout_ms = self._timeout_ms(timeout_s)
         if self._waiting or not driver.outbox.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
-        driver.submit(shape, body, message, timeout_ms, waiter)
+        driver.submit(target, body, message, timeout_ms, waiter)
 
     async def _accept_watched(
         self,
         hooks: HookChain,
         driver: PublishDriver,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
-        shape, body, message = outgoing
-        with hooks.accepting(shape, body, message, waiter) as (message, watched):
-            await self._accept(driver, (shape, body, message), timeout_s, watched)
+        target, body, message = outgoing
+        with hooks.accepting(target, body, message, waiter) as (message, watched):
+            await self._accept(driver, (target, body, message), timeout_s, watched)
 
     def _timeout_ms(self, timeout_s: float | None) -> int:
         return self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
@@ -263,15 +271,9 @@ class AsyncPublisher:
             raise Stopped("not started")
         return publisher_stats(self._driver)
 
-    def _make_driver(self) -> PublishDriver:
-        return PublishDriver(self._bus, self._config, self._on_room, self._wire)
-
-    def _make_wire(self) -> Wire:
-        return amqp_wire(self._bus)
-
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
-            raise Stopped(self._status.why_not_running("publisher", "async with"))
+            raise Stopped(why_not_running(self._status, "publisher", "async with"))
         return self._driver
 
     async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:
@@ -334,12 +336,13 @@ class AsyncConsumer:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
         self._hooks = hook_chain(hooks)
-        self._wire = self._make_wire()
+        self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._driver: ConsumeDriver | None = None
         self._ready = asyncio.Event()
@@ -356,13 +359,26 @@ class AsyncConsumer:
         """The current `Status`."""
         return self._status
 
+    @property
+    def registered(self) -> bool:
+        """True when the registration is complete, as `Consumer.registered`."""
+        registration = None if self._driver is None else self._driver.registration
+        return registration is not None and registration.complete
+
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
-    ) -> bool:
+    ) -> None:
         """Start, as `Consumer.start` does."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
-        self._driver = driver = self._make_driver()
+        self._driver = driver = ConsumeDriver(
+            self._bus,
+            self._source,
+            self._config,
+            self._ready.set,
+            self._wire,
+            withdraw=self._withdraw,
+        )
         driver.start()
         self._status = RUNNING
         try:
@@ -373,7 +389,6 @@ class AsyncConsumer:
         if require and not done:
             await self.stop(0)
             raise not_ready(driver, require, timeout_s)
-        return driver.registration is not None and driver.registration.complete
 
     async def stop(self, timeout_s: float | None = None) -> int:
         """Stop, as `Consumer.stop` does."""
@@ -489,18 +504,19 @@ class AsyncConsumer:
         jobs: Gathering | _Singles = _Singles(self)
         if batch is not None:
             jobs = self._gathering(batch, LINGER_S if linger_s is None else linger_s, read)
+        answers = Answers(self.ack, self._retry_soon, self._park_soon)
         bridge = None
         if not is_coroutine_handler(handler):
             bridge = Bridge(
                 threads=concurrency,
                 take=jobs.take,
                 receive=jobs.receive,
-                answering=self,
+                answering=answers,
                 held_max=batch and (concurrency + 1) * batch,
             )
         handling = Handling(
             handler,
-            self if bridge is None else bridge,
+            answers if bridge is None else bridge,
             policy=retry,
             time_limit_s=time_limit_s,
             chain=self._hooks,
@@ -530,7 +546,7 @@ class AsyncConsumer:
             take=self.receive_immediate,
             receive=self.receive,
             is_over=lambda: self._status is not RUNNING,
-            is_wanted=lambda delivery: at_most_once or delivery.ledger.is_live,
+            is_wanted=lambda delivery: at_most_once or delivery._ledger.is_live,
             read=read,
         )
 
@@ -599,9 +615,9 @@ class AsyncConsumer:
         driver = self._started()
         if self._config.at_most_once:
             return True
-        if delivery.answered:
+        if delivery._answered:
             _close(delivery)  # raises; called for no other message, as this is the hot path
-        delivery.answered = True
+        delivery._answered = True
         return driver.ack(delivery)
 
     def nack(self, delivery: Delivery, *, requeue: bool = True) -> bool:
@@ -651,18 +667,18 @@ class AsyncConsumer:
         _close(delivery)
         return await driver.park(delivery, headers=headers)
 
-    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+    def _retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         """Retry without waiting, for `run`."""
         _close(delivery)
-        live = delivery.ledger.is_live
+        live = delivery._ledger.is_live
         copying = self._started().retry(delivery, delay_ms=delay_ms, headers=headers)
         self._copying.spawn(copying)
         return live
 
-    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+    def _park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
         """Park without waiting, for `run`."""
         _close(delivery)
-        live = delivery.ledger.is_live
+        live = delivery._ledger.is_live
         self._copying.spawn(self._started().park(delivery, headers=headers))
         return live
 
@@ -673,11 +689,6 @@ class AsyncConsumer:
     def stats(self) -> ConsumerStats:
         """Return a snapshot."""
         return with_handling(self._started().stats(), self._handlings)
-
-    def _make_driver(self) -> ConsumeDriver:
-        driver = ConsumeDriver(self._bus, self._source, self._config, self._ready.set, self._wire)
-        driver.resting.untouched = self._withdraw
-        return driver
 
     def _withdraw(self, before_ns: int | None, all_if_any: bool) -> list[Delivery]:
         """Take back deliveries that wait for a handler's thread, without an answer.
@@ -692,9 +703,6 @@ class AsyncConsumer:
             for delivery in bridge.withdraw(before_ns, all_if_any=all_if_any)
         ]
         return [] if self._config.at_most_once else found
-
-    def _make_wire(self) -> Wire:
-        return amqp_wire(self._bus)
 
     def _started(self) -> ConsumeDriver:
         if self._driver is None:
@@ -716,6 +724,6 @@ class _Singles:
 
 def _close(delivery: Delivery) -> None:
     """Note that the application answers a delivery. Raises AlreadySettled at its second answer."""
-    if delivery.answered:
+    if delivery._answered:
         raise AlreadySettled(f"{delivery.message_id} was answered before")
-    delivery.answered = True
+    delivery._answered = True

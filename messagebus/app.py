@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
-from messagebus import directory
-from messagebus._binding import Bound, bind, bind_batch, name_of
 from messagebus._io.consume.runs import (
     BATCH_MAX,
     BatchHandler,
@@ -28,6 +26,7 @@ from messagebus._io.consume.runs import (
     handled_by,
     retry_faults,
 )
+from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import as_source
@@ -35,10 +34,10 @@ from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
 from messagebus.handling import RetryPolicy
 from messagebus.hooks import Hooks
-from messagebus.outcome import Published
 from messagebus.outgoing import Options
 from messagebus.payloads import as_payload
-from messagebus.stats import ConsumerStats, PublisherStats, Status
+from messagebus.payloads.binding import Bound, bind, bind_batch, name_of
+from messagebus.stats import ConsumerStats, Published, PublisherStats, Status
 
 __all__ = ["App", "Clients"]
 

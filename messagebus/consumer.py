@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.run_in_threads import HandlerThreads
 from messagebus._io.consume.runs import (
+    Answers,
     Handling,
     Ticking,
     checked_count,
@@ -101,12 +102,13 @@ class Consumer:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
         self._config = config or ConsumerConfig()
         self._hooks = hook_chain(hooks)
-        self._wire = self._make_wire()
+        self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
@@ -130,13 +132,18 @@ class Consumer:
         """The current `Status`."""
         return self._status
 
-    def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> bool:
+    @property
+    def registered(self) -> bool:
+        """True when the registration is complete: every message confirmed since reaches this subscription."""
+        registration = None if self._driver is None else self._driver.registration
+        return registration is not None and registration.complete
+
+    def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
         """Register the subscription and attach to the brokers in the background.
 
         require: None waits up to timeout_s for an answer about the registration and returns in any
-        case; "one" insists on one attached broker; "all" on every listed broker and a complete
-        registration. Returns whether the registration is complete: every message confirmed from
-        then on reaches this subscription.
+        case: `registered` tells which; "one" insists on one attached broker; "all" on every listed broker
+        and a complete registration.
         Raises NotReady when `require` was not fulfilled, LoginRefused.
         """
         if self._status is not Status.INITIALIZED:
@@ -153,16 +160,18 @@ class Consumer:
         if require and not done:
             self.stop(timeout_s=0)
             raise not_ready(self._driver, require, timeout_s)
-        return self._driver.registration is not None and self._driver.registration.complete
 
     async def _make_driver(self) -> ConsumeDriver:
-        driver = ConsumeDriver(self._bus, self._source, self._config, self._on_ready, self._wire)
-        driver.resting.untouched = self._withdraw
+        driver = ConsumeDriver(
+            self._bus,
+            self._source,
+            self._config,
+            self._on_ready,
+            self._wire,
+            withdraw=self._withdraw,
+        )
         driver.start()
         return driver
-
-    def _make_wire(self) -> Wire:
-        return amqp_wire(self._bus)
 
     def stop(self, timeout_s: float | None = None) -> int:
         """Take no more deliveries, wait up to timeout_s for open answers, hang up.
@@ -242,7 +251,7 @@ class Consumer:
     def _ask(self) -> None:
         """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
-        if driver.resting:
+        if driver.idle:
             with contextlib.suppress(Stopped):
                 thread.call_soon(driver.asked)
 
@@ -292,7 +301,7 @@ class Consumer:
         """
         while self._ready and not self._paused:
             delivery = self._ready.popleft()
-            if delivery.ledger.is_live:
+            if delivery._ledger.is_live:
                 if self._config.at_most_once:
                     self._send_answer(delivery, "ack")
                 else:
@@ -309,12 +318,12 @@ class Consumer:
         self,
         handler: Callable[[Delivery], object],
         *,
-        workers: int = 1,
+        concurrency: int = 1,
         retry: RetryPolicy | None = None,
         time_limit_s: float | None = None,
         grace_s: float = DRAIN_S,
     ) -> int:
-        """Call handler for each delivery, in `workers` threads, until the consumer is stopped.
+        """Call handler for each delivery, in `concurrency` threads, until the consumer is stopped.
 
         A delivery is acked when its handler returns; it may return or raise `RetryLater`, `Park` or
         `Reject` instead. When it raises anything else, `retry` says what follows; None is RetryPolicy().
@@ -325,10 +334,10 @@ class Consumer:
         self._running()
         if is_coroutine_handler(handler):
             raise TypeError("a coroutine function: AsyncConsumer.run takes it")
-        checked_count("workers", workers)
+        checked_count("concurrency", concurrency)
         handling = Handling(
             handler,
-            self,
+            Answers(self.ack, self._retry_soon, self._park_soon),
             policy=retry,
             time_limit_s=time_limit_s,
             chain=self._hooks,
@@ -343,7 +352,7 @@ class Consumer:
         self._on_loop(ticking.start)
         wait_s = grace_s
         try:
-            threads.start(workers)
+            threads.start(concurrency)
             self._stopped.wait()
         except BaseException:
             self.stop(grace_s)
@@ -428,11 +437,11 @@ class Consumer:
         except Stopped:
             return False
 
-    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+    def _retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         """Retry without waiting, for `run`."""
         return self._answer(delivery, ("retry", delay_ms, headers))
 
-    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+    def _park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
         """Park without waiting, for `run`."""
         return self._answer(delivery, ("park", 0, headers))
 
@@ -442,7 +451,7 @@ class Consumer:
             return answer == "ack"
         self._close(delivery)
         # Asked first: a stop that waits for this answer ends the link a moment after it.
-        live = delivery.ledger.is_live
+        live = delivery._ledger.is_live
         self._send_answer(delivery, answer)
         return live
 
@@ -460,7 +469,7 @@ class Consumer:
             self._open.remove(delivery)
         except KeyError:
             assert self._driver is not None, "nothing is answered before start"
-            if delivery.ledger.is_live and not self._driver.has(delivery):
+            if delivery._ledger.is_live and not self._driver.has(delivery):
                 why = "was received by another consumer, which alone can answer it"
             else:
                 why = "was answered before"

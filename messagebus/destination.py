@@ -18,7 +18,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from messagebus.errors import MessageInvalid, NameInvalid
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 
 __all__ = [
     "DELAY_STEPS_MS",

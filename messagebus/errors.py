@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from messagebus.outcome import Outcome
+from messagebus.stats import Outcome
 
 __all__ = [
     "AlreadySettled",
@@ -140,7 +140,7 @@ class BacklogFull(MessageBusError):
 
 
 class LinkError(MessageBusError):
-    """Raised when a link to a broker does not work."""
+    """Raised when a link to a broker does not work. broker: its address. reason: why, for people."""
 
     def __init__(self, broker: str, reason: str) -> None:
         super().__init__(f"{broker}: {reason}")

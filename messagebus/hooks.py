@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Published
+from messagebus.stats import Published
 
 __all__ = ["Hooks"]
 

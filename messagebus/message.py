@@ -52,7 +52,7 @@ class Message:
     key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
     priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
     correlation_id, reply_to, type: as in AMQP, for the application's own use.
-    expires_after_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
+    ttl_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
     """
 
     body: bytes
@@ -64,7 +64,7 @@ class Message:
     correlation_id: str = ""
     reply_to: str = ""
     type: str = ""
-    expires_after_ms: int | None = None
+    ttl_ms: int | None = None
 
     def __post_init__(self) -> None:
         body: object = self.body
@@ -76,7 +76,7 @@ class Message:
         for name in ("content_type", "message_id", "key", "correlation_id", "reply_to", "type"):
             _check_short(name, getattr(self, name))
         _check_whole("priority", self.priority, 9)
-        _check_whole("expires_after_ms", self.expires_after_ms, EXPIRES_MAX_MS)
+        _check_whole("ttl_ms", self.ttl_ms, EXPIRES_MAX_MS)
         headers: object = self.headers
         if not isinstance(headers, Mapping):
             raise MessageInvalid(f"headers is {type(headers).__name__}, not a mapping")
@@ -222,7 +222,7 @@ class Reading(Protocol):
 
     def content_type(self, raw: bytes) -> str: ...
 
-    def marks(self, raw: bytes) -> Mapping[str, Header]:
+    def library_headers(self, raw: bytes) -> Mapping[str, Header]:
         """Return the headers that begin with ``mb-``, which a message does not show."""
 
     def stamp_ms(self, raw: bytes) -> int | None:
@@ -237,23 +237,23 @@ class Delivery:
     redelivered: the broker handed it out before (to anyone): it may be a duplicate.
     received_ns: time.monotonic_ns() when it arrived.
     body: its bytes. message: all of it; decoded when it is first asked for.
-    answered: the application gave its answer to an asyncio consumer.
     attempt: number of this run of a handler, from 1. age_s: time since its first publish, to the second.
     """
 
+    # Names with an underscore belong to the library's drivers (`_io.consume`).
     __slots__ = (
-        "_marks",
+        "_answered",
+        "_ledger",
         "_message",
-        "_raw",
+        "_own",
+        "_part",
+        "_properties",
         "_reading",
-        "answered",
+        "_tag",
         "body",
-        "ledger",
-        "part",
         "received_ns",
         "redelivered",
         "source",
-        "tag",
     )
 
     def __init__(
@@ -265,18 +265,18 @@ class Delivery:
         received_ns: int = 0,
         attempt: int = 1,
     ) -> None:
-        """Make a delivery for an application's tests; those that arrive are made by `arrived`."""
-        self.ledger = Ledger(receipt.broker, receipt.epoch)
-        self.tag, self.part = receipt.tag, receipt.part
+        """Make a delivery for an application's tests; those that arrive are made by the transport."""
+        self._ledger = Ledger(receipt.broker, receipt.epoch)
+        self._tag, self._part = receipt.tag, receipt.part
         self.source, self.redelivered, self.received_ns = source, redelivered, received_ns
-        self.body, self._raw = message.body, b""
+        self.body, self._properties = message.body, b""
         self._message: Message | None = message
         self._reading: Reading | None = None
-        self._marks: Mapping[str, Header] = {ATTEMPT_HEADER: attempt}
-        self.answered = False
+        self._own: Mapping[str, Header] = {ATTEMPT_HEADER: attempt}
+        self._answered = False
 
     @classmethod
-    def arrived(
+    def _arrived(
         cls,
         ledger: Ledger,
         tag: int,
@@ -288,19 +288,22 @@ class Delivery:
         body: bytes,
         reading: Reading,
     ) -> Self:
-        """Make a delivery from a transport; parts that the application does not ask for are never decoded."""
+        """Make a delivery from a transport; parts that the application does not ask for are never decoded.
+
+        raw: the AMQP property list as it arrived.
+        """
         made = cls.__new__(cls)
-        made.ledger = ledger
-        made.tag = tag
-        made.part = part
+        made._ledger = ledger
+        made._tag = tag
+        made._part = part
         made.source = source
         made.redelivered = redelivered
         made.received_ns = received_ns
-        made._raw = raw
+        made._properties = raw
         made.body = body
         made._reading = reading
         made._message = None
-        made.answered = False
+        made._answered = False  # its application gave its answer to an asyncio consumer
         return made
 
     @property
@@ -308,7 +311,7 @@ class Delivery:
         """The whole message as published; decoded when it is first asked for."""
         if self._message is None:
             assert self._reading is not None
-            self._message = self._reading.message(self._raw, self.body)
+            self._message = self._reading.message(self._properties, self.body)
         return self._message
 
     @property
@@ -316,14 +319,14 @@ class Delivery:
         """The publisher's id, the same in every copy."""
         if self._message is not None or self._reading is None:
             return self.message.message_id
-        return self._reading.message_id(self._raw)
+        return self._reading.message_id(self._properties)
 
     @property
     def content_type(self) -> str:
         """The publisher's content type; "" when it gave none."""
         if self._message is not None or self._reading is None:
             return self.message.content_type
-        return self._reading.content_type(self._raw)
+        return self._reading.content_type(self._properties)
 
     @property
     def key(self) -> str:
@@ -338,7 +341,7 @@ class Delivery:
     @property
     def attempt(self) -> int:
         """The number of the handler's run that it is for: 1 at the first."""
-        number = self.marks.get(ATTEMPT_HEADER)
+        number = self._library_headers.get(ATTEMPT_HEADER)
         return min(number, ATTEMPT_MAX) if type(number) is int and number > 0 else 1
 
     @property
@@ -349,10 +352,10 @@ class Delivery:
     @property
     def first_ms(self) -> int:
         """The time of its first publish in ms since 1970; the time it arrived, if nothing says so."""
-        first_ms = self.marks.get(FIRST_HEADER)
+        first_ms = self._library_headers.get(FIRST_HEADER)
         if type(first_ms) is int and 0 < first_ms <= FIRST_MS_MAX:
             return first_ms
-        stamp_ms = self._reading.stamp_ms(self._raw) if self._reading is not None else None
+        stamp_ms = self._reading.stamp_ms(self._properties) if self._reading is not None else None
         return self._arrived_ms() if stamp_ms is None else stamp_ms
 
     def _arrived_ms(self) -> int:
@@ -360,29 +363,24 @@ class Delivery:
         return (time.time_ns() - since_ns) // 1_000_000
 
     @property
-    def marks(self) -> Mapping[str, Header]:
+    def _library_headers(self) -> Mapping[str, Header]:
         """The library's own headers, which begin with ``mb-``: see docs/WIRE.md."""
         try:
-            return self._marks
+            return self._own
         except AttributeError:  # not set when it arrives: most are never asked for it
             assert self._reading is not None
-            self._marks = self._reading.marks(self._raw)
-            return self._marks
-
-    @property
-    def properties(self) -> bytes:
-        """The AMQP property list as it arrived; empty for a delivery that did not arrive over AMQP."""
-        return self._raw
+            self._own = self._reading.library_headers(self._properties)
+            return self._own
 
     @property
     def receipt(self) -> Receipt:
         """The address of the answer; valid for one answer while that link lives."""
-        return Receipt(self.ledger.broker, self.ledger.epoch, self.tag, self.part)
+        return Receipt(self._ledger.broker, self._ledger.epoch, self._tag, self._part)
 
     @property
     def broker(self) -> str:
         """``host:port`` of the broker that delivered."""
-        return self.ledger.broker
+        return self._ledger.broker
 
     def __repr__(self) -> str:
         size = len(self.body)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from messagebus._io.amqp.properties import is_bare
-from messagebus._io.publish.publishes import Shape, Shapes
+from messagebus._io.publish.publishes import Target, Targets
 from messagebus.destination import Destination, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Header, Message
@@ -67,7 +67,7 @@ class Outgoing:
     """Reader of the calls of one publisher. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._shapes = Shapes()
+        self._targets = Targets()
 
     def name_of(self, destination: Destination | str) -> str:
         """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
@@ -75,7 +75,7 @@ class Outgoing:
 
     def read(
         self, destination: Destination | str, payload: Payload, options: Options
-    ) -> tuple[Shape, bytes, Message | None]:
+    ) -> tuple[Target, bytes, Message | None]:
         """Return the target, the body, and the message unless it is nothing but a body.
 
         Raises NameInvalid or MessageInvalid.
@@ -84,8 +84,8 @@ class Outgoing:
             if len(payload) > BODY_BYTES_MAX:
                 raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
             if isinstance(destination, str):
-                return self._shapes.plain(destination), payload, None
-            return self._shapes.of(destination, BINARY), payload, None
+                return self._targets.plain(destination), payload, None
+            return self._targets.of(destination, BINARY), payload, None
         message = as_message(payload)
         delay_ms = 0
         if options:
@@ -94,16 +94,16 @@ class Outgoing:
         if isinstance(destination, str):
             destination = parse_destination(destination)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
-        shape = self._shapes.of(destination, message.content_type, delay)
-        return shape, message.body, None if is_bare(message) else message
+        target = self._targets.of(destination, message.content_type, delay)
+        return target, message.body, None if is_bare(message) else message
 
 
 def _with(message: Message, options: Options) -> Message:
     fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _DELAYS}
     if "ttl_s" in fields:
         ttl_s = fields.pop("ttl_s")
-        fields["expires_after_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
-    if unknown := fields.keys() - Options.__annotations__.keys() - {"expires_after_ms"}:
+        fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
+    if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
     return replace(message, **fields) if fields else message
 

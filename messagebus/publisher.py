@@ -17,7 +17,7 @@ from typing import Self, Unpack
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Shape, Waiter
+from messagebus._io.publish.publishes import Many, Target, Waiter
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
@@ -34,9 +34,8 @@ from messagebus.errors import (
 )
 from messagebus.hooks import Hooks
 from messagebus.message import Message
-from messagebus.outcome import Outcome, Published
 from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
-from messagebus.stats import RUNNING, PublisherStats, Status
+from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
@@ -74,35 +73,35 @@ def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Ex
     return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
 
 
-def refuse_unconfirmed(shape: Shape) -> None:
+def refuse_unconfirmed(target: Target) -> None:
     """Raise ConfigError where a publish is not confirmed."""
-    if not shape.confirms:
+    if not target.confirms:
         raise ConfigError(
-            f"{shape.address.name} has durability none: nothing is confirmed; use send"
+            f"{target.address.name} has durability none: nothing is confirmed; use send"
         )
 
 
 class _Submitted:
     """Publish of a thread, on its way to the loop."""
 
-    __slots__ = ("body", "deadline_ms", "message", "shape", "waiter")
+    __slots__ = ("body", "deadline_ms", "message", "target", "waiter")
 
     def __init__(
         self,
-        shape: Shape,
+        target: Target,
         body: bytes,
         message: Message | None,
         deadline_ms: int,
         waiter: Waiter | Many | None,
     ) -> None:
-        self.shape, self.body, self.message = shape, body, message
+        self.target, self.body, self.message = target, body, message
         self.deadline_ms, self.waiter = deadline_ms, waiter
 
     def hand_over(self, driver: PublishDriver, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
-        ticket = driver.submit(self.shape, self.body, self.message, timeout_ms, self.waiter)
+        publish = driver.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
-            self.waiter.add(ticket)
+            self.waiter.add(publish)
 
 
 class _Waiting:
@@ -128,11 +127,12 @@ class Publisher:
         config: PublisherConfig | None = None,
         *,
         hooks: Sequence[Hooks] = (),
+        _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._config = config or PublisherConfig()
         self._hooks = hook_chain(hooks)
-        self._wire = self._make_wire()
+        self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: PublishDriver | None = None
@@ -177,9 +177,6 @@ class Publisher:
         driver = PublishDriver(self._bus, self._config, self._take_inbox, self._wire)
         driver.start()
         return driver
-
-    def _make_wire(self) -> Wire:
-        return amqp_wire(self._bus)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until open publishes are settled, then hang up. Returns how many got no known outcome.
@@ -319,16 +316,16 @@ class Publisher:
 
     def _accept(
         self,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | Many | None,
     ) -> None:
         if self._hooks is not None and not isinstance(waiter, Watched | Many):
             self._accept_watched(self._hooks, outgoing, timeout_s, waiter)
             return
-        shape, body, message = outgoing
+        target, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
-        submitted = _Submitted(shape, body, message, now_ms() + timeout_ms, waiter)
+        submitted = _Submitted(target, body, message, now_ms() + timeout_ms, waiter)
         if os.getpid() != self._pid:  # before the lock, which no thread may be left to open
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
@@ -348,13 +345,13 @@ class Publisher:
     def _accept_watched(
         self,
         hooks: HookChain,
-        outgoing: tuple[Shape, bytes, Message | None],
+        outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | None,
     ) -> None:
-        shape, body, message = outgoing
-        with hooks.accepting(shape, body, message, waiter) as (message, watched):
-            self._accept((shape, body, message), timeout_s, watched)
+        target, body, message = outgoing
+        with hooks.accepting(target, body, message, waiter) as (message, watched):
+            self._accept((target, body, message), timeout_s, watched)
 
     def _put_in(self, submitted: _Submitted) -> None:
         """Add a publish to the inbox; the caller holds the lock."""
@@ -375,7 +372,7 @@ class Publisher:
 
     def _check_running(self) -> None:
         if self._status is not RUNNING:
-            raise Stopped(self._status.why_not_running("publisher", "with"))
+            raise Stopped(why_not_running(self._status, "publisher", "with"))
 
     def _has_room(self, size: int) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""

@@ -20,7 +20,7 @@ from messagebus.destination import (
     parse_destination,
 )
 from messagebus.errors import NameInvalid
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 
 __all__ = [
     "BORN",

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from inventory.inventory import DEFAULT_PATH, ENV_PATH
-from messagebus.commands.anywhere import option_anywhere
 from messagebus.commands.exits import Program
+from messagebus.commands.options import option_anywhere
 from ops.backup.cli import backup, restore
 from ops.cluster.checkup import check
 from ops.cluster.topology import topology

@@ -22,8 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import HELP, Codes, Exit, Program, code_of, run
-from messagebus.events import EVENTS, FAULTS
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.events import EVENTS, FAULTS
+from messagebus.recording.manifest import RunInvalid
 from reports.page import Page, render_html, render_text
 from reports.text import columns_here
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan

@@ -124,7 +124,7 @@ def incidents(run: Run) -> list[dict[str, Any]]:
             "kind": one.kind,
             "broker": one.broker,
             "at_s": since_s(run, one.at_ns),
-            "done_s": since_s(run, one.done_ns),
+            "done_s": since_s(run, one.ended_ns),
         }
         for one in sorted(run.manifest.incidents, key=lambda one: one.at_ns)
     ]

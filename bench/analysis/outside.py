@@ -23,7 +23,7 @@ from bench.harness.interface import Outside, Running, durability, measure_outsid
 from bench.harness.sampling import Sampler
 from bench.harness.workers import made_empty
 from bench.load.profile import Profile
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 
 __all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
 

@@ -36,7 +36,7 @@ from bench.harness.parts import (
 from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 from messagebus.terminal import plural
 
 __all__ = [

@@ -25,7 +25,7 @@ from messagebus import (
     PublisherConfig,
     Topic,
 )
-from messagebus.telemetry.eventfile import Entry
+from messagebus.recording.files import Entry
 
 __all__ = [
     "RECEIVE_MAX",

@@ -32,7 +32,7 @@ from bench.load.records import records, write_records
 from bench.load.schedule import RATE_LEAST_PER_S, Steered
 from bench.processes import Child
 from messagebus.commands.exits import Exit
-from messagebus.telemetry.manifest import read_manifest
+from messagebus.recording.manifest import read_manifest
 from ops.local.layout import DEFAULT_NETWORK
 
 __all__ = ["demo", "disagreements", "read_report"]

@@ -21,7 +21,7 @@ from bench.demo.scenario import (
 from bench.demo.stage import Stage
 from bench.errors import BenchError
 from bench.rows import Tail, read_events
-from messagebus.telemetry.manifest import Manifest, write_whole
+from messagebus.recording.manifest import Manifest, write_whole
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 

@@ -23,7 +23,7 @@ from bench.harness.control import Progress, read_progress, set_rate
 from bench.harness.workers import Recording, Workers
 from bench.load.profile import Profile
 from bench.processes import Child, Children
-from messagebus.telemetry.manifest import Incident, Manifest
+from messagebus.recording.manifest import Incident, Manifest
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.errors import InputInvalid
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 from reports.text import significant
 
 __all__ = [

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.errors import BenchError
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 
 __all__ = [
     "PROFILE",

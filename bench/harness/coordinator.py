@@ -29,7 +29,7 @@ from bench.harness.workers import END_WITHIN_S, HEAD_START_S, Recording, Workers
 from bench.load.profile import Disturbance, Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
 from bench.processes import Children
-from messagebus.telemetry.manifest import Incident, write_whole
+from messagebus.recording.manifest import Incident, write_whole
 from messagebus.terminal import plural
 
 __all__ = ["MACHINE", "SAMPLES", "Disturber", "conduct", "steps"]

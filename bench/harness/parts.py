@@ -22,7 +22,7 @@ from bench.harness.consuming import Had
 from bench.harness.histograms import Counts, Latencies
 from bench.harness.outcomes import Published, Received
 from bench.harness.publishing import Sent
-from messagebus.telemetry.manifest import write_whole
+from messagebus.recording.manifest import write_whole
 
 __all__ = [
     "Part",

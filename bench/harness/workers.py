@@ -24,8 +24,8 @@ from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place
 from bench.load.schedule import Constant
 from bench.processes import Children, wait_until
 from bench.rows import Events, read_events
-from messagebus.telemetry.eventfile import anchor_now
-from messagebus.telemetry.manifest import ConsumerEntry, Incident, Manifest, write_whole
+from messagebus.recording.files import anchor_now
+from messagebus.recording.manifest import ConsumerEntry, Incident, Manifest, write_whole
 
 __all__ = ["Recording", "Workers", "at_work", "made", "made_empty", "members", "open_ended"]
 

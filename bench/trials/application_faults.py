@@ -23,7 +23,7 @@ from messagebus import (
     count_parked,
     purge_parked,
 )
-from messagebus.outcome import Published
+from messagebus.stats import Published
 from ops.local.cluster import LocalCluster
 
 __all__ = ["APPLICATION_FAULTS"]

@@ -247,7 +247,7 @@ class Trial:
     def _parked(self) -> dict[str, list[str]]:
         """Return the reasons of parked messages, by message id."""
         found: dict[str, list[str]] = {}
-        for each in read_parked(self._bus, [*QUEUES, OUT], limit=2 * self._messages).messages:
+        for each in read_parked(self._bus, [*QUEUES, OUT], count_max=2 * self._messages).messages:
             found.setdefault(each.message_id, []).append(each.reason)
         return found
 

@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from messagebus import App, Delivery, Park, Reject, RetryLater, RetryPolicy
+from messagebus.recording.recorder import Recorder
 from messagebus.telemetry.otel import OpenTelemetry
 from messagebus.telemetry.prometheus import PrometheusHooks
-from messagebus.telemetry.recorder import Recorder
 from messagebus.telemetry.tracecontext import TraceContext
 
 __all__ = ["DONE_BYTES", "FOLDER_SETTING", "KINDS", "OUT", "QUEUES", "Kind", "app"]

@@ -31,7 +31,7 @@ from messagebus import (
     TopologyMismatch,
     declare,
 )
-from messagebus.outcome import Durability, Published
+from messagebus.stats import Durability, Published
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 

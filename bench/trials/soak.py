@@ -25,7 +25,7 @@ from bench.harness.workers import Workers, at_work, open_ended
 from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus import BusConfig, declare
-from messagebus.telemetry.manifest import Incident, Manifest
+from messagebus.recording.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
 from ops.local.layout import DEFAULT_NETWORK
 

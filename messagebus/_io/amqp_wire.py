@@ -1,7 +1,12 @@
-"""The wire to real brokers: AMQP links, agents over HTTP, the consumer list."""
+"""The wire to real brokers: AMQP links, agents over HTTP, the consumer list.
+
+`namesake` looks for another project's distribution `messagebus`. Each of the two overwrites files of the
+other.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -9,16 +14,16 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, metadata
 
 from messagebus._io.agents.consumer_list import ListFollower
 from messagebus._io.agents.registration import credentials, topology_for
 from messagebus._io.amqp.link import Link, dial
 from messagebus._io.wire import Topology
-from messagebus._namesake import namesake
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 
-__all__ = ["AmqpWire"]
+__all__ = ["AmqpWire", "namesake"]
 
 log = logging.getLogger("messagebus")
 
@@ -68,3 +73,23 @@ def _own_id() -> str:
     """Return a client id of host, process, and a random part for this object."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:HOST_MAX]
     return f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+OURS = "messagebus-rabbitmq"
+# The summary of an editable installation that was made before the distribution had its name.
+SUMMARY = "Publish to any RabbitMQ broker, consume from all of them."
+
+
+@functools.cache
+def namesake() -> str:
+    """Return one line that says that it is installed here and what to do; "" where it is not."""
+    try:
+        found = metadata("messagebus")
+    except PackageNotFoundError:
+        return ""
+    if found["Summary"] == SUMMARY:
+        return ""
+    return (
+        f"another project's distribution 'messagebus' {found['Version']} is installed here and has files of "
+        f"the same names: pip uninstall messagebus {OURS}, then pip install {OURS}"
+    )

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from messagebus._io.publish.publishes import Shape, Waiter
+from messagebus._io.publish.publishes import Target, Waiter
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 __all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
 
@@ -74,14 +74,14 @@ class HookChain:
 
     # Publishing.
     def publishing(
-        self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
+        self, target: Target, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> tuple[Message, Watched]:
         """Return the message to send instead, and the waiter for its end."""
         if message is None:
-            message = Message(body=body, content_type=shape.content_type)
+            message = Message(body=body, content_type=target.content_type)
         if not message.message_id:
             message = with_id(message, f"{self._prefix}{next(self._numbers):012x}")
-        first, destination = message, shape.address.name
+        first, destination = message, target.address.name
         given = []
         for hook in self._hooks:
             try:
@@ -95,10 +95,10 @@ class HookChain:
 
     @contextmanager
     def accepting(
-        self, shape: Shape, body: bytes, message: Message | None, waiter: Waiter | None
+        self, target: Target, body: bytes, message: Message | None, waiter: Waiter | None
     ) -> Iterator[tuple[Message, Watched]]:
         """Do as `publishing`, around the acceptance: the hooks also learn of messages not accepted."""
-        message, watched = self.publishing(shape, body, message, waiter)
+        message, watched = self.publishing(target, body, message, waiter)
         try:
             yield message, watched
         except BaseException as error:

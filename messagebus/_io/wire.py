@@ -1,7 +1,7 @@
 """The interface between drivers and brokers; AMQP begins below it.
 
 `AmqpWire` (`_io.amqp_wire`) is the real one; `messagebus.testing` has one that leads to brokers in
-memory. The drivers above it are the same, so both buses behave alike.
+memory. The drivers above it are the same, so both buses behave uniform.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
-from messagebus.core.listkeeper import ListKeeper
+from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import MessageBusError
 from messagebus.topology import Options, Wanted

@@ -14,10 +14,11 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from messagebus.agent.metrics import Figure
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ListInvalid
 
@@ -69,6 +70,15 @@ class ListFile:
         if self.current is not None and self.current.generation:
             return f'"{self.current.generation}"'
         return f'"0-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}"'
+
+    @property
+    def generation(self) -> int:
+        """The generation of the list that is served; -1 without one."""
+        return self.current.generation if self.current else -1
+
+    def figures(self) -> Iterator[Figure]:
+        yield Figure("list_generation", "Of the list served.", self.generation)
+        yield Figure("list_faults", "Bad list files seen.", self.faults, True)
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Look every LOOK_INTERVAL_S, for ever; call on_change after each new good list."""
@@ -164,6 +174,13 @@ class Clients:
         if (known := self._seen.get(key)) is not None:
             self._seen[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
             self._seen.move_to_end(key, last=False)
+
+    def figures(self, now_ms: int, generation: int) -> Iterator[Figure]:
+        """Yield the figures of living clients. generation: of the list that they should have."""
+        living = self.living(now_ms)
+        behind = sum(client.applied < generation for client in living)
+        yield Figure("clients", "Clients that ask here.", len(living))
+        yield Figure("clients_behind", "Of them, with an older list than this.", behind)
 
     def living(self, now_ms: int) -> list[Client]:
         """Return the clients seen within EXPIRY_MS; drop the others."""

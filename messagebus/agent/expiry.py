@@ -18,16 +18,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from messagebus.agent.broker.upkeep import Upkeep
 from messagebus.agent.consumer_list import ListFile
+from messagebus.agent.metrics import Figure
 from messagebus.agent.peers import Peers
 from messagebus.agent.topology import Topology
 from messagebus.core.register import majority
 from messagebus.errors import LinkError, TopologyError
 
-__all__ = ["Expiry"]
+__all__ = ["Expiry", "Uses"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -36,6 +37,26 @@ LOOK_INTERVAL_S = 1.0
 # A subscription without its queue that was used within this time is in use now, and is made
 # again. Otherwise RabbitMQ was a little earlier than we are, and its time soon ends here too.
 IN_USE_S = 2 * LOOK_INTERVAL_S
+
+
+class Uses:
+    """The observed uses of expiring subscriptions on one broker. Other parts of the agent report here.
+
+    look_now: set when a queue may have expired.
+    """
+
+    def __init__(self) -> None:
+        self.at_s: dict[str, float] = {}
+        self.look_now = asyncio.Event()
+
+    def used(self, name: str, ago_s: float = 0.0) -> None:
+        """Record a use of it, present or about to come."""
+        at_s = time.monotonic() - ago_s
+        self.at_s[name] = max(at_s, self.at_s.get(name, at_s))
+
+    def gone(self, _name: str) -> None:
+        """Look at once: its queue may have expired."""
+        self.look_now.set()
 
 
 class Expiry:
@@ -48,34 +69,27 @@ class Expiry:
         self,
         *,
         me: str,
+        uses: Uses,
         upkeep: Upkeep,
         topology: Topology,
         peers: Peers,
         lists: ListFile,
         clients: Callable[[], Iterable[tuple[str, float]]],
     ) -> None:
-        self._me = me
+        self._me, self._uses = me, uses
         self._upkeep, self._topology, self._peers = upkeep, topology, peers
         self._lists, self._clients = lists, clients
-        self._used_at_s: dict[str, float] = {}
         self._dials = 0
-        self._look_now = asyncio.Event()
         self.deleted = 0
 
-    def used(self, name: str, ago_s: float = 0.0) -> None:
-        """Record a use of it, present or about to come."""
-        at_s = time.monotonic() - ago_s
-        self._used_at_s[name] = max(at_s, self._used_at_s.get(name, at_s))
-
-    def gone(self, _name: str) -> None:
-        """Look at once: its queue may have expired."""
-        self._look_now.set()
+    def figures(self) -> Iterator[Figure]:
+        yield Figure("expired", "Expired subscriptions deleted.", self.deleted, True)
 
     def unused_s(self) -> dict[str, float | None]:
         """Return the seconds without use of each expiring subscription here; None: it was not watched."""
         linked, now_s = self._upkeep.condition.linked, time.monotonic()
         return {
-            name: now_s - self._used_at_s[name] if linked and name in self._used_at_s else None
+            name: now_s - self._uses.at_s[name] if linked and name in self._uses.at_s else None
             for name in self._upkeep.expiring()
         }
 
@@ -84,8 +98,8 @@ class Expiry:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_INTERVAL_S):
-                    await self._look_now.wait()
-            self._look_now.clear()
+                    await self._uses.look_now.wait()
+            self._uses.look_now.clear()
             try:
                 await self.look()
             except (LinkError, TopologyError) as fault:
@@ -96,13 +110,13 @@ class Expiry:
         expiring = self._upkeep.expiring()
         if self._dials != self._upkeep.dials:  # nobody watched between the links
             self._dials = self._upkeep.dials
-            self._used_at_s.clear()
+            self._uses.at_s.clear()
         if not self._upkeep.condition.linked:
             return
-        self._used_at_s = {n: at_s for n, at_s in self._used_at_s.items() if n in expiring}
+        self._uses.at_s = {n: at_s for n, at_s in self._uses.at_s.items() if n in expiring}
         for name, ago_s in self._clients():
             if name in expiring:
-                self.used(name, ago_s)
+                self._uses.used(name, ago_s)
         gone = set[str]()
         for name in expiring:
             try:
@@ -113,11 +127,11 @@ class Expiry:
                 continue  # deleted while the others were looked at
             if consumers is None:
                 gone.add(name)
-            elif consumers or name not in self._used_at_s:
-                self.used(name)
+            elif consumers or name not in self._uses.at_s:
+                self._uses.used(name)
         # It may have expired before it was first watched.
-        for name in gone - self._used_at_s.keys():
-            self.used(name, expiring[name] + LOOK_INTERVAL_S)
+        for name in gone - self._uses.at_s.keys():
+            self._uses.used(name, expiring[name] + LOOK_INTERVAL_S)
         await self._decide(expiring, gone)
 
     async def _decide(self, expiring: dict[str, int], gone: set[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +38,9 @@ class Figure:
 
 
 class Metrics:
-    """A renderer of the figures that `figures` returns, labelled with the broker's name."""
+    """A renderer of the figures that `figures` yields, labelled with the broker's name."""
 
-    def __init__(self, broker: str, figures: Callable[[], list[Figure]]) -> None:
+    def __init__(self, broker: str, figures: Callable[[], Iterable[Figure]]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(broker, figures))
 
@@ -50,7 +50,7 @@ class Metrics:
 
 
 class _Figures(Collector):
-    def __init__(self, broker: str, figures: Callable[[], list[Figure]]) -> None:
+    def __init__(self, broker: str, figures: Callable[[], Iterable[Figure]]) -> None:
         self._broker = broker
         self._figures = figures
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import httpx
 
+from messagebus.admin.proof import NotProven, TokenProof
+from messagebus.agent.metrics import Figure
 from messagebus.agent.store import entry_from_json, snapshot_from_json, snapshot_to_json
 from messagebus.broker import ListedBroker
 from messagebus.core.register import Entry, Snapshot
 from messagebus.errors import ConfigError
-from messagebus.proof import NotProven, TokenProof
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles, trusting_nobody
 
-__all__ = ["Node", "Peers", "Told"]
+__all__ = ["Node", "Peers", "PeerAnswer"]
 
 log = logging.getLogger("messagebus.agent")
 
@@ -42,7 +43,7 @@ CONNECTIONS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PeerAnswer:
     """A peer's answer to a change.
 
     answer: held, later or no. stored: it is on its disk, in a map that counts. entries: the peer's current
@@ -70,6 +71,7 @@ class Peers:
     """The other agents. me: broker name of this one. transport: a substitute, for tests.
 
     token: the operators'. tls: they serve https, and require our certificate.
+    on_nodes: called when `nodes` or `proven` changed, to store them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Peers:
         *,
         token: Callable[[], Secret],
         tls: TlsFiles | None = None,
+        on_nodes: Callable[[], None] = lambda: None,
     ) -> None:
         self._me = me
         self._token = token
@@ -99,9 +102,13 @@ class Peers:
         self.proven: set[str] = set()
         self._proofs: dict[tuple[str, bool], TokenProof] = {}
         self._doubted: dict[str, str] = {}
-        self.on_nodes: Callable[[], None] = lambda: None
+        self._on_nodes = on_nodes
         self.pulls = 0
         self.pulls_failed = 0
+
+    def figures(self) -> Iterator[Figure]:
+        yield Figure("pulls", "Questions to peers.", self.pulls, True)
+        yield Figure("pulls_failed", "Of them.", self.pulls_failed, True)
 
     async def pull(self, listed: Iterable[ListedBroker]) -> dict[str, Snapshot]:
         """Return the maps of the agents that answer in PULL_TIMEOUT_S, by broker name.
@@ -123,7 +130,7 @@ class Peers:
         mine: Snapshot,
         *,
         answering: Iterable[str],
-    ) -> dict[str, Told]:
+    ) -> dict[str, PeerAnswer]:
         """Send all of them these entries of my map; return their answers by broker name.
 
         answering: agents that answered the last pull; only they get the long deadline.
@@ -251,12 +258,12 @@ class Peers:
             raise ValueError(f"the agent of {who!r} answers for {peer.broker}")
         if (node := _node(value.get("node"))) and node != self.nodes.get(who):
             self.nodes[who] = node
-            self.on_nodes()
+            self._on_nodes()
         return snapshot_from_json(value)
 
     async def _push_one(
         self, peer: ListedBroker, body: dict[str, Any], timeout_s: float
-    ) -> Told | None:
+    ) -> PeerAnswer | None:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._request(
@@ -281,7 +288,7 @@ class Peers:
                     log.info("agent believed again broker=%s", name)
                 if name not in self.proven:
                     self.proven.add(name)
-                    self.on_nodes()
+                    self._on_nodes()
 
             self._proofs[name, signs] = TokenProof(
                 self._token,
@@ -300,12 +307,12 @@ class Peers:
             log.warning("agent not believed broker=%s reason=%r", name, reason)
 
 
-def _told(answer: httpx.Response) -> Told:
+def _told(answer: httpx.Response) -> PeerAnswer:
     if answer.status_code != httpx.codes.OK:
         reason = f"HTTP {answer.status_code}"
-        return Told(answer="no", reason=reason, stored=False, intact=False, entries=())
+        return PeerAnswer(answer="no", reason=reason, stored=False, intact=False, entries=())
     value = answer.json()
-    return Told(
+    return PeerAnswer(
         answer=str(value["answer"]),
         reason=str(value.get("reason", "")),
         stored=value.get("stored") is True,

@@ -26,7 +26,7 @@ from messagebus.agent.broker.management import Management, ManagementUnavailable
 from messagebus.agent.broker.upkeep import Upkeep, monotonic_ms
 from messagebus.agent.config import AgentConfig, read_secret
 from messagebus.agent.consumer_list import Clients, ListFile
-from messagebus.agent.expiry import Expiry
+from messagebus.agent.expiry import Expiry, Uses
 from messagebus.agent.login import Login
 from messagebus.agent.metrics import Figure, Metrics, figures_of_mirror
 from messagebus.agent.peers import Node, Peers
@@ -71,26 +71,28 @@ class Service:
         self._said = (VerdictKind.DOWN, False)
         self.task_faults = 0
         self._report_due = asyncio.Event()
+        pull_now, uses = asyncio.Event(), Uses()
         self.lists = ListFile(config.list_file)
         self.clients = Clients()
         self._management = Management(config)
         self._loads = Loads(self._management)
         self._tls = config.tls_files if config.tls else None
-        self._peers = Peers(config.address.name, token=lambda: config.token, tls=self._tls)
+        self._peers = Peers(
+            config.address.name,
+            token=lambda: config.token,
+            tls=self._tls,
+            on_nodes=self._report_due.set,
+        )
         self.upkeep = Upkeep(
             config,
             register,
             settler=_settler(config),
             management=self._management,
-            on_new_life=lambda: self.topology.pull_soon(),
+            on_new_life=pull_now.set,
             on_report=self._report_due.set,
-            on_gone=lambda name: self.expiry.gone(name),
+            on_gone=uses.gone,
         )
-        self._peers.on_nodes = self._report_due.set
         self._load_report()
-        answering = Answering(
-            config.address, register, self.upkeep, on_used=lambda name: self.expiry.used(name)
-        )
         self.topology = Topology(
             me=config.address.name,
             register=register,
@@ -98,10 +100,12 @@ class Service:
             peers=self._peers,
             lists=self.lists,
             upkeep=self.upkeep,
-            answering=answering,
+            answering=Answering(config.address, register, self.upkeep, on_used=uses.used),
+            pull_now=pull_now,
         )
         self.expiry = Expiry(
             me=config.address.name,
+            uses=uses,
             upkeep=self.upkeep,
             topology=self.topology,
             peers=self._peers,
@@ -321,61 +325,28 @@ class Service:
             self._config.address, credentials, rights, timeout_ms=LOGIN_TIMEOUT_MS
         )
 
-    def _figures(self) -> list[Figure]:
-        upkeep, topology, condition = self.upkeep, self.topology, self.condition
-        register, current = topology.register, self.lists.current
-        kind = self.verdict().kind
-        alive = sum(entry.alive for entry in register.entries.values())
-        clients = self.clients.living(_now_ms())
-        generation = current.generation if current else -1
-        behind = sum(client.applied < generation for client in clients)
-        return [
-            Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY),
-            Figure("draining", "1 while operators drain the broker.", bool(condition.draining)),
-            Figure("alarm", "1 during a memory or disk alarm.", bool(condition.alarm)),
-            Figure("linked", "1 while the AMQP link is open.", condition.linked),
-            Figure("gate_open", "1 while the gate is open.", condition.gate_open),
-            Figure("intact", "1 while the map counts in a majority.", register.intact),
-            Figure("informed", "1 when a majority was read.", register.informed),
-            Figure("settled", "1 while the map is there and settled.", upkeep.is_settled),
-            Figure("refused", "Names that the broker has otherwise.", len(upkeep.refusals)),
-            Figure("events_proven", "1 when the broker's events arrive.", upkeep.events_proven),
-            Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive),
-            Figure("tombstones", "Deleted names remembered.", len(register.entries) - alive),
-            Figure("list_generation", "Of the list served.", generation),
-            Figure("list_faults", "Bad list files seen.", self.lists.faults, True),
-            Figure("clients", "Clients that ask here.", len(clients)),
-            Figure("clients_behind", "Of them, with an older list than this.", behind),
-            Figure(
-                "task_faults", "Exceptions that ended a task of the agent.", self.task_faults, True
-            ),
-            Figure("lost", "Queues, bindings, exchanges that vanished.", upkeep.losses.total, True),
-            *_known("undelivered", "Due, and without a queue.", upkeep.ladder.undelivered),
-            Figure("dials", "AMQP links dialled.", upkeep.dials, True),
-            Figure("settles_fast", "Settled by erl_call.", upkeep.settles_fast, True),
-            Figure("settles_slow", "Settled by waiting.", upkeep.settles_slow, True),
-            Figure("queues_revived", "Dead after a boot.", upkeep.recovery.revived, True),
-            Figure("expired", "Expired subscriptions deleted.", self.expiry.deleted, True),
-            Figure("changes", "Changes coordinated here.", topology.changes, True),
-            Figure("changes_incomplete", "Of them.", topology.changes_incomplete, True),
-            Figure("pulls", "Questions to peers.", self._peers.pulls, True),
-            Figure("pulls_failed", "Of them.", self._peers.pulls_failed, True),
-            *self._loads.figures(),
-            *figures_of_mirror(self._config.mirror_device),
-            *self._figures_of_certificates(),
-        ]
+    def _figures(self) -> Iterator[Figure]:
+        condition, kind = self.condition, self.verdict().kind
+        yield Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY)
+        yield Figure("draining", "1 while operators drain the broker.", bool(condition.draining))
+        yield Figure("alarm", "1 during a memory or disk alarm.", bool(condition.alarm))
+        text = "Exceptions that ended a task of the agent."
+        yield Figure("task_faults", text, self.task_faults, True)
+        yield from self.upkeep.figures()
+        yield from self.topology.figures()
+        yield from self.expiry.figures()
+        yield from self._peers.figures()
+        yield from self.lists.figures()
+        yield from self.clients.figures(_now_ms(), self.lists.generation)
+        yield from self._loads.figures()
+        yield from figures_of_mirror(self._config.mirror_device)
+        yield from self._figures_of_certificates()
 
     def _figures_of_certificates(self) -> Iterator[Figure]:
         """Yield none without TLS, and none for a file that cannot be read now."""
         if self._tls and (end_s := self._tls.good_until_s()):
             text = "Until the certificate, or the authority that it trusts, has ended."
             yield Figure("certificate_seconds_left", text, round(end_s - time.time()))
-
-
-def _known(name: str, text: str, value: int | None) -> Iterator[Figure]:
-    """Yield a figure, none while its value is unknown."""
-    if value is not None:
-        yield Figure(name, text, value)
 
 
 async def _until(

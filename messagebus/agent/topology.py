@@ -14,14 +14,15 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from messagebus._io.amqp.control import node_is_gone, port_refuses
 from messagebus.agent.broker.answering import Answering
 from messagebus.agent.broker.upkeep import Upkeep
 from messagebus.agent.consumer_list import ListFile
-from messagebus.agent.peers import Peers, Told
+from messagebus.agent.metrics import Figure
+from messagebus.agent.peers import PeerAnswer, Peers
 from messagebus.agent.store import Store
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.register import (
@@ -56,7 +57,10 @@ class NoMajority(TopologyError):
 
 
 class Topology:
-    """One agent's part in the register. Runs on one loop."""
+    """One agent's part in the register. Runs on one loop.
+
+    pull_now: set by other parts of the agent, to read from the peers at once.
+    """
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Topology:
         lists: ListFile,
         upkeep: Upkeep,
         answering: Answering,
+        pull_now: asyncio.Event,
     ) -> None:
         self._me = me
         self.register = register
@@ -83,12 +88,22 @@ class Topology:
         # agents that make the same with other options and go first.
         self._making: dict[str, Options] = {}
         self._yielded_to: dict[str, str] = {}
-        self._pull_now = asyncio.Event()
+        self._pull_now = pull_now
         self._turn = 0
         self.joining = False
         self.changes = 0
         self.changes_incomplete = 0
         self.fault = ""
+
+    def figures(self) -> Iterator[Figure]:
+        entries = self.register.entries.values()
+        alive = sum(entry.alive for entry in entries)
+        yield Figure("intact", "1 while the map counts in a majority.", self.register.intact)
+        yield Figure("informed", "1 when a majority was read.", self.register.informed)
+        yield Figure("entries_alive", "Wanted topics, queues and subscriptions.", alive)
+        yield Figure("tombstones", "Deleted names remembered.", len(entries) - alive)
+        yield Figure("changes", "Changes coordinated here.", self.changes, True)
+        yield Figure("changes_incomplete", "Of them.", self.changes_incomplete, True)
 
     # The list.
 
@@ -102,12 +117,9 @@ class Topology:
             self.joining = True
             self.register.life_began()
         self.register.listed(current.names)
-        self.pull_soon()
+        self._pull_now.set()
 
     # Reading from the peers.
-
-    def pull_soon(self) -> None:
-        self._pull_now.set()
 
     async def run(self) -> None:
         """Pull from the peers every PULL_INTERVAL_S, for ever."""
@@ -343,7 +355,7 @@ class Topology:
             why = "its agent does not answer, and nothing proves that its broker is dead"
         return broker.name, Reply(answer=Answer.NO, reason=why)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: PeerAnswer) -> None:
         """Merge a concurrent change of another agent that came back with an answer."""
         self.register.told(Snapshot(intact=told.intact, entries=told.entries))
 
@@ -373,7 +385,7 @@ class Topology:
             self.fault = str(fault)
 
 
-def _reply(told: Told) -> Reply:
+def _reply(told: PeerAnswer) -> Reply:
     kinds = {"held": Answer.HELD, "later": Answer.LATER}
     answer = kinds.get(told.answer, Answer.NO)
     return Reply(answer=answer, stored=told.stored, reason=told.reason)

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
 from messagebus.agent.broker.loads import Counting
 from messagebus.agent.broker.plan import expires_s_of
 from messagebus.agent.broker.upkeep import Upkeep
@@ -36,7 +37,6 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item
 
 __all__ = ["WAIT_S_MAX", "Parts", "application"]

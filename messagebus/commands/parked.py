@@ -13,10 +13,8 @@ from typing import Any
 
 import click
 
-from messagebus import parked
-from messagebus.commands.environment import bus_settings
-from messagebus.commands.exits import Exit, code_of
-from messagebus.parked import (
+from messagebus.admin import parked
+from messagebus.admin.parked import (
     ParkedCount,
     ParkedCounts,
     ParkedFilter,
@@ -25,6 +23,8 @@ from messagebus.parked import (
     ParkedMoved,
     ParkedProgress,
 )
+from messagebus.commands.exits import Exit, code_of
+from messagebus.commands.options import bus_settings
 from messagebus.terminal import escaped, plural, printable, say
 
 __all__ = ["group"]
@@ -184,7 +184,7 @@ def show_parked(names: tuple[str, ...], where: ParkedFilter, limit: int, as_json
     Example:
       messagebus parked show orders/billing --match 'customer.*42' --json
     """
-    found = parked.read_parked(bus_settings(), names, where=where, limit=limit)
+    found = parked.read_parked(bus_settings(), names, where=where, count_max=limit)
     if as_json:
         _print_json({"messages": [_message_row(each) for each in found.messages]}, found.faults)
     else:
@@ -294,7 +294,7 @@ def redrive_parked(
             bus_settings(),
             names,
             where=where,
-            limit=limit,
+            count_max=limit,
             rate_per_s=rate,
             on_progress=progress.told,
         )
@@ -326,7 +326,7 @@ def purge_parked(
 
     def purge(progress: _Progress) -> ParkedMoved:
         return parked.purge_parked(
-            bus_settings(), names, where=where, limit=limit, on_progress=progress.told
+            bus_settings(), names, where=where, count_max=limit, on_progress=progress.told
         )
 
     return _move(names, where, limit, purge, ("drop", "dropped"), dry_run, yes, as_json)

@@ -22,7 +22,7 @@ __all__ = ["ConfirmWindow", "Identified", "Batch", "Packed", "Packing", "bundled
 
 
 class Packing(NamedTuple):
-    """Bounds of the batches of one lane. linger_ms: 0 packs only messages that wait anyway."""
+    """Bounds of the batches of one destination. linger_ms: 0 packs only messages that wait anyway."""
 
     count_max: int
     bytes_max: int
@@ -31,7 +31,7 @@ class Packing(NamedTuple):
 
 class Packed(Protocol):
     message_id: str
-    lane: str
+    destination: str
     size: int
 
 
@@ -41,11 +41,15 @@ PackedT = TypeVar("PackedT", bound=Packed)
 class Batch(Generic[PackedT]):
     """One publish of several items. message_id: its own on the wire, equal to its first item's."""
 
-    __slots__ = ("due_ms", "items", "lane", "message_id", "size")
+    __slots__ = ("destination", "due_ms", "items", "message_id", "size")
 
     def __init__(self, first: PackedT) -> None:
         self.items = [first]
-        self.lane, self.message_id, self.size = first.lane, first.message_id, first.size
+        self.destination, self.message_id, self.size = (
+            first.destination,
+            first.message_id,
+            first.size,
+        )
         self.due_ms: int | None = None
 
     def keep(self, items: list[PackedT]) -> None:
@@ -79,9 +83,9 @@ def bundled(
 
 
 class Identified(Protocol):
-    """An item of a window: a publish with its destination's lane, an id and a size in bytes."""
+    """An item of a window: a publish with its destination, an id and a size in bytes."""
 
-    lane: str
+    destination: str
     message_id: str
     size: int
 
@@ -130,13 +134,13 @@ class ConfirmWindow(Generic[ItemT]):
             self._sent.append((tag, now_ms))
         return taken
 
-    def returned(self, lane: str, message_id: str) -> None:
+    def returned(self, destination: str, message_id: str) -> None:
         """Record that the broker sent this message back; its ack follows.
 
         Applications choose ids, so several open publishes may have one id: each return marks one of
-        them, and only of the lane that it names.
+        them, and only of the destination that it names.
         """
-        self._returned[lane, message_id] += 1
+        self._returned[destination, message_id] += 1
 
     def answered(self, tag: int, *, multiple: bool) -> tuple[list[ItemT], list[ItemT]]:
         """Record the broker's ack or nack. Returns the answered items, oldest first, in two lists.
@@ -161,7 +165,7 @@ class ConfirmWindow(Generic[ItemT]):
     def _part(self, answered: list[ItemT]) -> tuple[list[ItemT], list[ItemT]]:
         kept, unroutable = [], []
         for item in answered:
-            name = (item.lane, item.message_id)
+            name = (item.destination, item.message_id)
             if not self._returned[name]:
                 kept.append(item)
             else:

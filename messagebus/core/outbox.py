@@ -2,14 +2,14 @@
 
 Decides; sends nothing, waits for nothing. Times are whole milliseconds of a monotonic clock.
 
-An item is *held* (its lane is not open yet: the destination is not registered), in the *backlog*
+An item is *held* (its destination is not open yet, because it is not registered), in the *backlog*
 (may be sent), in the *window* of a link (sent, unanswered), or settled. It is settled exactly once:
 
-    accept ── held ──open_lane──▶ backlog ──take──▶ window ──answered──▶ settled
+    accept ── held ──open_destination──▶ backlog ──take──▶ window ──answered──▶ settled
                                      ▲                 │
                                      └───link_lost─────┘   (attempts and deadline permitting)
 
-Items of a lane that packs travel as batches (`core.confirms`): one entry of backlog and window, one
+Items of a destination that packs travel as batches (`core.confirms`): one entry of backlog and window, one
 tag, and still one outcome, deadline and count of attempts for each item. Messages that were given
 together can be one item, a *bundle*: a batch of its own, with one end for all of them.
 
@@ -46,17 +46,18 @@ END_REFUSED = End(REFUSED, "the broker refused it")
 
 
 class Item:
-    """One publish. lane: its destination. end: None until it is settled, then it never changes.
+    """One publish. destination: the name of the place that it goes to.
 
+    end: None until it is settled, then it never changes.
     count: number of messages in it; above 1 it is a bundle, which travels as one batch.
     """
 
-    __slots__ = ("attempts", "count", "deadline_ms", "end", "lane", "message_id", "size")
+    __slots__ = ("attempts", "count", "deadline_ms", "destination", "end", "message_id", "size")
 
     def __init__(
-        self, message_id: str, lane: str, size: int, deadline_ms: int, count: int = 1
+        self, message_id: str, destination: str, size: int, deadline_ms: int, count: int = 1
     ) -> None:
-        self.message_id, self.lane = message_id, lane
+        self.message_id, self.destination = message_id, destination
         self.size, self.deadline_ms = size, deadline_ms
         self.count = count
         self.attempts = 0
@@ -68,7 +69,7 @@ Entry = Item | Batch[Item]
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Destination:
     is_open: bool = False
     held: deque[Entry] = field(default_factory=deque)
     packing: Packing | None = None
@@ -92,7 +93,7 @@ class Outbox:
         self._window, self._window_bytes_max = window, window_bytes_max
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
         self._backlog: deque[Entry] = deque()
-        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._destinations: defaultdict[str, _Destination] = defaultdict(_Destination)
         self._lingering: dict[str, Batch[Item]] = {}
         self._bundles = False  # whether an item was ever more than one message
         self.waiting = 0
@@ -145,90 +146,94 @@ class Outbox:
         )
 
     # Accepting.
-    def pack(self, lane: str, packing: Packing) -> None:
-        """Make items of this lane travel in batches from now on."""
-        self._lanes[lane].packing = packing
+    def pack(self, destination: str, packing: Packing) -> None:
+        """Make items of this destination travel in batches from now on."""
+        self._destinations[destination].packing = packing
 
     def accept(self, item: Item, *, alone: bool = False) -> None:
         """Take a publish. The caller has asked has_room, or does not want a bound.
 
         alone: it does not go into a batch, because the broker must see its properties.
         """
-        lane = self._lanes[item.lane]
-        if lane.packing is None:
-            (self._backlog if lane.is_open else lane.held).append(item)
+        destination = self._destinations[item.destination]
+        if destination.packing is None:
+            (self._backlog if destination.is_open else destination.held).append(item)
         else:
-            self._pack(lane, lane.packing, item, alone)
+            self._pack(destination, destination.packing, item, alone)
         self.waiting += 1
         self.waiting_bytes += item.size
         if item.deadline_ms < self._earliest_ms:
             self._earliest_ms = item.deadline_ms
 
     def accept_bundle(self, bundle: Item) -> None:
-        """Take several publishes of a lane that packs as one item."""
+        """Take several publishes of a destination that packs as one item."""
         self._bundles = True
-        lane = self._lanes[bundle.lane]
-        self._close_batch(lane)
-        self._queue(lane).append(Batch(bundle))
+        destination = self._destinations[bundle.destination]
+        self._close_batch(destination)
+        self._queue(destination).append(Batch(bundle))
         self.waiting += bundle.count
         self.waiting_bytes += bundle.size
         self._earliest_ms = min(self._earliest_ms, bundle.deadline_ms)
 
-    def _pack(self, lane: _Lane, packing: Packing, item: Item, alone: bool) -> None:
-        batch, size = lane.filling, item.size
+    def _pack(self, destination: _Destination, packing: Packing, item: Item, alone: bool) -> None:
+        batch, size = destination.filling, item.size
         if batch is not None and not alone and batch.size + size <= packing.bytes_max:
             batch.items.append(item)
             batch.size += size
         else:
-            self._close_batch(lane)
+            self._close_batch(destination)
             if alone or size >= packing.bytes_max:
-                self._queue(lane).append(item)
+                self._queue(destination).append(item)
                 return
-            batch = lane.filling = Batch(item)
+            batch = destination.filling = Batch(item)
             if packing.linger_ms:
-                self._lingering[item.lane] = batch
+                self._lingering[item.destination] = batch
             else:
-                self._queue(lane).append(batch)
+                self._queue(destination).append(batch)
         if len(batch.items) >= packing.count_max or batch.size >= packing.bytes_max:
-            self._close_batch(lane)
+            self._close_batch(destination)
 
-    def _close_batch(self, lane: _Lane) -> None:
-        """Add nothing more to the batch that this lane fills."""
-        batch, lane.filling = lane.filling, None
-        if batch is not None and self._lingering.get(batch.lane) is batch:
-            del self._lingering[batch.lane]
-            self._queue(lane).append(batch)
+    def _close_batch(self, destination: _Destination) -> None:
+        """Add nothing more to the batch that this destination fills."""
+        batch, destination.filling = destination.filling, None
+        if batch is not None and self._lingering.get(batch.destination) is batch:
+            del self._lingering[batch.destination]
+            self._queue(destination).append(batch)
 
-    def _queue(self, lane: _Lane) -> deque[Entry]:
-        return self._backlog if lane.is_open else lane.held
+    def _queue(self, destination: _Destination) -> deque[Entry]:
+        return self._backlog if destination.is_open else destination.held
 
-    def lane_is_open(self, lane: str) -> bool:
-        return lane in self._lanes and self._lanes[lane].is_open
+    def destination_is_open(self, destination: str) -> bool:
+        return destination in self._destinations and self._destinations[destination].is_open
 
-    def holds(self, lane: str) -> bool:
-        """Return whether messages wait for this lane to be opened."""
-        return lane in self._lanes and bool(self._lanes[lane].held or self._lanes[lane].filling)
+    def holds(self, destination: str) -> bool:
+        """Return whether messages wait for this destination to be opened."""
+        return destination in self._destinations and bool(
+            self._destinations[destination].held or self._destinations[destination].filling
+        )
 
-    def open_lane(self, lane: str) -> None:
+    def open_destination(self, destination: str) -> None:
         """Allow publishes to this destination from now on."""
-        state = self._lanes[lane]
+        state = self._destinations[destination]
         state.is_open = True
         self._backlog.extend(state.held)
         state.held.clear()
 
-    def close_lane(self, lane: str) -> None:
-        """Make publishes of this destination wait from now on until open_lane."""
-        state = self._lanes[lane]
+    def close_destination(self, destination: str) -> None:
+        """Make publishes of this destination wait from now on until open_destination."""
+        state = self._destinations[destination]
         state.is_open = False
-        state.held.extend(entry for entry in self._backlog if entry.lane == lane)
-        self._backlog = deque(entry for entry in self._backlog if entry.lane != lane)
+        state.held.extend(entry for entry in self._backlog if entry.destination == destination)
+        self._backlog = deque(entry for entry in self._backlog if entry.destination != destination)
 
-    def refuse_lane(self, lane: str, reason: str, *, unroutable: bool = False) -> list[Item]:
+    def refuse_destination(
+        self, destination: str, reason: str, *, unroutable: bool = False
+    ) -> list[Item]:
         """Settle the messages that wait for a destination that cannot be published to.
 
         unroutable: because nobody has created it.
         """
-        state = self._lanes[lane]
+        state = self._destinations[destination]
         self._close_batch(state)
         items = [item for entry in state.held for item in _items(entry)]
         state.held.clear()
@@ -278,7 +283,7 @@ class Outbox:
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
         if isinstance(entry, Batch):
             entry.keep(again)
-        self._queue(self._lanes[entry.lane]).appendleft(entry)
+        self._queue(self._destinations[entry.destination]).appendleft(entry)
         self.waiting += self._count(again)
         self.waiting_bytes += entry.size
         self.retried += self._count(again)
@@ -324,25 +329,27 @@ class Outbox:
 
     def _batch_sent(self, batch: Batch[Item]) -> int:
         """Close a batch that is being sent. Returns the number of its messages."""
-        lane = self._lanes[batch.lane]
-        if lane.filling is batch:
-            lane.filling = None
+        destination = self._destinations[batch.destination]
+        if destination.filling is batch:
+            destination.filling = None
         for item in batch.items:
             item.attempts += 1
         return self._count(batch.items)
 
     def _end_lingering(self, now_ms: int) -> None:
         for name, batch in list(self._lingering.items()):
-            lane = self._lanes[name]
+            destination = self._destinations[name]
             if batch.due_ms is None:
-                batch.due_ms = now_ms + (lane.packing.linger_ms if lane.packing else 0)
+                batch.due_ms = now_ms + (
+                    destination.packing.linger_ms if destination.packing else 0
+                )
             if batch.due_ms <= now_ms:
-                self._close_batch(lane)
+                self._close_batch(destination)
 
     def close_batches(self) -> None:
         """End all lingering now, when a caller waits for all accepted messages."""
         for batch in list(self._lingering.values()):
-            self._close_batch(self._lanes[batch.lane])
+            self._close_batch(self._destinations[batch.destination])
 
     def refuse(self, item: Item, reason: str) -> None:
         """Settle as refused an item that cannot be sent at all, and was not accepted."""
@@ -352,10 +359,10 @@ class Outbox:
         """Settle as unknown an entry just sent, when no confirm is awaited. Its tag stays counted."""
         return self._settle([entry], End(UNKNOWN, "no confirm is waited for"))
 
-    def returned(self, link: int, lane: str, message_id: str) -> None:
+    def returned(self, link: int, destination: str, message_id: str) -> None:
         """Record that the broker sent this message back on this link; its ack follows."""
         if link in self._windows:
-            self._windows[link].returned(lane, message_id)
+            self._windows[link].returned(destination, message_id)
 
     def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Item]:
         """Record the broker's answer on this link. Returns the settled items: none once the link is gone."""
@@ -403,7 +410,7 @@ class Outbox:
     def unsettled(self) -> Iterator[Item]:
         """Yield all items accepted and not settled, in no order; exhaust it before changing anything."""
         places: list[Iterable[Entry]] = [self._backlog, self._lingering.values()]
-        places += [lane.held for lane in self._lanes.values()]
+        places += [destination.held for destination in self._destinations.values()]
         places += [window.items() for window in self._windows.values()]
         return (
             item
@@ -415,13 +422,16 @@ class Outbox:
 
     def _forget_settled(self) -> None:
         """Remove settled items from the places where they wait."""
-        for queue in (self._backlog, *(lane.held for lane in self._lanes.values())):
+        for queue in (
+            self._backlog,
+            *(destination.held for destination in self._destinations.values()),
+        ):
             kept = [entry for entry in queue if self._still_waits(entry)]
             queue.clear()
             queue.extend(kept)
         for batch in list(self._lingering.values()):
             if not self._still_waits(batch):
-                del self._lingering[batch.lane]
+                del self._lingering[batch.destination]
 
     def _still_waits(self, entry: Entry) -> bool:
         """Return whether an unsettled item is left in it; settled ones are counted out."""
@@ -433,8 +443,8 @@ class Outbox:
         if isinstance(entry, Batch):
             if left:
                 entry.keep(left)
-            elif self._lanes[entry.lane].filling is entry:
-                self._lanes[entry.lane].filling = None
+            elif self._destinations[entry.destination].filling is entry:
+                self._destinations[entry.destination].filling = None
         return bool(left)
 
     def _waits_no_more(self, item: Item) -> None:

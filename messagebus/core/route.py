@@ -11,15 +11,24 @@ the broker that is to be left is hung up again; one that does not say its name i
 A link that is *dead* is left for any.
 
 Links are numbered by the dial that made them.
+
+`backoff_ms` is the wait before the next try, here and wherever else something is dialled or asked again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
-
-__all__ = ["Action", "Adopt", "Dial", "HangUp", "Route"]
+__all__ = [
+    "Action",
+    "Adopt",
+    "Dial",
+    "HangUp",
+    "REFUSED_FIRST_MS",
+    "REFUSED_MAX_MS",
+    "Route",
+    "backoff_ms",
+]
 
 DIALS_AT_ONCE = 2
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 20, 2_000
@@ -164,3 +173,18 @@ class Route:
 
     def _wait_ms(self, failures: int, share: float) -> int:
         return backoff_ms(failures, first_ms=BACKOFF_FIRST_MS, max_ms=BACKOFF_MAX_MS, share=share)
+
+
+# A refused login is tried again, because passwords rotate, but slowly: an account may be locked after
+# some tries. The first wait is short, as a file may be written a moment after the broker's change.
+REFUSED_FIRST_MS, REFUSED_MAX_MS = 1_000, 30_000
+
+
+def backoff_ms(failures: int, *, first_ms: int, max_ms: int, share: float) -> int:
+    """Return the wait in ms, exponential with jitter: half of it is fixed, the rest is scaled by `share`.
+
+    failures: 1 after the first failure; the full wait doubles with each, up to max_ms.
+    share: a random number from 0 to 1, chosen by the caller.
+    """
+    full_ms = min(max_ms, first_ms << min(max(failures - 1, 0), 20))
+    return full_ms // 2 + int(full_ms / 2 * share)

@@ -5,7 +5,5 @@ Each module is imported by its own name; the list shows which extra brings the p
     tracecontext  W3C trace context from delivery to publish, without any package
     otel          OpenTelemetry: spans, links, metrics             messagebus-rabbitmq[opentelemetry]
     prometheus    Prometheus: statistics and histograms            messagebus-rabbitmq[prometheus]
-    recorder      rows for the reports of ``spark/``
-    queuesampler  how much waits in the brokers, beside them
     jsonlog       logs as JSON, one line each
 """

@@ -4,7 +4,11 @@
 
 The library's own lines are a constant text and ``key=value`` pairs; as JSON the pairs are fields of
 their own. Exceptions and texts are cut and line ends escaped. Passwords are hidden as far as they can be
-recognised (`messagebus.telemetry.redaction`).
+recognised.
+
+Texts that others wrote are short, on one line, and without what looks like a password. An exception's text
+may be 10 MB long and may quote an address with its password. Passwords cannot be recognised for certain:
+hidden are texts behind a name like ``password=`` or ``token:``, or in an address before its ``@``.
 """
 
 from __future__ import annotations
@@ -15,11 +19,11 @@ import math
 import re
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO
 
 from messagebus.errors import ConfigError
-from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
 
 __all__ = ["FORMS", "JsonFormatter", "TextFormatter", "configure_logging"]
 
@@ -184,3 +188,45 @@ def _one_line(text: str) -> str:
 def _encodable(text: str) -> str:
     """Escape half surrogate pairs, which a stream does not take, in JSON too."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+TEXT_CHARS_MAX = 1024
+TRACE_CHARS_MAX = 8 * 1024
+FRAMES_MAX = 30
+# Times the shown length that is read of a text, so that no password is cut before it can be
+# recognised.
+READ_FACTOR = 4
+HIDDEN = "***"
+
+_IN_ADDRESS = re.compile(r"(://[^\s:/@]{0,255}):[^\s/]{0,1024}@")
+_BEHIND_NAME = re.compile(
+    r"""(?ix) ( \b [\w-]{0,32} (?: passw(?:or)?d | passphrase | pwd | secret | token | api[_-]?key
+        | authori[sz]ation | credentials? ) [\w-]{0,32} ["']? \s? (?: = | : | => ) \s{0,3} )
+    ( "[^"]{0,1024}"? | '[^']{0,1024}'? | (?: basic | bearer ) \s+ \S{1,2048} | [^\s,;&)}\]]{1,1024} )"""
+)
+
+
+def plain_text(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """Return at most chars_max characters of it, passwords hidden. Cost: none for the rest."""
+    read = text[: READ_FACTOR * chars_max]
+    read = _BEHIND_NAME.sub(rf"\1{HIDDEN}", _IN_ADDRESS.sub(rf"\1:{HIDDEN}@", read))
+    if len(read) > chars_max or len(text) > READ_FACTOR * chars_max:
+        return f"{read[: chars_max - 3]}..."
+    return read
+
+
+def plain_error(error: BaseException) -> str:
+    """Return an exception's text; "" when it has none."""
+    try:
+        return plain_text(str(error))
+    except Exception as fault:  # an application's own __str__
+        return f"(its text fails: {type(fault).__name__})"
+
+
+def plain_trace(error: BaseException) -> str:
+    """Return the traceback, outermost first: its last FRAMES_MAX frames and the first exception's text."""
+    try:
+        frames = traceback.format_tb(error.__traceback__, limit=-FRAMES_MAX)
+    except Exception:  # its source file is gone or no text
+        return ""
+    return plain_text("".join(frames).rstrip(), TRACE_CHARS_MAX)

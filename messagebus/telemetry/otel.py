@@ -54,14 +54,14 @@ from opentelemetry.trace import (
     TraceState,
 )
 
-from messagebus._io.amqp.properties import NOTHING, glance
+from messagebus._io.amqp.properties import NO_TRACEPARENT, find_traceparent
 from messagebus._io.hooks import add_headers
 from messagebus.destination import Source, parse_destination
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
-from messagebus.outcome import Outcome, Published
+from messagebus.stats import Outcome, Published
 from messagebus.telemetry import semconv
-from messagebus.telemetry.redaction import plain_error, plain_text, plain_trace
+from messagebus.telemetry.jsonlog import plain_error, plain_text, plain_trace
 from messagebus.telemetry.tracecontext import (
     TRACEPARENT,
     TRACESTATE,
@@ -454,7 +454,7 @@ def _about(message: Message, attributes: _Attributes) -> _Attributes:
 def _of_delivery(delivery: Delivery, conversation: str) -> _Attributes:
     found: _Attributes = {
         semconv.MESSAGE_ID: delivery.message_id,
-        semconv.DELIVERY_TAG: delivery.tag,
+        semconv.DELIVERY_TAG: delivery._tag,
     }
     if conversation:
         found[semconv.CONVERSATION_ID] = conversation
@@ -533,9 +533,9 @@ class _Contexts:
 
     def of(self, delivery: Delivery) -> tuple[_Carried | None, str]:
         """Return the context that came with a delivery, and its correlation id."""
-        found = glance(delivery.properties) if self._is_w3c else None
+        found = find_traceparent(delivery._properties) if self._is_w3c else None
         if found is not None:
-            if found is NOTHING or not is_traceparent(found):
+            if found is NO_TRACEPARENT or not is_traceparent(found):
                 return None, ""
             return _of_w3c(found, None), ""
         message = delivery.message

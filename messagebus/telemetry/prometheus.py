@@ -29,8 +29,7 @@ from prometheus_client.registry import Collector
 from messagebus.errors import Stopped
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Published
-from messagebus.stats import ConsumerStats, PublisherStats, Status
+from messagebus.stats import ConsumerStats, Published, PublisherStats, Status
 
 __all__ = ["ClientMetrics", "PrometheusHooks", "collected"]
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from messagebus._io.amqp.dead_letters import dead_lettered
+from messagebus._io.amqp.copy_headers import dead_lettered
 from messagebus._io.amqp.properties import read_headers, read_message_id
 from messagebus.core.parking import read_ttl_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source

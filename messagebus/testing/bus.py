@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.wire import Wire
 from messagebus.aio import AsyncConsumer, AsyncPublisher
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
+from messagebus.errors import WrongPayload
 from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
 from messagebus.stats import RUNNING
-from messagebus.testing import checks
 from messagebus.testing.brokers import MemoryBrokers
 from messagebus.testing.links import MemoryWire
 from messagebus.topology import Wanted, parse_wanted
@@ -28,7 +26,7 @@ __all__ = ["MemoryBus"]
 T = TypeVar("T")
 
 # Limit of a test's waits: the event comes at once, or something is wrong.
-WITHIN_S = 5.0
+TIMEOUT_S = 5.0
 # Limit for another thread's loop to move its clock; it has nothing else to do.
 NOTICE_TIMEOUT_S = 5.0
 
@@ -45,8 +43,7 @@ class MemoryBus:
         names = [f"memory-{number}:5672" for number in range(1, brokers + 1)]
         self._brokers = MemoryBrokers(names, delivery_limit=delivery_limit)
         self._wire = MemoryWire(self._brokers)
-        self._publishers: weakref.WeakSet[_MemoryPublisher | _AsyncMemoryPublisher]
-        self._publishers = weakref.WeakSet()
+        self._publishers: weakref.WeakSet[Publisher | AsyncPublisher] = weakref.WeakSet()
         self._blocking: weakref.WeakSet[Publisher | Consumer] = weakref.WeakSet()
 
     @property
@@ -59,7 +56,7 @@ class MemoryBus:
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> Publisher:
         """Make a `Publisher`, not started."""
-        made = _MemoryPublisher(self._wire, config, hooks)
+        made = Publisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         self._blocking.add(made)
         return made
@@ -68,7 +65,7 @@ class MemoryBus:
         self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
     ) -> AsyncPublisher:
         """Make an `AsyncPublisher`, not started."""
-        made = _AsyncMemoryPublisher(self._wire, config, hooks)
+        made = AsyncPublisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         return made
 
@@ -81,7 +78,14 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> Consumer:
         """Make a `Consumer`, not started."""
-        made = _MemoryConsumer(self._wire, destination, subscription, config, hooks)
+        made = Consumer(
+            BusConfig(),
+            destination,
+            subscription=subscription,
+            config=config,
+            hooks=hooks,
+            _wire=self._wire,
+        )
         self._blocking.add(made)
         return made
 
@@ -94,7 +98,14 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> AsyncConsumer:
         """Make an `AsyncConsumer`, not started."""
-        return _AsyncMemoryConsumer(self._wire, destination, subscription, config, hooks)
+        return AsyncConsumer(
+            BusConfig(),
+            destination,
+            subscription=subscription,
+            config=config,
+            hooks=hooks,
+            _wire=self._wire,
+        )
 
     def declare(self, *wanted: Wanted | str) -> None:
         """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
@@ -115,7 +126,7 @@ class MemoryBus:
             raise ValueError(f"advance({seconds!r}): time does not go back")
         self._brokers.advance(ms)
         for publisher in list(self._publishers):
-            publisher.put_forward(ms)
+            _put_forward(publisher, ms)
 
     def freeze(self) -> None:
         """Let no broker read or answer anything from now on: backlogs fill, deadlines pass."""
@@ -184,14 +195,14 @@ class MemoryBus:
         return self._brokers.undelivered()
 
     # Waiting.
-    def wait_handled(self, within_s: float = WITHIN_S) -> None:
+    def wait_handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
         with self._brokers.changed:
-            done = self._brokers.changed.wait_for(self._brokers.is_idle, within_s)
+            done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
         if not done:
-            raise AssertionError(checks.unhandled(self._brokers, within_s))
+            raise AssertionError(_check_unhandled(self._brokers, timeout_s))
 
-    async def handled(self, within_s: float = WITHIN_S) -> None:
+    async def handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as `wait_handled` does, for asyncio."""
         loop, idle = asyncio.get_running_loop(), asyncio.Event()
 
@@ -202,9 +213,9 @@ class MemoryBus:
 
         with self._brokers.watched(look):
             try:
-                await asyncio.wait_for(idle.wait(), within_s)
+                await asyncio.wait_for(idle.wait(), timeout_s)
             except TimeoutError:
-                raise AssertionError(checks.unhandled(self._brokers, within_s)) from None
+                raise AssertionError(_check_unhandled(self._brokers, timeout_s)) from None
 
     # Assertions.
     def assert_published(
@@ -221,7 +232,7 @@ class MemoryBus:
         messages that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
         `Message`. Raises AssertionError, which says what was published.
         """
-        return checks.published(self._brokers, _destination(destination), count, where, fields)
+        return _check_published(self._brokers, _destination(destination), count, where, fields)
 
     def assert_answered(
         self,
@@ -233,7 +244,7 @@ class MemoryBus:
     ) -> list[str]:
         """Check that deliveries had this answer, and return their ids. Raises AssertionError."""
         source = _source(destination, subscription)
-        return checks.answered(self._brokers, source, answer, count)
+        return _check_answered(self._brokers, source, answer, count)
 
     def assert_parked(
         self,
@@ -243,7 +254,7 @@ class MemoryBus:
         count: int | None = None,
     ) -> list[Message]:
         """Check that messages were parked, and return them. Raises AssertionError."""
-        return checks.parked(self._brokers, _source(destination, subscription), count)
+        return _check_parked(self._brokers, _source(destination, subscription), count)
 
 
 def _destination(destination: Destination | str) -> Destination:
@@ -267,84 +278,173 @@ def _address(destination: Destination | Source | str) -> str:
     return destination.exchange if isinstance(destination, Topic) else destination.amqp_queue
 
 
-def _put_forward(driver: PublishDriver | None, ms: int) -> None:
-    if driver is not None:
-        driver.put_forward(ms)
+def _put_forward(publisher: Publisher | AsyncPublisher, ms: int) -> None:
+    """Advance a publisher's clock.
 
+    An asyncio publisher that belongs to another thread's loop has it advanced one turn of that loop later.
+    """
+    driver = publisher._driver
+    if publisher.status is not RUNNING or driver is None:
+        return
+    if isinstance(publisher, Publisher):
+        noticed = threading.Event()
 
-class _MemoryPublisher(Publisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
-        self._memory = wire
-        super().__init__(BusConfig(), config, hooks=hooks)
+        def notice() -> None:
+            driver.put_forward(ms)
+            noticed.set()
 
-    def _make_wire(self) -> Wire:
-        return self._memory
-
-    def put_forward(self, ms: int) -> None:
-        if self._status is RUNNING and self._thread is not None:
-            noticed = threading.Event()
-
-            def notice() -> None:
-                _put_forward(self._driver, ms)
-                noticed.set()
-
-            self._thread.call_soon(notice)
-            noticed.wait(NOTICE_TIMEOUT_S)
-
-
-class _AsyncMemoryPublisher(AsyncPublisher):
-    def __init__(self, wire: Wire, config: PublisherConfig | None, hooks: Sequence[Hooks]) -> None:
-        self._memory = wire
-        super().__init__(BusConfig(), config, hooks=hooks)
-
-    def _make_wire(self) -> Wire:
-        return self._memory
-
-    def put_forward(self, ms: int) -> None:
-        """Advance the publisher's clock; from a thread other than the loop's one turn later."""
-        if self._status is not RUNNING or self._loop.is_closed():
-            return
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self._loop:
-            _put_forward(self._driver, ms)
+        publisher._running()[0].call_soon(notice)
+        noticed.wait(NOTICE_TIMEOUT_S)
+    elif not publisher._loop.is_closed():
+        if publisher._loop is _running_loop():
+            driver.put_forward(ms)
         else:
-            self._loop.call_soon_threadsafe(_put_forward, self._driver, ms)
+            publisher._loop.call_soon_threadsafe(driver.put_forward, ms)
 
 
-class _MemoryConsumer(Consumer):
-    def __init__(
-        self,
-        wire: Wire,
-        destination: Destination | Source | str,
-        subscription: str,
-        config: ConsumerConfig | None,
-        hooks: Sequence[Hooks],
-    ) -> None:
-        self._memory = wire
-        super().__init__(
-            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
-        )
-
-    def _make_wire(self) -> Wire:
-        return self._memory
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
-class _AsyncMemoryConsumer(AsyncConsumer):
-    def __init__(
-        self,
-        wire: Wire,
-        destination: Destination | Source | str,
-        subscription: str,
-        config: ConsumerConfig | None,
-        hooks: Sequence[Hooks],
-    ) -> None:
-        self._memory = wire
-        super().__init__(
-            BusConfig(), destination, subscription=subscription, config=config, hooks=hooks
-        )
+# Assertions; their failures say what did happen.
+# Entries shown in a failure: enough to see what is wrong.
+SHOWN_MAX = 10
+BODY_SHOWN_MAX = 120
 
-    def _make_wire(self) -> Wire:
-        return self._memory
+
+def _check_published(
+    brokers: MemoryBrokers,
+    destination: Destination,
+    count: int | None,
+    where: Callable[[Message], bool] | None,
+    fields: Mapping[str, object],
+) -> list[Message]:
+    """Return the matching messages. Raises AssertionError unless there are as many as wanted, TypeError."""
+    there = brokers.published(destination, "confirmed")
+    found = [each for each in there if _matches(each, fields) and (where is None or where(each))]
+    if _enough(found, count):
+        return found
+    wanted = "".join(f" {name}={value!r}" for name, value in fields.items())
+    told = [
+        f"{_counted(count)}{wanted or ' message(s)'} wanted on {destination}, {len(found)} found"
+    ]
+    told += _listed(f"published to {destination}", [_line(each) for each in there])
+    for outcome, why in (
+        ("unroutable", f"nobody subscribes: declare({_a_reader(destination)!r})"),
+        ("refused", "as refuse_next says"),
+    ):
+        if lost := len(brokers.published(destination, outcome)):
+            told.append(f"{lost} more {outcome}: {why}")
+    if not there:
+        told += _listed("published elsewhere", _elsewhere(brokers))
+    raise AssertionError("\n".join(told))
+
+
+def _check_answered(
+    brokers: MemoryBrokers, source: Source, answer: str, count: int | None
+) -> list[str]:
+    """Return the ids of deliveries with this answer. Raises AssertionError unless as many as wanted."""
+    if answer not in ANSWERS:
+        raise ValueError(f"answer {answer!r}: one of {', '.join(ANSWERS)}")
+    there = brokers.answers(source)
+    found = [message_id for message_id, given in there if given == answer]
+    if _enough(found, count):
+        return found
+    told = [f"{_counted(count)} {answer}(s) wanted from {source}, {len(found)} found"]
+    told += _listed("answers", [f"{given} {message_id}" for message_id, given in there])
+    told.append(_state(brokers, source))
+    raise AssertionError("\n".join(told))
+
+
+ANSWERS = ("ack", "requeue", "reject", "retry", "park")
+
+
+def _check_parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Message]:
+    """Return the parked messages. Raises AssertionError unless there are as many as wanted."""
+    found = brokers.parked_messages(source)
+    if _enough(found, count):
+        return found
+    told = [f"{_counted(count)} parked message(s) wanted of {source}, {len(found)} found"]
+    told += _listed("parked", [_line(each) for each in found])
+    answers = [f"{given} {message_id}" for message_id, given in brokers.answers(source)]
+    told += _listed("answers", answers)
+    told.append(_state(brokers, source))
+    raise AssertionError("\n".join(told))
+
+
+def _check_unhandled(brokers: MemoryBrokers, timeout_s: float) -> str:
+    """Return the error's text when not everything was answered in time."""
+    told = [f"not everything was answered within {timeout_s:g} s"]
+    for queue, (ready, unacked) in sorted(brokers.open_work().items()):
+        told.append(f"  {queue}: {ready} waiting, {unacked} delivered without an answer")
+    return "\n".join(told)
+
+
+# Inside.
+def _enough(found: Sequence[object], count: int | None) -> bool:
+    return bool(found) if count is None else len(found) == count
+
+
+def _counted(count: int | None) -> str:
+    return "at least 1" if count is None else str(count)
+
+
+def _matches(message: Message, fields: Mapping[str, object]) -> bool:
+    return all(_field(message, name) == value for name, value in fields.items())
+
+
+def _field(message: Message, name: str) -> object:
+    try:
+        match name:
+            case "text":
+                return message.as_text()
+            case "json":
+                return message.as_json()
+            case "headers":
+                return dict(message.headers)
+    except WrongPayload:
+        return None
+    if name not in Message.__slots__:
+        raise TypeError(f"{name!r} is no field of a message; there are {', '.join(FIELDS)}")
+    return getattr(message, name)
+
+
+FIELDS = ("text", "json", *Message.__slots__)
+
+
+def _line(message: Message) -> str:
+    body = repr(message.body[:BODY_SHOWN_MAX])
+    more = " ..." if len(message.body) > BODY_SHOWN_MAX else ""
+    key = f" key={message.key!r}" if message.key else ""
+    headers = f" headers={dict(message.headers)!r}" if message.headers else ""
+    return f"{message.message_id}{key}{headers} {body}{more}"
+
+
+def _listed(title: str, lines: list[str]) -> list[str]:
+    if not lines:
+        return [f"{title}: nothing"]
+    shown = [f"  {line}" for line in lines[:SHOWN_MAX]]
+    more = [f"  ... and {len(lines) - SHOWN_MAX} more"] if len(lines) > SHOWN_MAX else []
+    return [f"{title}: {len(lines)}", *shown, *more]
+
+
+def _elsewhere(brokers: MemoryBrokers) -> list[str]:
+    return [
+        f"{exchange.removeprefix('mb.topic/').replace('mb.queue/', 'queue:')}: {count} {outcome}"
+        for (exchange, outcome), count in sorted(brokers.destinations().items())
+    ]
+
+
+def _a_reader(destination: Destination) -> str:
+    return f"{destination}/test"
+
+
+def _state(brokers: MemoryBrokers, source: Source) -> str:
+    name = str(source) if isinstance(source, Subscription) else source.name
+    return (
+        f"{name}: {brokers.waiting(source)} waiting, {brokers.unacked(source)} without an answer, "
+        f"{len(brokers.parked(source))} parked; {brokers.delayed()} delayed on the whole bus"
+    )

@@ -16,7 +16,7 @@ from messagebus._io.amqp.frames import Bare
 from messagebus._io.amqp.link import Link
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.core.listkeeper import ListKeeper
+from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
@@ -121,7 +121,7 @@ class MemoryLink:
         self.taker: Taker | None = None
         self.published = 0
         self.channel = _MemoryChannel(self)
-        self.pipe = _MemoryPipe(self, brokers)
+        self.transport = _MemoryTransport(self, brokers)
         self._prefetch = 0
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._deliveries: deque[Arrived] = deque()
@@ -143,7 +143,7 @@ class MemoryLink:
 
         def told() -> None:
             for tag, multiple, ok in answers:
-                self.pipe.on_confirm(tag, multiple, ok)
+                self.transport.on_confirm(tag, multiple, ok)
 
         self._brokers.bring(lambda: self._read_soon(self._told.append, told))
 
@@ -176,21 +176,21 @@ class MemoryLink:
     def _read(self) -> None:
         """Read all that has come, and run the callbacks once. On the loop."""
         self._woken = False
-        deliveries, told, on_contents = self._deliveries, self._told, self.pipe.on_contents
+        deliveries, told, on_contents = self._deliveries, self._told, self.transport.on_contents
         if deliveries and self.is_open:
             on_contents([deliveries.popleft() for _ in range(len(deliveries))])
         while told and (self.is_open or self._end is None):
             told.popleft()()
         if self.is_open:
-            self.pipe.on_turn()
-            self.pipe.flush()
+            self.transport.on_turn()
+            self.transport.flush()
 
     # Calls.
     async def call(self, method: str, **arguments: Any) -> Any:
         """Call one of pika's channel methods that the drivers use, behind all that was written."""
         if self._end is not None:
             raise self._end
-        self.pipe.flush()
+        self.transport.flush()
         answered: asyncio.Future[Any] = self._loop.create_future()
         self._calls.add(answered)
 
@@ -296,7 +296,7 @@ class MemoryLink:
 
     async def close(self) -> None:
         if self.is_open:
-            self.pipe.flush()
+            self.transport.flush()
         self._finish(LinkLost(self.broker, "closed"))
 
 
@@ -323,7 +323,7 @@ class _MemoryChannel:
         self._link.cancel(callback)
 
 
-class _MemoryPipe:
+class _MemoryTransport:
     """Orders of one link, written with `flush`."""
 
     backed_up = False
@@ -366,15 +366,15 @@ class _MemoryFrames:
     def add(self, out: list[Any], properties: bytes, body: bytes) -> None:
         out.append((self._route, properties, body))
 
-    def alike(self, shape: tuple[bytes, bytes]) -> _MemoryAlike:
-        return _MemoryAlike(self._route, shape)
+    def uniform(self, target: tuple[bytes, bytes]) -> _MemoryUniformFrames:
+        return _MemoryUniformFrames(self._route, target)
 
 
-class _MemoryAlike:
+class _MemoryUniformFrames:
     __slots__ = ("_after", "_before", "_route")
 
-    def __init__(self, route: Route, shape: tuple[bytes, bytes]) -> None:
-        self._route, (self._before, self._after) = route, shape
+    def __init__(self, route: Route, target: tuple[bytes, bytes]) -> None:
+        self._route, (self._before, self._after) = route, target
 
     def add(self, out: list[Any], messages: Iterable[Bare]) -> None:
         route, before, after = self._route, self._before, self._after

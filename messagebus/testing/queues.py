@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from messagebus._io.amqp.dead_letters import counted, expires_after_ms
+from messagebus._io.amqp.copy_headers import counted, read_ttl_ms
 
 __all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
 
@@ -108,7 +108,7 @@ class MemoryQueue:
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
         """Add a message at the end. ttl_ms: its time to live, in place of its own. `hand_out` follows."""
         if stored.raw[0] & EXPIRATION or self.ttl_ms is not None or ttl_ms is not None:
-            own_ms = expires_after_ms(stored.raw) if ttl_ms is None else ttl_ms
+            own_ms = read_ttl_ms(stored.raw) if ttl_ms is None else ttl_ms
             lives_ms = [each for each in (own_ms, self.ttl_ms) if each is not None]
             if lives_ms:
                 self._timed = True

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import httpx
+
+from messagebus.app import App
 from messagebus.errors import ConfigError
-from messagebus.worker.metrics import Metrics
 from messagebus.worker.pulse import LIVE_S, Look, Pulse
 
 __all__ = ["Answer", "HealthServer", "answer_of", "parse_address"]
@@ -175,3 +180,124 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a probe a second would fill any log."""
+
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["Metrics", "merged", "metrics_of", "scraped"]
+
+log = logging.getLogger("messagebus.worker")
+
+Metrics = Callable[[], tuple[str, bytes]]
+"""Content type and text of one scrape."""
+
+CLIENT = "worker"
+PROCESS, UP = "process", "messagebus_worker_up"
+# Part of Prometheus' own 10 s for a scrape; a process that has not answered by then is left out.
+SCRAPE_TIMEOUT_S = 4.0
+SCRAPES_AT_ONCE = 32
+
+
+def metrics_of(app: App) -> Metrics | None:
+    """Return all metrics that the application registers, and its subscriptions' unless it shows them itself.
+
+    None: prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+        from messagebus.telemetry.prometheus import ClientMetrics, collected
+    except ImportError:
+        return None
+    ours = CollectorRegistry()
+    ClientMetrics(ours).watch(app, CLIENT)
+
+    def scrape() -> tuple[str, bytes]:
+        with collected() as theirs:
+            shown = generate_latest()
+        if not theirs:
+            return CONTENT_TYPE_LATEST, shown + generate_latest(ours)
+        if not any(each.watches(app) for each in theirs):
+            # Ours beside theirs would give the same families a second time.
+            theirs[0].watch(app, CLIENT)
+            shown = generate_latest()
+        return CONTENT_TYPE_LATEST, shown
+
+    return scrape
+
+
+def scraped(ports: Mapping[str, int | None]) -> tuple[str, bytes]:
+    """Return the merged metrics of the health servers at these ports of this machine.
+
+    ports: process name -> port; None: it has none yet. A server that does not answer in time, or with
+    something else, is left out, and its `messagebus_worker_up` is 0; it costs the others nothing.
+    """
+    shown: dict[str, list[Metric]] = {}
+    # Without certificates: reading them takes longer than all the rest.
+    http = httpx.Client(timeout=SCRAPE_TIMEOUT_S, trust_env=False, verify=False)
+    asking = ThreadPoolExecutor(SCRAPES_AT_ONCE, "messagebus-scrape")
+    try:
+        asked = {
+            asking.submit(_scrape, http, port): name
+            for name, port in ports.items()
+            if port is not None
+        }
+        for done in wait(asked, SCRAPE_TIMEOUT_S).done:
+            try:
+                shown[asked[done]] = done.result()
+            except (httpx.HTTPError, ValueError) as fault:
+                log.info("no metrics of process=%r error=%s", asked[done], type(fault).__name__)
+    finally:
+        asking.shutdown(wait=False, cancel_futures=True)
+        http.close()
+    kind, text = _together(shown)
+    up = [f'{UP}{{{PROCESS}="{name}"}} {float(name in shown)}' for name in ports]
+    lines = (f"# HELP {UP} Whether the process showed its metrics.", f"# TYPE {UP} gauge", *up)
+    return kind, text + "".join(f"{line}\n" for line in lines).encode()
+
+
+def _scrape(http: httpx.Client, port: int) -> list[Metric]:
+    return _read(http.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text)
+
+
+def merged(scrapes: Mapping[str, str]) -> tuple[str, bytes]:
+    """Merge scrapes of several processes; a label of each sample names its process.
+
+    scrapes: process name -> its scrape. A label of that name of the application's own becomes
+    ``exported_process``, as in Prometheus itself. Raises ValueError for an invalid scrape.
+    """
+    return _together({name: _read(text) for name, text in scrapes.items()})
+
+
+def _read(text: str) -> list[Metric]:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return list(text_string_to_metric_families(text))
+
+
+def _together(shown: Mapping[str, list[Metric]]) -> tuple[str, bytes]:
+    from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+
+    found: dict[str, Metric] = {}
+    for name, families in shown.items():
+        for family in families:
+            metric = found.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            metric.samples += [
+                sample._replace(labels={**_exported(sample.labels), PROCESS: name})
+                for sample in family.samples
+            ]
+    every = SimpleNamespace(collect=lambda: iter(found.values()))
+    return CONTENT_TYPE_LATEST, generate_latest(every)
+
+
+def _exported(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Rename a label `PROCESS` of the application's own to a name that is free."""
+    if PROCESS not in labels:
+        return labels
+    name = f"exported_{PROCESS}"
+    while name in labels:
+        name = f"exported_{name}"
+    return {name if label == PROCESS else label: value for label, value in labels.items()}

@@ -24,8 +24,7 @@ from types import ModuleType
 from messagebus.app import GRACE_S, App
 from messagebus.errors import ConfigError
 from messagebus.handling import Words
-from messagebus.worker.health import HealthServer, answer_of
-from messagebus.worker.metrics import metrics_of
+from messagebus.worker.health import HealthServer, answer_of, metrics_of
 from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look, of_application
 
 __all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "STOP", "Parent", "say", "work", "load"]

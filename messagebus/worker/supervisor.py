@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from messagebus.core.backoff import backoff_ms
-from messagebus.worker.health import TEXT, Answer, Ask, respond
-from messagebus.worker.metrics import scraped
+from messagebus.core.route import backoff_ms
+from messagebus.worker.health import TEXT, Answer, Ask, respond, scraped
 from messagebus.worker.process import LEAVE_AFTER_S, STOP
 from messagebus.worker.pulse import LIVE_S, Look
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.text import Text
 
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, load
-from messagebus.commands.anywhere import said
+from messagebus.commands.options import said
 from messagebus.errors import ConfigError
 from messagebus.terminal import printable, say
 from ops.errors import CommandFailed, LockHeld, OpsError, RunOpen

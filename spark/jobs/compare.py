@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 
 import click
 
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 from reports.charts import DASHED, Series, percentiles
 from reports.page import Figure, Page, Section
 from reports.svg import COLOURS

@@ -15,7 +15,7 @@ if __package__ in (None, ""):
 
 import click
 
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.page import Figure, Page, Section, section_of
 from reports.text import cell, megabytes

@@ -1,7 +1,7 @@
 """Reader of recorded events: lines of JSON, or Parquet, to typed rows; every bad line is counted.
 
 JSON is read as text, so that lines read == anchors + good + bad, always. Times become wall-clock
-nanoseconds by the clock anchor of each file. `messagebus.events` alone defines the columns.
+nanoseconds by the clock anchor of each file. `messagebus.recording.events` alone defines the columns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from messagebus.events import ACKS, EVENTS, OUTCOMES, Column
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.events import ACKS, EVENTS, OUTCOMES, Column
+from messagebus.recording.manifest import Manifest
 from spark.lake.files import ANCHOR, DIGEST, NDJSON, NOT_PLAIN, PARQUET, PLAIN, EventFile
 from spark.lake.tables import DATE, RUN, SOURCE, pattern_of
 
@@ -68,7 +68,7 @@ EXAMPLE_CHARACTERS = 160
 
 
 def schema_of(kind: str) -> StructType:
-    """Return the columns of a kind in the lake: those of `messagebus.events`, then the partitions'."""
+    """Return the columns of a kind in the lake: those of `recording.events`, then the partitions'."""
     fields = [
         StructField(column.name, TYPES[column.kind])
         for column in EVENTS[kind]

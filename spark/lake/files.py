@@ -20,9 +20,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from messagebus.events import EVENTS, SCHEMA, Column
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.manifest import Manifest, RunInvalid, parse_anchor
+from messagebus.recording.events import EVENTS, SCHEMA, Column
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Manifest, RunInvalid, parse_anchor
 
 __all__ = [
     "ANCHOR",

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from messagebus.events import EVENTS
-from messagebus.telemetry.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
+from messagebus.recording.events import EVENTS
+from messagebus.recording.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
 from spark.lake.events import (
     ANCHOR,
     FOREIGN,

@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 
 __all__ = ["DATE", "RUN", "SOURCE", "Lake", "address_of", "pattern_of"]
 

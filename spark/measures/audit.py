@@ -20,7 +20,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.manifest import Manifest
 from spark.measures.throughput import whole, window
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Faults, each by its name: the reasons why the verdict of a report fails.
 
-The names and their words are those of `messagebus.events.FAULTS`; docs/MEASURING.md has the rules.
+The names and their words are those of `messagebus.recording.events.FAULTS`; docs/MEASURING.md has the rules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from messagebus.events import FAULTS
+from messagebus.recording.events import FAULTS
 from messagebus.terminal import plural
 from spark.lake.ingest import Ingested
 from spark.measures import gaps, latency, throughput

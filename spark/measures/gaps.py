@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 
 __all__ = ["INCIDENT", "around", "every", "incident_rows", "longest"]
 

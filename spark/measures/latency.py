@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.manifest import Manifest
 from spark.measures import hdr, throughput
 from spark.measures.run import Run
 

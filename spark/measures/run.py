@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.manifest import Manifest
 from spark.lake.events import schema_of
 from spark.lake.ingest import Ingested
 from spark.lake.tables import DATE, RUN, Lake

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.manifest import Manifest
 from spark.lake.tables import DATE
 from spark.measures import audit, order
 from spark.measures.audit import COUNTS, EARLY_NS, TOTALS

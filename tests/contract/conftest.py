@@ -33,7 +33,7 @@ from messagebus import (
 from messagebus import brokers as list_of_brokers
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.link import Link, dial
-from messagebus._io.amqp.properties import read_marks
+from messagebus._io.amqp.properties import read_library_headers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
@@ -193,11 +193,13 @@ class Bus:
         source = Subscription(topic=Topic(self.topic), name=subscription)
         if self._config is None:
             brokers = self._memory._brokers
-            return [dict(read_marks(each.raw)) for _, each in brokers.parked(source)]
+            return [dict(read_library_headers(each.raw)) for _, each in brokers.parked(source)]
         found = []
         for listed in (await asyncio.to_thread(list_of_brokers, self._config)).listed:
             link = await dial(listed.broker, credentials(self._config), timeout_ms=5_000)
-            found += [dict(read_marks(raw)) for raw in await _take(link, source.parking_queue)]
+            found += [
+                dict(read_library_headers(raw)) for raw in await _take(link, source.parking_queue)
+            ]
             await link.close()
         return found
 

@@ -176,7 +176,7 @@ async def test_a_retry_comes_after_its_delay_and_to_its_own_subscription_only(bu
     await counted(consumer, acked=1)
     assert handler.runs == [("a", 1), ("a", 2)]
     assert bus.is_memory or times[1] - times[0] >= 1
-    assert handler.seen[1].marks["mb-retry-reason"] == "later"
+    assert handler.seen[1]._library_headers["mb-retry-reason"] == "later"
     assert (await consumer.call("stats")).failed == 0
     await counted(audit, acked=1)
     await ended(consumer, work)

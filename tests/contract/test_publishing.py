@@ -100,7 +100,7 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
         correlation_id="c",
         reply_to="r",
         type="t",
-        expires_after_ms=60_000,
+        ttl_ms=60_000,
     )
     await publisher.call("send_safe", bus.topic, message, timeout_s=WITHIN_S)
     (delivery,) = await receive(consumer, 1)
@@ -270,7 +270,7 @@ async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_jus
     monkeypatch.setattr(AsyncPublisher, "_on_room", wake_and_cancel)
     memory, jobs = MemoryBus(), Queue("jobs", create=True)
     async with memory.async_publisher(PublisherConfig(backlog_messages_max=1, window=1)) as made:
-        await made.send_safe(jobs, b"opens the lane")
+        await made.send_safe(jobs, b"opens the destination")
         memory.freeze()  # so that no confirm ever makes room
         await made.submit(jobs, b"in flight")
         await asyncio.sleep(0)

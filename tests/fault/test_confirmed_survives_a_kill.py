@@ -88,7 +88,8 @@ def test_the_first_send_safe_after_start_of_a_new_subscription_survives_a_kill_a
     bus = direct(broken, "mb1")
     consumer = Consumer(bus, topic, subscription="billing")
     with Publisher(bus) as publisher:
-        assert consumer.start(timeout_s=START_WITHIN_S)
+        consumer.start(timeout_s=START_WITHIN_S)
+        assert consumer.registered
         published = publisher.send_safe(topic, b"first")
         broken.kill("mb1")
         consumer.stop(timeout_s=0)

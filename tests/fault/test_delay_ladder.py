@@ -142,7 +142,7 @@ def test_a_subscription_deleted_with_a_thousand_retries_waiting_stops_nobody(
     assert not told.total
     assert "1000 left where they are" in " ".join(told.faults.values())
     register(broken, f"{topic}/doomed")
-    assert redrive_parked(bus, ["undelivered"], rate_per_s=1e6, limit=100).total == 100
+    assert redrive_parked(bus, ["undelivered"], rate_per_s=1e6, count_max=100).total == 100
     with Consumer(bus, topic, subscription="doomed") as consumer:
         ids = set[str]()
         while len(ids) < 100:
@@ -165,7 +165,7 @@ def test_a_foreign_clients_expiration_lets_no_delayed_message_come_early(
         delivery = consumer.receive(DEADLINE_S)
         assert delivery is not None
         assert time.monotonic() - began_s >= 2
-        assert (delivery.message_id, delivery.message.expires_after_ms) == ("m", 200)
+        assert (delivery.message_id, delivery.message.ttl_ms) == ("m", 200)
         consumer.ack(delivery)
 
 

@@ -113,7 +113,7 @@ def test_a_broker_lost_in_the_middle_of_copies_loses_nothing_and_ids_are_kept(
         return RetryLater(after_s=0) if delivery.attempt == 1 else None
 
     config = ConsumerConfig(handed_out_max=2_000, prefetch=200)
-    with running(direct(broken, "mb1"), topic, end, config, workers=4) as run:
+    with running(direct(broken, "mb1"), topic, end, config, concurrency=4) as run:
         eventually(lambda: run.consumer.stats().retried >= 100, within_s=WITHIN_S)
         broken.kill("mb1")
         copied = run.consumer.stats().retried
@@ -141,7 +141,7 @@ def handle(delivery):
 
 consumer = Consumer(BusConfig.from_env(os.environ), sys.argv[1], subscription="all")
 consumer.start(require="one")
-consumer.run(handle, workers=4)
+consumer.run(handle, concurrency=4)
 """
 
 
@@ -298,7 +298,7 @@ def test_a_handler_that_never_returns_stops_no_heartbeats(broken: LocalCluster, 
             leave.wait(WITHIN_S)
 
     count = iter(range(1_000))
-    with running(bus, topic, end, workers=2) as run:
+    with running(bus, topic, end, concurrency=2) as run:
         eventually(lambda: run.consumer.stats().acked == 19, within_s=WITHIN_S)
         eventually(lambda: run.consumer.stats().oldest_run_s > 6, within_s=WITHIN_S)
         assert run.consumer.keep_alive()

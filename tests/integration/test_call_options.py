@@ -46,7 +46,7 @@ def test_what_a_call_says_arrives_with_the_message(bus: BusConfig, topic: str) -
         message = taken(consumer).message
     assert (message.as_text(), message.message_id, message.key) == ("text", "my-own", "customer-7")
     assert message.headers == {"n": 1, "deep": {"list": [True, None, "x"]}}
-    assert (message.priority, message.expires_after_ms) == (4, 600_000)
+    assert (message.priority, message.ttl_ms) == (4, 600_000)
     assert (message.correlation_id, message.reply_to) == ("c-1", "answers")
     assert message.type == "order.placed"
 

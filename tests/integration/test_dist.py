@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -65,6 +66,11 @@ def test_the_wheel_works_in_a_bare_environment_of_few_packages(
         )
         assert done.returncode == 0, done.stderr
         assert told in done.stdout
+
+
+def test_the_wheel_has_the_types_for_checkers(built: list[Path]) -> None:
+    names = zipfile.ZipFile(built[0]).namelist()
+    assert {"messagebus/py.typed", "messagebus/__init__.pyi"} <= set(names)
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:

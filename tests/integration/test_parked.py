@@ -187,8 +187,8 @@ def test_filters_take_what_they_say_and_limits_hold_over_all_brokers(
     assert ids(match="body of o") == {"old", "odd"}
     assert ids(reason="TIME", match="w$") == {"new"}
     assert ids(brokers=(cluster.node("mb3").broker,)) == {"silent"}
-    assert len(read_parked(bus, [name], limit=2).messages) == 2
-    assert purge_parked(bus, [name], limit=3).total == 3
+    assert len(read_parked(bus, [name], count_max=2).messages) == 2
+    assert purge_parked(bus, [name], count_max=3).total == 3
     assert purge_parked(bus, [name], where=ParkedFilter(key="nobody")).total == 0
     assert len(ids()) == 1
     with pytest.raises(ConfigError, match="not in the consumer list"):

@@ -14,8 +14,8 @@ import pytest
 from bench.audit import audit
 from bench.rows import read_events
 from messagebus import Delivery
-from messagebus.telemetry.manifest import read_manifest
-from messagebus.telemetry.recorder import Recorder
+from messagebus.recording.manifest import read_manifest
+from messagebus.recording.recorder import Recorder
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR, eventually
 

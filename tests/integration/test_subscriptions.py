@@ -20,8 +20,12 @@ from messagebus import (
     Secret,
     declare,
 )
-from messagebus.directory import count_subscriptions, delete_subscriptions, purge_subscriptions
-from messagebus.telemetry.queuesampler import QueueSampler
+from messagebus.admin.directory import (
+    count_subscriptions,
+    delete_subscriptions,
+    purge_subscriptions,
+)
+from messagebus.recording.sampler import QueueSampler
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import direct, queue_exists

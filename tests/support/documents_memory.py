@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, AsyncConsumer, Consumer, Delivery, aio, consumer, directory, publisher
+from messagebus import App, AsyncConsumer, Consumer, Delivery, aio, consumer, publisher
+from messagebus.admin import directory
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.testing import MemoryBus
 from tests.support.documents import Block

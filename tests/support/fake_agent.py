@@ -18,7 +18,7 @@ from typing import Any
 import pika.frame
 import pika.spec
 
-from messagebus.proof import ASK, PROOF, Challenges, answer_proof
+from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from messagebus.events import Column
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.manifest import Incident, Manifest
+from messagebus.recording.events import Column
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Incident, Manifest
 
 SECOND = 1_000_000_000
 KILL_NS = 100 * SECOND

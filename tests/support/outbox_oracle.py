@@ -23,7 +23,7 @@ MESSAGES_MAX, BYTES_MAX = 6, 100
 WINDOW, WINDOW_BYTES_MAX = 3, 60
 ATTEMPTS_MAX = 3
 SINGLE, PACKED, LINGERING = "single", "packed", "lingering"
-LANES = (SINGLE, PACKED, LINGERING)
+DESTINATIONS = (SINGLE, PACKED, LINGERING)
 PACKINGS = {PACKED: Packing(3, 50, 0), LINGERING: Packing(3, 50, 10)}
 
 
@@ -31,7 +31,7 @@ class Given(NamedTuple):
     """Publish of an application. messages: above 1 a bundle, where messages travel in batches."""
 
     name: str
-    lane: str
+    destination: str
     size: int
     wait_ms: int
     alone: bool
@@ -41,7 +41,7 @@ class Given(NamedTuple):
 MESSAGES = st.builds(
     Given,
     name=st.sampled_from("xyz"),
-    lane=st.sampled_from(LANES),
+    destination=st.sampled_from(DESTINATIONS),
     size=st.integers(0, 30) | st.integers(0, 70),
     wait_ms=st.sampled_from([50, 1_000]),
     alone=st.sampled_from([False, False, False, True]),
@@ -62,7 +62,7 @@ class Record:
 class Parcel:
     """AMQP message to send. entry: the outbox's own, once it gave one."""
 
-    lane: str
+    destination: str
     records: list[Record]
     is_batch: bool = False
     due_ms: int | None = None
@@ -113,14 +113,14 @@ class AgainstAnOracle(RuleBasedStateMachine):
             attempts_max=ATTEMPTS_MAX,
             retry_unknown=True,
         )
-        for lane, packing in PACKINGS.items():
-            self.outbox.pack(lane, packing)
+        for destination, packing in PACKINGS.items():
+            self.outbox.pack(destination, packing)
         self.now_ms = 0
         self.all: list[Record] = []
         self.queue: list[Parcel] = []  # in the order in which they would be sent
         self.lingering: list[Parcel] = []
-        self.filling: dict[str, Parcel] = {}  # lane -> the batch that takes more
-        self.open_lanes: set[str] = set()
+        self.filling: dict[str, Parcel] = {}  # destination -> the batch that takes more
+        self.open_destinations: set[str] = set()
         self.links: dict[int, Link] = {}
         self.after: set[int] = set()
         self.current: int | None = None
@@ -150,20 +150,22 @@ class AgainstAnOracle(RuleBasedStateMachine):
         return [r for parcel in self.queue + self.lingering for r in parcel.records]
 
     def fill_no_more(self, parcel: Parcel) -> None:
-        if self.filling.get(parcel.lane) is parcel:
-            del self.filling[parcel.lane]
+        if self.filling.get(parcel.destination) is parcel:
+            del self.filling[parcel.destination]
 
-    def close_batch(self, lane: str) -> None:
-        parcel = self.filling.pop(lane, None)
+    def close_batch(self, destination: str) -> None:
+        parcel = self.filling.pop(destination, None)
         if parcel in self.lingering:
             self.lingering.remove(parcel)
             self.queue.append(parcel)
 
     # Accepting.
-    @initialize(lanes=st.sets(st.sampled_from(LANES), min_size=1), is_linked=st.booleans())
-    def start(self, lanes: set[str], is_linked: bool) -> None:
-        for lane in sorted(lanes):
-            self.open_lane(lane)
+    @initialize(
+        destinations=st.sets(st.sampled_from(DESTINATIONS), min_size=1), is_linked=st.booleans()
+    )
+    def start(self, destinations: set[str], is_linked: bool) -> None:
+        for destination in sorted(destinations):
+            self.open_destination(destination)
         if is_linked:
             self.open_link(set())
 
@@ -173,63 +175,71 @@ class AgainstAnOracle(RuleBasedStateMachine):
             self.accept_one(message)
 
     def accept_one(self, given: Given) -> None:
-        lane, size, count = given.lane, given.size, given.messages if given.lane in PACKINGS else 1
+        destination, size, count = (
+            given.destination,
+            given.size,
+            given.messages if given.destination in PACKINGS else 1,
+        )
         held = [record.item.size for record in self.waiting()]
         fits = messages(self.waiting()) + count <= MESSAGES_MAX
         fits = fits and (not held or sum(held) + size <= BYTES_MAX)
         assert self.outbox.has_room(size, count) == fits
         if not fits:
             return
-        record = Record(Item(given.name, lane, size, self.now_ms + given.wait_ms, count))
+        record = Record(Item(given.name, destination, size, self.now_ms + given.wait_ms, count))
         self.all.append(record)
         if count > 1:
-            self.close_batch(lane)
-            self.queue.append(Parcel(lane, [record], is_batch=True))
+            self.close_batch(destination)
+            self.queue.append(Parcel(destination, [record], is_batch=True))
             self.outbox.accept_bundle(record.item)
             return
-        if lane in PACKINGS:
-            self.pack(record, PACKINGS[lane], given.alone)
+        if destination in PACKINGS:
+            self.pack(record, PACKINGS[destination], given.alone)
         else:
-            self.queue.append(Parcel(lane, [record]))
+            self.queue.append(Parcel(destination, [record]))
         self.outbox.accept(record.item, alone=given.alone)
 
     def pack(self, record: Record, packing: Packing, alone: bool) -> None:
-        lane, size = record.item.lane, record.item.size
-        parcel = self.filling.get(lane)
+        destination, size = record.item.destination, record.item.size
+        parcel = self.filling.get(destination)
         if parcel is not None and not alone and parcel.size + size <= packing.bytes_max:
             parcel.records.append(record)
         else:
-            self.close_batch(lane)
+            self.close_batch(destination)
             if alone or size >= packing.bytes_max:
-                self.queue.append(Parcel(lane, [record]))
+                self.queue.append(Parcel(destination, [record]))
                 return
-            parcel = self.filling[lane] = Parcel(lane, [record], is_batch=True)
+            parcel = self.filling[destination] = Parcel(destination, [record], is_batch=True)
             (self.lingering if packing.linger_ms else self.queue).append(parcel)
         if len(parcel.records) == packing.count_max or parcel.size >= packing.bytes_max:
-            self.close_batch(lane)
+            self.close_batch(destination)
 
-    @rule(lane=st.sampled_from(LANES))
-    def open_lane(self, lane: str) -> None:
-        if lane not in self.open_lanes:
-            self.to_the_end(lane)
-        self.open_lanes.add(lane)
-        self.outbox.open_lane(lane)
+    @rule(destination=st.sampled_from(DESTINATIONS))
+    def open_destination(self, destination: str) -> None:
+        if destination not in self.open_destinations:
+            self.to_the_end(destination)
+        self.open_destinations.add(destination)
+        self.outbox.open_destination(destination)
 
-    @rule(lane=st.sampled_from(LANES))
-    def close_lane(self, lane: str) -> None:
-        self.open_lanes.discard(lane)
-        self.outbox.close_lane(lane)
+    @rule(destination=st.sampled_from(DESTINATIONS))
+    def close_destination(self, destination: str) -> None:
+        self.open_destinations.discard(destination)
+        self.outbox.close_destination(destination)
 
-    def to_the_end(self, lane: str) -> None:
-        mine = [parcel for parcel in self.queue if parcel.lane == lane]
-        self.queue = [parcel for parcel in self.queue if parcel.lane != lane] + mine
+    def to_the_end(self, destination: str) -> None:
+        mine = [parcel for parcel in self.queue if parcel.destination == destination]
+        self.queue = [parcel for parcel in self.queue if parcel.destination != destination] + mine
 
-    @rule(lane=st.sampled_from(LANES))
-    def refuse_lane(self, lane: str) -> None:
-        self.close_batch(lane)
-        held = [p for p in self.queue if p.lane == lane and lane not in self.open_lanes]
+    @rule(destination=st.sampled_from(DESTINATIONS))
+    def refuse_destination(self, destination: str) -> None:
+        self.close_batch(destination)
+        held = [
+            p
+            for p in self.queue
+            if p.destination == destination and destination not in self.open_destinations
+        ]
         expected = self.given_up([record for parcel in held for record in parcel.records])
-        self.settle(expected, self.outbox.refuse_lane(lane, "no"))
+        self.settle(expected, self.outbox.refuse_destination(destination, "no"))
 
     # Links.
     @rule(data=st.data(), then_take=st.booleans())
@@ -298,13 +308,13 @@ class AgainstAnOracle(RuleBasedStateMachine):
     def end_lingering(self) -> None:
         for parcel in list(self.lingering):
             if parcel.due_ms is None:
-                parcel.due_ms = self.now_ms + PACKINGS[parcel.lane].linger_ms
+                parcel.due_ms = self.now_ms + PACKINGS[parcel.destination].linger_ms
             if parcel.due_ms <= self.now_ms:
-                self.close_batch(parcel.lane)
+                self.close_batch(parcel.destination)
 
     def sendable(self) -> list[Parcel]:
         waited_for = any(self.links[link].unanswered for link in self.after & self.links.keys())
-        ready = [parcel for parcel in self.queue if parcel.lane in self.open_lanes]
+        ready = [parcel for parcel in self.queue if parcel.destination in self.open_destinations]
         if self.current is None or waited_for or not ready:
             return []
         flying = self.links[self.current].unanswered
@@ -362,7 +372,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
         if not routed and not multiple and fresh:
             entry = link.sent[tag - 1].entry
             assert entry is not None
-            self.outbox.returned(number, entry.lane, entry.message_id)
+            self.outbox.returned(number, entry.destination, entry.message_id)
             outcome = "unroutable"
         link.answered.update(fresh)
         records = [record for each in fresh for record in link.sent[each - 1].left]

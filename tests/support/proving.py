@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from messagebus.proof import ASK, PROOF, answer_proof
+from messagebus.admin.proof import ASK, PROOF, answer_proof
 from messagebus.secret import Secret
 
 __all__ = ["proven"]

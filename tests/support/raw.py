@@ -89,7 +89,7 @@ async def _confirmed(link: Link, messages: Sequence[Raw]) -> int:
         if not ok or confirmed >= len(messages):
             all_answered.set()
 
-    link.pipe.on_confirm = answered
+    link.transport.on_confirm = answered
     await link.confirm_select()
     for each in messages:
         link.channel.basic_publish(each.exchange, each.key, each.body, each.properties)
@@ -121,10 +121,10 @@ async def _count(
         if count >= wanted:
             all_there.set()
 
-    link.pipe.on_contents = arrived
+    link.transport.on_contents = arrived
     try:
         async with asyncio.timeout(within_s):
-            handed = link.pipe.pika_content
+            handed = link.transport.pika_content
             await link.call("basic_consume", queue=queue, on_message_callback=handed)
             await all_there.wait()
     except (TimeoutError, MessageBusError) as fault:

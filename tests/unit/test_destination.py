@@ -21,7 +21,7 @@ from messagebus.destination import (
     parse_destination,
 )
 from messagebus.errors import MessageInvalid, NameInvalid
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True).filter(
     lambda name: not name.startswith(("amq.", "mb.", "jms.topic.", "jms.queue."))

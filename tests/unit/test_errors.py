@@ -7,7 +7,7 @@ import re
 import pytest
 
 from messagebus import errors
-from messagebus.outcome import Outcome
+from messagebus.stats import Outcome
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
 import inspect
 import pkgutil
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import messagebus
+import messagebus.admin
 
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
-    "messagebus.proof": "what agents and operators prove to each other, for the kits too",
-    "messagebus.events": "columns of recorded events, for bench and spark",
-    "messagebus.moving": "for operators' playbooks",
+    "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
+    "messagebus.recording.events": "columns of recorded events, for bench and spark",
+    "messagebus.admin.moving": "for operators' playbooks",
     "messagebus.terminal": "what commands print, for the kits too",
     "messagebus.tls": "certificates, for the agent and the kits too",
     "messagebus.topology": "what agents declare",
@@ -55,14 +58,17 @@ FROM_INSIDE = {"Receipt"}
 
 def public_modules() -> list[str]:
     found = [
-        f"messagebus.{module.name}"
-        for module in pkgutil.iter_modules(messagebus.__path__)
+        f"{package.__name__}.{module.name}"
+        for package in (messagebus, messagebus.admin)
+        for module in pkgutil.iter_modules(package.__path__)
         if not module.name.startswith("_")
     ]
     packages = {
+        "messagebus.admin",
         "messagebus.agent",
         "messagebus.commands",
         "messagebus.core",
+        "messagebus.recording",
         "messagebus.telemetry",
     }
     return [name for name in found if name not in packages | NOT_EXPORTED.keys()]
@@ -72,7 +78,7 @@ def test_all_is_the_union_of_the_public_modules() -> None:
     names = {
         name
         for module in public_modules()
-        for name in set(importlib.import_module(module).__all__) - INSIDE.get(module, set())
+        for name in set(import_module(module).__all__) - INSIDE.get(module, set())
     }
     assert set(messagebus.__all__) == names | FROM_INSIDE
 
@@ -88,7 +94,7 @@ def test_every_exported_name_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("module", [*public_modules(), *NOT_EXPORTED])
 def test_every_name_of_a_modules_all_exists_and_no_exception_is_real(module: str) -> None:
-    loaded = importlib.import_module(module)
+    loaded = import_module(module)
     missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
     assert missing == []
     assert INSIDE.get(module, set()) <= set(loaded.__all__)
@@ -96,7 +102,7 @@ def test_every_name_of_a_modules_all_exists_and_no_exception_is_real(module: str
 
 @pytest.mark.parametrize("module", public_modules())
 def test_every_public_class_and_function_of_a_module_is_in_its_all_or_private(module: str) -> None:
-    loaded = importlib.import_module(module)
+    loaded = import_module(module)
     defined = {
         name
         for name, value in vars(loaded).items()
@@ -108,11 +114,14 @@ def test_every_public_class_and_function_of_a_module_is_in_its_all_or_private(mo
         assert not inspect.isclass(vars(loaded)[name]), f"{module}.{name} is in no __all__"
 
 
-def test_every_name_has_a_home_from_which_it_is_imported_when_asked_for() -> None:
-    homes = {name: home for home, names in messagebus._HOMES.items() for name in names}
-    assert set(homes) == set(messagebus.__all__)
+def test_the_types_for_checkers_name_the_same_homes_as_the_table() -> None:
+    stub = ast.parse(Path(messagebus.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.asname: node.module for node in imports for alias in node.names}
+    assert list(homes) != []
+    assert homes == vars(messagebus)["_HOME_OF"]
     for name, home in homes.items():
-        assert getattr(messagebus, name) is getattr(importlib.import_module(home), name)
+        assert getattr(messagebus, str(name)) is getattr(import_module(str(home)), str(name))
 
 
 def test_an_unknown_name_is_told_as_of_any_module() -> None:

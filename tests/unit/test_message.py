@@ -91,8 +91,8 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"priority": -1}, "priority -1"),
         ({"priority": True}, "priority True"),
         ({"priority": 1.0}, "priority 1.0"),
-        ({"expires_after_ms": -1}, "expires_after_ms -1"),
-        ({"expires_after_ms": 1 << 32}, "expires_after_ms 4294967296"),
+        ({"ttl_ms": -1}, "ttl_ms -1"),
+        ({"ttl_ms": 1 << 32}, "ttl_ms 4294967296"),
         ({"headers": 7}, "headers is int, not a mapping"),
         ({"headers": {"mb-key": 1}}, "'mb-' belongs to the library"),
         ({"headers": {7: 1}}, "header name is int"),
@@ -139,7 +139,7 @@ def test_the_largest_of_everything_is_accepted() -> None:
         message_id="ü" * 127,
         key="x" * 255,
         priority=9,
-        expires_after_ms=(1 << 32) - 1,
+        ttl_ms=(1 << 32) - 1,
         headers={"x": [None, True, (1 << 63) - 1, -(1 << 63), b"y", {"z": "y" * 60_000}]},
     )
 
@@ -182,7 +182,7 @@ def test_forged_marks_give_numbers_that_can_be_written_again(forged: object, att
     pika.data.encode_table(table, {"mb-attempt": forged, "mb-first-ms": forged})
     raw = (1 << 13).to_bytes(2) + b"".join(table)
     ledger = Ledger("mb1:5672", 1)
-    delivery = Delivery.arrived(ledger, 1, 0, Queue("jobs"), False, 0, raw, b"", ALONE)
+    delivery = Delivery._arrived(ledger, 1, 0, Queue("jobs"), False, 0, raw, b"", ALONE)
     assert delivery.attempt == attempt
     assert 0 < delivery.first_ms < 1 << 51
     pika.data.encode_table([], retry_headers(delivery, delivery.attempt + 1, "why"))

@@ -11,8 +11,8 @@ import pytest
 from messagebus.destination import Queue, Topic
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Message
-from messagebus.outcome import Durability
 from messagebus.outgoing import Outgoing, whole_timeout_ms
+from messagebus.stats import Durability
 
 
 def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> Any:
@@ -20,8 +20,8 @@ def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> An
 
 
 def test_bytes_are_nothing_but_a_body() -> None:
-    shape, body, message = read(b"x", "queue:jobs")
-    assert (shape.lane, shape.content_type) == ("mb.to/jobs", "application/octet-stream")
+    target, body, message = read(b"x", "queue:jobs")
+    assert (target.destination, target.content_type) == ("mb.to/jobs", "application/octet-stream")
     assert (body, message) == (b"x", None)
 
 
@@ -33,8 +33,8 @@ def test_a_time_that_nobody_can_wait_is_refused(seconds: float) -> None:
 
 
 def test_a_text_is_nothing_but_a_body_of_its_content_type() -> None:
-    shape, body, message = read("ü")
-    assert (shape.content_type, body, message) == (
+    target, body, message = read("ü")
+    assert (target.content_type, body, message) == (
         "text/plain; charset=utf-8",
         "ü".encode(),
         None,
@@ -50,12 +50,12 @@ def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> 
     given = Message(body=b"x", key="k", headers={"a": 1})
     _, _, message = read(given, headers={"b": 2}, priority=3, ttl_s=1.5, correlation_id="c")
     assert (message.key, message.headers, message.priority) == ("k", {"b": 2}, 3)
-    assert (message.expires_after_ms, message.correlation_id) == (1500, "c")
+    assert (message.ttl_ms, message.correlation_id) == (1500, "c")
     assert (given.headers, given.priority) == ({"a": 1}, None)
 
 
 @pytest.mark.parametrize(
-    ("options", "lane"),
+    ("options", "destination"),
     [
         ({"deliver_after_s": 0.2}, "mb.delay/1000 mb.topic/orders"),
         ({"deliver_after_s": 61}, "mb.delay/120000 mb.topic/orders"),
@@ -65,15 +65,15 @@ def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> 
     ],
 )
 def test_a_delay_is_rounded_up_to_a_step_and_the_past_is_now(
-    options: dict[str, Any], lane: str
+    options: dict[str, Any], destination: str
 ) -> None:
-    assert read(**options)[0].lane == lane
+    assert read(**options)[0].destination == destination
 
 
 def test_a_time_of_delivery_is_a_delay_from_now() -> None:
     in_a_minute = datetime.now(UTC) + timedelta(seconds=59)
-    assert read(deliver_at=in_a_minute)[0].lane.startswith("mb.delay/60000 ")
-    assert read(deliver_at=time.time() + 59)[0].lane.startswith("mb.delay/60000 ")
+    assert read(deliver_at=in_a_minute)[0].destination.startswith("mb.delay/60000 ")
+    assert read(deliver_at=time.time() + 59)[0].destination.startswith("mb.delay/60000 ")
 
 
 @pytest.mark.parametrize(

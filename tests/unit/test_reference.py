@@ -118,3 +118,25 @@ def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     page = (tmp_path / "messagebus.html").read_text()
     assert [name for name in messagebus.__all__ if f'id="{name}"' not in page] == []
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=named)
+def test_every_attribute_that_an_instance_sets_is_described_or_has_an_underscore(
+    name: str, cls: type
+) -> None:
+    if cls.__module__.startswith("messagebus"):
+        made_of = inspect.signature(inspect.getattr_static(cls, "__init__")).parameters
+        words = f"{texts_of(cls)} {[*made_of]}"
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        attributes = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "made")
+        }
+        missing = [
+            each
+            for each in sorted(attributes)
+            if not each.startswith("_") and not re.search(rf"\b{each}\b", words)
+        ]
+        assert missing == [], f"{name}: public, and its docstring has no word about {missing}"

@@ -6,19 +6,18 @@ import pytest
 
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue
-from messagebus.events import OUTCOMES
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.stats import Status
+from messagebus.recording.events import OUTCOMES
+from messagebus.stats import Durability, Outcome, Published, Status, why_not_running
 
 MESSAGE = Message(body=b"x", message_id="1")
 
 
 def test_a_client_that_was_not_started_says_what_to_do() -> None:
-    told = Status.INITIALIZED.why_not_running("publisher", "async with")
+    told = why_not_running(Status.INITIALIZED, "publisher", "async with")
     assert told == "the publisher was not started: call start(), or use it by `async with`"
-    assert Status.STOPPED.why_not_running("publisher", "with") == "the publisher is stopped"
+    assert why_not_running(Status.STOPPED, "publisher", "with") == "the publisher is stopped"
 
 
 def test_a_publish_has_four_ends_and_recorders_know_them() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messagebus.destination import DELAY_STEPS_MS, Delay, Queue, Subscription, Topic
 from messagebus.errors import NameInvalid
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 from messagebus.topology import (
     BORN,
     LADDER,

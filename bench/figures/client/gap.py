@@ -26,7 +26,7 @@ from bench.harness.workers import Workers, at_work, open_ended
 from bench.processes import wait_until
 from messagebus import BusConfig, declare
 from messagebus.broker import Broker
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]

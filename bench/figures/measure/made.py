@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from messagebus.events import EVENTS
+from messagebus.recording.events import EVENTS
 
 __all__ = ["RUN_ID", "WALL_NS", "Planted", "lay"]
 

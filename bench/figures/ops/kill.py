@@ -18,7 +18,7 @@ from bench.figures.form import Figure, below
 from bench.harness.workers import at_work, open_ended
 from bench.rows import Events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["kill_figures", "longest_silence_ns"]

@@ -17,7 +17,7 @@ from bench.figures.form import Figure, at_most
 from bench.rows import Events, Row
 from lb.runtime import servers
 from messagebus import BusConfig, Publisher, PublisherConfig
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = [

@@ -35,7 +35,7 @@ from bench.harness.workers import Workers, at_work, open_ended
 from bench.processes import wait_until
 from bench.rows import Events
 from messagebus import BusConfig, declare
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
 
 __all__ = ["GROUP", "acts_on"]

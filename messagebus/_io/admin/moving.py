@@ -11,33 +11,30 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from messagebus._io.agents.registration import credentials
+from messagebus._io.admin.queues import answered, opened, ready_messages
 from messagebus._io.amqp.copy_headers import copied
-from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
-from messagebus.broker import Broker
 from messagebus.config import BusConfig
 from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, rest_of_delay
 from messagebus.destination import PARKING_PREFIX, Delay
-from messagebus.errors import ChannelRefused, LinkLost, TopologyError
+from messagebus.errors import LinkLost, TopologyError
 
 __all__ = ["WINDOW", "Mover"]
 
 # Messages published and not yet confirmed, over all targets; up to as many are duplicated after a kill.
 WINDOW = 200
 DIAL_TIMEOUT_MS = 5_000
-CALL_TIMEOUT_S = 10.0
 CONFIRM_TIMEOUT_S = 30.0
 # No delivery for this time, and none counted by the broker: the queue is empty.
 IDLE_S = 0.5
 # No delivery for this time although it counts some: another consumer holds them.
 HELD_S = 10.0
-NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +91,8 @@ class Mover:
                     putting.steps = await _steps(putting.link)
             return await _Pass(source, queue, puttings, on_moved, window).run()
 
-    @asynccontextmanager
-    async def _link(self, broker: str) -> AsyncIterator[Link]:
-        """Open a link, closed on the way out: unanswered messages go back."""
-        timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
-        link = await dial(Broker.parse(broker), credentials(self._bus), timeout_ms=timeout_ms)
-        try:
-            if self._is_named and link.broker not in ("", broker):
-                raise LinkLost(broker, f"{link.broker} answers there")
-            yield link
-        finally:
-            await link.close()
+    def _link(self, broker: str) -> AbstractAsyncContextManager[Link]:
+        return opened(self._bus, broker, timeout_ms=DIAL_TIMEOUT_MS, is_named=self._is_named)
 
 
 class _Pass:
@@ -148,7 +136,7 @@ class _Pass:
             self._raise_if_late()
 
     async def _take(self) -> None:
-        """Begin to consume, without the link's pipe, which does not tell routing keys."""
+        """Begin to consume, without the link's transport, which does not tell routing keys."""
 
         def arrived(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
             raw = b"".join(properties.encode())
@@ -164,7 +152,7 @@ class _Pass:
             on_message_callback=arrived,
             consumer_tag="messagebus-move",
         )
-        await _within(consuming, self._source)
+        await answered(consuming, self._source)
 
     def _put_all(self) -> None:
         while self._waiting:
@@ -201,7 +189,7 @@ class _Pass:
 
     async def _settle(self) -> None:
         """Wait until the broker has received all answers: a round trip behind them."""
-        await _within(self._source.call("basic_qos", prefetch_count=self._window), self._source)
+        await answered(self._source.call("basic_qos", prefetch_count=self._window), self._source)
 
     @property
     def _open(self) -> int:
@@ -230,9 +218,9 @@ class _Putting:
 
     async def begin(self) -> None:
         link = self.link
-        link.pipe.on_confirm = self._answered
+        link.transport.on_confirm = self._answered
         link.channel.add_on_return_callback(lambda *_: self._end("is not there any more"))
-        await _within(link.confirm_select(), link)
+        await answered(link.confirm_select(), link)
 
     def watch(
         self,
@@ -246,15 +234,15 @@ class _Putting:
         place = (way.exchange, way.key)
         frames = self._frames.get(place)
         if frames is None:
-            frames = self._frames[place] = self.link.pipe.frames(*place)
-        frames.add(self.link.pipe.out, way.raw, taken.body)
+            frames = self._frames[place] = self.link.transport.frames(*place)
+        frames.add(self.link.transport.out, way.raw, taken.body)
         if not self.open:
             self.moved_at_s = time.monotonic()
         self.open[self._next_tag] = taken
         self._next_tag += 1
 
     def flush(self) -> None:
-        self.link.pipe.flush()
+        self.link.transport.flush()
 
     def _answered(self, tag: int, multiple: bool, ok: bool) -> None:
         """Record a confirm. A return comes before its confirm, so after one no confirm counts."""
@@ -305,18 +293,7 @@ def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
 
 async def _look_for(link: Link, queue: str) -> int:
     """Return how many messages are ready. Raises TopologyError when the queue does not exist."""
-    try:
-        answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
-    except ChannelRefused as refused:
-        if refused.code != NOT_FOUND:
-            raise
-        raise TopologyError(f"{link.address.name} has no queue {queue}") from refused
-    return int(answer.message_count)
-
-
-async def _within(call: Any, link: Link) -> Any:
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            return await call
-    except TimeoutError:
-        raise LinkLost(link.address.name, f"no answer within {CALL_TIMEOUT_S:g} s") from None
+    found = await ready_messages(link, queue)
+    if found is None:
+        raise TopologyError(f"{link.address.name} has no queue {queue}")
+    return found

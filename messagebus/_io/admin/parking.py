@@ -12,22 +12,21 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from messagebus._io.agents.registration import credentials
+from messagebus._io.admin.queues import CALL_TIMEOUT_S, NOT_FOUND, answered, opened, ready_messages
 from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.frames import Arrived
-from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import (
     read_content_type,
     read_headers,
     read_message_id,
     read_stamp_ms,
 )
-from messagebus.broker import Broker
 from messagebus.config import BusConfig
 from messagebus.core.parking import (
     REDRIVEN,
@@ -40,10 +39,9 @@ from messagebus.core.parking import (
 )
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
-__all__ = ["Parking", "SCAN_MAX", "Looked"]
+__all__ = ["Parking", "SCAN_MAX", "Inspection"]
 
 DIAL_TIMEOUT_MS = 2_000
-CALL_TIMEOUT_S = 10.0
 # After this time without a delivery another consumer holds the rest.
 IDLE_S = 3.0
 PUT_TIMEOUT_S = 30.0
@@ -53,7 +51,6 @@ SCAN_MAX = 65_535
 AHEAD = 100
 # Bytes of messages that wait to be moved; further ones are given back and taken again.
 WAITING_BYTES_MAX = 64 * 1024 * 1024
-NOT_FOUND = 404
 EXCHANGE_PREFIXES, QUEUE_PREFIXES = ("mb.topic/", "mb.to/"), ("mb.queue/", "mb.sub/")
 
 T = TypeVar("T")
@@ -79,7 +76,7 @@ See = Callable[[_Taken], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Inspection:
     """The result of an inspection. ready: in the queue when it was opened. seen: number shown of these."""
 
     ready: int
@@ -100,23 +97,23 @@ class Parking:
     async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
         """Return how many messages each parking queue holds; None where there is none. Raises LinkError."""
         async with self._link() as link:
-            return {source: await self._count(link, source.parking_queue) for source in sources}
+            return {source: await ready_messages(link, source.parking_queue) for source in sources}
 
-    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Looked:
+    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Inspection:
         """Show messages of a source's parking queue, the oldest first; all of them stay there.
 
         ready: as counted before. limit: no more are taken. Raises LinkError, TopologyError.
         """
         wanted = min(ready, limit, SCAN_MAX)
         if not wanted:
-            return Looked(ready, 0)
+            return Inspection(ready, 0)
         async with self._link() as link:
             taking = _Taking(link, source, wanted)
 
             await taking.begin(see)
             while not taking.is_over and await taking.goes_on():
                 pass
-            return Looked(ready, taking.seen)
+            return Inspection(ready, taking.seen)
 
     async def redrive(
         self,
@@ -161,7 +158,7 @@ class Parking:
         """Drop messages. Returns how many. Raises LinkError."""
         if choice.is_everything and limit >= ready:
             async with self._link() as link:
-                answer = await _within(link.call("queue_purge", queue=source.parking_queue), link)
+                answer = await answered(link.call("queue_purge", queue=source.parking_queue), link)
             on_moved(int(answer.message_count))
             return int(answer.message_count)
 
@@ -199,26 +196,8 @@ class Parking:
             raise TopologyError(f"{left.total()} left where they are: {why}{others}")
         return done
 
-    @asynccontextmanager
-    async def _link(self) -> AsyncIterator[Link]:
-        """Open a link, closed on the way out: unanswered messages go back."""
-        timeout_ms = max(DIAL_TIMEOUT_MS, self._bus.dial_timeout_ms)
-        link = await dial(Broker.parse(self._broker), credentials(self._bus), timeout_ms=timeout_ms)
-        try:
-            if self._is_named and link.broker not in ("", self._broker):
-                raise LinkLost(self._broker, f"{link.broker} answers there")
-            yield link
-        finally:
-            await link.close()
-
-    async def _count(self, link: Link, queue: str) -> int | None:
-        try:
-            answer = await _within(link.try_call("queue_declare", queue=queue, passive=True), link)
-        except ChannelRefused as refused:
-            if refused.code != NOT_FOUND:
-                raise
-            return None
-        return int(answer.message_count)
+    def _link(self) -> AbstractAsyncContextManager[Link]:
+        return opened(self._bus, self._broker, timeout_ms=DIAL_TIMEOUT_MS, is_named=self._is_named)
 
 
 class _Taking:
@@ -250,7 +229,7 @@ class _Taking:
             for each in arrived:
                 on_content(*each)
 
-        link.pipe.on_contents = on_contents
+        link.transport.on_contents = on_contents
         link.on_lost(self._lost)
         gone = TopologyError(f"{self._source.parking_queue} was deleted meanwhile")
         link.channel.add_on_cancel_callback(lambda _frame: self._lost(gone))
@@ -258,10 +237,10 @@ class _Taking:
         consuming = link.call(
             "basic_consume",
             queue=self._source.parking_queue,
-            on_message_callback=link.pipe.pika_content,
+            on_message_callback=link.transport.pika_content,
             consumer_tag="messagebus-parked",
         )
-        await _within(consuming, link)
+        await answered(consuming, link)
 
     async def goes_on(self) -> bool:
         """Wait for more; False when nothing came for IDLE_S. Raises LinkError when the link ended."""
@@ -275,12 +254,12 @@ class _Taking:
         return came
 
     def ack(self, tag: int) -> None:
-        self._link.pipe.ack(tag, False)
-        self._link.pipe.flush()
+        self._link.transport.ack(tag, False)
+        self._link.transport.flush()
 
     async def settle(self) -> None:
         """Wait until the broker has received all answers: a round trip behind them."""
-        await _within(self._link.call("basic_qos", prefetch_count=self._prefetch), self._link)
+        await answered(self._link.call("basic_qos", prefetch_count=self._prefetch), self._link)
 
     def _lost(self, why: Exception) -> None:
         self._fault = why
@@ -355,10 +334,10 @@ class _Putting:
 
     async def begin(self) -> None:
         link = self._link
-        link.pipe.on_confirm = self._answered
+        link.transport.on_confirm = self._answered
         link.channel.add_on_return_callback(lambda *_: self._returned())
         link.on_lost(self._lost)
-        await _within(link.confirm_select(), link)
+        await answered(link.confirm_select(), link)
 
     async def put_as_due(self, address: str, raw: bytes, body: bytes) -> str:
         """Put it where it was due. Returns the reason when it cannot be. Raises as `put`."""
@@ -384,7 +363,7 @@ class _Putting:
             return f"{address!r} is no destination"
         looking = self._link.try_call("exchange_declare", exchange=address, passive=True)
         try:
-            await _within(looking, self._link)
+            await answered(looking, self._link)
         except ChannelRefused as refused:
             if refused.code != NOT_FOUND:
                 raise
@@ -398,13 +377,13 @@ class _Putting:
         """
         frames = self._frames.get((exchange, key))
         if frames is None:
-            frames = self._frames[exchange, key] = self._link.pipe.frames(exchange, key)
+            frames = self._frames[exchange, key] = self._link.transport.frames(exchange, key)
         broker = self._link.address.name
         if not self._link.is_open:
             raise LinkLost(broker, "the connection ended")
         self._answer, self._is_returned = asyncio.get_running_loop().create_future(), False
-        frames.add(self._link.pipe.out, raw, body)
-        self._link.pipe.flush()
+        frames.add(self._link.transport.out, raw, body)
+        self._link.transport.flush()
         try:
             async with asyncio.timeout(PUT_TIMEOUT_S):
                 stored = await self._answer
@@ -452,14 +431,6 @@ def _redriven(taken: _Taken) -> bytes:
         stamp_ms=stamp_ms,
         without=is_dropped_by_redrive,
     )
-
-
-async def _within(call: Any, link: Link) -> Any:
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            return await call
-    except TimeoutError:
-        raise LinkLost(link.address.name, f"no answer within {CALL_TIMEOUT_S:g} s") from None
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

@@ -1,6 +1,6 @@
 """Client of the consumer list: a waiting fetch that never ends, and the last good list on disk.
 
-Runs on one asyncio loop. `core.listkeeper` decides which answers are accepted.
+Runs on one asyncio loop. `core.membership.ListKeeper` decides which answers are accepted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from messagebus._io.agents.http import http_client
 from messagebus._io.loop import now_ms
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.core.backoff import backoff_ms
-from messagebus.core.listkeeper import Judgement, ListKeeper
+from messagebus.core.membership import Judgement, ListKeeper
+from messagebus.core.route import backoff_ms
 from messagebus.errors import (
     ConfigError,
     ListError,

@@ -22,7 +22,7 @@ from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
-from messagebus.core.backoff import backoff_ms
+from messagebus.core.route import backoff_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
     CertificateRefused,
@@ -36,7 +36,7 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 from messagebus.tls import certificate_fault
 from messagebus.topology import (
     DUE,

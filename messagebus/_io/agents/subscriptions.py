@@ -17,11 +17,11 @@ import httpx
 from messagebus._io.agents.http import http_client
 from messagebus._io.agents.registration import read_registration
 from messagebus._io.wire import Registration
+from messagebus.admin.proof import TokenProof
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
-from messagebus.proof import TokenProof
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, with_options
 

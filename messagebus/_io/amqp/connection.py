@@ -4,11 +4,11 @@
 where it cannot: such a message would come again for ever. And pika waits for the whole of a frame of any
 size. Here properties stay as they are on the wire, and a frame larger than agreed ends the connection.
 
-`HotConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
+`FrameConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
 publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
 declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
 it in the process see no change. `guard_problem` and `seam_problem` check all pika internals in use,
-without a socket; where one has changed, links fall back to plain pika (`pipe.PlainPipe`).
+without a socket; where one has changed, links fall back to plain pika (`transport.PikaTransport`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pika.exceptions import StreamLostError
 from messagebus._io.amqp.frames import Confirm, Contents, FrameParser, PublishFrames
 
 __all__ = [
-    "HotConnection",
+    "FrameConnection",
     "HotSink",
     "seam_problem",
     "GuardedConnection",
@@ -124,7 +124,7 @@ class HotSink(Protocol):
         """Handle the end of the channel: nothing more comes."""
 
 
-class HotConnection(GuardedConnection):
+class FrameConnection(GuardedConnection):
     """A connection of pika's, with channels whose messages do not pass through pika."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -259,9 +259,9 @@ class _ProbeSink:
         pass
 
 
-def _probe(on_item: Callable[[Any], None], write: Callable[[Any], None]) -> HotConnection:
+def _probe(on_item: Callable[[Any], None], write: Callable[[Any], None]) -> FrameConnection:
     """Return a connection that believes it is open, without a socket."""
-    connection = object.__new__(HotConnection)
+    connection = object.__new__(FrameConnection)
     connection._parser, connection._direct, connection.out = FrameParser(FRAME_MIN), False, []
     connection._parser.hot.add(1)
     connection._sinks = {1: _ProbeSink(on_item)}

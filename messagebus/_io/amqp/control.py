@@ -166,7 +166,7 @@ class Control:
         await self._declare_queue(GATE_QUEUE)
         link = await self._dial_again()
         answered = asyncio.Event()
-        link.pipe.on_confirm = lambda *_: answered.set()
+        link.transport.on_confirm = lambda *_: answered.set()
         try:
             await self._bounded(link.confirm_select(), "confirm.select")
             link.channel.basic_publish("", GATE, b"")

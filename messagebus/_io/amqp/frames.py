@@ -15,7 +15,7 @@ from struct import error as StructError
 from typing import NamedTuple, Protocol
 
 __all__ = [
-    "AlikeFrames",
+    "UniformPublishFrames",
     "Arrived",
     "Bare",
     "Confirm",
@@ -79,12 +79,12 @@ class PublishFrames:
             out.append(END)
             self.add_parts(out, body)
 
-    def alike(self, shape: tuple[bytes, bytes]) -> AlikeFrames:
+    def uniform(self, shape: tuple[bytes, bytes]) -> UniformPublishFrames:
         """Return frames for many messages that differ in id and body only.
 
         shape: the properties before the id's text, its length included, and those after it.
         """
-        return AlikeFrames(self, shape)
+        return UniformPublishFrames(self, shape)
 
     def pieces(self, shape: tuple[bytes, bytes], id_size: int, size: int) -> tuple[bytes, bytes]:
         """Return the bytes before the id, and those between id and body, for one size of body."""
@@ -112,7 +112,7 @@ class Bare(Protocol):
     body: bytes
 
 
-class AlikeFrames:
+class UniformPublishFrames:
     """Publishes of one shape. Their common parts are cached by body size."""
 
     def __init__(self, frames: PublishFrames, shape: tuple[bytes, bytes]) -> None:

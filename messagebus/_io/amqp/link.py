@@ -21,7 +21,7 @@ import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
-from messagebus._io.amqp.pipe import Pipe, connection_class, pipe_for
+from messagebus._io.amqp.transport import Transport, connection_class, transport_for
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
@@ -88,12 +88,12 @@ class Link:
         connection.add_on_close_callback(self._connection_closed)
 
     @functools.cached_property
-    def pipe(self) -> Pipe:
+    def transport(self) -> Transport:
         """The way of publishes and answers out, and of confirms and deliveries in.
 
-        From the first access on they are the pipe's; until then they are pika's, as on links of agents.
+        From the first access on they are the transport's; until then they are pika's, as on links of agents.
         """
-        return pipe_for(self.connection, self.channel)
+        return transport_for(self.connection, self.channel)
 
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
         """Call this once when the link ends, for any reason; at once if it has ended."""
@@ -111,10 +111,10 @@ class Link:
         return await self._await_answer(getattr(self.channel, method), arguments)
 
     async def confirm_select(self) -> None:
-        """Ask for confirms; `pipe.on_confirm` gets each answer of the broker."""
+        """Ask for confirms; `transport.on_confirm` gets each answer of the broker."""
 
         def answered(frame: Any) -> None:
-            self.pipe.pika_confirm(frame.method)
+            self.transport.pika_confirm(frame.method)
 
         await self._await_answer(self.channel.confirm_delivery, {"ack_nack_callback": answered})
 

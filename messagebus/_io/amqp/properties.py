@@ -2,7 +2,7 @@
 
 A property list follows the body's size in a content header: two bytes of flags, then the properties
 that they name, in this order. It is bytes, because the hot path writes them unchanged; plain pika reads
-them back into its own class. `glance` finds the trace context without reading a list.
+them back into its own class. `find_traceparent` finds the trace context without reading a list.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
     "in_batch",
     "read_content_type",
     "read_headers",
-    "read_marks",
+    "read_library_headers",
     "read_message_id",
     "read_stamp_ms",
     "with_headers",
-    "NOTHING",
-    "glance",
+    "NO_TRACEPARENT",
+    "find_traceparent",
 ]
 
 KEY_HEADER = "mb-key"
@@ -63,7 +63,7 @@ NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
 
-NOTHING = ""
+NO_TRACEPARENT = ""
 # The field of a header table: length and text of the name, S, length and text of the value: 55 bytes,
 # which is what version 00 of trace context has.
 _FIELD = b"\x0btraceparentS\x00\x00\x00\x37"
@@ -86,8 +86,8 @@ def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
 def due_first(message: Message) -> Message:
     """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}
-    headers = {**message.headers, TTL_HEADER: message.expires_after_ms}
-    return _arrived(**{**fields, "headers": headers, "expires_after_ms": None})
+    headers = {**message.headers, TTL_HEADER: message.ttl_ms}
+    return _arrived(**{**fields, "headers": headers, "ttl_ms": None})
 
 
 def encode_entry(message: Message, message_id: str) -> bytes:
@@ -116,7 +116,7 @@ def _encode(
     if message.priority is not None:
         flags |= PRIORITY
         parts.append(bytes((message.priority,)))
-    expires = message.expires_after_ms
+    expires = message.ttl_ms
     for flag, text in (
         (CORRELATION_ID, message.correlation_id),
         (REPLY_TO, message.reply_to),
@@ -162,7 +162,7 @@ def is_bare(message: Message) -> bool:
         or message.correlation_id
         or message.reply_to
         or message.type
-    ) and (message.priority is None and message.expires_after_ms is None)
+    ) and (message.priority is None and message.ttl_ms is None)
 
 
 def _short(text: str) -> bytes:
@@ -196,7 +196,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         correlation_id=fields.get("correlation_id", ""),
         reply_to=fields.get("reply_to", ""),
         type=fields.get("type", ""),
-        expires_after_ms=read_ttl_ms(headers) if expires is None else expires,
+        ttl_ms=read_ttl_ms(headers) if expires is None else expires,
     )
 
 
@@ -231,7 +231,7 @@ def read_content_type(raw: bytes) -> str:
     return str(raw[3 : 3 + raw[2]], "utf-8", "replace")
 
 
-def read_marks(raw: bytes) -> Mapping[str, Any]:
+def read_library_headers(raw: bytes) -> Mapping[str, Any]:
     """Read the library's own headers, which `decode` leaves out."""
     found = read_headers(raw)
     return {key: each for key, each in found.items() if key.startswith(RESERVED_PREFIX)}
@@ -284,8 +284,8 @@ class Reading:
             return BINARY
         return read_content_type(raw)
 
-    def marks(self, raw: bytes) -> Mapping[str, Any]:
-        return read_marks(raw)
+    def library_headers(self, raw: bytes) -> Mapping[str, Any]:
+        return read_library_headers(raw)
 
     def stamp_ms(self, raw: bytes) -> int | None:
         return read_stamp_ms(self._around or raw)
@@ -356,12 +356,12 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
 
 
-def glance(properties: bytes) -> str | None:
+def find_traceparent(properties: bytes) -> str | None:
     """Find the traceparent of a message without any other data that a trace needs.
 
     For most messages it takes a third of the time of reading. A handler often asks for the body only, so
     decoding all of its message for one header would be the larger part of the costs of tracing.
-    `NOTHING`: it has none. None: read properly, it has more, or another form.
+    `NO_TRACEPARENT`: it has none. None: read properly, it has more, or another form.
     """
     if len(properties) < 2:
         return None
@@ -369,10 +369,10 @@ def glance(properties: bytes) -> str | None:
     if flags & CORRELATION_ID:
         return None
     if not flags & HEADERS:
-        return NOTHING
+        return NO_TRACEPARENT
     at = properties.find(_FIELD)
     if at < 0:
-        return None if _NAME in properties or _BAGGAGE in properties else NOTHING
+        return None if _NAME in properties or _BAGGAGE in properties else NO_TRACEPARENT
     if _STATE in properties or _BAGGAGE in properties or properties.count(_NAME) > 1:
         return None
     return properties[at + _VALUE : at + _VALUE + 55].decode("ascii", "replace")

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Address, Shape, message_ids
+from messagebus._io.publish.publishes import Address, Target, message_ids
 from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Delay, Source, Subscription, delay_step
 from messagebus.message import BINARY, Header
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 
 __all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
@@ -74,9 +74,9 @@ class Copies:
         # A copy is always confirmed, with any durability of its queue: the original is answered on it.
         kept = source.durability
         kept = kept if kept is not Durability.NONE else Durability.PAGE_CACHE
-        self._back = Shape(Address.queue(queue, kept), BINARY)
-        self._parking = Shape(Address.queue(parking, kept), BINARY)
-        self._later: dict[Delay, Shape] = {}
+        self._back = Target(Address.queue(queue, kept), BINARY)
+        self._parking = Target(Address.queue(parking, kept), BINARY)
+        self._later: dict[Delay, Target] = {}
 
     @property
     def can_park(self) -> bool:
@@ -92,8 +92,8 @@ class Copies:
         delay_ms: int = 0,
     ) -> Stored:
         """Copy to the end of its own queue, after this delay, rounded up to a step; 0 for at once."""
-        shape = self._back if delay_ms <= 0 else self._after(delay_step(delay_ms))
-        return await self._copy(original, headers, shape, wanted)
+        target = self._back if delay_ms <= 0 else self._after(delay_step(delay_ms))
+        return await self._copy(original, headers, target, wanted)
 
     async def park(
         self, original: Original, headers: Mapping[str, Header], wanted: Callable[[], bool]
@@ -103,21 +103,21 @@ class Copies:
             return Stored.CANNOT
         return await self._copy(original, headers, self._parking, wanted)
 
-    def _after(self, step: Delay) -> Shape:
-        shape = self._later.get(step)
-        if shape is None:
+    def _after(self, step: Delay) -> Target:
+        target = self._later.get(step)
+        if target is None:
             queue = self._source.amqp_queue
             address = Address(
                 f"{queue} after {step}", step.exchange, queue, step.durability, (step,)
             )
-            shape = self._later[step] = Shape(address, BINARY)
-        return shape
+            target = self._later[step] = Target(address, BINARY)
+        return target
 
     async def _copy(
         self,
         original: Original,
         headers: Mapping[str, Header],
-        shape: Shape,
+        target: Target,
         wanted: Callable[[], bool],
     ) -> Stored:
         message_id, why = original.message_id or self._make_id(), ""
@@ -139,10 +139,10 @@ class Copies:
         failures = unroutable = 0
         try:
             while wanted():
-                published = await self._publish(shape, original.body, message_id, properties)
+                published = await self._publish(target, original.body, message_id, properties)
                 if published.outcome is Outcome.CONFIRMED:
                     return Stored.STORED
-                self._tell(shape, published, is_first=failures == 0)
+                self._tell(target, published, is_first=failures == 0)
                 failures += 1
                 unroutable += published.outcome is Outcome.UNROUTABLE
                 if unroutable >= UNROUTABLE_MAX:
@@ -152,13 +152,13 @@ class Copies:
             return Stored.UNWANTED
         finally:
             if failures:
-                self._waits_no_more(shape.address.name)
+                self._waits_no_more(target.address.name)
 
     async def _publish(
-        self, shape: Shape, body: bytes, message_id: str, properties: bytes
+        self, target: Target, body: bytes, message_id: str, properties: bytes
     ) -> Published:
         done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        self._started().submit_encoded(shape, body, message_id, properties, COPY_TIMEOUT_MS, done)
+        self._started().submit_encoded(target, body, message_id, properties, COPY_TIMEOUT_MS, done)
         return await done
 
     def _try_elsewhere(self) -> None:
@@ -172,9 +172,9 @@ class Copies:
             self._renew_at_s = loop.time() + RENEW_S
             self._driver.renew()
 
-    def _tell(self, shape: Shape, published: Published, *, is_first: bool) -> None:
+    def _tell(self, target: Target, published: Published, *, is_first: bool) -> None:
         """Log one line when a queue first refuses copies, and none for others that wait then."""
-        name = shape.address.name
+        name = target.address.name
         waiting = self._waiting.get(name, 0)
         if is_first:
             self._waiting[name] = waiting + 1

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.consume.copies import Copies
-from messagebus._io.consume.idle import Resting
+from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.wire import Registration, Wire
@@ -69,8 +69,13 @@ class ConsumeDriver:
         config: ConsumerConfig,
         on_ready: Callable[[], None],
         wire: Wire,
+        *,
+        withdraw: Callable[[int, bool], list[Delivery]],
     ) -> None:
-        """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn."""
+        """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn.
+
+        withdraw: takes back deliveries that wait with the application, unseen: see `IdleLinks`.
+        """
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
@@ -90,11 +95,12 @@ class ConsumeDriver:
             else None,
             backoff_first_ms=wire.redial_first_ms,
         )
-        self.resting = Resting(
+        self.idle = IdleLinks(
             self._inbox,
             config.consumer_timeout_s,
             cancel=self._cancel,
             consume=self._consume_again,
+            withdraw=withdraw,
         )
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
@@ -254,9 +260,9 @@ class ConsumeDriver:
         return self._inbox.take()
 
     def asked(self) -> None:
-        """Resume resting links: the application waits for a delivery."""
-        if self.resting and not self._paused:
-            self.resting.asked()
+        """Resume idle links: the application waits for a delivery."""
+        if self.idle and not self._paused:
+            self.idle.asked()
 
     def put_back(self, deliveries: list[Delivery]) -> None:
         """Hand out next the deliveries taken last, which the application never saw."""
@@ -418,16 +424,16 @@ class ConsumeDriver:
     async def _consume(self, broker: str, link: Link) -> None:
         """Attach. Deliveries may arrive before the broker's answer, so the epoch is set first."""
         self._note_name(broker, link.broker)
-        epoch = self._inbox.connected(broker, link.pipe)
+        epoch = self._inbox.connected(broker, link.transport)
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
-        if not self.resting.rests(broker):
+        if not self.idle.is_idle(broker):
             tag = f"messagebus-{epoch}"
             await link.call(
                 "basic_consume",
                 queue=self._source.amqp_queue,
-                on_message_callback=link.pipe.pika_content,
+                on_message_callback=link.transport.pika_content,
                 consumer_tag=tag,
             )
             self._tags[broker] = tag
@@ -455,11 +461,11 @@ class ConsumeDriver:
 
     def _let_go(self, broker: str) -> None:
         """End the link, so that its deliveries come again in order, to the next active consumer."""
-        rests, link = self.resting.rests(broker), self._forget(broker)
+        rests, link = self.idle.is_idle(broker), self._forget(broker)
         if link is not None:
             self._closing.spawn(link.close())
         if rests:
-            self.resting.goes_on(broker)
+            self.idle.keep_idle(broker)
         self._members.lost(broker, now_ms(), random.random())
 
     def _consume_again(self, broker: str) -> None:
@@ -475,7 +481,7 @@ class ConsumeDriver:
             await link.call(
                 "basic_consume",
                 queue=self._source.amqp_queue,
-                on_message_callback=link.pipe.pika_content,
+                on_message_callback=link.transport.pika_content,
                 consumer_tag=tag,
             )
 
@@ -539,14 +545,14 @@ class ConsumeDriver:
         if link is not None:
             self._tags.pop(broker, None)
             self._leaving.discard(broker)
-            self.resting.forget(broker)
+            self.idle.forget(broker)
             self._inbox.disconnected(broker)
         return link
 
     # Time.
     def _tick(self) -> None:
         self._perform(self._members.tick(now_ms()))
-        self.resting.tick(time.monotonic_ns())
+        self.idle.tick(time.monotonic_ns())
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # Numbers.

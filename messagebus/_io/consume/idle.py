@@ -16,7 +16,7 @@ from collections.abc import Callable
 from messagebus._io.consume.inbox import Inbox
 from messagebus.message import Delivery
 
-__all__ = ["Resting"]
+__all__ = ["IdleLinks"]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -28,11 +28,13 @@ LAST_SHARE = 0.95
 LOOK_SHARE, LOOK_MIN_NS = 0.05, 1_000_000_000
 
 
-class Resting:
-    """The resting links of one consumer.
+class IdleLinks:
+    """The idle links of one consumer.
 
     timeout_s: the broker's consumer timeout. cancel: stops deliveries of this broker; False: it is not
     cancelled, because of the order, and buffered deliveries go back with its link. consume: restarts them.
+    withdraw: takes out deliveries that the application never saw and that arrived before that time; with
+    the flag, all of them if there is one.
     """
 
     def __init__(
@@ -42,18 +44,16 @@ class Resting:
         *,
         cancel: Callable[[str], bool],
         consume: Callable[[str], None],
+        withdraw: Callable[[int, bool], list[Delivery]],
     ) -> None:
         self._inbox, self._cancel, self._consume = inbox, cancel, consume
+        self._withdraw = withdraw
         self._age_ns = round(timeout_s * 1e9 * SHARE)
         self._last_ns = round(timeout_s * 1e9 * LAST_SHARE)
         self._look_ns = min(LOOK_MIN_NS, round(timeout_s * 1e9 * LOOK_SHARE))
         self._looked_ns = 0
         self._brokers: set[str] = set()
         self._was_full = False
-        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all_if_any: []
-        """Takes out deliveries that the application never saw and that arrived before that time; with
-        the flag, all of them if there is one.
-        """
 
     def __bool__(self) -> bool:
         """Return whether any link rests. From any thread."""
@@ -69,11 +69,11 @@ class Resting:
         before_ns = now_ns - self._age_ns
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
         taken: dict[str, list[Delivery]] = {}
-        for delivery in self.untouched(before_ns, self._inbox.in_order):
-            if delivery.ledger.is_live:
-                taken.setdefault(delivery.ledger.broker, []).append(delivery)
+        for delivery in self._withdraw(before_ns, self._inbox.in_order):
+            if delivery._ledger.is_live:
+                taken.setdefault(delivery._ledger.broker, []).append(delivery)
                 if delivery.received_ns < before_ns:
-                    found.add(delivery.ledger.broker)
+                    found.add(delivery._ledger.broker)
         for broker in found:
             self._rest(broker, taken.pop(broker, []), before_ns)
         for deliveries in taken.values():  # of other brokers
@@ -97,16 +97,16 @@ class Resting:
                 self._age_ns / 1e9,
             )
 
-    def rests(self, broker: str) -> bool:
+    def is_idle(self, broker: str) -> bool:
         """Return whether nothing is to be consumed from this broker until the application asks."""
         return broker in self._brokers
 
-    def goes_on(self, broker: str) -> None:
-        """Go on resting on a new link."""
+    def keep_idle(self, broker: str) -> None:
+        """Stay idle on a new link."""
         self._brokers.add(broker)
 
     def asked(self) -> None:
-        """Consume again from resting brokers: the application asks for deliveries, and there are none."""
+        """Consume again from idle brokers: the application asks for deliveries, and there are none."""
         brokers, self._brokers = self._brokers, set()
         self._was_full = False
         for broker in brokers:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.frames import Arrived
-from messagebus._io.amqp.pipe import Pipe
 from messagebus._io.amqp.properties import (
     ALONE,
     in_batch,
@@ -25,6 +24,7 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
+from messagebus._io.amqp.transport import Transport
 from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.loop import Tasks
 from messagebus.core.fanin import FanIn
@@ -60,7 +60,7 @@ class Counters:
 
 
 @dataclass(slots=True)
-class _Desk:
+class _Channel:
     """One broker's live link.
 
     shut: arriving deliveries are handed out no more; `late` keeps them. copied_out: tag -> time of arrival
@@ -68,7 +68,7 @@ class _Desk:
     """
 
     ledger: Ledger
-    pipe: Pipe
+    transport: Transport
     shut: bool = False
     late: list[Delivery] = field(default_factory=list)
     copied_out: dict[int, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Inbox:
         self.take = self._fanin.take
         """Returns the next delivery; None when there is none or the application holds enough."""
         self._ledgers = Ledgers()
-        self._desks: dict[str, _Desk] = {}
+        self._channels: dict[str, _Channel] = {}
         self._copying = Tasks()
         # Batches that a lost link left half answered -> their parts without an answer.
         self._begun: dict[tuple[str, int], set[int]] = {}
@@ -107,21 +107,21 @@ class Inbox:
         self.in_order = self.in_order or options.get("single_active") is True
 
     # Links.
-    def connected(self, broker: str, pipe: Pipe) -> int:
+    def connected(self, broker: str, transport: Transport) -> int:
         """Take the deliveries of this link from now on. Returns its epoch."""
         ledger = self._ledgers.connected(broker)
-        self._desks[broker] = _Desk(ledger, pipe)
+        self._channels[broker] = _Channel(ledger, transport)
         self.delivered.setdefault(broker, 0)
-        pipe.on_contents = functools.partial(self._arrived, ledger)
-        pipe.on_turn = self._on_turn
+        transport.on_contents = functools.partial(self._arrived, ledger)
+        transport.on_turn = self._on_turn
         return ledger.epoch
 
     def disconnected(self, broker: str) -> None:
         """Drop the link: its unanswered deliveries come again, also those that the application holds."""
-        desk = self._desks.pop(broker, None)
-        if desk is not None:
-            self._remember(desk.ledger)
-            desk.ledger.end()
+        channel = self._channels.pop(broker, None)
+        if channel is not None:
+            self._remember(channel.ledger)
+            channel.ledger.end()
             self._fanin.dropped(broker)
 
     def _remember(self, ledger: Ledger) -> None:
@@ -136,18 +136,18 @@ class Inbox:
 
     def shut(self, broker: str) -> None:
         """Hand out nothing that arrives from now on; deliveries that have arrived are still handed out."""
-        if desk := self._desks.get(broker):
-            desk.shut = True
+        if channel := self._channels.get(broker):
+            channel.shut = True
 
     def holds(self, broker: str) -> bool:
         """Return whether deliveries of this broker are held by the application, buffered, or being copied."""
-        desk = self._desks.get(broker)
-        return desk is not None and (self._fanin.holds(broker) or desk.ledger.is_claimed)
+        channel = self._channels.get(broker)
+        return channel is not None and (self._fanin.holds(broker) or channel.ledger.is_claimed)
 
     def owed(self, broker: str) -> int:
         """Return the number of AMQP deliveries of the live link without an answer."""
-        desk = self._desks.get(broker)
-        return desk.ledger.owed if desk else 0
+        channel = self._channels.get(broker)
+        return channel.ledger.owed if channel else 0
 
     # Arriving.
     def _arrived(self, ledger: Ledger, arrived: list[Arrived]) -> None:
@@ -180,12 +180,12 @@ class Inbox:
                 copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
             else:
                 copying = self._copies.park(original, {PARK_REASON: "expired"}, is_live)
-            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
         return True
 
     def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
         ledger.delivered([each[0] for each in arrived])
-        source, made = self._source, Delivery.arrived
+        source, made = self._source, Delivery._arrived
         self._hold(
             ledger.broker,
             [
@@ -210,7 +210,7 @@ class Inbox:
             return
         ledger.batch_delivered(tag, len(entries), (raw, body))
         unanswered = self._begun.pop(_batch_key(raw, body), None) if redelivered else None
-        source, made, reading = self._source, Delivery.arrived, in_batch(raw)
+        source, made, reading = self._source, Delivery._arrived, in_batch(raw)
         held = []
         for part, (entry, its_body) in enumerate(entries, start=1):
             if unanswered is not None and part not in unanswered:
@@ -224,9 +224,9 @@ class Inbox:
     def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
         if not deliveries:
             return
-        desk = self._desks[broker]
-        if desk.shut:
-            desk.late += deliveries
+        channel = self._channels[broker]
+        if channel.shut:
+            channel.late += deliveries
             return
         self._fanin.arrived(broker, deliveries)
         self.counters.delivered += len(deliveries)
@@ -240,18 +240,18 @@ class Inbox:
             headers = {PARK_REASON: f"damaged batch: {reason}"}
             original = _original(raw, body, read_stamp_ms(raw))
             parking = self._copies.park(original, headers, _is_live(ledger))
-            self._copying.spawn(self._answer_by(parking, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(parking, ledger, tag, 0))
 
     # The application's side.
     def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery came over one of the current links; on any thread."""
-        desk = self._desks.get(delivery.broker)
-        return desk is not None and desk.ledger is delivery.ledger
+        channel = self._channels.get(delivery.broker)
+        return channel is not None and channel.ledger is delivery._ledger
 
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, or it was answered before; counted."""
-        ledger = delivery.ledger
-        if not ledger.ack(delivery.tag, delivery.part):
+        ledger = delivery._ledger
+        if not ledger.ack(delivery._tag, delivery._part):
             return self._stale()
         self.counters.acked += 1
         self._fanin.answered(ledger.broker)
@@ -259,13 +259,13 @@ class Inbox:
 
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: as `ack`."""
-        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
         if not (ledger.claim(tag, part) if part else ledger.nack(tag)):
             return self._stale()
         self.counters.nacked += 1
         self._fanin.answered(ledger.broker)
         if not part:
-            self._desks[ledger.broker].pipe.nack(tag, requeue)
+            self._channels[ledger.broker].transport.nack(tag, requeue)
             return True
         original = _original_of(delivery)
         if requeue:
@@ -273,7 +273,7 @@ class Inbox:
         else:
             headers = {PARK_REASON: "rejected"}
             copying = self._copies.park(original, headers, _is_live(ledger))
-        self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+        self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
         return True
 
     async def retry(
@@ -283,7 +283,7 @@ class Inbox:
 
         The caller may be cancelled: the copy goes on.
         """
-        return await self._answered_by(
+        return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.again(
                 original, headers, wanted, delay_ms=delay_ms
@@ -293,19 +293,19 @@ class Inbox:
 
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Answer by a copy in the parking queue, with these headers. As `retry`."""
-        return await self._answered_by(
+        return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.park(original, headers, wanted),
             "parked",
         )
 
-    async def _answered_by(
+    async def _answer_by_copy(
         self,
         delivery: Delivery,
         copy: Callable[[Original, Callable[[], bool]], Coroutine[Any, Any, Stored]],
         counted: Literal["retried", "parked"],
     ) -> bool:
-        ledger, tag, part = delivery.ledger, delivery.tag, delivery.part
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
         if not ledger.claim(tag, part):
             return self._stale()
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -313,7 +313,7 @@ class Inbox:
         async def answer() -> None:
             try:
                 copying = copy(_original_of(delivery), _is_live(ledger))
-                answered = await self._answer_by(copying, ledger, tag, part, counted)
+                answered = await self._answer_when_stored(copying, ledger, tag, part, counted)
             except Exception as fault:  # the waiter gets any error
                 if not done.done():
                     done.set_exception(fault)
@@ -328,7 +328,7 @@ class Inbox:
         self.counters.acks_stale += 1
         return False
 
-    async def _answer_by(
+    async def _answer_when_stored(
         self,
         copying: Coroutine[Any, Any, Stored],
         ledger: Ledger,
@@ -353,12 +353,13 @@ class Inbox:
             # The broker parks it by itself, without a reason, or drops it without a parking queue.
             answered = ledger.claim_refused(tag, part)
             if answered and not part:
-                self._desks[ledger.broker].pipe.nack(tag, False)
+                self._channels[ledger.broker].transport.nack(tag, False)
         else:
             answered = ledger.claim_done(tag, part)
         if counted:
             if answered:
-                setattr(self.counters, counted, getattr(self.counters, counted) + 1)
+                self.counters.retried += counted == "retried"
+                self.counters.parked += counted == "parked"
                 self._fanin.answered(ledger.broker)
             else:
                 self.counters.acks_stale += 1
@@ -371,7 +372,7 @@ class Inbox:
     @property
     def brokers(self) -> list[str]:
         """The brokers with a live link."""
-        return list(self._desks)
+        return list(self._channels)
 
     @property
     def is_full(self) -> bool:
@@ -389,25 +390,25 @@ class Inbox:
         application has begun would never be finished if it came again whole. So each untouched part of it is
         copied to the end of the queue, if it arrived before that time.
         """
-        desk, count = self._desks[broker], 0
-        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
+        channel, count = self._channels[broker], 0
+        self._fanin.put_back(broker, [each for each in taken if each._ledger is channel.ledger])
         for tag, parts in _by_tag(self._fanin.withdraw(broker)).items():
-            if self._give_back_one(desk, tag, parts):
+            if self._give_back_one(channel, tag, parts):
                 count += len(parts)
             elif parts[0].received_ns < before_ns:
-                desk.copied_out[tag] = parts[0].received_ns
-                self._copy_parts(desk.ledger, tag, [each.part for each in parts])
+                channel.copied_out[tag] = parts[0].received_ns
+                self._copy_parts(channel.ledger, tag, [each._part for each in parts])
                 count += len(parts)
             else:
                 self._fanin.arrived(broker, parts)
         self.counters.given_back += count
-        desk.pipe.flush()
+        channel.transport.flush()
         return count
 
-    def _give_back_one(self, desk: _Desk, tag: int, parts: list[Delivery]) -> bool:
+    def _give_back_one(self, channel: _Channel, tag: int, parts: list[Delivery]) -> bool:
         """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
-        ledger, content = desk.ledger, (parts[0].properties, parts[0].body)
-        if parts[0].part:
+        ledger, content = channel.ledger, (parts[0]._properties, parts[0].body)
+        if parts[0]._part:
             whole = ledger.as_one(tag, len(parts))
             if whole is None:
                 return False
@@ -415,7 +416,7 @@ class Inbox:
         if self._is_worn(content[0]):
             self._renew(ledger, tag, *content)
         elif ledger.nack(tag):
-            desk.pipe.nack(tag, True)
+            channel.transport.nack(tag, True)
         return True
 
     def _renew(self, ledger: Ledger, tag: int, raw: bytes, body: bytes) -> None:
@@ -423,7 +424,7 @@ class Inbox:
         if ledger.claim(tag, 0):
             original = _original(raw, body, read_stamp_ms(raw))
             copying = self._copies.again(original, {}, _is_live(ledger))
-            self._copying.spawn(self._answer_by(copying, ledger, tag, 0))
+            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
 
     def _is_worn(self, raw: bytes) -> bool:
         """Return whether its broker may soon park it for its returns, although nobody has seen it.
@@ -448,13 +449,13 @@ class Inbox:
             if ledger.claim(tag, part):
                 original = _original(*entries[part - 1], stamp_ms, entry=True)
                 copying = self._copies.again(original, {}, _is_live(ledger))
-                self._copying.spawn(self._answer_by(copying, ledger, tag, part))
+                self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
-        for broker, desk in self._desks.items():
+        for broker, channel in self._channels.items():
             self._fanin.put_back(
-                broker, [each for each in deliveries if each.ledger is desk.ledger]
+                broker, [each for each in deliveries if each._ledger is channel.ledger]
             )
 
     def keep_back(self, broker: str, taken: Sequence[Delivery]) -> None:
@@ -462,42 +463,42 @@ class Inbox:
 
         taken: handed out and never seen.
         """
-        desk = self._desks[broker]
-        desk.shut = True
-        self._fanin.put_back(broker, [each for each in taken if each.ledger is desk.ledger])
-        desk.late[:0] = self._fanin.withdraw(broker)
+        channel = self._channels[broker]
+        channel.shut = True
+        self._fanin.put_back(broker, [each for each in taken if each._ledger is channel.ledger])
+        channel.late[:0] = self._fanin.withdraw(broker)
 
     def finish_batches(self, before_ns: int) -> None:
         """Copy the parts that the application holds of partly copied batches that arrived before that time.
 
         Their broker would take back the whole batch, and the copied parts would exist twice.
         """
-        for desk in self._desks.values():
-            for tag, received_ns in list(desk.copied_out.items()):
+        for channel in self._channels.values():
+            for tag, received_ns in list(channel.copied_out.items()):
                 if received_ns < before_ns:
-                    del desk.copied_out[tag]
-                    held = desk.ledger.open_parts(tag)
-                    self._copy_parts(desk.ledger, tag, held)
+                    del channel.copied_out[tag]
+                    held = channel.ledger.open_parts(tag)
+                    self._copy_parts(channel.ledger, tag, held)
                     for _part in held:  # the application's answers will be stale
-                        self._fanin.answered(desk.ledger.broker)
+                        self._fanin.answered(channel.ledger.broker)
 
     def flush(self) -> None:
         """Send all answers given since the last time, together."""
-        for desk in self._desks.values():
-            if desk.ledger.rejected:
-                self._reject_batches(desk)  # before a "multiple" ack includes them
-            for tag, multiple in desk.ledger.flush():
-                desk.pipe.ack(tag, multiple)
-            desk.pipe.flush()
+        for channel in self._channels.values():
+            if channel.ledger.rejected:
+                self._reject_batches(channel)  # before a "multiple" ack includes them
+            for tag, multiple in channel.ledger.flush():
+                channel.transport.ack(tag, multiple)
+            channel.transport.flush()
 
-    def _reject_batches(self, desk: _Desk) -> None:
+    def _reject_batches(self, channel: _Channel) -> None:
         """Reject batches with a part that could not be copied: their broker keeps them whole."""
-        tags, desk.ledger.rejected = desk.ledger.rejected, []
+        tags, channel.ledger.rejected = channel.ledger.rejected, []
         for tag in tags:
             log.warning(
-                "batch rejected whole broker=%s reason='a part has no copy'", desk.ledger.broker
+                "batch rejected whole broker=%s reason='a part has no copy'", channel.ledger.broker
             )
-            desk.pipe.nack(tag, False)
+            channel.transport.nack(tag, False)
 
     # The end.
     def close(self, untouched: Sequence[Delivery] = ()) -> None:
@@ -505,7 +506,7 @@ class Inbox:
 
         untouched: handed out, and the application never saw them.
         """
-        for broker in self._desks:
+        for broker in self._channels:
             self.keep_back(broker, untouched)
 
     async def finish(self, timeout_s: float) -> None:
@@ -514,20 +515,20 @@ class Inbox:
         These are the open parts of half-answered batches, unless the queue is ordered: their answered parts
         would be delivered again. And unseen deliveries that came back too often.
         """
-        for desk in self._desks.values():
-            for tag, parts in _by_tag(desk.late).items():
-                self._renew_if_worn(desk.ledger, tag, parts)
-            for tag, unanswered, _content in desk.ledger.half_answered():
+        for channel in self._channels.values():
+            for tag, parts in _by_tag(channel.late).items():
+                self._renew_if_worn(channel.ledger, tag, parts)
+            for tag, unanswered, _content in channel.ledger.half_answered():
                 if not self.in_order:
-                    self._copy_parts(desk.ledger, tag, unanswered)
+                    self._copy_parts(channel.ledger, tag, unanswered)
         await self._copying.wait(timeout_s)
         self.flush()
         await self._copying.cancel()
         await self._copies.stop()
 
     def _renew_if_worn(self, ledger: Ledger, tag: int, parts: list[Delivery]) -> None:
-        content = ledger.content(tag) or (parts[0].properties, parts[0].body)
-        if self._is_worn(content[0]) and (not parts[0].part or ledger.as_one(tag, len(parts))):
+        content = ledger.content(tag) or (parts[0]._properties, parts[0].body)
+        if self._is_worn(content[0]) and (not parts[0]._part or ledger.as_one(tag, len(parts))):
             self._renew(ledger, tag, *content)
 
     @property
@@ -548,7 +549,7 @@ def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:
     """Group deliveries of one link by their AMQP delivery."""
     found: dict[int, list[Delivery]] = {}
     for delivery in deliveries:
-        found.setdefault(delivery.tag, []).append(delivery)
+        found.setdefault(delivery._tag, []).append(delivery)
     return found
 
 
@@ -569,9 +570,9 @@ def _original(raw: bytes, body: bytes, stamp_ms: int | None, *, entry: bool = Fa
 
 def _original_of(delivery: Delivery) -> Original:
     return Original(
-        properties=delivery.properties,
+        properties=delivery._properties,
         body=delivery.body,
         message_id=delivery.message_id,
-        entry=delivery.part > 0,
+        entry=delivery._part > 0,
         stamp_ms=delivery.first_ms,
     )

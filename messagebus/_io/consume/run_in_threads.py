@@ -299,15 +299,15 @@ class Bridge:
     def ack(self, delivery: Delivery) -> bool:
         return self._post(delivery, lambda: self._answering.ack(delivery))
 
-    def retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
-        return self._post(delivery, lambda: self._answering.retry_soon(delivery, delay_ms, headers))
+    def retry(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+        return self._post(delivery, lambda: self._answering.retry(delivery, delay_ms, headers))
 
-    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
-        return self._post(delivery, lambda: self._answering.park_soon(delivery, headers))
+    def park(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+        return self._post(delivery, lambda: self._answering.park(delivery, headers))
 
     def _post(self, delivery: Delivery, answer: Callable[[], object]) -> bool:
         # Asked first: a stop that waits for this answer ends the link a moment after it.
-        live = delivery.ledger.is_live
+        live = delivery._ledger.is_live
         self._answers.append(answer)
         if not self._woken:
             self._woken = True  # a race wakes twice, never zero times: cleared before taking

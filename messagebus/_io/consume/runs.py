@@ -124,13 +124,23 @@ def deliveries_of(job: Job) -> list[Delivery]:
 class Answering(Protocol):
     """The answers to a consumer's deliveries; none of these waits. False: it is stale."""
 
-    def ack(self, delivery: Delivery) -> bool: ...
+    @property
+    def ack(self) -> Callable[[Delivery], bool]: ...
 
-    def retry_soon(
-        self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]
-    ) -> bool: ...
+    @property
+    def retry(self) -> Callable[[Delivery, int, Mapping[str, Header]], bool]: ...
 
-    def park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool: ...
+    @property
+    def park(self) -> Callable[[Delivery, Mapping[str, Header]], bool]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """An `Answering` made of a consumer's functions."""
+
+    ack: Callable[[Delivery], bool]
+    retry: Callable[[Delivery, int, Mapping[str, Header]], bool]
+    park: Callable[[Delivery, Mapping[str, Header]], bool]
 
 
 def words_of(bus: BusConfig) -> Words:
@@ -240,7 +250,7 @@ class Handling:
             live = True
         if self.chain is not None:
             # A live link took no ack: the handler itself answered.
-            answered = live or delivery.ledger.is_live
+            answered = live or delivery._ledger.is_live
             self.chain.handled(delivery, "ack" if answered else "stale", None)
 
     def failed(self, job: Job, error: BaseException) -> None:
@@ -270,7 +280,7 @@ class Handling:
                     live, answer = self.answering.ack(delivery), "drop"
                 else:
                     headers = park_headers(delivery, f"cannot be judged: {name}", name)
-                    live, answer = self.answering.park_soon(delivery, headers), "park"
+                    live, answer = self.answering.park(delivery, headers), "park"
                 if self.chain is not None:
                     self.chain.handled(delivery, answer if live else "stale", error)
         except Exception:
@@ -304,11 +314,11 @@ class Handling:
                 reason = words.text(error) if end is End.LATER else text
                 self._tell(delivery, f"retry delay_s={_seconds(delay_ms)}", words, error)
                 headers = retry_headers(delivery, attempt, reason)
-                return self.answering.retry_soon(delivery, delay_ms, headers), "retry"
+                return self.answering.retry(delivery, delay_ms, headers), "retry"
             case ParkNow():
                 self._tell(delivery, "park", words, error)
                 headers = park_headers(delivery, self._why(delivery, end, text, words, error), text)
-                return self.answering.park_soon(delivery, headers), "park"
+                return self.answering.park(delivery, headers), "park"
             case Drop() | Ack():
                 self._tell(delivery, "drop", words, error)
                 return self.answering.ack(delivery), "drop"

@@ -1,6 +1,6 @@
 """The destinations of one publisher: registered before the first publish, refused when forbidden.
 
-Runs on one asyncio loop. A lane opens when the destination is registered and the current link was
+Runs on one asyncio loop. A destination opens when the destination is registered and the current link was
 seen to have it. A broker that forbids an exchange closes the whole link for it. So a forbidden
 destination is refused for REFUSED_S, or each publish to it would cost all the others their link. Publishing
 does not create an undeclared queue, unless that is asked for: a mistyped name would keep messages without
@@ -23,7 +23,7 @@ from messagebus.core.outbox import Item, Outbox
 from messagebus.destination import Queue
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 
-__all__ = ["Lanes"]
+__all__ = ["Destinations"]
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -44,7 +44,7 @@ class _Refusal:
         return time.monotonic() < self.until_s and not (self.unroutable and _creates(address))
 
 
-class Lanes:
+class Destinations:
     """The open and refused destinations of a publisher.
 
     link: gives the current link. settle, wake, leave: callbacks of the driver.
@@ -68,48 +68,54 @@ class Lanes:
         self._on_login_refused = on_login_refused
         self._loop = asyncio.get_running_loop()
         self.known: dict[str, Address] = {}
-        """Lane -> address of the destinations that are open or being opened."""
+        """Name -> address of the destinations that are open or being opened."""
         self._refusals: dict[str, _Refusal] = {}
         # Destinations that a link found deleted; the next publish registers them again.
         self._gone: dict[str, Address] = {}
 
     def use(self, address: Address) -> None:
-        """Open the lane of an address for which a message is accepted in this turn of the loop."""
-        lane = address.lane
-        if lane in self.known:
+        """Open the destination of an address for which a message is accepted in this turn of the loop."""
+        destination = address.destination
+        if destination in self.known:
             return
-        refusal = self._refusals.get(lane)
+        refusal = self._refusals.get(destination)
         if refusal is not None and refusal.holds_for(address):
-            self._loop.call_soon(self._refuse_again, lane, refusal)
+            self._loop.call_soon(self._refuse_again, destination, refusal)
             return
-        self.known[lane] = address
-        self._gone.pop(lane, None)
+        self.known[destination] = address
+        self._gone.pop(destination, None)
         if not address.wanted:
-            self._outbox.open_lane(lane)
+            self._outbox.open_destination(destination)
             return
         self._tasks.spawn(self._open(address))
 
-    def _refuse_again(self, lane: str, refusal: _Refusal) -> None:
-        if lane not in self.known:
-            items = self._outbox.refuse_lane(lane, refusal.reason, unroutable=refusal.unroutable)
+    def _refuse_again(self, destination: str, refusal: _Refusal) -> None:
+        if destination not in self.known:
+            items = self._outbox.refuse_destination(
+                destination, refusal.reason, unroutable=refusal.unroutable
+            )
             self._settle(items)
 
     @property
     def opening(self) -> int:
         """The number of destinations that are being registered and settled."""
-        return sum(not self._outbox.lane_is_open(lane) for lane in self.known)
+        return sum(not self._outbox.destination_is_open(destination) for destination in self.known)
 
     async def verify(self, link: Link) -> None:
         """Check which of the destinations in use a new link has; the others wait or are refused.
 
         Raises LinkLost.
         """
-        used = [each for lane, each in self.known.items() if self._outbox.lane_is_open(lane)]
+        used = [
+            each
+            for destination, each in self.known.items()
+            if self._outbox.destination_is_open(destination)
+        ]
         wanted = dict.fromkeys(each for address in used for each in address.wanted)
         faults = await self._topology.verify(link, wanted)
         for address in used:
             fault = next((faults[each] for each in address.wanted if each in faults), None)
-            if fault is None or self.known.get(address.lane) is not address:
+            if fault is None or self.known.get(address.destination) is not address:
                 continue
             if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
                 self._close(address, str(fault))
@@ -119,14 +125,14 @@ class Lanes:
 
     def _close(self, address: Address, reason: str) -> None:
         log.info("destination gone destination=%s reason=%r", address.name, reason)
-        self._gone[address.lane] = address
-        del self.known[address.lane]
-        self._outbox.close_lane(address.lane)
+        self._gone[address.destination] = address
+        del self.known[address.destination]
+        self._outbox.close_destination(address.destination)
 
     def open_held(self) -> None:
         """Register vanished destinations again for which messages wait; others stay closed."""
-        for lane, address in list(self._gone.items()):
-            if self._outbox.holds(lane):
+        for destination, address in list(self._gone.items()):
+            if self._outbox.holds(destination):
                 self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
@@ -165,7 +171,7 @@ class Lanes:
         except MessageBusError as fault:
             self._refuse(address, str(fault))
         else:
-            self._outbox.open_lane(address.lane)
+            self._outbox.open_destination(address.destination)
             self._wake()
 
     async def _open_later(self, address: Address) -> None:
@@ -177,12 +183,12 @@ class Lanes:
 
     def _refuse(self, address: Address, reason: str, *, unroutable: bool = False) -> None:
         log.warning("destination refused destination=%s reason=%r", address.name, reason)
-        lane = address.lane
-        self.known.pop(lane, None)
+        destination = address.destination
+        self.known.pop(destination, None)
         until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
-        self._refusals[lane] = _Refusal(reason, until_s, unroutable)
-        self._outbox.close_lane(lane)
-        self._settle(self._outbox.refuse_lane(lane, reason, unroutable=unroutable))
+        self._refusals[destination] = _Refusal(reason, until_s, unroutable)
+        self._outbox.close_destination(destination)
+        self._settle(self._outbox.refuse_destination(destination, reason, unroutable=unroutable))
 
 
 def _creates(address: Address) -> bool:

@@ -23,14 +23,14 @@ import pika.exceptions
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.publish.destinations import Lanes
+from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Bundle,
     Many,
-    Shape,
-    Ticket,
+    Publish,
+    Target,
     Waiter,
-    lane_name,
+    destination_name,
     message_ids,
     tell,
 )
@@ -71,11 +71,11 @@ class Counters:
     last_confirm_ms: int = 0
 
 
-def _encode(shape: Shape, message: Message, message_id: str, *, alone: bool) -> bytes:
+def _encode(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
-        if shape.address.routing_key and message.expires_after_ms is not None:
+        if target.address.routing_key and message.ttl_ms is not None:
             message = due_first(message)
-        return encode(message, message_id, int(time.time()), persistent=shape.confirms)
+        return encode(message, message_id, int(time.time()), persistent=target.confirms)
     return encode_entry(message, message_id)
 
 
@@ -106,7 +106,7 @@ class PublishDriver:
         """Set when a link is open, or when a login was refused (`fatal`)."""
         self._ids = message_ids()
         self._sender: Sender | None = None  # of the current link
-        self._unconfirmed: set[str] = set()  # lanes whose publishes need no confirm
+        self._unconfirmed: set[str] = set()  # destinations whose publishes need no confirm
         self._follower = wire.follow(
             subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
         )
@@ -116,7 +116,7 @@ class PublishDriver:
         self._tasks = Tasks()
         # Links that are hung up. A close that is cancelled before it began would close nothing.
         self._closing = Tasks()
-        self._lanes = Lanes(
+        self._destinations = Destinations(
             wire.topology(),
             self.outbox,
             self._tasks,
@@ -126,7 +126,7 @@ class PublishDriver:
             leave=self.leave,
             on_login_refused=self._login_refused,
         )
-        self._known_lanes = self._lanes.known
+        self._known_destinations = self._destinations.known
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
         self._last_fault = ""
@@ -179,41 +179,41 @@ class PublishDriver:
     # Accepting.
     def submit(
         self,
-        shape: Shape,
+        target: Target,
         body: bytes,
         message: Message | None,
         timeout_ms: int,
         waiter: Waiter | Many | None,
-    ) -> Ticket:
+    ) -> Publish:
         """Accept a publish without a bound: the caller has asked for room.
 
         message: None for only a body. waiter: gets the end.
         """
-        if shape.lane not in self._known_lanes:
-            self._open_lane(shape)
+        if target.destination not in self._known_destinations:
+            self._open_destination(target)
         deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
         if message is None:
-            ticket = Ticket(next(self._ids), shape, body, None, deadline_ms, waiter)
-            self.outbox.accept(ticket)
+            publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
+            self.outbox.accept(publish)
         else:
             message_id = message.message_id or next(self._ids)
-            ticket = Ticket(message_id, shape, body, None, deadline_ms, waiter)
-            alone = self._goes_alone(shape, message)
+            publish = Publish(message_id, target, body, None, deadline_ms, waiter)
+            alone = self._goes_alone(target, message)
             try:
                 # Encode now: the application may change its headers afterwards.
-                ticket.properties = _encode(shape, message, message_id, alone=alone)
+                publish.properties = _encode(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
-                self.outbox.refuse(ticket, f"cannot be encoded: {type(fault).__name__}")
-                self._loop.call_soon(tell, [ticket], time.monotonic_ns())
-                return ticket
-            self.outbox.accept(ticket, alone=alone)
+                self.outbox.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+                self._loop.call_soon(tell, [publish], time.monotonic_ns())
+                return publish
+            self.outbox.accept(publish, alone=alone)
         if not self._woken:
             self._wake()
-        return ticket
+        return publish
 
     def submit_encoded(
         self,
-        shape: Shape,
+        target: Target,
         body: bytes,
         message_id: str,
         properties: bytes,
@@ -221,55 +221,55 @@ class PublishDriver:
         waiter: Waiter,
     ) -> None:
         """Do as `submit`, for encoded properties with this id; it travels alone."""
-        if shape.lane not in self._known_lanes:
-            self._open_lane(shape)
+        if target.destination not in self._known_destinations:
+            self._open_destination(target)
         deadline_ms = now_ms() + timeout_ms
         self.outbox.accept(
-            Ticket(message_id, shape, body, properties, deadline_ms, waiter), alone=True
+            Publish(message_id, target, body, properties, deadline_ms, waiter), alone=True
         )
         self._wake()
 
     def submit_bundle(
-        self, shape: Shape, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
+        self, target: Target, bodies: list[bytes], size: int, timeout_ms: int, waiter: Many
     ) -> Bundle:
         """Accept bodies that `packing_of` lets travel together, `size` bytes in all. As `submit`."""
-        if shape.lane not in self._known_lanes:
-            self._open_lane(shape)
+        if target.destination not in self._known_destinations:
+            self._open_destination(target)
         ids = list(itertools.islice(self._ids, len(bodies)))
-        bundle = Bundle(ids, bodies, size, shape, now_ms() + timeout_ms, waiter)
+        bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
         self.outbox.accept_bundle(bundle)
         self._wake()
         return bundle
 
-    def packing_of(self, shape: Shape) -> Packing | None:
+    def packing_of(self, target: Target) -> Packing | None:
         """Return the bounds of a bundle of plain bodies; None where each is its own publish, or lingers."""
-        packing = self._packing(shape)
+        packing = self._packing(target)
         if packing is None or packing.linger_ms:
             return None
         count_max = min(packing.count_max, self._config.backlog_messages_max)
         return packing._replace(count_max=count_max)
 
-    def _open_lane(self, shape: Shape) -> None:
-        packing = self._packing(shape)
+    def _open_destination(self, target: Target) -> None:
+        packing = self._packing(target)
         if packing is not None:
-            self.outbox.pack(shape.lane, packing)
-        if not shape.confirms:
-            self._unconfirmed.add(shape.lane)
-        self._lanes.use(shape.address)
+            self.outbox.pack(target.destination, packing)
+        if not target.confirms:
+            self._unconfirmed.add(target.destination)
+        self._destinations.use(target.address)
 
-    def _packing(self, shape: Shape) -> Packing | None:
-        batching = self._config.batch.get(shape.address.name)
-        if batching is None or shape.address.routing_key:
+    def _packing(self, target: Target) -> Packing | None:
+        batching = self._config.batch.get(target.address.name)
+        if batching is None or target.address.routing_key:
             return None
         return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
 
-    def _goes_alone(self, shape: Shape, message: Message) -> bool:
+    def _goes_alone(self, target: Target, message: Message) -> bool:
         """Return whether it is kept out of batches: the broker must see it, or it is too large."""
-        packing = self._packing(shape)
+        packing = self._packing(target)
         return (
             packing is None
             or message.priority is not None
-            or message.expires_after_ms is not None
+            or message.ttl_ms is not None
             or len(message.body) >= packing.bytes_max
         )
 
@@ -284,7 +284,7 @@ class PublishDriver:
         self._woken = False
         link = self._links.get(self.route.current or 0)
         if link is not None and link.is_open and not self._blocked and self._sender is not None:
-            if not link.pipe.backed_up:
+            if not link.transport.backed_up:
                 self._send(link, self._sender)
             else:
                 self._woken = True
@@ -305,7 +305,7 @@ class PublishDriver:
             return
         try:
             sender.send(entries, link.broker, sent_ns)
-            link.pipe.flush()
+            link.transport.flush()
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
             link.abort()  # it has just ended: they go out on the next one
             return
@@ -314,7 +314,7 @@ class PublishDriver:
 
     def _settle_unconfirmed(self, entries: list[Entry]) -> None:
         for entry in entries:
-            if entry.lane in self._unconfirmed:
+            if entry.destination in self._unconfirmed:
                 settled = self.outbox.unconfirmed(entry)
                 self.counters.unconfirmed += len(settled)
                 self._tell(settled)
@@ -325,7 +325,7 @@ class PublishDriver:
         self.connected.set()
 
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
-        """Settle publishes, which makes room; the pipe calls `_pump` after it."""
+        """Settle publishes, which makes room; the transport calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
         if self._slow_until_ms and link == self.route.current:
             self._slow_until_ms = 0  # this one answers: not all brokers are slow
@@ -340,7 +340,7 @@ class PublishDriver:
             self._wake()
 
     def _tell(self, settled: list[Item]) -> None:
-        tell(cast(list[Ticket], settled), time.monotonic_ns())
+        tell(cast(list[Publish], settled), time.monotonic_ns())
         if self._flushes:
             self._tell_flushes()
 
@@ -369,10 +369,10 @@ class PublishDriver:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 link = await self._wire.dial(None, timeout_ms=timeout_ms)
-                link.pipe.on_confirm = functools.partial(self._answered, number)
-                link.pipe.on_turn = self._pump
+                link.transport.on_confirm = functools.partial(self._answered, number)
+                link.transport.on_turn = self._pump
                 await link.confirm_select()
-                await self._lanes.verify(link)
+                await self._destinations.verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
@@ -402,7 +402,7 @@ class PublishDriver:
         self._links[number] = link
         link.channel.add_on_return_callback(
             lambda _channel, method, properties, _body: self.outbox.returned(
-                number, lane_name(method.exchange, method.routing_key), properties.message_id
+                number, destination_name(method.exchange, method.routing_key), properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
@@ -418,7 +418,7 @@ class PublishDriver:
             if not new.broker or self._links[other].broker in ("", new.broker)
         ]
         self.outbox.link_opened(number, after=same)
-        self._sender = Sender(new.pipe)
+        self._sender = Sender(new.transport)
         self._blocked = False
         for other in old:
             if other == self._dead and other in same:
@@ -454,7 +454,7 @@ class PublishDriver:
         in_flight = self.outbox.in_flight
         refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
         self._settle(self.outbox.link_lost(number, now_ms(), why.reason, refused=refused))
-        self._lanes.link_lost(why)
+        self._destinations.link_lost(why)
         log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
         if self.route.current == number:
             self.connected.clear()
@@ -552,7 +552,7 @@ class PublishDriver:
     @property
     def settling(self) -> int:
         """The number of destinations that are being registered."""
-        return self._lanes.opening
+        return self._destinations.opening
 
     @property
     def list_age_ms(self) -> int | None:

@@ -12,24 +12,24 @@ from messagebus.core.outbox import CONFIRMED, Item
 from messagebus.destination import Delay, Destination, Queue, parse_destination
 from messagebus.errors import NameInvalid
 from messagebus.message import BINARY
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 __all__ = [
     "Address",
     "Bundle",
     "Many",
-    "Shape",
-    "Shapes",
-    "Ticket",
+    "Target",
+    "Targets",
+    "Publish",
     "Waiter",
-    "lane_name",
+    "destination_name",
     "message_ids",
     "tell",
 ]
 
 NEVER_SENT = ("", 0)
-# More shapes than any application has kinds of messages; above it the cache is cleared.
-SHAPES_MAX = 10_000
+# More targets than any application has kinds of messages; above it the cache is cleared.
+TARGETS_MAX = 10_000
 # Costs half of the class's own constructor, which checks its arguments by name.
 _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
@@ -45,7 +45,7 @@ class Waiter(Protocol):
     def set_result(self, result: Any, /) -> None: ...
 
 
-def lane_name(exchange: str, routing_key: str) -> str:
+def destination_name(exchange: str, routing_key: str) -> str:
     """Return the outbox's name of a place to publish to; a return of the broker names both parts."""
     return f"{exchange} {routing_key}" if routing_key else exchange
 
@@ -74,38 +74,42 @@ class Address:
         return cls(queue, "", queue, durability)
 
     @property
-    def lane(self) -> str:
-        return lane_name(self.exchange, self.routing_key)
+    def destination(self) -> str:
+        return destination_name(self.exchange, self.routing_key)
 
 
-class Shape:
+class Target:
     """The common part of publishes of one address and content type; compared by identity."""
 
-    __slots__ = ("address", "confirms", "content_type", "durability", "lane")
+    __slots__ = ("address", "confirms", "content_type", "destination", "durability")
 
     def __init__(self, address: Address, content_type: str) -> None:
-        self.address, self.content_type, self.lane = address, content_type, address.lane
+        self.address, self.content_type, self.destination = (
+            address,
+            content_type,
+            address.destination,
+        )
         self.durability = address.durability
         self.confirms = self.durability is not Durability.NONE
 
 
-class Shapes:
-    """A cache of shapes. Any thread may ask."""
+class Targets:
+    """A cache of targets. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Durability, bool, Delay | None, str], Shape] = {}
-        self._plain: dict[str, Shape] = {}
+        self._known: dict[tuple[str, Durability, bool, Delay | None, str], Target] = {}
+        self._plain: dict[str, Target] = {}
 
-    def plain(self, destination: str) -> Shape:
-        """Return the shape for bytes to a destination given as text. Raises NameInvalid."""
-        shape = self._plain.get(destination)
-        if shape is None:
-            if len(self._plain) >= SHAPES_MAX:
+    def plain(self, destination: str) -> Target:
+        """Return the target for bytes to a destination given as text. Raises NameInvalid."""
+        target = self._plain.get(destination)
+        if target is None:
+            if len(self._plain) >= TARGETS_MAX:
                 self._plain.clear()
-            shape = self._plain[destination] = self.of(parse_destination(destination), BINARY)
-        return shape
+            target = self._plain[destination] = self.of(parse_destination(destination), BINARY)
+        return target
 
-    def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Shape:
+    def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Target:
         creates = isinstance(destination, Queue) and destination.create
         try:
             key = (str(destination), destination.durability, creates, delay, content_type)
@@ -113,27 +117,27 @@ class Shapes:
             raise NameInvalid(
                 f"destination {destination!r}: a name, Topic or Queue wanted"
             ) from None
-        shape = self._known.get(key)
-        if shape is None:
-            if len(self._known) >= SHAPES_MAX:
+        target = self._known.get(key)
+        if target is None:
+            if len(self._known) >= TARGETS_MAX:
                 self._known.clear()
-            shape = self._known[key] = Shape(Address.of(destination, delay), content_type)
-        return shape
+            target = self._known[key] = Target(Address.of(destination, delay), content_type)
+        return target
 
 
-class Ticket(Item):
+class Publish(Item):
     """One publish with its bytes and its waiter.
 
-    properties: encoded; None for only a body of the shape's content type. sent: broker and time of the
+    properties: encoded; None for only a body of the target's content type. sent: broker and time of the
     last send. waiter: gets the end. settled_ns: set by `tell`.
     """
 
-    __slots__ = ("body", "properties", "sent", "settled_ns", "shape", "waiter")
+    __slots__ = ("body", "properties", "sent", "settled_ns", "target", "waiter")
 
     def __init__(
         self,
         message_id: str,
-        shape: Shape,
+        target: Target,
         body: bytes,
         properties: bytes | None,
         deadline_ms: int,
@@ -141,13 +145,13 @@ class Ticket(Item):
     ) -> None:
         # Written out, not through Item: one call less for each message.
         self.message_id = message_id
-        self.lane = shape.lane
+        self.destination = target.destination
         self.size = len(body)
         self.count = 1
         self.deadline_ms = deadline_ms
         self.attempts = 0
         self.end = None
-        self.shape = shape
+        self.target = target
         self.body = body
         self.properties = properties
         self.sent = NEVER_SENT
@@ -159,7 +163,7 @@ class Ticket(Item):
         assert self.end is not None
         outcome, reason = self.end
         broker, sent_ns = self.sent
-        durability = self.shape.durability if outcome == CONFIRMED else _NONE
+        durability = self.target.durability if outcome == CONFIRMED else _NONE
         return _new(
             Published,
             (
@@ -175,7 +179,7 @@ class Ticket(Item):
         )
 
 
-class Bundle(Ticket):
+class Bundle(Publish):
     """Plain bodies that were given together: one batch, one end, an id for each.
 
     No object for each message: 0.3 us of client CPU instead of 2.
@@ -188,11 +192,11 @@ class Bundle(Ticket):
         ids: list[str],
         bodies: list[bytes],
         size: int,
-        shape: Shape,
+        target: Target,
         deadline_ms: int,
         waiter: Many,
     ) -> None:
-        super().__init__(ids[0], shape, b"", None, deadline_ms, waiter)
+        super().__init__(ids[0], target, b"", None, deadline_ms, waiter)
         self.ids, self.bodies = ids, bodies
         self.count, self.size = len(ids), size
 
@@ -202,11 +206,11 @@ class Bundle(Ticket):
         return [_new(Published, (message_id, *end)) for message_id in self.ids]
 
 
-def tell(settled: list[Ticket], settled_ns: int) -> None:
+def tell(settled: list[Publish], settled_ns: int) -> None:
     """Give each settled publish's end to its waiter, once."""
-    for ticket in settled:
-        ticket.settled_ns = settled_ns
-        waiter, ticket.waiter = ticket.waiter, None
+    for publish in settled:
+        publish.settled_ns = settled_ns
+        waiter, publish.waiter = publish.waiter, None
         if waiter is None:
             continue
         if isinstance(waiter, Many):
@@ -214,28 +218,28 @@ def tell(settled: list[Ticket], settled_ns: int) -> None:
             if not waiter.unsettled:
                 waiter.finish()
         elif not waiter.done():
-            waiter.set_result(ticket.published())
+            waiter.set_result(publish.published())
 
 
 class Many:
-    """The one waiter of many tickets: `finished` gets a result when the last of them is settled.
+    """The one waiter of many publishes: `finished` gets a result when the last of them is settled.
 
     Their ends are made afterwards, together: half as many objects live at once.
     """
 
     def __init__(self, finished: Waiter) -> None:
         self._finished = finished
-        self.tickets: list[Ticket] = []
+        self.publishes: list[Publish] = []
         self.unsettled = 1
-        """Number of open tickets, plus one until `all_added`. `tell` counts it down."""
+        """Number of open publishes, plus one until `all_added`. `tell` counts it down."""
 
-    def add(self, ticket: Ticket) -> None:
-        """Add a ticket made in this turn of the loop with this as its waiter."""
-        self.tickets.append(ticket)
+    def add(self, publish: Publish) -> None:
+        """Add a publish made in this turn of the loop with this as its waiter."""
+        self.publishes.append(publish)
         self.unsettled += 1
 
     def all_added(self) -> None:
-        """End the adding of tickets."""
+        """End the adding of publishes."""
         self.unsettled -= 1
         if not self.unsettled:
             self.finish()
@@ -245,13 +249,13 @@ class Many:
             self._finished.set_result(None)
 
     def results(self) -> list[Published]:
-        """Return the ends in the order in which the tickets were added."""
+        """Return the ends in the order in which the publishes were added."""
         ends: list[Published] = []
-        for ticket in self.tickets:
-            if type(ticket) is Bundle:
-                ends += ticket.all_published()
+        for publish in self.publishes:
+            if type(publish) is Bundle:
+                ends += publish.all_published()
             else:
-                ends.append(ticket.published())
+                ends.append(publish.published())
         return ends
 
 

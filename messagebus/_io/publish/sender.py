@@ -1,7 +1,7 @@
-"""Encoding of publishes on one link: from the outbox to the link's pipe.
+"""Encoding of publishes on one link: from the outbox to the link's transport.
 
 Runs on one asyncio loop. The common part of publishes, with the time stamp, is encoded once a second for
-each shape.
+each target.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 from typing import cast
 
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
-from messagebus._io.amqp.pipe import Alike, Frames, Pipe
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode
-from messagebus._io.publish.publishes import Bundle, Shape, Ticket
+from messagebus._io.amqp.transport import Frames, Transport, UniformFrames
+from messagebus._io.publish.publishes import Bundle, Publish, Target
 from messagebus.core.confirms import Batch
 from messagebus.core.outbox import Entry, Item
 from messagebus.message import Message
@@ -23,80 +23,80 @@ __all__ = ["Sender"]
 class Sender:
     """The encoder of all publishes of one link."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._frames: dict[str, Frames] = {}
-        self._alike: dict[Shape, Alike] = {}
+        self._uniform: dict[Target, UniformFrames] = {}
         self._entries: dict[str, EntryShape] = {}
         self._stamp_s = 0
 
     def send(self, entries: list[Entry], broker: str, sent_ns: int) -> None:
-        """Append all to the pipe's output, in order. Raises pika's exceptions, on the slow path only."""
+        """Append all to the transport's output, in order. Raises pika's exceptions, on the slow path only."""
         stamp_s = int(time.time())
         if stamp_s != self._stamp_s:
             self._stamp_s = stamp_s
-            self._alike.clear()
-        out, sent = self._pipe.out, (broker, sent_ns)
-        run: list[Ticket] = []  # of one shape, with nothing but a body each
-        for ticket in entries:
-            if type(ticket) is not Ticket:
+            self._uniform.clear()
+        out, sent = self._transport.out, (broker, sent_ns)
+        run: list[Publish] = []  # of one target, with nothing but a body each
+        for publish in entries:
+            if type(publish) is not Publish:
                 self._send_run(run)
-                self._send_batch(ticket, sent)
+                self._send_batch(publish, sent)
                 continue
-            ticket.sent = sent
-            if run and (ticket.shape is not run[0].shape or ticket.properties is not None):
+            publish.sent = sent
+            if run and (publish.target is not run[0].target or publish.properties is not None):
                 self._send_run(run)
-            if ticket.properties is None:
-                run.append(ticket)
+            if publish.properties is None:
+                run.append(publish)
             else:
-                self._frames_for(ticket.shape).add(out, ticket.properties, ticket.body)
+                self._frames_for(publish.target).add(out, publish.properties, publish.body)
         self._send_run(run)
 
-    def _send_run(self, run: list[Ticket]) -> None:
+    def _send_run(self, run: list[Publish]) -> None:
         if run:
-            self._alike_for(run[0].shape).add(self._pipe.out, run)
+            self._uniform_for(run[0].target).add(self._transport.out, run)
             run.clear()
 
     def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
         parts: list[bytes] = []
-        tickets = cast(Batch[Ticket], batch).items
-        for ticket in tickets:
-            ticket.sent = sent
-            if ticket.properties is not None:
-                encode_entry(parts, ticket.properties, ticket.body)
+        publishes = cast(Batch[Publish], batch).items
+        for publish in publishes:
+            publish.sent = sent
+            if publish.properties is not None:
+                encode_entry(parts, publish.properties, publish.body)
                 continue
-            shape = self._entry_shape(ticket.shape.content_type)
-            if type(ticket) is Bundle:
-                for message_id, body in zip(ticket.ids, ticket.bodies, strict=True):
-                    shape.add(parts, message_id.encode(), body)
+            target = self._entry_shape(publish.target.content_type)
+            if type(publish) is Bundle:
+                for message_id, body in zip(publish.ids, publish.bodies, strict=True):
+                    target.add(parts, message_id.encode(), body)
             else:
-                shape.add(parts, ticket.message_id.encode(), ticket.body)
-        first = tickets[0]
+                target.add(parts, publish.message_id.encode(), publish.body)
+        first = publishes[0]
         around = Message(body=b"", content_type=BATCH_TYPE)
         properties = encode(
-            around, batch.message_id, self._stamp_s, persistent=first.shape.confirms
+            around, batch.message_id, self._stamp_s, persistent=first.target.confirms
         )
-        self._frames_for(first.shape).add(self._pipe.out, properties, b"".join(parts))
+        self._frames_for(first.target).add(self._transport.out, properties, b"".join(parts))
 
     def _entry_shape(self, content_type: str) -> EntryShape:
-        shape = self._entries.get(content_type)
-        if shape is None:
+        target = self._entries.get(content_type)
+        if target is None:
             bare = bare_entry_shape(content_type)
-            shape = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
-        return shape
+            target = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
+        return target
 
-    def _alike_for(self, shape: Shape) -> Alike:
-        alike = self._alike.get(shape)
-        if alike is None:
-            properties = bare_shape(shape.content_type, self._stamp_s, persistent=shape.confirms)
-            alike = self._alike[shape] = self._frames_for(shape).alike(properties)
-        return alike
+    def _uniform_for(self, target: Target) -> UniformFrames:
+        uniform = self._uniform.get(target)
+        if uniform is None:
+            properties = bare_shape(target.content_type, self._stamp_s, persistent=target.confirms)
+            uniform = self._uniform[target] = self._frames_for(target).uniform(properties)
+        return uniform
 
-    def _frames_for(self, shape: Shape) -> Frames:
-        frames = self._frames.get(shape.lane)
+    def _frames_for(self, target: Target) -> Frames:
+        frames = self._frames.get(target.destination)
         if frames is None:
-            address = shape.address
-            frames = self._frames[shape.lane] = self._pipe.frames(
+            address = target.address
+            frames = self._frames[target.destination] = self._transport.frames(
                 address.exchange, address.routing_key
             )
         return frames

@@ -16,14 +16,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from messagebus._io.admin.settle import SLOW_S, Settler
 from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
 from messagebus._io.amqp.link import Credentials
-from messagebus.agent.broker.ladder import Ladder
 from messagebus.agent.broker.losses import AuditRounds, Deletions, Losses
 from messagebus.agent.broker.management import Management, ManagementUnavailable
 from messagebus.agent.broker.plan import (
@@ -36,9 +35,10 @@ from messagebus.agent.broker.plan import (
     unsure_of,
     wanted_of,
 )
-from messagebus.agent.broker.recovery import Recovery
+from messagebus.agent.broker.recovery import Ladder, Recovery
 from messagebus.agent.broker.refusals import Refusals, mismatch_on
 from messagebus.agent.config import AgentConfig
+from messagebus.agent.metrics import Figure
 from messagebus.core.gate import Condition, may_open
 from messagebus.core.register import Entry, Register
 from messagebus.destination import UNDELIVERED_QUEUE
@@ -126,6 +126,20 @@ class Upkeep:
         self.settles_slow = 0
         self.dials = 0
         self.fault = ""
+
+    def figures(self) -> Iterator[Figure]:
+        condition, settled = self.condition, self.is_settled
+        yield Figure("linked", "1 while the AMQP link is open.", condition.linked)
+        yield Figure("gate_open", "1 while the gate is open.", condition.gate_open)
+        yield Figure("settled", "1 while the map is there and settled.", settled)
+        yield Figure("refused", "Names that the broker has otherwise.", len(self.refusals))
+        yield Figure("events_proven", "1 when the broker's events arrive.", self.events_proven)
+        yield Figure("lost", "Queues, bindings, exchanges that vanished.", self.losses.total, True)
+        yield Figure("dials", "AMQP links dialled.", self.dials, True)
+        yield Figure("settles_fast", "Settled by erl_call.", self.settles_fast, True)
+        yield Figure("settles_slow", "Settled by waiting.", self.settles_slow, True)
+        yield from self.ladder.figures()
+        yield from self.recovery.figures()
 
     # Questions of other parts.
 

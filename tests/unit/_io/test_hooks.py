@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus._io.hooks import TOLD_EVERY, HookChain, hook_chain, with_id
-from messagebus._io.publish.publishes import Shapes
+from messagebus._io.publish.publishes import Targets
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue
 from messagebus.hooks import Hooks
 from messagebus.message import BINARY, Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
-SHAPE = Shapes().plain("orders")
+SHAPE = Targets().plain("orders")
 DELIVERY = Delivery(Message(body=b"x", message_id="1"), Receipt("b:1", 1, 1), Queue("jobs"))
 
 

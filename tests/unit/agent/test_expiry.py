@@ -11,7 +11,7 @@ import pytest
 
 from messagebus.agent import expiry as module
 from messagebus.agent.consumer_list import ListFile
-from messagebus.agent.expiry import Expiry
+from messagebus.agent.expiry import Expiry, Uses
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.gate import Condition
 from messagebus.core.register import Completion
@@ -106,6 +106,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     clients: list[tuple[str, float]] = []
     expiry = Expiry(
         me=ME,
+        uses=Uses(),
         upkeep=upkeep,  # type: ignore[arg-type]
         topology=topology,  # type: ignore[arg-type]
         peers=peers,  # type: ignore[arg-type]
@@ -131,7 +132,7 @@ async def test_what_is_used_stays(rig: Rig, how: str) -> None:
     await rig.expiry.look()
     if how == "registration":
         rig.clock.now_s += 9
-        rig.expiry.used(E)
+        rig.expiry._uses.used(E)
         await rig.after(9)
     elif how == "consumer":
         rig.upkeep.consumers = 1
@@ -248,9 +249,9 @@ async def test_it_goes_on_when_the_link_is_lost_and_looks_at_once_when_told(
     monkeypatch.setattr(rig.upkeep, "use_of", counted)
     rig.upkeep.fails = True
     running = asyncio.ensure_future(rig.expiry.run())
-    rig.expiry.gone(E)
+    rig.expiry._uses.gone(E)
     await eventually_async(lambda: len(looks) == 1, within_s=5)
-    rig.expiry.gone(E)
+    rig.expiry._uses.gone(E)
     await eventually_async(lambda: len(looks) == 2, within_s=5)
     running.cancel()
 

@@ -148,7 +148,7 @@ async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
 
     ours, changes = peers(answer), list[int]()
     ours.proven = {"b:5672"}
-    ours.on_nodes = lambda: changes.append(1)
+    ours._on_nodes = lambda: changes.append(1)
     wrong = [None, {}, {"name": "no node", "epmd_port": 1}, {"name": "a@b", "epmd_port": 0}]
     for node in (nodes[0], *wrong):
         nodes.append(node)

@@ -13,7 +13,7 @@ import pytest
 
 from messagebus.agent import topology as module
 from messagebus.agent.consumer_list import ListFile
-from messagebus.agent.peers import Node, Told
+from messagebus.agent.peers import Node, PeerAnswer
 from messagebus.agent.store import Store
 from messagebus.agent.topology import NoMajority, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
@@ -42,7 +42,7 @@ class FakePeers:
     """Peers. maps: their answers to a pull. answers: to a push; taken from in turn."""
 
     maps: dict[str, Snapshot] = field(default_factory=dict)
-    answers: list[dict[str, Told]] = field(default_factory=list)
+    answers: list[dict[str, PeerAnswer]] = field(default_factory=list)
     pushed: list[tuple[Entry, ...]] = field(default_factory=list)
     asked: list[list[str]] = field(default_factory=list)
     during_push: list[object] = field(default_factory=list)
@@ -68,7 +68,7 @@ class FakePeers:
         _mine: Snapshot,
         *,
         answering: Iterable[str],
-    ) -> dict[str, Told]:
+    ) -> dict[str, PeerAnswer]:
         assert set(answering) == {name for name in self.asked[-1] if name in self.maps}
         self.pushed.append(tuple(entries))
         for act in self.during_push:
@@ -144,13 +144,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: set[str], gone
         lists=lists,
         upkeep=upkeep,  # type: ignore[arg-type]
         answering=upkeep,  # type: ignore[arg-type]
+        pull_now=asyncio.Event(),
     )
     topology.list_changed()
     return Rig(topology, register, peers, upkeep, lists)
 
 
-def held(*entries: Entry) -> Told:
-    return Told(answer="held", reason="", stored=True, intact=True, entries=entries)
+def held(*entries: Entry) -> PeerAnswer:
+    return PeerAnswer(answer="held", reason="", stored=True, intact=True, entries=entries)
 
 
 async def test_a_change_held_by_all_is_complete(rig: Rig) -> None:
@@ -253,7 +254,7 @@ async def test_a_silent_agent_is_safe_only_if_its_brokers_node_is_proved_dead(
 async def test_a_broker_that_says_no_is_named_with_its_reason(rig: Rig, refused: set[str]) -> None:
     refused.add(B)
     rig.peers.maps = {B: EMPTY, C: EMPTY}
-    no = Told(answer="no", reason="406", stored=True, intact=True, entries=())
+    no = PeerAnswer(answer="no", reason="406", stored=True, intact=True, entries=())
     rig.peers.answers = [{B: no, C: held()}]
     assert (await rig.topology.change(["orders"], alive=True)).missing == {B: "406"}
 
@@ -341,7 +342,7 @@ async def test_a_change_that_came_too_late_for_one_is_made_again_with_a_larger_n
 ) -> None:
     """That one dropped tombstones of larger numbers: a name that it does not know may be deleted."""
     rig.peers.maps = {B: EMPTY, C: EMPTY}
-    late = Told(answer="no", reason="late", stored=False, intact=True, entries=(), above=40)
+    late = PeerAnswer(answer="no", reason="late", stored=False, intact=True, entries=(), above=40)
     rig.peers.answers = [{B: held(), C: late}, {B: held(), C: held()}]
     judged = await rig.topology.change(["orders"], alive=True)
     assert judged.complete
@@ -496,13 +497,13 @@ class LinkedPeers:
 
     async def push(
         self, _peers: object, entries: Sequence[Entry], mine: Snapshot, **_: object
-    ) -> dict[str, Told]:
-        async def tell(agent: Topology) -> Told:
+    ) -> dict[str, PeerAnswer]:
+        async def tell(agent: Topology) -> PeerAnswer:
             await self.network._later()
             part = replace(mine, entries=tuple(entries))
             reply = await agent.told(part)
             found = tuple(agent.entries_of(part))
-            return Told(
+            return PeerAnswer(
                 answer=reply.answer.value, reason="", stored=True, intact=True, entries=found
             )
 
@@ -543,6 +544,7 @@ async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_t
             lists=lists,
             upkeep=upkeeps[-1],  # type: ignore[arg-type]
             answering=upkeeps[-1],  # type: ignore[arg-type]
+            pull_now=asyncio.Event(),
         )
         Store(tmp_path / host).prepare()
         network.agents[name].list_changed()

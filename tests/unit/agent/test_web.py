@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from messagebus._io.amqp.control import Right
+from messagebus.admin.proof import NotProven, TokenProof
 from messagebus.agent import login, web
 from messagebus.agent.broker.loads import Count
 from messagebus.agent.broker.losses import Losses
@@ -26,7 +27,6 @@ from messagebus.core.gate import Condition, Verdict, VerdictKind
 from messagebus.core.register import Answer, Completion, Entry, Register, Reply, Snapshot
 from messagebus.destination import NAME_BYTES_MAX, Queue, Subscription, Topic
 from messagebus.errors import LinkLost, TopologyError, TopologyMismatch
-from messagebus.proof import NotProven, TokenProof
 from messagebus.secret import Secret
 from messagebus.topology import Wanted
 

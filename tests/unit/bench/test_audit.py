@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bench.audit import KILL_NOTICED_NS, Audit, audit, longest_gap
 from bench.harness.outcomes import Gap
 from bench.rows import Events, Row
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.manifest import Incident, LeftOut, Manifest
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Incident, LeftOut, Manifest
 
 S = 1_000_000_000
 NAMES = ("billing", "audit")

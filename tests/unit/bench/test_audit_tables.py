@@ -6,8 +6,8 @@ from rich.console import Console
 from bench.audit import Audit, PublisherAudit, SubscriptionAudit
 from bench.audit_tables import print_audit, verdict
 from bench.harness.outcomes import Gap
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.manifest import Incident, Manifest
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Incident, Manifest
 
 S = 1_000_000_000
 MANIFEST = Manifest(

@@ -17,8 +17,8 @@ import pytest
 from bench.analysis.charts import latency_series
 from bench.analysis.result import gather
 from bench.cli import main
-from messagebus.telemetry.eventfile import Anchor
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.files import Anchor
+from messagebus.recording.manifest import Manifest
 from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
 
 Write = Callable[[Path], None]

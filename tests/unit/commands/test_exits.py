@@ -18,8 +18,8 @@ from consumer_lists.errors import PushRefused
 from lb.errors import BalancerUnreachable
 from messagebus import errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
-from messagebus.outcome import Outcome
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
+from messagebus.stats import Outcome
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import click
 import pytest
 
+from messagebus.admin.parked import ParkedCount, ParkedMessage
 from messagebus.commands import parked
-from messagebus.parked import ParkedCount, ParkedMessage
 
 MESSAGE = ParkedMessage(
     name="orders/billing",

@@ -19,7 +19,7 @@ HUGE_TAG = 2**63
 
 
 def item(name: str, size: int) -> Item:
-    return Item(name, "lane", size, 1_000)
+    return Item(name, "destination", size, 1_000)
 
 
 def batch(*sizes: int) -> Batch[Item]:
@@ -61,7 +61,7 @@ def test_what_is_given_together_is_bundled_in_order_within_a_batch_s_bounds(
 @dataclass(eq=False)
 class Sent:
     message_id: str
-    lane: str = "orders"
+    destination: str = "orders"
     size: int = 10
 
 
@@ -132,8 +132,8 @@ def test_two_returned_publishes_of_one_id_are_both_told_apart() -> None:
     assert made.answered(3, multiple=True) == ([c], [a, b])
 
 
-def test_a_return_marks_only_the_lane_that_it_names() -> None:
-    routed, returned = Sent("a", lane="orders"), Sent("a", lane="nowhere")
+def test_a_return_marks_only_the_destination_that_it_names() -> None:
+    routed, returned = Sent("a", destination="orders"), Sent("a", destination="nowhere")
     made = window(routed, returned)
     made.returned("nowhere", "a")
     assert made.answered(2, multiple=True) == ([routed], [returned])
@@ -217,7 +217,7 @@ class AgainstABroker(RuleBasedStateMachine):
         self.now_ms += 1
         held = [self.sent[tag - 1].size for tag in self.open_tags]
         fits = len(held) < MESSAGES_MAX and (not held or sum(held) + size <= BYTES_MAX)
-        item = Sent(name, lane="orders" if routed else "nowhere", size=size)
+        item = Sent(name, destination="orders" if routed else "nowhere", size=size)
         assert self.window.fill(deque([item]), self.now_ms) == ([item] if fits else [])
         if not fits:
             return
@@ -225,7 +225,7 @@ class AgainstABroker(RuleBasedStateMachine):
         self.sent_ms.append(self.now_ms)
         if not routed:
             self.unroutable.add(len(self.sent))
-            self.window.returned(item.lane, item.message_id)
+            self.window.returned(item.destination, item.message_id)
 
     @rule(tag=st.integers(0, 40), multiple=st.booleans())
     def answer(self, tag: int, multiple: bool) -> None:

@@ -29,16 +29,18 @@ def outbox(**changes: Any) -> Outbox:
     return Outbox(**(limits | changes))
 
 
-def item(message_id: str, *, lane: str = "a", size: int = 10, deadline_ms: int = FAR_MS) -> Item:
-    return Item(message_id=message_id, lane=lane, size=size, deadline_ms=deadline_ms)
+def item(
+    message_id: str, *, destination: str = "a", size: int = 10, deadline_ms: int = FAR_MS
+) -> Item:
+    return Item(message_id=message_id, destination=destination, size=size, deadline_ms=deadline_ms)
 
 
 def accepted(*items: Item, links: tuple[int, ...] = (1,), **changes: Any) -> Outbox:
-    """Return an outbox with all lanes open, links to distinct brokers, and the items in the backlog."""
+    """Return an outbox with all destinations open, links to distinct brokers, and these items accepted."""
     made = outbox(**changes)
     for each in items:
         made.accept(each)
-        made.open_lane(each.lane)
+        made.open_destination(each.destination)
     for link in links:
         made.link_opened(link, after=())
     return made
@@ -71,34 +73,34 @@ def test_a_publish_waits_until_its_destination_is_registered() -> None:
     made = outbox()
     made.accept(item("1"))
     made.link_opened(1, after=())
-    assert not made.lane_is_open("a")
+    assert not made.destination_is_open("a")
     assert ids(made.take(0)) == []
-    made.open_lane("a")
-    assert made.lane_is_open("a")
+    made.open_destination("a")
+    assert made.destination_is_open("a")
     assert ids(made.take(0)) == ["1"]
 
 
 def test_a_held_destination_does_not_hold_the_others() -> None:
-    made = accepted(item("1", lane="b"))
-    made.accept(item("2", lane="a"))
-    made.accept(item("3", lane="b"))
+    made = accepted(item("1", destination="b"))
+    made.accept(item("2", destination="a"))
+    made.accept(item("3", destination="b"))
     assert ids(made.take(0)) == ["1", "3"]
 
 
 def test_a_refused_destination_settles_what_waits_for_it_and_nothing_else() -> None:
-    made = accepted(item("1", lane="b"))
-    made.accept(item("2", lane="a"))
-    assert ends(made.refuse_lane("a", "not allowed")) == [("2", "refused")]
+    made = accepted(item("1", destination="b"))
+    made.accept(item("2", destination="a"))
+    assert ends(made.refuse_destination("a", "not allowed")) == [("2", "refused")]
     assert (made.waiting, made.waiting_bytes, still_open(made)) == (1, 10, 1)
-    assert made.refuse_lane("never seen", "why") == []
+    assert made.refuse_destination("never seen", "why") == []
 
 
 def test_a_closed_destination_holds_its_publishes_in_order_until_it_opens_again() -> None:
-    made = accepted(item("1"), item("2", lane="b"), item("3"))
-    made.close_lane("a")
+    made = accepted(item("1"), item("2", destination="b"), item("3"))
+    made.close_destination("a")
     made.accept(item("4"))
     assert ids(made.take(0)) == ["2"]
-    made.open_lane("a")
+    made.open_destination("a")
     made.answered(1, 1, multiple=False, ok=True)
     assert ids(made.take(0)) == ["1", "3", "4"]
 
@@ -106,12 +108,12 @@ def test_a_closed_destination_holds_its_publishes_in_order_until_it_opens_again(
 def test_what_a_lost_link_left_open_waits_for_its_closed_destination_too() -> None:
     made = accepted(item("1"), item("2"))
     list(made.take(0))
-    made.close_lane("a")
+    made.close_destination("a")
     made.accept(item("3"))
     made.link_lost(1, 1)
     made.link_opened(2, after=())
     assert ids(made.take(2)) == []
-    made.open_lane("a")
+    made.open_destination("a")
     assert ids(made.take(2)) == ["1", "2", "3"]
 
 
@@ -154,7 +156,7 @@ def test_nothing_goes_out_without_a_link() -> None:
 
 
 def test_the_outcome_is_the_brokers_answer() -> None:
-    made = accepted(item("1"), item("2"), item("3", lane="b"))
+    made = accepted(item("1"), item("2"), item("3", destination="b"))
     list(made.take(0))
     made.returned(1, "b", "3")
     assert ends(made.answered(1, 1, multiple=False, ok=True)) == [("1", "confirmed")]
@@ -352,7 +354,7 @@ def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() ->
     made = accepted(item("sent", deadline_ms=100))
     list(made.take(0))
     made.accept(item("waiting", deadline_ms=100))
-    made.accept(item("held", lane="b", deadline_ms=100))
+    made.accept(item("held", destination="b", deadline_ms=100))
     made.accept(item("later", deadline_ms=101))
     assert made.expire(99) == []
     settled = made.expire(100)
@@ -417,7 +419,7 @@ def test_giving_up_settles_everything_once() -> None:
     made = accepted(item("sent"))
     list(made.take(0))
     made.accept(item("waiting"))
-    made.accept(item("held", lane="b"))
+    made.accept(item("held", destination="b"))
     assert sorted(ends(made.give_up("stopped"))) == [
         ("held", "refused"),
         ("sent", "unknown"),
@@ -433,11 +435,11 @@ PACKING = Packing(count_max=3, bytes_max=50, linger_ms=0)
 
 
 def packed(*items: Item, packing: Packing = PACKING, **changes: Any) -> Outbox:
-    """Return an outbox with an open lane "a" that packs, and a link."""
+    """Return an outbox with an open destination "a" that packs, and a link."""
     made = outbox(messages_max=100, bytes_max=10_000, window_bytes_max=10_000, **changes)
     made.pack("a", packing)
-    made.open_lane("a")
-    made.open_lane("b")
+    made.open_destination("a")
+    made.open_destination("b")
     made.link_opened(1, after=())
     for each in items:
         made.accept(each)
@@ -482,7 +484,7 @@ def test_a_message_that_asks_for_it_goes_alone() -> None:
 def test_a_batch_that_lingers_waits_for_more_but_not_longer_and_holds_up_nobody() -> None:
     made = packed(packing=PACKING._replace(linger_ms=5))
     made.accept(item("1"))
-    made.accept(item("other", lane="b"))
+    made.accept(item("other", destination="b"))
     assert packs(made.take(100)) == [["other"]]
     assert made.lingers_until_ms() == 105
     made.accept(item("2"))
@@ -493,7 +495,7 @@ def test_a_batch_that_lingers_waits_for_more_but_not_longer_and_holds_up_nobody(
 
 def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     made = packed(*numbered(10), packing=PACKING._replace(linger_ms=1_000))
-    made.accept(item("other", lane="b"))
+    made.accept(item("other", destination="b"))
     made.close_batches()
     assert packs(made.take(0)) == [["other"], ["1"]]
     made.accept(item("2"))
@@ -566,7 +568,7 @@ def test_a_refused_destination_settles_its_batches() -> None:
     made.pack("a", PACKING._replace(linger_ms=1_000))
     for each in numbered(10, 10, 10, 10):
         made.accept(each)
-    assert len(made.refuse_lane("a", "not allowed")) == 4
+    assert len(made.refuse_destination("a", "not allowed")) == 4
     assert (made.waiting, made.waiting_bytes) == (0, 0)
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS
 from messagebus.core.route import (
     BACKOFF_MAX_MS,
     DIALS_AT_ONCE,
     MOVE_TRIES_MAX,
+    REFUSED_FIRST_MS,
+    REFUSED_MAX_MS,
     STAY_MS,
     Action,
     Adopt,
     Dial,
     HangUp,
     Route,
+    backoff_ms,
 )
 
 LIFETIME_MS, FIRST_MS, MAX_MS = 600_000, 500, 8_000
@@ -387,3 +389,40 @@ class UnderAnyDriver(RuleBasedStateMachine):
 
 TestUnderAnyDriver = UnderAnyDriver.TestCase
 TestUnderAnyDriver.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+SHARES = st.floats(0, 1, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("failures", "share", "expected"),
+    [
+        (1, 0.0, 50),
+        (1, 1.0, 100),
+        (2, 0.0, 100),
+        (2, 1.0, 200),
+        (3, 0.5, 300),
+        (7, 1.0, 5_000),
+        (1_000_000, 0.0, 2_500),
+        (1_000_000, 1.0, 5_000),
+        (0, 1.0, 100),
+        (-3, 0.0, 50),
+    ],
+)
+def test_the_wait_doubles_up_to_its_bound(failures: int, share: float, expected: int) -> None:
+    assert backoff_ms(failures, first_ms=100, max_ms=5_000, share=share) == expected
+
+
+@given(st.integers(0, 10_000), st.integers(1, 10_000), st.integers(1, 100_000), SHARES)
+def test_at_least_half_of_the_full_wait_is_certain(
+    failures: int, first_ms: int, max_ms: int, share: float
+) -> None:
+    full_ms = min(max_ms, first_ms * 2 ** min(max(failures - 1, 0), 20))
+    wait_ms = backoff_ms(failures, first_ms=first_ms, max_ms=max_ms, share=share)
+    assert full_ms // 2 <= wait_ms <= full_ms
+
+
+@given(st.integers(1, 40), SHARES)
+def test_one_more_failure_never_shortens_the_wait(failures: int, share: float) -> None:
+    before = backoff_ms(failures, first_ms=20, max_ms=2_000, share=share)
+    assert backoff_ms(failures + 1, first_ms=20, max_ms=2_000, share=share) >= before

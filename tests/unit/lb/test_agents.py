@@ -11,8 +11,8 @@ from lb import agents, runtime
 from lb.errors import AgentRefused, BalancerUnreachable, NotReached
 from lb.fleet import Fleet
 from lb.runtime import ServerState
+from messagebus.admin.proof import TokenProof
 from messagebus.errors import ConfigError
-from messagebus.proof import TokenProof
 from tests.support.balancer import UP, inventory
 
 DRAINED = dataclasses.replace(UP, verdict="drain", drained=True)

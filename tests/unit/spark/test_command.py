@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from messagebus.commands.exits import Exit
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 from reports.page import Page, render_text
 from spark.command import (
     Answer,

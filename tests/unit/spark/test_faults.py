@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from bench.audit import audit
 from bench.rows import read_events
-from messagebus.events import FAULTS
-from messagebus.telemetry.manifest import read_manifest
+from messagebus.recording.events import FAULTS
+from messagebus.recording.manifest import read_manifest
 from spark import command
 from spark.__main__ import jobs
 from spark.command import exit_code

@@ -23,16 +23,16 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import SpanKind, StatusCode
 
 from messagebus._io.hooks import HookChain, Watched
-from messagebus._io.publish.publishes import Shapes
+from messagebus._io.publish.publishes import Targets
 from messagebus.core.outbox import Outbox
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 from messagebus.telemetry import otel
 from messagebus.telemetry.otel import NO_CONFIRM, OpenTelemetry
 
-SHAPE = Shapes().plain("orders")
+SHAPE = Targets().plain("orders")
 BILLING = Subscription(Topic("orders"), "billing")
 BROKER = "mb1.example:5672"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -10,13 +10,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from messagebus._io.hooks import HookChain
-from messagebus._io.publish.publishes import Shapes
+from messagebus._io.publish.publishes import Targets
 from messagebus.core.receipts import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped
 from messagebus.message import Delivery, Message
-from messagebus.outcome import Durability, Outcome, Published
-from messagebus.stats import BrokerStats, ConsumerStats, PublisherStats, Status
+from messagebus.stats import (
+    BrokerStats,
+    ConsumerStats,
+    Durability,
+    Outcome,
+    Published,
+    PublisherStats,
+    Status,
+)
 from messagebus.telemetry.prometheus import ClientMetrics, PrometheusHooks
 
 PUBLISHER = PublisherStats(
@@ -193,7 +200,7 @@ def publish(
     hooks: PrometheusHooks, destination: str = "orders", outcome: Outcome = Outcome.CONFIRMED
 ) -> None:
     chain = HookChain([hooks])
-    message, watched = chain.publishing(Shapes().plain(destination), b"12345", None, None)
+    message, watched = chain.publishing(Targets().plain(destination), b"12345", None, None)
     watched.set_result(Published(message.message_id, outcome, Durability.FSYNC))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.telemetry.redaction import TEXT_CHARS_MAX, plain_error, plain_text, plain_trace
+from messagebus.telemetry.jsonlog import TEXT_CHARS_MAX, plain_error, plain_text, plain_trace
 
 PASSWORD = "hunter2-of-the-bus"
 

@@ -123,7 +123,7 @@ def test_time_does_not_go_back() -> None:
 async def test_deadlines_pass_with_the_clock_what_was_sent_is_unknown(clients: Clients) -> None:
     bus, publisher = clients.bus, await clients.publisher(deadline_ms=30_000, window=1)
     bus.declare("orders/billing")
-    await publisher.send_safe("orders", b"the lane is open")
+    await publisher.send_safe("orders", b"the destination is open")
     bus.freeze()
     sent, unsent = [await publisher.submit("orders", b"x") for _ in range(2)]
     await turns()
@@ -316,7 +316,7 @@ async def test_parts_of_a_batch_are_answered_each(clients: Clients) -> None:
     consumer.nack(second, requeue=False)
     consumer.nack(third)
     again = await take(consumer)
-    assert (again.body, again.part) == (b"3", 0)
+    assert (again.body, again.receipt.part) == (b"3", 0)
     consumer.ack(again)
     await bus.handled()
     answers = bus.answers("orders/billing")
@@ -338,9 +338,9 @@ async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients
     await waiting
     await publisher.send_safe("orders", b"3")
     with pytest.raises(AssertionError, match=r"mb.sub/orders/billing: 0 waiting, 1 delivered"):
-        await bus.handled(within_s=0)
+        await bus.handled(timeout_s=0)
     with pytest.raises(AssertionError, match=r"1 delivered without an answer"):
-        bus.wait_handled(within_s=0)
+        bus.wait_handled(timeout_s=0)
 
 
 # Handlers.

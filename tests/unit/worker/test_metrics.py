@@ -11,9 +11,8 @@ from prometheus_client import REGISTRY
 from messagebus import App
 from messagebus.telemetry.prometheus import ClientMetrics
 from messagebus.testing import MemoryBus
-from messagebus.worker.health import Answer, HealthServer
-from messagebus.worker.metrics import merged, metrics_of
-from messagebus.worker.metrics import scraped as scraped_from
+from messagebus.worker.health import Answer, HealthServer, merged, metrics_of
+from messagebus.worker.health import scraped as scraped_from
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ async def test_the_apps_own_publisher_is_shown() -> None:
 def test_one_process_that_shows_nothing_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("messagebus.worker.metrics.SCRAPE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("messagebus.worker.health.SCRAPE_TIMEOUT_S", 2.0)
 
     def shows(text: bytes) -> HealthServer:
         return HealthServer(("127.0.0.1", 0), lambda path: Answer(200, "text/plain", text))

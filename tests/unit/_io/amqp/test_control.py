@@ -38,7 +38,7 @@ class FakeLink:
         self.is_open = True
         self.consumed: list[Any] = []
         self.channel = SimpleNamespace(basic_consume=self._consume, basic_publish=self._publish)
-        self.pipe = SimpleNamespace(on_confirm=None)
+        self.transport = SimpleNamespace(on_confirm=None)
         self.confirms = True
         self.messages = 3
         self.published: list[tuple[str, str, bytes]] = []
@@ -72,7 +72,7 @@ class FakeLink:
     def _publish(self, exchange: str, routing_key: str, body: bytes) -> None:
         self.published.append((exchange, routing_key, body))
         if self.confirms:
-            self.pipe.on_confirm(1, False, True)
+            self.transport.on_confirm(1, False, True)
 
     async def confirm_select(self) -> None:
         self.calls.append(("confirm_select", ""))

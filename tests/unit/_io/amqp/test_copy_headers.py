@@ -19,7 +19,7 @@ from messagebus._io.amqp.properties import (
     encode,
     encode_entry,
     read_headers,
-    read_marks,
+    read_library_headers,
     read_message_id,
     read_stamp_ms,
 )
@@ -139,7 +139,7 @@ def test_a_copy_is_the_same_message_with_our_headers() -> None:
         encode(FULL, "id", 1_700), {"mb-attempt": 2, "mb-first-ms": 5, "mb-retry-reason": "é"}
     )
     assert decode(raw, b"") == FULL
-    assert read_marks(raw) == {
+    assert read_library_headers(raw) == {
         "mb-key": "k",
         "mb-attempt": 2,
         "mb-first-ms": 5,
@@ -153,7 +153,7 @@ def test_a_copy_of_a_copy_bears_each_mark_once() -> None:
     first = copy(encode(FULL, "id", 1), {"mb-attempt": 2, "mb-first-ms": 5})
     second = copy(first, {"mb-attempt": 3, "mb-first-ms": 5})
     assert len(second) == len(first)
-    assert read_marks(second)["mb-attempt"] == 3
+    assert read_library_headers(second)["mb-attempt"] == 3
 
 
 def test_what_a_batch_says_for_all_stands_in_the_copy_of_a_part() -> None:
@@ -208,20 +208,20 @@ def test_one_without_an_id_gets_one_for_all_its_copies(given_id: str | None) -> 
 def test_whatever_arrives_can_be_copied(raw: bytes, entry: bool) -> None:
     marks = {"mb-attempt": 2, "mb-first-ms": 1 << 40, "mb-park-reason": "why"}
     made = copied(raw, marks, "made", entry=entry, stamp_ms=17_000)
-    assert {name: read_marks(made)[name] for name in marks} == marks
+    assert {name: read_library_headers(made)[name] for name in marks} == marks
     assert read_message_id(made)
     again = copied(made, marks, "other", entry=entry, stamp_ms=1)
     assert read_message_id(again) == read_message_id(made)
 
 
 def test_a_time_to_live_after_a_delay_is_kept_where_the_delay_is() -> None:
-    raw = encode(due_first(Message(body=b"", headers={"a": 1}, expires_after_ms=500)), "id", 1)
-    assert decode(raw, b"").expires_after_ms == 500
+    raw = encode(due_first(Message(body=b"", headers={"a": 1}, ttl_ms=500)), "id", 1)
+    assert decode(raw, b"").ttl_ms == 500
     assert decode(raw, b"").headers == {"a": 1}
     again = copied(raw, {}, "", entry=False, stamp_ms=0)
     moved = copied(raw, {}, "", entry=False, stamp_ms=0, expires=True)
     waits = copied(raw, {"mb-ttl-ms": 7}, "", entry=False, stamp_ms=0)
-    assert [decode(each, b"").expires_after_ms for each in (again, moved, waits)] == [None, 500, 7]
+    assert [decode(each, b"").ttl_ms for each in (again, moved, waits)] == [None, 500, 7]
 
 
 @pytest.mark.parametrize("stamp_ms", [-(1 << 63), -1, 0])

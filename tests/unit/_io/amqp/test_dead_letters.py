@@ -1,4 +1,4 @@
-"""_io.amqp.dead_letters: the broker's changes of a message, and no others."""
+"""_io.amqp.copy_headers: the broker's changes of a message, and no others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messagebus._io.amqp.dead_letters import counted, dead_lettered, expires_after_ms
+from messagebus._io.amqp.copy_headers import counted, dead_lettered, read_ttl_ms
 from messagebus._io.amqp.properties import decode, encode, read_headers
 from messagebus.message import Message
 
@@ -33,7 +33,7 @@ def test_a_count_is_one_header_more(message: Message) -> None:
 
 
 def test_a_dead_letter_says_why_and_from_where_and_lives_for_ever() -> None:
-    raw = encode(Message(body=b"", headers={"a": 1}, expires_after_ms=500, key="k"), "id", 17)
+    raw = encode(Message(body=b"", headers={"a": 1}, ttl_ms=500, key="k"), "id", 17)
     dead = dead_lettered(counted(raw, 3), reason="expired", queue="q", exchange="e", key="r")
     found, headers = decode(dead, b""), dict(read_headers(dead))
     assert headers.pop("mb-key") == "k"
@@ -53,7 +53,7 @@ def test_a_dead_letter_says_why_and_from_where_and_lives_for_ever() -> None:
         "routing-keys": ["r"],
         "original-expiration": "500",
     }
-    assert (found.key, found.expires_after_ms, found.message_id) == ("k", None, "id")
+    assert (found.key, found.ttl_ms, found.message_id) == ("k", None, "id")
 
 
 def test_a_second_death_of_the_same_kind_is_counted_and_another_comes_first() -> None:
@@ -68,11 +68,11 @@ def test_a_second_death_of_the_same_kind_is_counted_and_another_comes_first() ->
 
 @pytest.mark.parametrize(("ttl_ms", "found"), [(None, None), (0, 0), (1_500, 1_500)])
 def test_the_time_to_live_is_read(ttl_ms: int | None, found: int | None) -> None:
-    assert expires_after_ms(encode(Message(body=b"", expires_after_ms=ttl_ms), "id", 17)) == found
+    assert read_ttl_ms(encode(Message(body=b"", ttl_ms=ttl_ms), "id", 17)) == found
 
 
 def test_what_cannot_be_read_passes_unchanged() -> None:
     assert counted(NOT_READABLE, 1) == NOT_READABLE
     dead = dead_lettered(NOT_READABLE, reason="rejected", queue="q", exchange="e", key="r")
     assert dead == NOT_READABLE
-    assert expires_after_ms(b"\x01\x00\x05ab") is None
+    assert read_ttl_ms(b"\x01\x00\x05ab") is None

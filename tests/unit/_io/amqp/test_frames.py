@@ -74,11 +74,11 @@ def test_a_publish_is_byte_for_byte_what_pika_writes(
 @settings(max_examples=100, deadline=None)
 def test_alike_publishes_are_the_same_bytes_as_single_ones(bodies: list[bytes]) -> None:
     frames = PublishFrames(HOT, "e", "", FRAME_MAX)
-    alike = frames.alike((b"\x00\xc0\x02", b"\x00" * 8))
+    uniform = frames.uniform((b"\x00\xc0\x02", b"\x00" * 8))
     fast: list[bytes] = []
     slow: list[bytes] = []
     messages = [SimpleNamespace(message_id=f"{n:02}", body=body) for n, body in enumerate(bodies)]
-    alike.add(fast, messages)
+    uniform.add(fast, messages)
     for each in messages:
         frames.add(slow, b"\x00\xc0\x02" + each.message_id.encode() + b"\x00" * 8, each.body)
     assert b"".join(fast) == b"".join(slow)

@@ -16,6 +16,7 @@ from messagebus._io.amqp.properties import (
     ALONE,
     IN_BATCH,
     KEY_HEADER,
+    OF_DEAD_LETTERING,
     bare_entry_shape,
     bare_shape,
     decode,
@@ -31,7 +32,7 @@ from messagebus.message import Message
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
-    lambda name: not name.startswith("mb-")
+    lambda name: not name.startswith(("mb-", *OF_DEAD_LETTERING))
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.recursive(
@@ -50,7 +51,7 @@ MESSAGES = st.builds(
     correlation_id=TEXTS,
     reply_to=TEXTS,
     type=TEXTS,
-    expires_after_ms=st.none() | st.integers(0, 2**32 - 1),
+    ttl_ms=st.none() | st.integers(0, 2**32 - 1),
 )
 
 
@@ -85,7 +86,7 @@ def test_the_bytes_are_those_that_pika_writes(
     headers: dict[str, Any] = dict(message.headers)
     if message.key:
         headers[KEY_HEADER] = message.key
-    expires = message.expires_after_ms
+    expires = message.ttl_ms
     pikas = pika.BasicProperties(
         content_type=message.content_type,
         headers=headers or None,
@@ -202,7 +203,7 @@ def test_whatever_other_clients_set_arrives_as_far_as_it_makes_sense(
     for name in ("content_type", "message_id", "correlation_id", "reply_to", "type", "key"):
         assert isinstance(getattr(message, name), str)
     assert message.priority is None or message.priority in range(10)
-    assert message.expires_after_ms is None or message.expires_after_ms >= 0
+    assert message.ttl_ms is None or message.ttl_ms >= 0
     ours = {name for name in headers if not name.startswith("mb-")}
     assert message.headers.keys() == ours
     assert read_message_id(raw) == message.message_id
@@ -224,7 +225,7 @@ def test_whatever_other_clients_set_arrives_as_far_as_it_makes_sense(
 def test_an_expiration_that_is_no_number_is_absent(expiration: Any, expected: int | None) -> None:
     properties = pika.BasicProperties()
     properties.expiration = expiration
-    assert decode(as_pika_writes(properties), b"").expires_after_ms == expected
+    assert decode(as_pika_writes(properties), b"").ttl_ms == expected
 
 
 def test_texts_that_are_not_utf_8_are_read_with_replacements() -> None:

@@ -30,7 +30,7 @@ class Bench:
             take=self.take,
             receive=self.receive,
             is_over=lambda: self.stopped,
-            is_wanted=lambda each: each.ledger.is_live,
+            is_wanted=lambda each: each._ledger.is_live,
             **options,
         )
         self.gathering.on_misfit = lambda each, error: self.misfits.append((each.body, error))
@@ -120,7 +120,7 @@ async def test_what_its_link_lost_meanwhile_is_left_out_because_it_comes_again()
     bench = Bench(linger_s=0.05, read=lambda each: each.body)
     bench.put(b"a", b"b")
     assert bench.gathering.take() is None
-    bench.gathering._held[0].ledger.end()
+    bench.gathering._held[0]._ledger.end()
     batch = await bench.gathering.receive()
     assert bodies(batch) == b"b"
     assert batch is not None

@@ -10,6 +10,7 @@ import pytest
 from messagebus import (
     BusConfig,
     ConsumerConfig,
+    Delivery,
     Message,
     Queue,
     Subscription,
@@ -29,6 +30,10 @@ from messagebus.topology import Wanted
 
 TOLD = "queue:q: durability is wanted page-cache and exists fsync"
 WAIT_S = 10.0
+
+
+def nothing(_before_ns: int, _all_if_any: bool) -> list[Delivery]:
+    return []
 
 
 class RefusedFirst(MemoryWire):
@@ -59,7 +64,12 @@ async def test_a_mismatch_is_told_even_where_links_open_after_it() -> None:
     brokers = MemoryBrokers(["mb1:5672", "mb2:5672"])
     brokers.declare(Queue("q"))
     driver = ConsumeDriver(
-        BusConfig(broker="mb1"), Queue("q"), ConsumerConfig(), lambda: None, RefusedFirst(brokers)
+        BusConfig(broker="mb1"),
+        Queue("q"),
+        ConsumerConfig(),
+        lambda: None,
+        RefusedFirst(brokers),
+        withdraw=nothing,
     )
     driver.start()
     try:
@@ -84,7 +94,14 @@ async def test_of_a_removed_broker_a_single_active_consumer_finishes_what_it_has
     queue = brokers.all["mb1:5672"].queues[ORDERED.amqp_queue]
     _put(brokers, queue, 0, 4)
     first, second = [
-        ConsumeDriver(BusConfig(), ORDERED, ConsumerConfig(), lambda: None, MemoryWire(brokers))
+        ConsumeDriver(
+            BusConfig(),
+            ORDERED,
+            ConsumerConfig(),
+            lambda: None,
+            MemoryWire(brokers),
+            withdraw=nothing,
+        )
         for _ in range(2)
     ]
     first.start()
@@ -149,7 +166,12 @@ async def test_brokers_that_swallow_their_dials_do_not_keep_others_from_being_di
     brokers.declare(Queue("q"))
     wire = SwallowsSome(brokers, frozenset(deaf))
     driver = ConsumeDriver(
-        BusConfig(dial_timeout_ms=8_000), Queue("q"), ConsumerConfig(), lambda: None, wire
+        BusConfig(dial_timeout_ms=8_000),
+        Queue("q"),
+        ConsumerConfig(),
+        lambda: None,
+        wire,
+        withdraw=nothing,
     )
     driver.start()
     try:

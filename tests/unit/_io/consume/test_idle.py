@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from messagebus import Delivery, Message, Queue, Receipt
-from messagebus._io.consume.idle import Resting
+from messagebus._io.consume.idle import IdleLinks
 
 S = 1_000_000_000
 MB1, MB2 = "mb1:5672", "mb2:5672"
@@ -53,11 +54,13 @@ class FakeInbox:
 class Bench:
     def __init__(self) -> None:
         self.inbox, self.cancelled, self.consumed = FakeInbox(), list[str](), list[str]()
-        self.resting = Resting(
+        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all: []
+        self.idle = IdleLinks(
             self.inbox,  # type: ignore[arg-type]
             100,
             cancel=self._cancel,
             consume=self.consumed.append,
+            withdraw=lambda before_ns, all_if_any: self.untouched(before_ns, all_if_any),
         )
 
     def _cancel(self, broker: str) -> bool:
@@ -70,38 +73,38 @@ def test_only_the_link_whose_deliveries_are_old_rests() -> None:
     bench = Bench()
     young = delivery(MB2, 50 * S)
     bench.inbox.buffers = {MB1: [delivery(MB1, 0)], MB2: [young]}
-    bench.resting.tick(75 * S)
+    bench.idle.tick(75 * S)
     assert bench.cancelled == []
-    assert not bench.resting
-    bench.resting.tick(76 * S)
+    assert not bench.idle
+    bench.idle.tick(76 * S)
     assert bench.cancelled == [MB1]
     assert bench.inbox.buffers == {
         MB1: [],
         MB2: [young],
     }
-    assert bench.resting
+    assert bench.idle
 
 
 def test_it_goes_on_when_the_application_asks_and_only_once() -> None:
     bench = Bench()
     bench.inbox.buffers = {MB1: [delivery(MB1, 0)]}
-    bench.resting.tick(80 * S)
-    bench.resting.tick(200 * S)
+    bench.idle.tick(80 * S)
+    bench.idle.tick(200 * S)
     assert bench.consumed == []
-    bench.resting.asked()
-    bench.resting.asked()
+    bench.idle.asked()
+    bench.idle.asked()
     assert bench.consumed == [MB1]
-    assert not bench.resting
+    assert not bench.idle
 
 
 def test_what_rests_because_the_application_holds_enough_goes_on_when_it_does_not() -> None:
     bench = Bench()
     bench.inbox.buffers, bench.inbox.is_full = {MB1: [delivery(MB1, 0)]}, True
-    bench.resting.tick(80 * S)
-    bench.resting.tick(82 * S)
+    bench.idle.tick(80 * S)
+    bench.idle.tick(82 * S)
     assert bench.consumed == []
     bench.inbox.is_full = False
-    bench.resting.tick(84 * S)
+    bench.idle.tick(84 * S)
     assert bench.consumed == [MB1]
 
 
@@ -109,10 +112,10 @@ def test_what_was_taken_and_not_seen_is_given_back_too() -> None:
     bench = Bench()
     bench.inbox.buffers = {MB1: []}
     old = delivery(MB1, 0)
-    bench.resting.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
-    bench.resting.tick(74 * S)
+    bench.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
+    bench.idle.tick(74 * S)
     assert bench.inbox.untouched == []
-    bench.resting.tick(76 * S)
+    bench.idle.tick(76 * S)
     assert bench.inbox.untouched == [old]
     assert bench.cancelled == [MB1]
 
@@ -122,31 +125,29 @@ def test_a_single_active_consumer_is_not_cancelled_and_gets_nothing_more() -> No
     bench.inbox.in_order = True
     old, next_one, other = delivery(MB1, 0), delivery(MB1, 50 * S), delivery(MB2, 50 * S)
     bench.inbox.buffers = {MB1: [delivery(MB1, 60 * S)], MB2: []}
-    bench.resting.untouched = lambda _before_ns, all_if_any: (
-        [old, next_one, other] if all_if_any else [old]
-    )
-    bench.resting.tick(76 * S)
+    bench.untouched = lambda _before_ns, all_if_any: [old, next_one, other] if all_if_any else [old]
+    bench.idle.tick(76 * S)
     assert bench.cancelled == []
     assert bench.inbox.kept_back == [MB1]
     assert bench.inbox.untouched == [old, next_one], "what came later may not overtake"
     assert bench.inbox.put == [other]
-    assert bench.resting.rests(MB1)
-    bench.resting.forget(MB1)
-    bench.resting.goes_on(MB1)
-    bench.resting.asked()
+    assert bench.idle.is_idle(MB1)
+    bench.idle.forget(MB1)
+    bench.idle.keep_idle(MB1)
+    bench.idle.asked()
     assert bench.consumed == [MB1]
 
 
 def test_what_is_left_of_batches_is_finished_just_before_the_timeout() -> None:
     bench = Bench()
-    bench.resting.tick(200 * S)
+    bench.idle.tick(200 * S)
     assert bench.inbox.finished == [105 * S]
 
 
 def test_a_link_that_ended_rests_no_more() -> None:
     bench = Bench()
     bench.inbox.buffers = {MB1: [delivery(MB1, 0)]}
-    bench.resting.tick(80 * S)
-    bench.resting.forget(MB1)
-    bench.resting.asked()
+    bench.idle.tick(80 * S)
+    bench.idle.forget(MB1)
+    bench.idle.asked()
     assert bench.consumed == []

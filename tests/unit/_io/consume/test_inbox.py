@@ -1,4 +1,4 @@
-"""_io.consume.inbox: from a link's pipe to the application and back, and nothing is answered twice."""
+"""_io.consume.inbox: from a link's transport to the application and back, and nothing is answered twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pika
 import pytest
 
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
-from messagebus._io.amqp.dead_letters import counted
+from messagebus._io.amqp.copy_headers import counted
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import encode
 from messagebus._io.amqp.properties import encode_entry as properties_of
@@ -26,8 +26,8 @@ PLAIN = encode(Message(body=b"", message_id="plain"), "plain", 17)
 BATCH = encode(Message(body=b"", content_type="application/vnd.messagebus.batch"), "batch", 17)
 
 
-class FakePipe:
-    """Pipe that keeps the answers."""
+class FakeTransport:
+    """Transport that keeps the answers."""
 
     def __init__(self) -> None:
         self.on_contents: Callable[[list[Arrived]], None]
@@ -88,15 +88,15 @@ class FakeCopies:
 
 class Bench:
     def __init__(self, source: Source | None = None) -> None:
-        self.copies, self.pipe, self.turns = FakeCopies(), FakePipe(), 0
+        self.copies, self.transport, self.turns = FakeCopies(), FakeTransport(), 0
         self.inbox = Inbox(source or Queue("jobs"), 100, self.copies, self._turn)  # type: ignore[arg-type]
-        self.epoch = self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
+        self.epoch = self.inbox.connected(MB1, self.transport)  # type: ignore[arg-type]
 
     def relink(self) -> None:
         """End the link and open another one."""
         self.inbox.disconnected(MB1)
-        self.pipe = FakePipe()
-        self.inbox.connected(MB1, self.pipe)  # type: ignore[arg-type]
+        self.transport = FakeTransport()
+        self.inbox.connected(MB1, self.transport)  # type: ignore[arg-type]
 
     def _turn(self) -> None:
         self.turns += 1
@@ -108,7 +108,7 @@ class Bench:
         parts: list[bytes] = []
         for number, body in enumerate(bodies):
             encode_entry(parts, properties_of(Message(body=b""), f"{tag}-{number}"), body)
-        self.pipe.on_contents([(tag, redelivered, raw, b"".join(parts))])
+        self.transport.on_contents([(tag, redelivered, raw, b"".join(parts))])
 
     def taken(self) -> list[Delivery]:
         found = []
@@ -119,44 +119,44 @@ class Bench:
 
 async def test_a_delivery_comes_out_and_its_ack_goes_back() -> None:
     bench = Bench()
-    bench.pipe.on_contents([(1, True, PLAIN, b"body")])
+    bench.transport.on_contents([(1, True, PLAIN, b"body")])
     (delivery,) = bench.taken()
     assert (delivery.body, delivery.message_id, delivery.redelivered) == (b"body", "plain", True)
     assert delivery.receipt == (MB1, bench.epoch, 1, 0)
     assert bench.inbox.ack(delivery)
     assert not bench.inbox.ack(delivery)
     bench.inbox.flush()
-    assert bench.pipe.acks == [(1, False)]
+    assert bench.transport.acks == [(1, False)]
     assert (bench.inbox.counters.acked, bench.inbox.counters.acks_stale) == (1, 1)
 
 
 async def test_acks_of_one_turn_go_together() -> None:
     bench = Bench()
     for tag in range(1, 6):
-        bench.pipe.on_contents([(tag, False, PLAIN, b"")])
+        bench.transport.on_contents([(tag, False, PLAIN, b"")])
     for delivery in bench.taken():
         bench.inbox.ack(delivery)
     bench.inbox.flush()
-    assert bench.pipe.acks == [(5, True)]
+    assert bench.transport.acks == [(5, True)]
 
 
 async def test_a_nack_goes_at_once() -> None:
     bench = Bench()
-    bench.pipe.on_contents([(1, False, PLAIN, b"")])
-    bench.pipe.on_contents([(2, False, PLAIN, b"")])
+    bench.transport.on_contents([(1, False, PLAIN, b"")])
+    bench.transport.on_contents([(2, False, PLAIN, b"")])
     first, second = bench.taken()
     assert bench.inbox.nack(first, requeue=True)
     assert bench.inbox.nack(second, requeue=False)
-    assert bench.pipe.nacks == [(1, True), (2, False)]
+    assert bench.transport.nacks == [(1, True), (2, False)]
 
 
 async def test_an_answer_after_the_link_has_ended_goes_nowhere() -> None:
     bench = Bench()
-    bench.pipe.on_contents([(1, False, PLAIN, b"")])
+    bench.transport.on_contents([(1, False, PLAIN, b"")])
     (delivery,) = bench.taken()
     bench.inbox.disconnected(MB1)
     assert bench.inbox.handed_out == 0
-    bench.inbox.connected(MB1, FakePipe())  # type: ignore[arg-type]
+    bench.inbox.connected(MB1, FakeTransport())  # type: ignore[arg-type]
     assert not bench.inbox.ack(delivery)
     assert not bench.inbox.nack(delivery, requeue=True)
     assert bench.inbox.counters.acks_stale == 2
@@ -171,10 +171,10 @@ async def test_a_batch_is_acked_when_all_of_it_is() -> None:
     for each in found[1:]:
         assert bench.inbox.ack(each)
     bench.inbox.flush()
-    assert bench.pipe.acks == []
+    assert bench.transport.acks == []
     bench.inbox.ack(found[0])
     bench.inbox.flush()
-    assert bench.pipe.acks == [(1, False)]
+    assert bench.transport.acks == [(1, False)]
 
 
 async def test_what_is_given_back_of_a_batch_is_copied_and_then_the_batch_is_acked() -> None:
@@ -183,9 +183,9 @@ async def test_what_is_given_back_of_a_batch_is_copied_and_then_the_batch_is_ack
     first, second = bench.taken()
     assert bench.inbox.nack(first, requeue=True)
     assert bench.inbox.ack(second)
-    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert bench.copies.given_back == [b"a"]
-    assert bench.pipe.nacks == []
+    assert bench.transport.nacks == []
 
 
 async def test_a_part_that_is_rejected_is_parked_with_a_reason() -> None:
@@ -193,7 +193,7 @@ async def test_a_part_that_is_rejected_is_parked_with_a_reason() -> None:
     bench.batch(1, b"a")
     (only,) = bench.taken()
     assert bench.inbox.nack(only, requeue=False)
-    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert bench.copies.parked == [(b"a", "rejected")]
 
 
@@ -204,16 +204,16 @@ async def test_a_copy_that_fails_leaves_the_batch_to_be_delivered_again() -> Non
     (only,) = bench.taken()
     bench.inbox.nack(only, requeue=True)
     await bench.inbox.finish(1)
-    assert bench.pipe.acks == []
+    assert bench.transport.acks == []
     assert bench.inbox.owed(MB1) == 1
 
 
 async def test_a_damaged_batch_is_parked_whole_and_the_next_delivery_comes() -> None:
     bench = Bench()
-    bench.pipe.on_contents([(1, False, BATCH, b"nonsense")])
-    bench.pipe.on_contents([(2, False, PLAIN, b"good")])
+    bench.transport.on_contents([(1, False, BATCH, b"nonsense")])
+    bench.transport.on_contents([(2, False, PLAIN, b"good")])
     assert [each.body for each in bench.taken()] == [b"good"]
-    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     ((body, reason),) = bench.copies.parked
     assert body == b"nonsense"
     assert reason.startswith("damaged batch: entry 1")
@@ -229,14 +229,14 @@ async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> 
     assert bench.inbox.take() is None
     await bench.inbox.finish(1)
     assert sorted(bench.copies.given_back) == [b"a", b"c"]
-    assert bench.pipe.acks == [(1, False)]
+    assert bench.transport.acks == [(1, False)]
     assert bench.inbox.owed(MB1) == 1
 
 
 async def test_after_the_end_nothing_is_handed_out() -> None:
     bench = Bench()
     bench.inbox.close()
-    bench.pipe.on_contents([(1, False, PLAIN, b"")])
+    bench.transport.on_contents([(1, False, PLAIN, b"")])
     bench.batch(2, b"a")
     assert bench.taken() == []
     assert bench.inbox.owed(MB1) == 2
@@ -246,7 +246,7 @@ async def test_after_the_end_nothing_is_handed_out() -> None:
 async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_until_then() -> None:
     bench = Bench()
     bench.copies.gate = asyncio.Event()
-    bench.pipe.on_contents([(tag, False, PLAIN, b"%d" % tag) for tag in (1, 2)])
+    bench.transport.on_contents([(tag, False, PLAIN, b"%d" % tag) for tag in (1, 2)])
     first, second = bench.taken()
     retrying = asyncio.ensure_future(
         bench.inbox.retry(first, delay_ms=5, headers={"mb-attempt": 2})
@@ -256,11 +256,11 @@ async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_u
     assert not await bench.inbox.park(first, headers={})
     assert bench.inbox.ack(second)
     bench.inbox.flush()
-    assert bench.pipe.acks == [(2, False)]
+    assert bench.transport.acks == [(2, False)]
     assert bench.inbox.handed_out == 1
     bench.copies.gate.set()
     assert await retrying
-    assert bench.pipe.acks == [(2, False), (1, False)]
+    assert bench.transport.acks == [(2, False), (1, False)]
     assert bench.copies.later == [(b"1", 5, {"mb-attempt": 2})]
     assert (bench.inbox.handed_out, bench.inbox.counters.retried) == (0, 1)
     assert bench.inbox.counters.acks_stale == 2
@@ -269,20 +269,20 @@ async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_u
 async def test_a_copy_goes_on_when_nobody_waits_for_it_any_more() -> None:
     bench = Bench()
     bench.copies.gate = asyncio.Event()
-    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
     parking = asyncio.ensure_future(bench.inbox.park(only, headers={"mb-park-reason": "why"}))
     await asyncio.sleep(0)
     parking.cancel()
     bench.copies.gate.set()
-    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert (bench.inbox.counters.parked, bench.inbox.handed_out) == (1, 0)
 
 
 async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
     bench = Bench()
     bench.copies.gate = asyncio.Event()
-    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
     retrying = asyncio.ensure_future(bench.inbox.retry(only, delay_ms=5, headers={}))
     await asyncio.sleep(0)
@@ -296,10 +296,10 @@ async def test_a_link_that_ends_meanwhile_makes_the_answer_stale() -> None:
 async def test_what_cannot_be_copied_is_left_to_the_broker() -> None:
     bench = Bench()
     bench.copies.cannot = True
-    bench.pipe.on_contents([(1, False, PLAIN, b"x")])
+    bench.transport.on_contents([(1, False, PLAIN, b"x")])
     (only,) = bench.taken()
     assert await bench.inbox.park(only, headers={"mb-park-reason": "why"})
-    assert (bench.pipe.acks, bench.pipe.nacks) == ([], [(1, False)])
+    assert (bench.transport.acks, bench.transport.nacks) == ([], [(1, False)])
     assert bench.inbox.owed(MB1) == 0
 
 
@@ -308,7 +308,7 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
-    bench.pipe.on_contents([(1, False, PLAIN, b"a")])
+    bench.transport.on_contents([(1, False, PLAIN, b"a")])
     delivery = bench.inbox.take()
     assert delivery is not None
 
@@ -323,7 +323,7 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
         answering = bench.inbox.park(delivery, headers={})
     with pytest.raises(OverflowError):
         await asyncio.wait_for(answering, 5)
-    assert bench.pipe.nacks == [(1, False)]
+    assert bench.transport.nacks == [(1, False)]
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
 
 
@@ -338,8 +338,8 @@ def came_out_of_a_step(**death: Any) -> bytes:
 async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_parked() -> None:
     bench = Bench()
     early = came_out_of_a_step(**{"original-expiration": "200"})
-    bench.pipe.on_contents([(1, False, early, b"early"), (2, False, PLAIN, b"now")])
-    bench.pipe.on_contents([(3, False, came_out_of_a_step(), b"late")])
+    bench.transport.on_contents([(1, False, early, b"early"), (2, False, PLAIN, b"now")])
+    bench.transport.on_contents([(3, False, came_out_of_a_step(), b"late")])
     await eventually_async(lambda: bench.inbox.owed(MB1) == 1, within_s=5)
     assert bench.copies.later == [(b"early", 1_800, {"mb-ttl-ms": 200})]
     assert bench.copies.parked == [(b"late", "expired")]
@@ -355,17 +355,17 @@ async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_n
 ):
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c")
-    bench.pipe.on_contents([(2, False, PLAIN, b"")])
+    bench.transport.on_contents([(2, False, PLAIN, b"")])
     first, second, third, alone = bench.taken()
     bench.copies.cannot = True
     assert await bench.inbox.park(first, headers={"mb-park-reason": "why"})
     bench.copies.cannot = False
     assert await bench.inbox.park(second, headers={"mb-park-reason": "why"})
-    assert (bench.pipe.acks, bench.pipe.nacks, bench.inbox.owed(MB1)) == ([], [], 2)
+    assert (bench.transport.acks, bench.transport.nacks, bench.inbox.owed(MB1)) == ([], [], 2)
     assert bench.inbox.ack(third)
     assert bench.inbox.ack(alone)
     bench.inbox.flush()
-    assert (bench.pipe.acks, bench.pipe.nacks) == ([(2, False)], [(1, False)])
+    assert (bench.transport.acks, bench.transport.nacks) == ([(2, False)], [(1, False)])
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
 
 
@@ -375,20 +375,20 @@ LONG_AGO, FAR_AHEAD = 0, 1 << 62
 
 async def test_what_was_never_handed_out_is_given_back_in_order() -> None:
     bench = Bench()
-    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3, 4)])
+    bench.transport.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3, 4)])
     held, unseen = bench.inbox.take(), bench.inbox.take()
     assert held is not None
     assert unseen is not None
     oldest = bench.inbox.oldest(MB1)
     assert oldest is not None
-    assert oldest.tag == 3
+    assert oldest.receipt.tag == 3
     assert bench.inbox.give_back(MB1, [unseen], LONG_AGO) == 3
-    assert bench.pipe.nacks == [(2, True), (3, True), (4, True)]
+    assert bench.transport.nacks == [(2, True), (3, True), (4, True)]
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (1, 1, 0)
     assert bench.inbox.counters.given_back == 3
     bench.relink()
     assert bench.inbox.give_back(MB1, [held], LONG_AGO) == 0
-    assert (bench.pipe.nacks, bench.inbox.handed_out) == ([], 0)
+    assert (bench.transport.nacks, bench.inbox.handed_out) == ([], 0)
 
 
 async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_there_is_time() -> (
@@ -400,7 +400,7 @@ async def test_of_a_batch_that_somebody_has_begun_nothing_is_given_back_while_th
     first = bench.inbox.take()
     assert first is not None
     assert bench.inbox.give_back(MB1, [], LONG_AGO) == 2
-    assert bench.pipe.nacks == [(2, True)]
+    assert bench.transport.nacks == [(2, True)]
     assert [each.body for each in bench.taken()] == [b"b"]
 
 
@@ -411,7 +411,7 @@ async def test_a_batch_of_which_parts_were_handed_out_unseen_is_given_back_once_
     taken = [bench.inbox.take() for _ in range(2)]
     unseen = [each for each in taken if each is not None]
     assert bench.inbox.give_back(MB1, unseen, LONG_AGO) == 5
-    assert bench.pipe.nacks == [(1, True), (2, True)]
+    assert bench.transport.nacks == [(1, True), (2, True)]
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out, bench.inbox.buffered) == (0, 0, 0)
     assert not bench.inbox.ack(unseen[0])
     await bench.inbox.finish(1)
@@ -429,10 +429,10 @@ async def test_before_the_consumer_timeout_the_rest_of_a_begun_batch_is_copied_a
     bench.inbox.ack(answered)
     assert bench.inbox.give_back(MB1, [unseen], FAR_AHEAD) == 2
     await eventually_async(lambda: bench.copies.given_back == [b"c", b"d"], within_s=5)
-    assert (bench.pipe.acks, bench.pipe.nacks, bench.inbox.handed_out) == ([], [], 1)
+    assert (bench.transport.acks, bench.transport.nacks, bench.inbox.handed_out) == ([], [], 1)
     bench.inbox.ack(running)
     bench.inbox.flush()
-    assert bench.pipe.acks == [(1, False)]
+    assert bench.transport.acks == [(1, False)]
 
 
 async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_was_copied() -> None:
@@ -445,7 +445,7 @@ async def test_what_runs_on_until_the_consumer_timeout_does_not_multiply_what_wa
     bench.inbox.finish_batches(LONG_AGO)
     assert bench.copies.given_back == []
     bench.inbox.finish_batches(FAR_AHEAD)
-    await eventually_async(lambda: bench.pipe.acks == [(1, False)], within_s=5)
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
     assert sorted(bench.copies.given_back) == [b"a", b"b"]
     assert not bench.inbox.ack(running)
     assert bench.inbox.handed_out == 0
@@ -473,27 +473,27 @@ async def test_what_came_back_too_often_and_nobody_saw_begins_anew_as_a_copy(
     limit: int, count: int, is_copied: bool, ends: bool
 ) -> None:
     bench = Bench(Queue("jobs", delivery_limit=limit))
-    bench.pipe.on_contents([(1, True, worn(count), b"alone"), (2, True, worn(count), b"seen")])
+    bench.transport.on_contents([(1, True, worn(count), b"alone"), (2, True, worn(count), b"seen")])
     bench.batch(3, b"a", b"b", raw=worn(count, content_type=BATCH_TYPE))
     unseen, _seen, part = (bench.inbox.take() for _ in range(3))
     untouched = [each for each in (unseen, part) if each is not None]
     if ends:
         bench.inbox.close(untouched)
         await bench.inbox.finish(1)
-        assert bench.pipe.nacks == []
+        assert bench.transport.nacks == []
     else:
         bench.inbox.give_back(MB1, untouched, LONG_AGO)
         await asyncio.sleep(0.01)
-        assert bench.pipe.nacks == ([] if is_copied else [(1, True), (3, True)])
+        assert bench.transport.nacks == ([] if is_copied else [(1, True), (3, True)])
     assert bench.inbox.handed_out == 1
     assert len(bench.copies.given_back) == (2 if is_copied else 0)
-    assert bench.pipe.acks == ([(1, False), (3, False)] if is_copied else [])
+    assert bench.transport.acks == ([(1, False), (3, False)] if is_copied else [])
 
 
 async def test_where_order_is_all_a_copy_is_the_last_resort() -> None:
     ordered = Subscription(Topic("orders"), "billing", single_active=True, delivery_limit=4)
     bench = Bench(ordered)
-    bench.pipe.on_contents([(tag, True, worn(tag), b"%d" % tag) for tag in (1, 2, 3, 4)])
+    bench.transport.on_contents([(tag, True, worn(tag), b"%d" % tag) for tag in (1, 2, 3, 4)])
     bench.inbox.close()
     await bench.inbox.finish(1)
     assert bench.copies.given_back == [b"4"]
@@ -505,11 +505,11 @@ ORDERED = Subscription(Topic("orders"), "billing", single_active=True)
 
 async def test_what_arrives_at_a_link_that_is_to_end_is_not_handed_out_and_not_answered() -> None:
     bench = Bench(ORDERED)
-    bench.pipe.on_contents([(1, False, PLAIN, b""), (2, False, PLAIN, b"")])
+    bench.transport.on_contents([(1, False, PLAIN, b""), (2, False, PLAIN, b"")])
     first = bench.inbox.take()
     assert first is not None
     bench.inbox.shut(MB1)
-    bench.pipe.on_contents([(3, False, PLAIN, b"")])
+    bench.transport.on_contents([(3, False, PLAIN, b"")])
     (second,) = bench.taken()
     bench.inbox.ack(first)
     assert bench.inbox.holds(MB1)
@@ -521,7 +521,7 @@ async def test_what_arrives_at_a_link_that_is_to_end_is_not_handed_out_and_not_a
 async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_for() -> None:
     bench = Bench(ORDERED)
     bench.copies.gate = asyncio.Event()
-    bench.pipe.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
+    bench.transport.on_contents([(tag, False, PLAIN, b"") for tag in (1, 2, 3)])
     first, unseen = bench.inbox.take(), bench.inbox.take()
     assert first is not None
     assert unseen is not None
@@ -533,7 +533,7 @@ async def test_what_is_kept_back_stays_owed_and_only_what_is_in_hand_is_waited_f
     bench.copies.gate.set()
     assert await parking
     assert not bench.inbox.holds(MB1)
-    assert (bench.pipe.acks, bench.pipe.nacks) == ([(1, False)], [])
+    assert (bench.transport.acks, bench.transport.nacks) == ([(1, False)], [])
 
 
 async def test_where_order_is_all_a_half_answered_batch_is_left_owed_at_the_end() -> None:
@@ -557,6 +557,6 @@ async def test_of_a_batch_that_comes_again_what_was_answered_is_not_handed_out_a
     assert [each.body for each in again] == [b"a", b"c"]
     assert all(bench.inbox.ack(each) for each in again)
     bench.inbox.flush()
-    assert bench.pipe.acks == [(1, False)]
+    assert bench.transport.acks == [(1, False)]
     bench.batch(2, b"a", b"b", b"c")
     assert len(bench.taken()) == 3, "an equal one that is new"

@@ -23,10 +23,10 @@ class FakeAnswering:
     def ack(self, _delivery: Delivery) -> bool:
         return True
 
-    def retry_soon(self, *_what: Any) -> bool:
+    def retry(self, *_what: Any) -> bool:
         return True
 
-    def park_soon(self, *_what: Any) -> bool:
+    def park(self, *_what: Any) -> bool:
         return True
 
 
@@ -45,7 +45,7 @@ async def fed(count: int) -> Bridge:
 
 
 def tags(found: list[Delivery]) -> list[int]:
-    return [each.tag for each in found]
+    return [each.receipt.tag for each in found]
 
 
 async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
@@ -54,7 +54,7 @@ async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
     assert tags(made.withdraw(3 * S, all_if_any=True)) == []
     first = made.receive()
     assert isinstance(first, Delivery)
-    assert first.tag == 3
+    assert first.receipt.tag == 3
     assert tags(made.withdraw(5 * S, all_if_any=True)) == [4, 5]
     assert made.receive() is None, "the end stands behind them all"
 
@@ -69,7 +69,7 @@ async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> Non
         return jobs.pop(0)
 
     made = bridge(take)
-    answer = made.answers(lambda misfit, _fault: made.park_soon(misfit, {}))
+    answer = made.answers(lambda misfit, _fault: made.park(misfit, {}))
     feeding = asyncio.create_task(made.feed())
     for _ in range(100):  # of its answers each makes room for more, until all are counted
         await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_one_thread_gets_the_jobs_in_order_while_somebody_looks_for_old_on
 
     def work() -> None:
         while isinstance(job := made.receive(), Delivery):
-            seen.append(job.tag)
+            seen.append(job.receipt.tag)
             made.ack(job)
 
     worker = threading.Thread(target=work)
@@ -115,7 +115,7 @@ async def test_what_is_withdrawn_leaves_no_thread_without_its_job() -> None:
     def work() -> None:
         while isinstance(job := made.receive(), Delivery):
             with lock:
-                seen.append(job.tag)
+                seen.append(job.receipt.tag)
             made.ack(job)
 
     workers = [threading.Thread(target=work) for _ in range(3)]

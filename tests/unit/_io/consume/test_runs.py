@@ -58,10 +58,10 @@ class FakeAnswering:
     def ack(self, _delivery: Delivery) -> bool:
         return self._answered("ack")
 
-    def retry_soon(self, _delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+    def retry(self, _delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         return self._answered("retry", delay_ms, headers["mb-attempt"], headers["mb-retry-reason"])
 
-    def park_soon(self, _delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+    def park(self, _delivery: Delivery, headers: Mapping[str, Header]) -> bool:
         return self._answered("park", headers["mb-park-reason"], headers["mb-park-exception"])
 
 
@@ -174,7 +174,7 @@ def test_stale_answers_and_those_of_the_handler_itself_are_told_as_such() -> Non
     bench = Bench()
     bench.answering.live = False
     gone = delivery()
-    gone.ledger.end()
+    gone._ledger.end()
     bench.handling.acked(gone)
     bench.handling.failed(gone, ERROR)
     assert bench.told.handled_ == [("stale", None), ("stale", ERROR)]

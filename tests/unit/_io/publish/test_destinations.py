@@ -10,7 +10,7 @@ import pytest
 from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish import destinations as module
-from messagebus._io.publish.destinations import Lanes
+from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import Address
 from messagebus._io.wire import Registration
 from messagebus.core.outbox import Item, Outbox
@@ -62,7 +62,7 @@ class FakeTopology:
 
 
 class Bench:
-    """Lanes over a real outbox."""
+    """Destinations over a real outbox."""
 
     def __init__(self, topology: FakeTopology) -> None:
         self.topology = topology
@@ -78,7 +78,7 @@ class Bench:
         self.settled: list[Item] = []
         self.left = 0
         self.login: list[LoginRefused] = []
-        self.lanes = Lanes(
+        self.destinations = Destinations(
             topology,
             self.outbox,
             self.tasks,
@@ -93,18 +93,20 @@ class Bench:
         self.left += 1
 
     def publish(self, destination: Destination) -> None:
-        self.lanes.use(Address.of(destination))
+        self.destinations.use(Address.of(destination))
         self.outbox.accept(Item("id", destination.exchange, 1, 10_000))
 
     async def opened(self, destination: Destination) -> None:
-        await eventually_async(lambda: self.outbox.lane_is_open(destination.exchange), within_s=5)
+        await eventually_async(
+            lambda: self.outbox.destination_is_open(destination.exchange), within_s=5
+        )
 
 
 async def test_a_destination_is_registered_once_and_then_open() -> None:
     bench = Bench(FakeTopology())
     bench.publish(ORDERS)
     bench.publish(ORDERS)
-    assert not bench.outbox.lane_is_open(ORDERS.exchange)
+    assert not bench.outbox.destination_is_open(ORDERS.exchange)
     await bench.opened(ORDERS)
     assert bench.topology.asked == 1
     assert bench.settled == []
@@ -145,11 +147,11 @@ async def test_a_forbidden_destination_is_refused_for_a_while_and_no_other(
     await bench.opened(ORDERS)
     await bench.opened(SECRETS)
     text = "ACCESS_REFUSED - access to exchange 'mb.topic/secrets' refused for user 'bus'"
-    bench.lanes.link_lost(ChannelRefused("mb1:5672", 403, text))
-    assert [each.lane for each in bench.settled] == [SECRETS.exchange]
+    bench.destinations.link_lost(ChannelRefused("mb1:5672", 403, text))
+    assert [each.destination for each in bench.settled] == [SECRETS.exchange]
     bench.publish(SECRETS)
     await eventually_async(lambda: len(bench.settled) == 2, within_s=5)
-    assert bench.outbox.lane_is_open(ORDERS.exchange)
+    assert bench.outbox.destination_is_open(ORDERS.exchange)
     monkeypatch.setattr("time.monotonic", lambda: float("inf"))
     bench.publish(SECRETS)
     await bench.tasks.cancel()
@@ -174,13 +176,13 @@ async def test_a_destination_that_was_deleted_costs_the_others_nothing_and_is_no
     bench.outbox.link_opened(1, after=())
     bench.outbox.take(0)
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
-    await bench.lanes.verify(link)
+    await bench.destinations.verify(link)
     assert bench.topology.verified == [[ORDERS, SECRETS]]
-    assert bench.outbox.lane_is_open(ORDERS.exchange)
-    assert not bench.outbox.lane_is_open(SECRETS.exchange)
+    assert bench.outbox.destination_is_open(ORDERS.exchange)
+    assert not bench.outbox.destination_is_open(SECRETS.exchange)
     assert (bench.settled, bench.topology.asked) == ([], 2)
     bench.topology.missing = {}
-    await bench.lanes.verify(link)
+    await bench.destinations.verify(link)
     assert bench.topology.verified[-1] == [ORDERS]
     bench.publish(SECRETS)
     await bench.opened(SECRETS)
@@ -192,14 +194,14 @@ async def test_what_waits_for_a_destination_that_was_deleted_has_it_registered_a
     bench.publish(SECRETS)
     await bench.opened(SECRETS)
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
-    await bench.lanes.verify(link)  # its publish is still in the backlog
+    await bench.destinations.verify(link)  # its publish is still in the backlog
     await bench.opened(SECRETS)
     bench.outbox.link_opened(1, after=())
     bench.outbox.take(0)
-    await bench.lanes.verify(link)
+    await bench.destinations.verify(link)
     assert bench.topology.asked == 2
     bench.outbox.link_lost(1, 0)  # and comes back with the link that it went out on
-    bench.lanes.link_lost(LinkLost("mb1:5672", "ended"))
+    bench.destinations.link_lost(LinkLost("mb1:5672", "ended"))
     await bench.opened(SECRETS)
     assert (bench.topology.asked, bench.settled) == (3, [])
 
@@ -210,9 +212,9 @@ async def test_what_exists_otherwise_on_a_new_link_is_refused_and_no_other() -> 
         bench.publish(topic)
         await bench.opened(topic)
     bench.topology.missing = {SECRETS: TopologyMismatch("durability is wanted ...")}
-    await bench.lanes.verify(cast(Link, None))
-    assert [each.lane for each in bench.settled] == [SECRETS.exchange]
-    assert bench.outbox.lane_is_open(ORDERS.exchange)
+    await bench.destinations.verify(cast(Link, None))
+    assert [each.destination for each in bench.settled] == [SECRETS.exchange]
+    assert bench.outbox.destination_is_open(ORDERS.exchange)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ async def test_other_ends_of_a_link_refuse_nothing(why: LinkLost | ChannelRefuse
     bench = Bench(FakeTopology())
     bench.publish(ORDERS)
     await bench.opened(ORDERS)
-    bench.lanes.link_lost(why)
+    bench.destinations.link_lost(why)
     assert bench.settled == []
 
 

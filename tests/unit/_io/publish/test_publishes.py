@@ -11,20 +11,20 @@ from messagebus._io.publish.publishes import (
     Address,
     Bundle,
     Many,
-    Shapes,
-    Ticket,
-    lane_name,
+    Publish,
+    Targets,
+    destination_name,
     message_ids,
     tell,
 )
 from messagebus.core.outbox import End
 from messagebus.destination import Queue, Topic, delay_step
-from messagebus.outcome import Durability, Outcome, Published
+from messagebus.stats import Durability, Outcome, Published
 
 
-def ticket(waiter: object = None, durability: Durability = Durability.FSYNC) -> Ticket:
-    shape = Shapes().of(Queue("jobs", durability), "text/x")
-    return Ticket("id", shape, b"body", None, 1_000, waiter)  # type: ignore[arg-type]
+def publish(waiter: object = None, durability: Durability = Durability.FSYNC) -> Publish:
+    target = Targets().of(Queue("jobs", durability), "text/x")
+    return Publish("id", target, b"body", None, 1_000, waiter)  # type: ignore[arg-type]
 
 
 def test_ids_are_32_hex_digits_and_never_repeat() -> None:
@@ -37,15 +37,18 @@ def test_ids_are_32_hex_digits_and_never_repeat() -> None:
 def test_an_address_names_exchange_and_routing_key_as_a_return_does() -> None:
     at_once, later = Address.of(Topic("orders")), Address.of(Topic("orders"), delay_step(1000))
     copy = Address.queue("mb.park/x", Durability.FSYNC)
-    assert (at_once.lane, later.lane) == ("mb.topic/orders", "mb.delay/1000 mb.topic/orders")
+    assert (at_once.destination, later.destination) == (
+        "mb.topic/orders",
+        "mb.delay/1000 mb.topic/orders",
+    )
     for address in (at_once, later, copy):
-        assert address.lane == lane_name(address.exchange, address.routing_key)
+        assert address.destination == destination_name(address.exchange, address.routing_key)
     assert [len(address.wanted) for address in (at_once, later, copy)] == [1, 2, 0]
 
 
 async def test_who_waits_is_told_the_end_once() -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = ticket(future)
+    one = publish(future)
     one.attempts, one.sent, one.end = 2, ("mb1:5672", 5), End("confirmed")
     tell([one], 9)
     tell([one], 10)
@@ -57,7 +60,7 @@ async def test_who_waits_is_told_the_end_once() -> None:
 @pytest.mark.parametrize("outcome", ["refused", "unroutable", "unknown"])
 async def test_only_what_is_confirmed_is_durable(outcome: str) -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = ticket(future)
+    one = publish(future)
     one.end = End(outcome, "why")
     tell([one], 9)
     published = await future
@@ -68,7 +71,7 @@ async def test_only_what_is_confirmed_is_durable(outcome: str) -> None:
 @pytest.mark.parametrize("durability", list(Durability))
 async def test_the_level_reached_is_that_of_the_destination(durability: Durability) -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = ticket(future, durability)
+    one = publish(future, durability)
     one.end = End("confirmed")
     tell([one], 9)
     assert (await future).durability is durability
@@ -77,9 +80,9 @@ async def test_the_level_reached_is_that_of_the_destination(durability: Durabili
 async def test_a_future_that_was_given_up_is_let_be() -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
     future.cancel()
-    one = ticket(future)
+    one = publish(future)
     one.end = End("confirmed")
-    tell([one, ticket()], 9)
+    tell([one, publish()], 9)
 
 
 async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_their_adding() -> (
@@ -87,15 +90,15 @@ async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_t
 ):
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     many = Many(finished)
-    tickets = [ticket(many) for _ in range(3)]
-    for number, each in enumerate(tickets):
+    publishes = [publish(many) for _ in range(3)]
+    for number, each in enumerate(publishes):
         each.message_id = str(number)
         each.end = End("confirmed")
         many.add(each)
-    tell(tickets[:0:-1], 9)
+    tell(publishes[:0:-1], 9)
     many.all_added()
     assert not finished.done()
-    tell(tickets[:1], 9)
+    tell(publishes[:1], 9)
     await finished
     assert [each.message_id for each in many.results()] == ["0", "1", "2"]
 
@@ -110,8 +113,8 @@ async def test_many_of_none_are_finished_at_once() -> None:
 
 async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    many, shape = Many(finished), Shapes().of(Queue("jobs"), "text/x")
-    bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, shape, 1_000, many), ticket(many)
+    many, target = Many(finished), Targets().of(Queue("jobs"), "text/x")
+    bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, target, 1_000, many), publish(many)
     for each in (bundle, single):
         many.add(each)
         each.attempts, each.sent, each.end = 1, ("mb1:5672", 5), End("confirmed")

@@ -8,23 +8,23 @@ import pytest
 
 from messagebus._io.amqp.batch import BATCH_TYPE, decode_batch
 from messagebus._io.amqp.frames import Contents, FrameParser, PublishFrames
-from messagebus._io.amqp.pipe import Frames
 from messagebus._io.amqp.properties import IN_BATCH, decode, encode, encode_entry
-from messagebus._io.publish.publishes import Bundle, Many, Shapes, Ticket
+from messagebus._io.amqp.transport import Frames
+from messagebus._io.publish.publishes import Bundle, Many, Publish, Targets
 from messagebus._io.publish.sender import Sender
 from messagebus.core.confirms import Batch
 from messagebus.core.outbox import Entry
 from messagebus.destination import Queue
 from messagebus.message import Message
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 
 FRAME_MAX = 131_072
 ID = "0123456789abcdef" * 2
-SHAPES = Shapes()
+SHAPES = Targets()
 
 
-class FakePipe:
-    """Pipe that keeps the written frames."""
+class FakeTransport:
+    """Transport that keeps the written frames."""
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
@@ -35,9 +35,9 @@ class FakePipe:
 
 def sent(*entries: Entry) -> list[tuple[bytes, Message]]:
     """Return the written publishes: their method frame, and the message."""
-    pipe = FakePipe()
-    Sender(pipe).send(list(entries), "mb1:5672", 5)  # type: ignore[arg-type]
-    stream, found = b"".join(pipe.out), []
+    transport = FakeTransport()
+    Sender(transport).send(list(entries), "mb1:5672", 5)  # type: ignore[arg-type]
+    stream, found = b"".join(transport.out), []
     while stream:
         size = int.from_bytes(stream[3:7])
         method, stream = stream[: size + 8], stream[size + 8 :]
@@ -56,26 +56,26 @@ def sent(*entries: Entry) -> list[tuple[bytes, Message]]:
     return found
 
 
-def ticket(
+def publish(
     body: bytes, message: Message | None = None, durability: Durability = Durability.FSYNC
-) -> Ticket:
-    shape = SHAPES.of(
+) -> Publish:
+    target = SHAPES.of(
         Queue("jobs", durability), message.content_type if message else "application/octet-stream"
     )
-    raw = encode(message, ID, 17, persistent=shape.confirms) if message else None
-    return Ticket(ID, shape, body, raw, 1_000, None)
+    raw = encode(message, ID, 17, persistent=target.confirms) if message else None
+    return Publish(ID, target, body, raw, 1_000, None)
 
 
 def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
     message = Message(body=b"one", key="k", headers={"a": 1}, content_type="text/x")
-    ((method, plain),) = sent(ticket(b"two"))
+    ((method, plain),) = sent(publish(b"two"))
     assert b"mb.to/jobs" in method
     assert (plain.body, plain.message_id, plain.content_type) == (
         b"two",
         ID,
         "application/octet-stream",
     )
-    ((_, whole),) = sent(ticket(message.body, message))
+    ((_, whole),) = sent(publish(message.body, message))
     assert (whole.body, whole.key, whole.headers, whole.content_type) == (
         b"one",
         "k",
@@ -85,16 +85,16 @@ def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
 
 
 def test_what_was_sent_knows_to_whom_and_when() -> None:
-    one = ticket(b"x")
+    one = publish(b"x")
     sent(one)
     assert one.sent == ("mb1:5672", 5)
 
 
 def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
     message = Message(body=b"second", key="k", content_type="text/x")
-    first = ticket(b"first")
-    second = Ticket(ID, first.shape, message.body, encode_entry(message, ID), 1_000, None)
-    batch: Batch[Ticket] = Batch(first)
+    first = publish(b"first")
+    second = Publish(ID, first.target, message.body, encode_entry(message, ID), 1_000, None)
+    batch: Batch[Publish] = Batch(first)
     batch.items.append(second)
     ((_, packed),) = sent(batch)  # type: ignore[arg-type]
     assert (packed.content_type, packed.message_id) == (BATCH_TYPE, ID)
@@ -108,12 +108,13 @@ def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
 
 def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:
     bodies, ids = [b"one", b"", b"three"], [ID[:-1] + last for last in "abc"]
-    shape = ticket(b"").shape
-    bundle = Bundle(ids, bodies, 8, shape, 1_000, Many(Future()))
+    target = publish(b"").target
+    bundle = Bundle(ids, bodies, 8, target, 1_000, Many(Future()))
     singles = [
-        Ticket(name, shape, body, None, 1_000, None) for name, body in zip(ids, bodies, strict=True)
+        Publish(name, target, body, None, 1_000, None)
+        for name, body in zip(ids, bodies, strict=True)
     ]
-    batch: Batch[Ticket] = Batch(singles[0])
+    batch: Batch[Publish] = Batch(singles[0])
     batch.items += singles[1:]
     assert sent(Batch(bundle)) == sent(batch)  # type: ignore[arg-type]
 
@@ -123,6 +124,6 @@ def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:
     [(Durability.FSYNC, 2), (Durability.PAGE_CACHE, 2), (Durability.NONE, 1)],
 )
 def test_only_what_promises_nothing_is_transient(durability: Durability, mode: int) -> None:
-    pipe = FakePipe()
-    Sender(pipe).send([ticket(b"x", durability=durability)], "", 5)  # type: ignore[arg-type]
-    assert b"application/octet-stream" + bytes((mode,)) in b"".join(pipe.out)
+    transport = FakeTransport()
+    Sender(transport).send([publish(b"x", durability=durability)], "", 5)  # type: ignore[arg-type]
+    assert b"application/octet-stream" + bytes((mode,)) in b"".join(transport.out)

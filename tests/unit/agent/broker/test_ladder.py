@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from messagebus.agent.broker import ladder as module
-from messagebus.agent.broker.ladder import Ladder
+from messagebus.agent.broker import recovery as module
+from messagebus.agent.broker.recovery import Ladder
 from messagebus.errors import ChannelRefused
 from messagebus.topology import Declarations
 

@@ -22,7 +22,7 @@ from messagebus.broker import Broker
 from messagebus.core.register import Answer, Entry, Register, Snapshot
 from messagebus.destination import UNDELIVERED_QUEUE, Queue
 from messagebus.errors import ChannelRefused, LinkError, LinkLost
-from messagebus.outcome import Durability
+from messagebus.stats import Durability
 from messagebus.topology import Declarations, parse_wanted
 from tests.support.eventually import eventually_async
 

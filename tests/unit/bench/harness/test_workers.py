@@ -14,7 +14,7 @@ from bench.harness.control import Progress
 from bench.harness.workers import Recording, Workers, made, made_empty, members, open_ended
 from bench.load.profile import Profile
 from bench.processes import Child, Children
-from messagebus.telemetry.manifest import Incident, read_manifest
+from messagebus.recording.manifest import Incident, read_manifest
 
 
 def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:

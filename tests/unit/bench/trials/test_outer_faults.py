@@ -11,7 +11,7 @@ import pytest
 from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OTHER_CLOCK, OUTER_FAULTS, lying
 from messagebus import BrokerList
-from messagebus.core.listkeeper import Judgement, ListKeeper
+from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
 
 YEAR_S = 365 * 86_400

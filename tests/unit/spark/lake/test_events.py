@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from messagebus.telemetry.manifest import Manifest, read_manifest
+from messagebus.recording.manifest import Manifest, read_manifest
 from spark.lake import events
 from spark.lake.events import (
     ANCHOR,

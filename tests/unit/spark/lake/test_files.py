@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from messagebus.events import SCHEMA
-from messagebus.telemetry.manifest import RunInvalid, read_manifest
+from messagebus.recording.events import SCHEMA
+from messagebus.recording.manifest import RunInvalid, read_manifest
 from spark.lake.files import METADATA, Files, anchor_noted, find_files, source_of
 from tests.support.events import HOST, SECOND, WALL_MINUS_MONOTONIC_NS, write_run
 

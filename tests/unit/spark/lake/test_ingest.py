@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 from spark.lake.events import CUT, FOREIGN, MISSING, schema_of
 from spark.lake.ingest import QUARANTINE, QUARANTINE_SCHEMA, ingest, ingested, plan
 from spark.lake.tables import Lake

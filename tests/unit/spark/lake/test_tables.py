@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from messagebus.telemetry.manifest import RunInvalid
+from messagebus.recording.manifest import RunInvalid
 from spark.lake.tables import DATE, RUN, Lake
 
 SCHEMA = StructType(

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.events import DELIVERED, PUBLISHED
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.events import DELIVERED, PUBLISHED
+from messagebus.recording.manifest import Manifest
 from spark.measures import audit
 from spark.measures.audit import ACK_UNPROVEN_NS, COUNTS, KILL_NOTICED_NS, TROUBLES
 from tests.support.literal_events import (

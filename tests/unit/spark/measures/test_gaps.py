@@ -5,7 +5,7 @@ import random
 import pytest
 from pyspark.sql import SparkSession
 
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 from spark.measures import gaps
 from spark.measures.gaps import longest
 

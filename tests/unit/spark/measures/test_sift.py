@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from messagebus.events import DELIVERED, PUBLISHED
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.events import DELIVERED, PUBLISHED
+from messagebus.recording.manifest import Manifest
 from spark.measures import audit, order, sift
 from spark.measures.run import Run
 from spark.measures.sift import NO_PARTIAL, Sifted, held, sifted

@@ -9,7 +9,7 @@ import pytest
 
 from bench.figures.measure.made import WALL_NS, lay
 from bench.figures.measure.oracle import audit, opened
-from messagebus.events import EVENTS
+from messagebus.recording.events import EVENTS
 
 
 def rows_of(lake: Path, kind: str) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@ import pytest
 
 from bench.figures.ops.kill import S, figures_of, longest_silence_ns
 from bench.rows import Events, Row
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bench.figures.ops.noticed import (
     unevenness,
 )
 from bench.rows import Events, Row
-from messagebus.telemetry.manifest import Incident
+from messagebus.recording.manifest import Incident
 
 
 def ns(seconds: float) -> int:

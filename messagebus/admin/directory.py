@@ -1,0 +1,173 @@
+"""Queries and commands to the bus without publishing or consuming: brokers and destinations."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from messagebus._io.agents import subscriptions
+from messagebus._io.agents.consumer_list import fetch_list
+from messagebus._io.agents.http import http_client
+from messagebus._io.agents.registration import topology_for
+from messagebus._io.agents.subscriptions import (
+    PurgedMessages,
+    SubscriptionCount,
+    SubscriptionCounts,
+)
+from messagebus._io.loop import run_blocking
+from messagebus._io.wire import Registration
+from messagebus.broker import BrokerList, ListedBroker
+from messagebus.config import BusConfig
+from messagebus.destination import Queue, Source, Subscription
+from messagebus.errors import (
+    ConfigError,
+    ListError,
+    ListUnavailable,
+    MessageBusError,
+    NameInvalid,
+    NotReady,
+)
+from messagebus.secret import Secret
+from messagebus.terminal import closest
+from messagebus.topology import Wanted, parse_wanted
+
+__all__ = [
+    "PurgedMessages",
+    "Registration",
+    "SubscriptionCount",
+    "SubscriptionCounts",
+    "brokers",
+    "count_subscriptions",
+    "declare",
+    "delete_subscriptions",
+    "purge_subscriptions",
+]
+
+PORTS = {"http": 80, "https": 443}
+
+DECLARE_TIMEOUT_S = 30.0
+# Time after which a command says that nobody answers.
+REACH_S = 3.0
+REACH_AGAIN_S = 0.2
+
+
+def declare(
+    bus: BusConfig, wanted: Iterable[Wanted | str], *, timeout_s: float = DECLARE_TIMEOUT_S
+) -> Registration:
+    """Make topics, subscriptions and queues exist on every broker, settled.
+
+    wanted: also as text: ``orders``, ``orders/billing``, ``queue:jobs``. Existing ones stay as they are.
+    Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
+    """
+    parsed = [parse_wanted(each) if isinstance(each, str) else each for each in wanted]
+    return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
+
+
+def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_S) -> None:
+    """Wait until the bus's entry address accepts connections. Raises NotReady, with every address.
+
+    publishing: the balancer's address; else those of the list, if there are any.
+    """
+    places = [(bus.address.host, bus.address.port)]
+    if bus.list_urls and not publishing:
+        parts = [urlsplit(url) for url in bus.list_urls]
+        places = [(each.hostname or "", each.port or PORTS[each.scheme]) for each in parts]
+    until_s, faults = time.monotonic() + timeout_s, dict[str, str]()
+    while True:
+        for host, port in places:
+            left_s = max(REACH_AGAIN_S, until_s - time.monotonic())
+            try:
+                socket.create_connection((host, port), timeout=left_s).close()
+            except OSError as fault:
+                faults[f"{host}:{port}"] = fault.strerror or str(fault) or type(fault).__name__
+            else:
+                return
+        if time.monotonic() + REACH_AGAIN_S >= until_s:
+            told = ", ".join(f"{place} ({why})" for place, why in faults.items())
+            raise NotReady(f"nobody answers at {told}")
+        time.sleep(REACH_AGAIN_S)
+
+
+def brokers(bus: BusConfig) -> BrokerList:
+    """Fetch the current consumer list. Raises ListUnavailable or ListInvalid, of the last address."""
+    if not bus.list_urls:
+        return BrokerList(listed=(ListedBroker(broker=bus.address),))
+    return run_blocking(_fetch(bus))
+
+
+def count_subscriptions(bus: BusConfig) -> SubscriptionCounts:
+    """Count the messages in every subscription and queue, on every broker of the list, through the agents.
+
+    Raises ConfigError without list addresses, ListError without a list, LoginRefused.
+    """
+    _needs_agents(bus)
+    return run_blocking(subscriptions.count(bus, brokers(bus)))
+
+
+def nearest(bus: BusConfig, name: str) -> str:
+    """Return the topic or queue with the most similar name; "" where none is, or nobody can be asked.
+
+    name: ``orders`` or ``queue:jobs``.
+    """
+    if not bus.list_urls:
+        return ""
+    try:
+        known = run_blocking(subscriptions.known(bus))
+    except MessageBusError:
+        return ""
+    names = {str(each.topic) if isinstance(each, Subscription) else str(each) for each in known}
+    return closest(name, names - {name})
+
+
+def delete_subscriptions(
+    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+) -> Registration:
+    """Delete subscriptions and queues on all brokers, with all their messages.
+
+    token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
+    for one in `missing` ask again. Raises ConfigError, NameInvalid, LoginRefused, ListError without a list,
+    and TopologyError when one of them never existed or no majority of agents answers.
+    """
+    _needs_agents(bus)
+    return run_blocking(subscriptions.delete(bus, brokers(bus), _source_names(names), token=token))
+
+
+def purge_subscriptions(
+    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+) -> PurgedMessages:
+    """Drop the waiting messages of subscriptions and queues, on every broker of the list that answers.
+
+    Messages that are delivered and not yet answered stay. token: the operators'. Raises as
+    count_subscriptions, and NameInvalid.
+    """
+    _needs_agents(bus)
+    return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
+
+
+def _needs_agents(bus: BusConfig) -> None:
+    if not bus.list_urls:
+        raise ConfigError("list_urls: must be given, because the agents know the subscriptions")
+
+
+def _source_names(names: Iterable[str | Source]) -> list[str]:
+    wanted = [parse_wanted(each) if isinstance(each, str) else each for each in names]
+    for each in wanted:
+        if not isinstance(each, Subscription | Queue):
+            raise NameInvalid(f"{each}: a subscription is TOPIC/NAME, a queue is queue:NAME")
+    return [str(each) for each in wanted]
+
+
+async def _fetch(bus: BusConfig) -> BrokerList:
+    fault: ListError = ListUnavailable("no list address")
+    async with http_client(bus) as http:
+        for url in bus.list_urls:
+            try:
+                found = await fetch_list(http, url)
+            except ListError as why:
+                fault = why
+            else:
+                assert found is not None, "only a waiting fetch is answered with nothing newer"
+                return found
+    raise fault

@@ -1,0 +1,416 @@
+"""Payloads as the application's own types: from a delivery by annotation, and back into a message.
+
+| annotation | content type | read as |
+|---|---|---|
+| bytes | any | the body |
+| str | text/... | the text, in the charset that it says, or UTF-8 |
+| dict, list, dataclass, Enum, Any and what they are made of | JSON | `payloads.fitting`, strictly |
+| pydantic models, where pydantic is installed | JSON | pydantic, by the model's own rules |
+| a union with str, a Literal of texts | both | a text as str, JSON as the union |
+
+JSON is application/json, text/json and anything that ends in +json. A message without a content type, from
+another client, is read as the annotation asks. Dataclasses are always read by the library itself, never by
+pydantic: an installed package must not change which payloads fit. JSON with a name twice in one object, and
+numbers that are not finite (NaN, 1e999 as a float), are refused by all readers, both ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Set
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from messagebus.errors import MessageInvalid, WrongPayload
+from messagebus.message import (
+    JSON,
+    REASON_CHARS_MAX,
+    Delivery,
+    Message,
+    check_names,
+    decode_json,
+    decode_text,
+)
+from messagebus.outgoing import Payload
+from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
+
+__all__ = ["Reader", "as_payload", "reader"]
+
+Reader = Callable[[Delivery], Any]
+"""Function from a delivery to its payload. Raises WrongPayload with a reason that shows no value."""
+
+# Faults of a validator that are shown; all of them may be as long as the payload.
+FAULTS_TOLD_MAX = 5
+
+
+def reader(annotation: Any) -> Reader:
+    """Return how a payload of that annotation is read. Raises TypeError: no payload can be of that type."""
+    plain = bare(annotation)
+    if plain is bytes:
+        return _body
+    if plain is str:
+        return _text
+    if _inner(plain) in (bytes, str) and _is_theirs(plain):
+        return _checked(reader(plain.__origin__), plain)
+    alternatives = {_inner(e): e for e in typing.get_args(plain)} if _is_union(plain) else {}
+    if bytes in alternatives:
+        raise TypeError(f"{annotation!r}: any body is bytes: say bytes alone, or none")
+    if _is_theirs(plain):
+        read_json = _validate_json(plain)
+    else:
+        fitters = Fitters(_by_pydantic)
+        read_json = _fit_json(fitters.of(plain), fitters)
+    if str in alternatives:
+        return _text_or_json(reader(alternatives[str]), read_json)
+    texts = [each for each in alternatives or [plain] if _may_be_text(each)]
+    if texts:
+        return _word_or_json(Fitters(_by_pydantic).of(typing.Union[tuple(texts)]), read_json)  # noqa: UP007
+    return _json_by(read_json)
+
+
+def as_payload(value: Any) -> Payload:
+    """Convert a payload for a publisher: messages, bytes and texts as they are, anything else as JSON.
+
+    Raises MessageInvalid for a value that JSON cannot represent.
+    """
+    if isinstance(value, Message | bytes | str) and not isinstance(value, enum.Enum):
+        return value
+    try:
+        if _is_pydantic(type(value)):
+            return Message(body=_dumped(value), content_type=JSON)
+        check_names(value)
+        return Message(body=_encode(value).encode(), content_type=JSON)
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
+
+
+# Reading.
+def _body(delivery: Delivery) -> bytes:
+    return delivery.body
+
+
+def _text(delivery: Delivery) -> str:
+    content_type = delivery.content_type
+    if content_type and not _media_type(content_type).startswith("text/"):
+        raise WrongPayload(f"content type {content_type!r}: a text wanted")
+    return decode_text(delivery.body, content_type)
+
+
+def _json_by(read: Callable[[bytes], Any]) -> Reader:
+    def read_json(delivery: Delivery) -> Any:
+        content_type = delivery.content_type
+        if content_type != JSON and content_type and not _is_json(content_type):
+            raise WrongPayload(f"content type {content_type!r}: {JSON} wanted")
+        return read(delivery.body)
+
+    return read_json
+
+
+def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
+    """Return the reader of a union with str: JSON by its content type, else a text."""
+
+    def read_either(delivery: Delivery) -> Any:
+        return read(delivery.body) if _is_json(delivery.content_type) else read_text(delivery)
+
+    return read_either
+
+
+def _may_be_text(annotation: Any) -> bool:
+    """Return whether it is a literal of texts, which are published as texts."""
+    is_literal = typing.get_origin(annotation) is typing.Literal
+    return is_literal and any(type(each) is str for each in typing.get_args(annotation))
+
+
+def _word_or_json(fit: Fit, read: Callable[[bytes], Any]) -> Reader:
+    """Return the reader of literals: a text where the content type says so, else JSON."""
+    read_json, read_word = _json_by(read), _fitted(fit)
+
+    def read_either(delivery: Delivery) -> Any:
+        content_type = delivery.content_type
+        if _media_type(content_type).startswith("text/") and not _is_json(content_type):
+            return read_word(_text(delivery))
+        return read_json(delivery)
+
+    return read_either
+
+
+def _inner(annotation: Any) -> Any:
+    """Return the annotation without its constraints."""
+    is_annotated = typing.get_origin(plain := bare(annotation)) is typing.Annotated
+    return _inner(plain.__origin__) if is_annotated else plain
+
+
+def _fit_json(fit: Fit, fitters: Fitters) -> Callable[[bytes], Any]:
+    exact, fitted = fitters.exact, _fitted(fit)
+    return lambda body: fitted(decode_json(body, exact=exact))
+
+
+def _fitted(fit: Fit) -> Fit:
+    def fitted(value: Any) -> Any:
+        try:
+            return fit(value)
+        except Unfit as fault:
+            raise WrongPayload(_bounded(str(fault))) from fault
+        except RecursionError:
+            raise WrongPayload("not JSON: nested too deep") from None
+
+    return fitted
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_json(content_type: str) -> bool:
+    media_type = _media_type(content_type)
+    return media_type in (JSON, "text/json") or media_type.endswith("+json")
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _bounded(reason: str) -> str:
+    return reason if len(reason) <= REASON_CHARS_MAX else f"{reason[: REASON_CHARS_MAX - 3]}..."
+
+
+# Writing.
+def _plain(value: Any) -> Any:
+    """Convert a value that json.dumps does not know, to the form that `payloads.fitting` reads."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if _is_pydantic(type(value)):
+            return _dumped_plain(value)
+        if missing := _not_kept(type(value)):
+            raise TypeError(f"{type(value).__name__}.{missing} is given to it and not kept")
+        plain = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        check_names(plain)
+        return plain
+    match value:
+        case enum.Enum():
+            return value.value
+        case UUID():
+            return str(value)
+        case Decimal():
+            if not value.is_finite():
+                raise ValueError("a Decimal that is no finite number")
+            return str(value)
+        case datetime() | date() | time():
+            return value.isoformat()
+        case timedelta():
+            return _duration(value)
+        case set() | frozenset():
+            return list(value)
+    if _is_pydantic(type(value)):
+        return _dumped_plain(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+@functools.lru_cache(maxsize=1024)
+def _not_kept(cls: Any) -> str:
+    """Return a field that the constructor needs and the objects do not keep (`InitVar`); "" for none."""
+    kept = {field.name for field in dataclasses.fields(cls)}
+    for name, field in cls.__dataclass_fields__.items():
+        is_variable = isinstance(field.type, dataclasses.InitVar) or "InitVar" in str(field.type)
+        if name not in kept and is_variable and field.default is dataclasses.MISSING:
+            return str(name)
+    return ""
+
+
+def _duration(value: timedelta) -> str:
+    """Format a duration by ISO 8601: ``P1DT2.5S``."""
+    sign, value = ("-", -value) if value < timedelta() else ("", value)
+    seconds = f"{value.seconds}.{value.microseconds:06}".rstrip("0").rstrip(".")
+    return f"{sign}P{value.days}DT{seconds}S"
+
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain
+).encode
+
+
+# Pydantic.
+# Texts that pydantic may read as numbers and that are not finite, and numbers with more digits than a float.
+_DOUBTFUL = re.compile(rb'"[\s+-]*[nNiI][aAnN][nNfF]|[0-9][0-9.]{16}')
+
+# Numbers that are not finite are written as null or as a word.
+_MAYBE_NOT_FINITE = re.compile(rb"null|NaN|Infinity")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _is_pydantic(annotation: Any) -> bool:
+    """Return whether it is pydantic's model or dataclass. An application with one has imported pydantic."""
+    return (
+        "pydantic" in sys.modules
+        and isinstance(annotation, type)
+        and "__pydantic_validator__" in vars(annotation)
+    )
+
+
+def _is_theirs(annotation: Any) -> bool:
+    """Return whether pydantic reads it: a model, a union of models, an `Annotated` with its constraints."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_theirs(annotation.__origin__) or (
+            "pydantic" in sys.modules and any(is_constraint(e) for e in annotation.__metadata__)
+        )
+    if _is_union(annotation):
+        some = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return all(_is_theirs(each) for each in some)
+    return _is_pydantic(typing.get_origin(annotation) or annotation)
+
+
+def _new_adapter(annotation: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    try:
+        return TypeAdapter(annotation)
+    except Exception as fault:  # raised by the application's own types
+        raise TypeError(f"pydantic cannot read {annotation!r}: {fault}") from fault
+
+
+_adapter: Callable[[Any], Any] = functools.lru_cache(maxsize=1024)(_new_adapter)
+
+
+def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
+    validate = _validating(_new_adapter(annotation).validate_json, annotation)
+
+    def read(body: bytes) -> Any:
+        value = validate(body)
+        decode_json(body)  # pydantic lets some faults pass
+        if _DOUBTFUL.search(body):
+            _check_numbers(value, _inexact(decode_json(body, exact=True)))
+        return value
+
+    return read
+
+
+def _checked(read: Reader, annotation: Any) -> Reader:
+    """Return a reader of a text or bytes that an `Annotated` constrains."""
+    validate = _validating(_new_adapter(annotation).validate_python, annotation)
+    return lambda delivery: validate(read(delivery))
+
+
+def _validating(validate: Callable[..., Any], annotation: Any) -> Callable[[Any], Any]:
+    from pydantic import ValidationError
+
+    # A constrained type within a dataclass is read as strictly as the dataclass; a model has its own rule.
+    is_ours = typing.get_origin(annotation) is typing.Annotated and not _is_theirs(
+        annotation.__origin__
+    )
+    strict = True if is_ours else None
+
+    def checked(value: Any) -> Any:
+        try:
+            return validate(value, strict=strict)
+        except ValidationError as fault:
+            raise WrongPayload(_told(fault.errors(**_NO_VALUES))) from None  # it shows values
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as fault:  # the application's own validators may raise anything
+            raise WrongPayload(f"its own checks raised {type(fault).__name__}") from fault
+
+    return checked
+
+
+def _by_pydantic(annotation: Any) -> Fit | None:
+    """Return a reader of a model within other types. It reads JSON, where a strict model accepts a date."""
+    if not _is_theirs(annotation):
+        return None
+    read = _validate_json(annotation)
+
+    def fit(value: Any) -> Any:
+        try:
+            return read(_again(value).encode())
+        except WrongPayload as fault:
+            raise Unfit(str(fault)) from None
+
+    return fit
+
+
+def _again(value: Any) -> str:
+    """Return the JSON that the value was read from, its numbers as they were written."""
+    match value:
+        case dict():
+            return f"{{{','.join(f'{_encode(k)}:{_again(each)}' for k, each in value.items())}}}"
+        case list():
+            return f"[{','.join(map(_again, value))}]"
+        case Decimal():
+            return str(value)
+        case _:
+            return _encode(value)
+
+
+def _dumped(value: Any) -> bytes:
+    body: bytes = _adapter(type(value)).dump_json(value, by_alias=True)
+    if _MAYBE_NOT_FINITE.search(body):
+        _check_numbers(value)
+    return body
+
+
+def _dumped_plain(value: Any) -> Any:
+    _check_numbers(value)
+    return _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
+
+
+def _check_numbers(value: Any, inexact: Set[Decimal] = frozenset()) -> None:
+    """Raise WrongPayload for a number that is not finite, or that lost digits on its way through a float."""
+    for number in _numbers(value, []):
+        if not math.isfinite(number):
+            raise WrongPayload("a number that is not finite")
+        if type(number) is Decimal and number in inexact:
+            raise WrongPayload("a decimal number of more digits than pydantic reads: send a text")
+
+
+def _inexact(said: Any) -> Set[Decimal]:
+    """Return the numbers of which pydantic does not keep all digits, as pydantic reads them."""
+    read = {each: Decimal(repr(float(each))) for each in _numbers(said, [])}
+    return {as_read for each, as_read in read.items() if as_read != each}
+
+
+def _numbers(value: Any, found: list[Any]) -> list[Any]:
+    """Add all numbers with a fraction within value, at any depth, to found."""
+    kind = type(value)
+    if kind in _NO_NUMBERS:
+        return found
+    if kind is float or kind is Decimal:
+        found.append(value)
+        return found
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, each.name, None) for each in dataclasses.fields(value)]
+    elif _is_pydantic(kind):
+        computed = [getattr(value, name) for name in kind.__pydantic_computed_fields__]
+        parts = [*vars(value).values(), *(value.__pydantic_extra__ or {}).values(), *computed]
+    for each in parts:
+        _numbers(each, found)
+    return found
+
+
+_NO_NUMBERS = frozenset({str, int, bool, type(None), datetime, date, UUID, bytes})
+_NO_VALUES: dict[str, Any] = {
+    "include_url": False,
+    "include_context": False,
+    "include_input": False,
+}
+
+
+def _told(faults: list[Any]) -> str:
+    told = [
+        f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" if fault["loc"] else fault["msg"]
+        for fault in faults[:FAULTS_TOLD_MAX]
+    ]
+    more = len(faults) - len(told)
+    return _bounded("; ".join(told) + (f"; and {more} more" if more else ""))

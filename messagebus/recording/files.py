@@ -1,0 +1,216 @@
+"""Files of the events of one process: JSON lines in blocks, so that a crash keeps all but the last block.
+
+One line costs a format and an append. The file is written in blocks of whole lines, without a buffer
+of its own, so data that the operating system got survives the death of the process. Not thread-safe: one
+thread writes. Columns are those of `messagebus.recording.events`; the first line is the clock anchor.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii as quote
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+from messagebus.errors import RecordingFailed
+from messagebus.message import Delivery
+from messagebus.recording.events import SCHEMA, body_hash
+from messagebus.stats import Outcome, Published
+
+__all__ = [
+    "Anchor",
+    "DeliveredFile",
+    "Entry",
+    "EventFile",
+    "Lines",
+    "PublishedFile",
+    "anchor_now",
+    "message_id_hex",
+]
+
+# A block is written when it reaches this size or age, whichever comes first. 64 KiB is some 150
+# rows: one write() of 20 us for 150 rows of 2 us.
+BLOCK_BYTES = 64 * 1024
+BLOCK_AGE_NS = 200_000_000
+
+# Linux' own; a container has that of its host, and its monotonic clock.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_HEX32 = re.compile(r"[0-9a-f]{32}")
+
+
+class Anchor(NamedTuple):
+    """Place and clock of the times in a file.
+
+    boot: of the kernel whose monotonic clock it is, "" where it is not known. Hosts may share a name.
+    """
+
+    host: str
+    process: str
+    wall_minus_monotonic_ns: int
+    boot: str = ""
+
+    def as_json(self) -> dict[str, str | int]:
+        """Return its fields, without an unknown boot."""
+        return {name: value for name, value in self._asdict().items() if value != ""}
+
+
+def anchor_now(process: str) -> Anchor:
+    """Return the relation of this host's two clocks, read as close together as can be."""
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    after = time.monotonic_ns()
+    return Anchor(socket.gethostname(), process, wall - (before + after) // 2, _boot())
+
+
+@functools.cache
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class EventFile:
+    """New file of lines. Raises RecordingFailed when the file exists: runs are never mixed."""
+
+    def __init__(self, path: Path, anchor: Anchor, *, clock_ns: Callable[[], int]) -> None:
+        self.path = path
+        self._clock_ns = clock_ns
+        try:
+            self._file = path.open("xb", buffering=0)
+        except OSError as fault:
+            raise RecordingFailed(f"{path}: cannot write events: {fault.strerror}") from fault
+        self._lines: list[str] = []
+        self._size = 0
+        self.lines = 0
+        """Lines that it was given, the anchor too."""
+        self.bytes = 0
+        """Size of the file in bytes, once all of them are written."""
+        self.written = 0
+        """Lines that the operating system got whole, the anchor too."""
+        self._written_ns = clock_ns()
+        self.write(json.dumps({"schema": SCHEMA, "anchor": anchor.as_json()}))
+        try:
+            self.flush()
+        except RecordingFailed:
+            self._file.close()
+            raise
+
+    def write(self, line: str) -> None:
+        """Keep one line (without its end); write the block when it is large."""
+        self._lines.append(line)
+        self._size += len(line)
+        self.lines += 1
+        self.bytes += len(line) + 1
+        if self._size >= BLOCK_BYTES:
+            self.flush()
+
+    def tick(self) -> None:
+        """Write a block that is old; to be called a few times a second."""
+        if self._lines and self._clock_ns() - self._written_ns >= BLOCK_AGE_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all held lines. Raises RecordingFailed when the disk does not take them."""
+        if not self._lines:
+            return
+        self._lines.append("")
+        block = "\n".join(self._lines).encode()
+        self._lines = []
+        self._size = taken = 0
+        try:
+            while taken < len(block):
+                taken += self._file.write(memoryview(block)[taken:])
+        except OSError as fault:
+            raise RecordingFailed(f"{self.path}: cannot write events: {fault.strerror}") from fault
+        finally:
+            self.written += block.count(b"\n", 0, taken)
+        self._written_ns = self._clock_ns()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Lines(Protocol):
+    """Receiver of rows, one line each, without its end."""
+
+    def write(self, line: str) -> None: ...
+
+
+class Entry(NamedTuple):
+    """Message as it was handed to the publisher."""
+
+    sequence: int
+    key: str
+    size: int
+    body_hash: str
+    intended_ns: int
+
+
+class PublishedFile:
+    """Rows of the publishes of one process to one topic."""
+
+    def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
+        self._write = lines.write
+        self._head = (
+            f'{{"run_id":{quote(run_id)},"topic":{quote(topic)},"publisher":{quote(publisher)}'
+        )
+
+    def add(self, entry: Entry, published: Published) -> None:
+        """Add a publish that has its outcome. Only a confirmed one has confirmed_ns."""
+        sequence, key, size, digest, intended_ns = entry
+        confirmed = published.outcome is Outcome.CONFIRMED
+        confirmed_ns = f',"confirmed_ns":{published.settled_ns}' if confirmed else ""
+        self._write(
+            f'{self._head},"message_id":{quote(message_id_hex(published.message_id))},"broker":{quote(published.broker)}'
+            f',"sequence":{sequence},"key":{quote(key)},"size":{size},"body_hash":"{digest}"'
+            f',"outcome":"{published.outcome.value}","attempts":{published.attempts}'
+            f',"intended_ns":{intended_ns},"sent_ns":{published.sent_ns}{confirmed_ns}}}'
+        )
+
+
+class DeliveredFile:
+    """Rows of the deliveries of one process from one subscription."""
+
+    def __init__(
+        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
+    ) -> None:
+        self._write = lines.write
+        self._head = (
+            f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
+            f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'
+        )
+
+    def add(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> None:
+        """Add a delivery that was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
+        message = delivery.message
+        answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
+        self._write(
+            f'{self._head},"message_id":{quote(message_id_hex(message.message_id))}'
+            f',"broker":{quote(delivery.broker)},"key":{quote(message.key)}'
+            f',"size":{len(message.body)},"body_hash":"{digest}"'
+            f',"redelivered":{int(delivery.redelivered)},"ack":"{ack}"'
+            f',"received_ns":{delivery.received_ns}{answered}}}'
+        )
+
+
+def message_id_hex(message_id: str) -> str:
+    """Return the id as 32 hex digits; one of another form (a foreign publisher's) becomes its digest."""
+    if _HEX32.fullmatch(message_id):
+        return message_id
+    return body_hash(message_id.encode())
