@@ -14,6 +14,7 @@ from bench.audit import KILL_NOTICED_NS, Audit, Gap, audit, longest_gap
 from bench.manifest import Incident, Manifest
 from bench.rows import Events, Row
 from messagebus.telemetry.eventfile import Anchor
+from tests.support.examples import examples
 
 S = 1_000_000_000
 NAMES = ("billing", "audit")
@@ -286,7 +287,7 @@ _rows = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["confirmed", "confirmed", "unknown"]), st.integers(1, 2)),

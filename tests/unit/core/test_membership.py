@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from messagebus.core.backoff import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 from messagebus.core.membership import Dial, Drain, HangUp, Membership, State, Subset
+from tests.support.examples import examples
 
 A, B = "mb1:5672", "mb2:5672"
 FIRST_MS, MAX_MS, DRAIN_MS = 100, 5_000, 60_000
@@ -337,7 +338,9 @@ class AgainstATable(RuleBasedStateMachine):
 
 
 TestAgainstATable = AgainstATable.TestCase
-TestAgainstATable.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstATable.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)
 
 
 def shares(slots: int, cover: int, brokers: list[str] = MANY) -> list[frozenset[str]]:
@@ -345,7 +348,7 @@ def shares(slots: int, cover: int, brokers: list[str] = MANY) -> list[frozenset[
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.sets(st.text(min_size=1), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_broker_is_taken_by_as_many_consumers_as_wanted(
     slots: int, cover: int, brokers: set[str]
 ) -> None:
