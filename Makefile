@@ -2,6 +2,8 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
 MAKEFLAGS += --warn-undefined-variables --no-builtin-rules
+# Each of some thousand processes of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 PYTHON := .venv/bin/python
@@ -15,10 +17,16 @@ SHORT := client.publish client.consume client.batch client.threads client.mesh c
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
 
-test: lint types ## everything that CI runs
+# Style and types are looked at beside the demo, which mostly waits.
+test: install ## everything that CI runs
 	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@ops/local/install.sh --also mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
-	@$(PYTHON) -m bench demo --small
+	@mkdir -p .cache; failed=0; \
+	make --no-print-directory lint types >.cache/checks.txt 2>&1 & checks=$$!; \
+	$(PYTHON) -m bench demo --small || failed=1; \
+	wait $$checks || failed=1; \
+	cat .cache/checks.txt; \
+	exit $$failed
 	@$(PYTHON) -m tests.run
 
 check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory

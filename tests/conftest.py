@@ -12,9 +12,11 @@ from hypothesis import settings
 
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster, cluster_factory
+from tests.support.examples import examples
 from tests.support.fake_amqp import FakeRabbit
 from tests.support.leaks import LEAKS
 from tests.support.orders import orders_rabbit
+from tests.support.starts import note_starts
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
 # a test interrupts.
@@ -23,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 # The duration of one example shows how busy the machine is.
-settings.register_profile("patient", settings.default, deadline=None)
+settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
 settings.load_profile("patient")
 
 
@@ -80,6 +82,7 @@ def _logs_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 def pytest_configure() -> None:
+    note_starts()
     logging.getLogger().addHandler(LEAKS)
 
 

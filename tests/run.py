@@ -2,8 +2,8 @@
 
 Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go the runs on
 other versions (`tests.versions`). A failed test is run once more, by itself, when all are done: brokers
-that are killed on a shared machine are not always in time. The end names all runs, the tests that
-passed at their second try only, and where the time went.
+that are killed on a shared machine are not always in time. More than some that pass at their second try
+only fail the run. The end names all runs, those tests, and where the time went.
 
     python -m tests.run
 """
@@ -24,6 +24,8 @@ from pathlib import Path
 
 from messagebus.errors import MessageBusError
 from tests import versions
+from tests.support import starts
+from tests.support.examples import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
@@ -44,6 +46,7 @@ PARTS = {
     "rest": ("integration/test_playbooks.py",),  # and all that no other part has
 }
 SOME_FAILED = 1  # pytest's exit code
+LATE_MAX = 2  # tests that may pass at their second try only
 SLOWEST_SHOWN = 20
 
 Command = Callable[[Sequence[str]], tuple[list[str], dict[str, str]]]
@@ -156,6 +159,8 @@ def main() -> int:
     # Inside of the checkout: what runs in a root folder sees nothing else.
     with tempfile.TemporaryDirectory(prefix="tests-", dir=cache) as folder:
         scratch = Path(folder)
+        starts_file = scratch / "starts.txt"
+        os.environ |= {THOROUGH: "1", starts.FILE: str(starts_file)}
         parts = [Part(name, paths, scratch) for name, paths in _paths().items()]
         after = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
         for part in after:
@@ -182,12 +187,24 @@ def main() -> int:
                 late += sorted(failed_first - part.failed())
                 passed, failed = counts[part.name]
                 counts[part.name] = (passed + mended, failed - mended)
+        waited = starts.summed(starts_file)
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    print("\n".join(slowest))
-    for name in late:
-        print(f"passed at its second try only: {name}")
-    print(f"{passed} passed, {failed} failed")
-    return max(map(abs, codes.values()))  # ended by a signal: its number, below zero
+    print("\n".join([*slowest, waited]))
+    print(", ".join([f"{passed} passed, {failed} failed", *_words_of(late)]))
+    return _verdict(codes.values(), late)
+
+
+def _words_of(late: Sequence[str]) -> list[str]:
+    if not late:
+        return []
+    too_many = f", more than {LATE_MAX}" if len(late) > LATE_MAX else ""
+    return [f"{len(late)} at the second try only{too_many}: {' '.join(late)}"]
+
+
+def _verdict(codes: Iterable[int], late: Sequence[str]) -> int:
+    """Return the exit code of the run. codes: of pytest; of one ended by a signal its number, below zero."""
+    worst = max(map(abs, codes))
+    return SOME_FAILED if not worst and len(late) > LATE_MAX else worst
 
 
 def _file_of(case: ElementTree.Element) -> str:

@@ -35,6 +35,8 @@ WORKERS = os.cpu_count() or 1
 # pytest's exit codes: 1 tests failed, 2 interrupted, 4 wrong use; with 1 the mutant is noticed, and
 # with 2 the module does not even load.
 NOTICED = (1, 2)
+# As in tests/support/examples.py.
+THOROUGH = "MESSAGEBUS_TESTS_THOROUGH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,13 @@ def run_tests(tree: Path, tests: tuple[str, ...]) -> bool:
     """Run the tests; return whether all pass."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
     try:
-        done = subprocess.run([*argv, *tests], cwd=tree, capture_output=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            [*argv, *tests],
+            cwd=tree,
+            env=os.environ | {THOROUGH: "1"},
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
         return False
     if done.returncode not in (0, *NOTICED):

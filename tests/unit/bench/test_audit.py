@@ -15,6 +15,7 @@ from bench.harness.outcomes import Gap
 from bench.rows import Events, Row
 from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import Incident, LeftOut, Manifest
+from tests.support.examples import examples
 
 S = 1_000_000_000
 NAMES = ("billing", "audit")
@@ -287,7 +288,7 @@ _rows = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["confirmed", "confirmed", "unknown"]), st.integers(1, 2)),

@@ -50,7 +50,7 @@ def test_two_folders_are_compared_and_a_regression_is_a_finding(
         for number in range(3):
             folder = tmp_path / arm / str(number)
             write_run(folder, slow=slow * (1 + number / 50))
-            assert main(["report", str(folder)]) == 0
+            gather(folder).save()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "a")]) == 0
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 7
@@ -64,7 +64,7 @@ def test_two_folders_are_compared_and_a_regression_is_a_finding(
 def test_unlike_runs_are_refused_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arm, rate in (("a", 200), ("b", 100)):
         write_run(tmp_path / arm, rate=rate)
-        main(["report", str(tmp_path / arm)])
+        gather(tmp_path / arm).save()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert "not alike: load.schedule.rate_per_s: 200 and 100" in capsys.readouterr().err
 

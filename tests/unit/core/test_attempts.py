@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from messagebus.core.attempts import Ack, Drop, End, ParkNow, Retry, Rule, Run, Runs, decide
+from tests.support.examples import examples
 
 DAY_MS = 86_400_000
 RULE = Rule(
@@ -156,7 +157,7 @@ class RunsMachine(RuleBasedStateMachine):
 
 
 TestRuns = RunsMachine.TestCase
-TestRuns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRuns.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_without_a_limit_no_run_is_ever_late() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from messagebus.core.confirms import Batch, ConfirmWindow, Packing, bundled
 from messagebus.core.outbox import Item
+from tests.support.examples import examples
 
 MESSAGES_MAX, BYTES_MAX = 6, 100
 HUGE_TAG = 2**63
@@ -252,4 +253,6 @@ class AgainstABroker(RuleBasedStateMachine):
 
 
 TestAgainstABroker = AgainstABroker.TestCase
-TestAgainstABroker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstABroker.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)

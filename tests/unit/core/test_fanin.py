@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from messagebus.core.fanin import FanIn
+from tests.support.examples import examples
 
 BROKERS = ("mb1", "mb2", "mb3")
 LIMIT = 4
@@ -169,4 +170,6 @@ class AgainstLists(RuleBasedStateMachine):
 
 
 TestAgainstLists = AgainstLists.TestCase
-TestAgainstLists.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstLists.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)

@@ -21,6 +21,7 @@ from messagebus.core.membership import (
     Subset,
 )
 from messagebus.core.route import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
+from tests.support.examples import examples
 
 A, B = "mb1:5672", "mb2:5672"
 FIRST_MS, MAX_MS, DRAIN_MS = 100, 5_000, 60_000
@@ -347,7 +348,9 @@ class AgainstATable(RuleBasedStateMachine):
 
 
 TestAgainstATable = AgainstATable.TestCase
-TestAgainstATable.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstATable.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)
 
 
 def shares(slots: int, cover: int, brokers: list[str] = MANY) -> list[frozenset[str]]:
@@ -355,7 +358,7 @@ def shares(slots: int, cover: int, brokers: list[str] = MANY) -> list[frozenset[
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.sets(st.text(min_size=1), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_broker_is_taken_by_as_many_consumers_as_wanted(
     slots: int, cover: int, brokers: set[str]
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from messagebus.core.confirms import Batch, Packing
 from messagebus.core.outbox import Item, Outbox
+from tests.support.examples import examples
 from tests.support.outbox_oracle import AgainstAnOracle
 
 MESSAGES_MAX, BYTES_MAX = 5, 100
@@ -618,7 +619,9 @@ def test_where_no_confirm_is_wanted_a_publish_ends_when_it_is_sent() -> None:
 
 # Against an oracle.
 TestAgainstAnOracle = AgainstAnOracle.TestCase
-TestAgainstAnOracle.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstAnOracle.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 
 
 @pytest.mark.parametrize("count", [1, 200])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from messagebus.core.receipts import Ack, Ledger, Ledgers
+from tests.support.examples import examples
 
 CONTENT = (b"properties", b"content")
 CLAIMED = -1
@@ -334,4 +335,6 @@ class AgainstABroker(RuleBasedStateMachine):
 
 
 TestAgainstABroker = AgainstABroker.TestCase
-TestAgainstABroker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestAgainstABroker.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)

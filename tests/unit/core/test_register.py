@@ -25,6 +25,7 @@ from messagebus.core.register import (
     completion,
     majority,
 )
+from tests.support.examples import examples
 
 NAMES = ("A", "B", "C")
 KEYS = ("k1", "k2", "expiring")
@@ -663,7 +664,7 @@ def play(steps: list[Step]) -> World:
 
 
 @pytest.mark.guarantee("no-clock-decides")
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=examples(1000), deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=40))
 # A and B know k1, C was off. A is wiped and reads C, which has read no other yet.
 @example(
@@ -765,7 +766,7 @@ def test_whoever_takes_publishes_has_every_acknowledged_change(
 
 
 @pytest.mark.guarantee("no-clock-decides")
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=30), seed=st.integers(0, 2**16))
 def test_after_all_faults_are_over_the_maps_become_one(
     short_sweeps: None, steps: list[Step], seed: int

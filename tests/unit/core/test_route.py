@@ -23,6 +23,7 @@ from messagebus.core.route import (
     Route,
     backoff_ms,
 )
+from tests.support.examples import examples
 
 LIFETIME_MS, FIRST_MS, MAX_MS = 600_000, 500, 8_000
 A, B = "mb1:5672", "mb2:5672"
@@ -388,7 +389,9 @@ class UnderAnyDriver(RuleBasedStateMachine):
 
 
 TestUnderAnyDriver = UnderAnyDriver.TestCase
-TestUnderAnyDriver.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestUnderAnyDriver.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)
 
 
 SHARES = st.floats(0, 1, allow_nan=False)

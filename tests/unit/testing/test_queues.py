@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from messagebus._io.amqp.properties import encode
 from messagebus.message import Message
 from messagebus.testing.queues import Arrived, MemoryQueue, Stored, Taker
+from tests.support.examples import examples
 
 ROUTE: Any = SimpleNamespace(exchange="mb.topic/orders", key="")
 LIMIT = 3
@@ -297,5 +298,7 @@ class AgainstAnOracle(RuleBasedStateMachine):
                     assert (b"x-delivery-count" in raw) is redelivered
 
 
-AgainstAnOracle.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+AgainstAnOracle.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=30, deadline=None
+)
 TestQueue = AgainstAnOracle.TestCase

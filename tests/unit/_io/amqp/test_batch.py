@@ -18,6 +18,7 @@ from messagebus._io.amqp.batch import (
 from messagebus._io.amqp.properties import IN_BATCH, bare_entry_shape
 from messagebus._io.amqp.properties import encode_entry as properties_of
 from messagebus.message import Message
+from tests.support.examples import examples
 
 ENTRIES = st.lists(
     st.tuples(st.binary(min_size=2, max_size=40), st.binary(max_size=200)), min_size=1, max_size=20
@@ -32,13 +33,13 @@ def packed(entries: list[tuple[bytes, bytes]]) -> bytes:
 
 
 @given(ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_entries_come_out_as_they_went_in(entries: list[tuple[bytes, bytes]]) -> None:
     assert decode_batch(packed(entries)) == entries
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_bytes_are_a_batch_or_damaged(body: bytes) -> None:
     try:
         entries = decode_batch(body)
@@ -48,7 +49,7 @@ def test_any_bytes_are_a_batch_or_damaged(body: bytes) -> None:
 
 
 @given(ENTRIES, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_batch_cut_short_is_damaged_unless_cut_between_entries(
     entries: list[tuple[bytes, bytes]], data: st.DataObject
 ) -> None:
@@ -86,7 +87,7 @@ def test_entries_are_bounded() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=10), st.sampled_from(["", "text/x"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_alike_entries_are_the_same_bytes_as_single_ones(
     bodies: list[bytes], content_type: str
 ) -> None:

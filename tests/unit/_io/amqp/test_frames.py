@@ -19,6 +19,7 @@ from messagebus._io.amqp.frames import (
     encode_ack,
     encode_nack,
 )
+from tests.support.examples import examples
 
 FRAME_MAX = 4096
 HOT, COLD = 1, 2
@@ -59,7 +60,7 @@ def list_of(properties: spec.BasicProperties) -> bytes:
 
 # Out.
 @given(st.integers(1, 65535), SHORT, SHORT, PROPERTIES, BODIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_publish_is_byte_for_byte_what_pika_writes(
     channel: int, exchange: str, routing_key: str, properties: spec.BasicProperties, body: bytes
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_publish_is_byte_for_byte_what_pika_writes(
 
 
 @given(st.lists(BODIES, min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_alike_publishes_are_the_same_bytes_as_single_ones(bodies: list[bytes]) -> None:
     frames = PublishFrames(HOT, "e", "", FRAME_MAX)
     uniform = frames.uniform((b"\x00\xc0\x02", b"\x00" * 8))
@@ -168,7 +169,7 @@ def fed(made: FrameParser, stream: bytes, cuts: list[int]) -> list[Any]:
 
 
 @given(st.lists(SENT, max_size=8), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_stream_in_any_pieces_comes_out_in_order(sent: list[Sent], data: st.DataObject) -> None:
     stream = marshalled(*[each for frames, _ in sent for each in frames])
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
@@ -211,7 +212,7 @@ def test_a_channel_that_is_no_longer_ours_is_pika_s() -> None:
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_any_bytes_are_frames_or_a_fault_and_never_raise(noise: bytes, cuts: list[int]) -> None:
     made = parser()
     borders = [0, *sorted(min(cut, len(noise)) for cut in cuts), len(noise)]
@@ -222,7 +223,7 @@ def test_any_bytes_are_frames_or_a_fault_and_never_raise(noise: bytes, cuts: lis
 
 
 @given(SENT, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_one_wrong_byte_never_raises(sent: Sent, data: st.DataObject) -> None:
     stream = bytearray(marshalled(*sent[0]))
     place = data.draw(st.integers(0, len(stream) - 1))

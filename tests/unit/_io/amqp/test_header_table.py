@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagebus._io.amqp.header_table import DEPTH_MAX, read_table
+from tests.support.examples import examples
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
 VALUES = st.recursive(
@@ -68,7 +69,7 @@ def test_every_kind_of_value_is_read(encoded: bytes, expected: Any) -> None:
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_pika_writes_is_read_back(headers: dict[str, Any]) -> None:
     pieces: list[bytes] = []
     pika.data.encode_table(pieces, headers)
@@ -77,7 +78,7 @@ def test_what_pika_writes_is_read_back(headers: dict[str, Any]) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_bytes_that_are_no_table_give_what_can_be_read(inside: bytes) -> None:
     found, end = read_table(struct.pack(">I", len(inside)) + inside, 0)
     assert isinstance(found, dict)

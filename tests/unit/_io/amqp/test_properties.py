@@ -29,6 +29,7 @@ from messagebus._io.amqp.properties import (
     with_headers,
 )
 from messagebus.message import Message
+from tests.support.examples import examples
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
@@ -66,7 +67,7 @@ def as_pika_writes(properties: pika.BasicProperties) -> bytes:
 
 
 @given(MESSAGES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_message_survives_the_wire_and_is_not_changed(message: Message) -> None:
     before = copy.deepcopy(message)
     raw = encode(message, message.message_id, 17)
@@ -79,7 +80,7 @@ def test_a_message_survives_the_wire_and_is_not_changed(message: Message) -> Non
 
 
 @given(MESSAGES, st.integers(0, 2**33), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_the_bytes_are_those_that_pika_writes(
     message: Message, stamp_s: int, persistent: bool
 ) -> None:
@@ -152,7 +153,7 @@ def test_headers_of_ours_are_added_and_nothing_else_changes() -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=5))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_no_bytes_whatever_can_raise(raw: bytes, body: bytes) -> None:
     for reading in (ALONE, IN_BATCH):
         assert isinstance(reading.message(raw, body), Message)
@@ -161,7 +162,7 @@ def test_no_bytes_whatever_can_raise(raw: bytes, body: bytes) -> None:
 
 
 @given(MESSAGES, st.integers(0, 400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_properties_cut_short_are_read_as_far_as_they_go(message: Message, length: int) -> None:
     raw = encode(message, message.message_id, 17)
     assert decode(raw[:length], b"x").body == b"x"
@@ -184,7 +185,7 @@ FOREIGN = st.one_of(
     st.dictionaries(st.text(max_size=8), FOREIGN, max_size=4),
     FOREIGN,
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_whatever_other_clients_set_arrives_as_far_as_it_makes_sense(
     texts: dict[str, bytes | None],
     expiration: bytes | None,

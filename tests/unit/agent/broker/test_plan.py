@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from messagebus.agent.broker.plan import Declare, DeleteExchange, DeleteQueue, Step, plan, unsure_of
 from messagebus.core.register import Entry
+from tests.support.examples import examples
 
 
 def entry(wanted: str, number: int = 1, *, alive: bool = True, tomb: int = 0) -> Entry:
@@ -127,7 +128,7 @@ ENTRIES = st.fixed_dictionaries(
 QUEUES = ("mb.sub/orders/a", "mb.park/orders/a", "mb.sub/orders/b", "mb.queue/jobs")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     entries=ENTRIES,
     births=st.dictionaries(st.sampled_from(QUEUES), st.none() | st.integers(1, 9)),

@@ -26,6 +26,7 @@ from ops.mirror.state import (
     parse_generations,
     relation,
 )
+from tests.support.examples import examples
 from tests.support.mirrors import recorded_outputs
 
 OUTPUTS = Path(__file__).with_name("drbd_outputs")
@@ -384,7 +385,7 @@ EVENTS_OF_STORY = "write write cut mend off-A off-B boot-A boot-B up-A up-B ask-
 
 
 @pytest.mark.guarantee("mirror-cut-before-power-off")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from(EVENTS_OF_STORY.split(" ")), min_size=4, max_size=24))
 def test_whoever_is_promoted_has_every_write_that_was_confirmed(story: list[str]) -> None:
     pair = Pair()

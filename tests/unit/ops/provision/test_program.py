@@ -9,15 +9,20 @@ import pytest
 
 from ops.errors import OpsError
 from ops.provision import program
-from ops.provision.program import pack, unpack_command
+from ops.provision.program import Program, pack, unpack_command
 
 
-def test_the_same_files_have_the_same_digest() -> None:
-    assert pack().digest == pack().digest
+@pytest.fixture(scope="module")
+def packed() -> Program:
+    return pack()
 
 
-def test_all_that_the_agent_needs_is_in_it_and_nothing_of_the_kits() -> None:
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(pack().text))) as tar:
+def test_the_same_files_have_the_same_digest(packed: Program) -> None:
+    assert pack().digest == packed.digest
+
+
+def test_all_that_the_agent_needs_is_in_it_and_nothing_of_the_kits(packed: Program) -> None:
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed.text))) as tar:
         folders = {Path(name).parts[0] for name in tar.getnames()}
     assert {"messagebus", "pika", "httpx", "httpcore", "starlette", "uvicorn"} <= folders
     assert not folders & {"ops", "lb", "inventory", "tests", "fabric", ".."}
@@ -29,7 +34,6 @@ def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         pack()
 
 
-def test_the_archive_is_in_no_argv() -> None:
-    packed = pack()
+def test_the_archive_is_in_no_argv(packed: Program) -> None:
     assert all(len(word) < 5_000 for word in unpack_command(packed))
     assert unpack_command(packed)[-2:] == ("/opt/messagebus", packed.digest)

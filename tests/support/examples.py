@@ -1,0 +1,16 @@
+"""The number of examples that a property is tried with: all in CI and for mutants, a quarter at the desk."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["THOROUGH", "examples"]
+
+# Set to 1 by `make test`, `make mutants`, and by whoever wants to know.
+THOROUGH = "MESSAGEBUS_TESTS_THOROUGH"
+QUICK_SHARE = 4
+
+
+def examples(count: int) -> int:
+    """Return how many of `count` examples to try."""
+    return count if os.environ.get(THOROUGH) == "1" else count // QUICK_SHARE
