@@ -119,7 +119,7 @@ class Task:
     @property
     def where(self) -> Where:
         name = f"{self.verb}-{os.getpid()}"
-        return Where(name, self.topic, self.subscription, self.env, folder="")
+        return Where(name, self.topic, self.subscription, self.env)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
