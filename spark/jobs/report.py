@@ -106,12 +106,36 @@ def _page(found: Found, summary: Mapping[str, Any]) -> Page:
         comment=_comment(summary),
         figures=_figures(found, summary),
         sections=_sections(found, summary),
-        words={"longest gap": LONGEST_GAP, **words},
+        words={"longest gap": LONGEST_GAP, **_limits(summary), **words},
         tables="tables/",
     )
-    return dataclasses.replace(
-        page, footer="Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    footer = "Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    return dataclasses.replace(page, meta=(*page.meta, _lines(summary)), footer=footer)
+
+
+def _lines(summary: Mapping[str, Any]) -> str:
+    lines = summary["lines"]
+    return (
+        f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
+        f"{plural(lines['anchors'], 'clock anchor')}, {lines['good']['published']:,} publishes, "
+        f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad"
     )
+
+
+def _limits(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is left out of the numbers of this run."""
+    run, found = summary["run"], {}
+    if run["clock_spread_ms"]:
+        spread = milliseconds(run["clock_spread_ms"])
+        found["clocks"] = (
+            f"processes of one host share one clock; their wall clocks differed by up to {spread} at start, "
+            "which is left out."
+        )
+    if run["prefetch"]:
+        found["acked without proof"] = (
+            f"per kill at most about the prefetch of {run['prefetch']:,} for each consumer."
+        )
+    return found
 
 
 def _comment(summary: Mapping[str, Any]) -> str:
@@ -203,6 +227,9 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     _, balance, *_ = found.imbalance.page.sections
     around, *_ = found.failover.page.sections
     fates, when, verdicts, subscriptions, *others = found.audit.page.sections
+    ends = ", ".join(
+        f"{n:,} {plain(outcome)}" for outcome, n in found.audit.found["outcomes"].items()
+    )
     lines = summary["lines"]
     files = [
         *bad_lines(found.run.ingested),
@@ -233,7 +260,8 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
         fates,
         when,
         subscriptions,
-        *map(_long, (verdicts, *others)),
+        dataclasses.replace(_long(verdicts), after=(f"Publishes ended {ends}.",)),
+        *map(_long, others),
         around,
         section_of("Publishers", summary["publishers"], PUBLISHERS),
         _long(
@@ -242,11 +270,6 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
                 [{**empty, **row} for row in files],
                 ("file", "why", "for example", "lines"),
                 left=3,
-                after=(
-                    f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
-                    f"{plural(lines['anchors'], 'clock anchor')}, {lines['good']['published']:,} publishes, "
-                    f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad.",
-                ),
             )
         ),
     )

@@ -75,12 +75,11 @@ class Incident:
 class Manifest:
     """The manifest of a run. topics: topic -> its subscriptions; brokers: all that ever took part.
 
-    Times are wall-clock ns.
-    end_ns: None when the run was cut short. grace_ns: a message that was confirmed within this time before
-    the
-    end may be undelivered without being lost; 0: no message may. consumers: (name, subscription). loop:
-    "open" where intended times were known beforehand, "closed" where they are those of the calls, "" where
-    that is not known. clocks: the first anchor of each clock. recorders: name -> the rows that it left out.
+    Times are wall-clock ns. end_ns: None when the run was cut short. grace_ns: a message that was confirmed
+    within this time before the end may be undelivered without being lost; 0: no message may. consumers:
+    (name, subscription). loop: "open" where intended times were known beforehand, "closed" where they are
+    those of the calls, "" where that is not known. clocks: the first anchor of each clock. recorders: name
+    -> the rows that it left out.
     """
 
     run_id: str
