@@ -230,19 +230,6 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     ends = ", ".join(
         f"{n:,} {plain(outcome)}" for outcome, n in found.audit.found["outcomes"].items()
     )
-    lines = summary["lines"]
-    files = [
-        *bad_lines(found.run.ingested),
-        *[
-            {"file": each["file"], "why": f"skipped: {each['reason']}"}
-            for each in lines["files_skipped"]
-        ],
-        *[
-            {"file": name, "why": "no clock anchor: read by the manifest's"}
-            for name in lines["files_without_anchor"]
-        ],
-    ]
-    empty = {"for example": None, "lines": None}
     return (
         Section(
             title="The run over time",
@@ -267,12 +254,23 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
         _long(
             section_of(
                 "Input",
-                [{**empty, **row} for row in files],
+                _files(found, summary["lines"]),
                 ("file", "why", "for example", "lines"),
                 left=3,
             )
         ),
     )
+
+
+def _files(found: Found, lines: Mapping[str, Any]) -> Rows:
+    """Return what is wrong with files: bad lines by reason, files that were skipped or have no anchor."""
+    skipped = [(one["file"], f"skipped: {one['reason']}") for one in lines["files_skipped"]]
+    adrift = [
+        (one, "no clock anchor: read by the manifest's") for one in lines["files_without_anchor"]
+    ]
+    whole = [{"file": file, "why": why} for file, why in (*skipped, *adrift)]
+    nothing = {"for example": None, "lines": None}
+    return [*bad_lines(found.run.ingested), *({**nothing, **row} for row in whole)]
 
 
 def _split(percentiles: Section) -> tuple[Section, Section]:
