@@ -58,7 +58,7 @@ def measure(run: Run) -> Answer:
 def ask(run: Run) -> Found:
     """Ask the other jobs about a run, two at a time."""
     fates, published = run.fates(), run.events("published")
-    thrown = throughput.measure(run)
+    rates = throughput.measure(run)
     ids = published.select("message_id").union(run.events("delivered").select("message_id"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked: dict[str, Future[Any]] = {
@@ -68,12 +68,10 @@ def ask(run: Run) -> Found:
             "audit": pool.submit(audit.measure, run, Unsifted(run, fates)),
             "publishers": pool.submit(collected, publishers(published)),
             "broker_gaps": pool.submit(_broker_gaps, run),
-            "timeline": pool.submit(_timeline, run, thrown.found["window_s"]),
+            "timeline": pool.submit(_timeline, run, rates.found["window_s"]),
             "distinct": pool.submit(_count, ids),
         }
-    return Found(
-        run=run, throughput=thrown, **{name: each.result() for name, each in asked.items()}
-    )
+    return Found(run=run, throughput=rates, **{name: each.result() for name, each in asked.items()})
 
 
 def _count(ids: DataFrame) -> int:
@@ -294,11 +292,11 @@ def _long(section: Section) -> Section:
 
 
 def _over_time(found: Found) -> str:
-    thrown, run = found.throughput.found, found.run
-    ats: Sequence[int] = range(0, int(thrown["until_s"]) + thrown["window_s"], thrown["window_s"])
+    rates, run = found.throughput.found, found.run
+    ats: Sequence[int] = range(0, int(rates["until_s"]) + rates["window_s"], rates["window_s"])
     drawn = latency.lines(run, found.latency.found, found.timeline, ats)
-    panels = [*throughput.panels(run, thrown), Panel("latency", drawn, "step", "ms", height=2.4)]
-    return over_time(panels, until_s=thrown["until_s"], **marks_and_spans(run))
+    panels = [*throughput.panels(run, rates), Panel("latency", drawn, "step", "ms", height=2.4)]
+    return over_time(panels, until_s=rates["until_s"], **marks_and_spans(run))
 
 
 @click.command(
