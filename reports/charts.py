@@ -191,7 +191,7 @@ def percentiles(curves: Sequence[Series]) -> str:
         panel.grid(axis="x", color=GRID, linewidth=0.6)
         log_milliseconds(panel)
         _say_if_empty(panel, curves)
-        panel.set_xlabel("percentile: so many of 100 messages took no longer")
+        panel.set_xlabel("percentile: messages in 100 that took no longer")
         _beside(panel, "latency", 3.5 * 0.84)
         figure.subplots_adjust(left=LEFT, right=0.745, top=0.97, bottom=0.13)
         return svg(figure, "Latency by percentile")

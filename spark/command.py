@@ -113,7 +113,7 @@ max_bad_option = click.option(
     default=0,
     show_default=True,
     type=click.IntRange(min=0),
-    help="So many lines that cannot be read are put up with.",
+    help="Lines that cannot be read and are put up with.",
 )
 
 

@@ -68,26 +68,12 @@ def check(found: Found) -> None:
 
 def summarize(found: Found) -> dict[str, Any]:
     run, audited, judged = found.run, found.audit.found, found.imbalance.found["judged"]
-    whole = {name: sum(row[name] for row in audited["subscriptions"]) for name in COUNTS}
-    outcomes = dict(audited["outcomes"])
     return {
         "run_id": run.manifest.run_id,
         "is_broken": False,
         "notes": [],
         "run": _run(found),
-        "published": sum(outcomes.values()),
-        "confirmed": outcomes.pop("confirmed"),
-        **{name: whole[name] for name in PAIRS},
-        "doubled": {"total": sum(whole[why] for why in REPEATS)}
-        | {why: whole[why] for why in REPEATS},
-        "unconfirmed": outcomes
-        | {
-            "pairs_delivered": whole["unconfirmed_delivered"],
-            "pairs_absent": whole["unconfirmed_absent"],
-        },
-        "orphan_deliveries": whole["orphan_deliveries"],
-        "unexpected": whole["unexpected"],
-        "reused_ids": audited["verdicts"]["reused"],
+        **_counts(audited),
         "verdicts": audited["verdicts"],
         "out_of_order": audited["order"]["out_of_order"],
         "lines": _lines(run.ingested),
@@ -120,6 +106,27 @@ def summarize(found: Found) -> dict[str, Any]:
         },
         "suspects": audited["suspects"][:SUSPECTS_MAX],
         "timeline": _timelines(found),
+    }
+
+
+def _counts(audited: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of messages, and of pairs over all subscriptions."""
+    whole = {name: sum(row[name] for row in audited["subscriptions"]) for name in COUNTS}
+    outcomes = dict(audited["outcomes"])
+    return {
+        "published": sum(outcomes.values()),
+        "confirmed": outcomes.pop("confirmed"),
+        **{name: whole[name] for name in PAIRS},
+        "doubled": {"total": sum(whole[why] for why in REPEATS)}
+        | {why: whole[why] for why in REPEATS},
+        "unconfirmed": outcomes
+        | {
+            "pairs_delivered": whole["unconfirmed_delivered"],
+            "pairs_absent": whole["unconfirmed_absent"],
+        },
+        "orphan_deliveries": whole["orphan_deliveries"],
+        "unexpected": whole["unexpected"],
+        "reused_ids": audited["verdicts"]["reused"],
     }
 
 

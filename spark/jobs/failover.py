@@ -22,7 +22,7 @@ from reports.page import Figure, Page, Section, section_of
 from reports.text import Cell, milliseconds
 from spark.command import Answer, exit_code, job_command
 from spark.measures import audit, gaps
-from spark.measures.faults import Fault, counted, unconfirmed
+from spark.measures.faults import counted, unconfirmed
 from spark.measures.run import Run
 from spark.pages import collected, page_of, since_s
 
@@ -92,16 +92,15 @@ def _told(run: Run, around: DataFrame) -> list[dict[str, Any]]:
 
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
-    verdict, faults = "Nothing was published.", [Fault("nothing", "nothing was published")]
+    verdict = "Nothing was published."
     if found["longest"]:
         longest = milliseconds(found["longest"][0]["gap_ms"])
         verdict = f"No publisher waited longer than {longest}{_without(found['unconfirmed'])}."
-        faults = counted({"lost": found["lost"]})
     return page_of(
         run,
         "failover",
         verdict=verdict,
-        faults=tuple(faults),
+        faults=tuple(counted({"lost": found["lost"]})),
         comment=f"{plural(len(found['incidents']), 'thing')} done to the cluster.",
         figures=tuple(_figure(one, found) for one in found["incidents"][:FIGURES_MAX]),
         sections=_sections(found),

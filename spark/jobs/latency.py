@@ -24,7 +24,7 @@ from reports.svg import ALARM, COLOURS
 from reports.text import cell, milliseconds
 from spark.command import Answer, exit_code, job_command
 from spark.measures import hdr, latency, throughput
-from spark.measures.faults import Fault, clocks, counted, unconfirmed
+from spark.measures.faults import clocks, counted, unconfirmed
 from spark.measures.latency import (
     BIN_WINDOW_S,
     CONFIRM,
@@ -121,8 +121,6 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     if CONFIRM in whole:
         p99 = _shown(whole[CONFIRM], 99.0, 0)
         verdict = f"p99 of {p99} until the confirm" + (f"; {none}." if none else ".")
-    else:
-        faults.append(Fault("nothing", "nothing was confirmed"))
     never = f"{cell(found['never_delivered'])} never delivered" if found["never_delivered"] else ""
     figures = [
         Figure(

@@ -58,7 +58,7 @@ def measure(run: Run) -> Answer:
 def ask(run: Run) -> Found:
     """Ask the other jobs about a run, two at a time."""
     fates, published = run.fates(), run.events("published")
-    thrown = throughput.measure(run)
+    rates = throughput.measure(run)
     ids = published.select("message_id").union(run.events("delivered").select("message_id"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked: dict[str, Future[Any]] = {
@@ -68,12 +68,10 @@ def ask(run: Run) -> Found:
             "audit": pool.submit(audit.measure, run, Unsifted(run, fates)),
             "publishers": pool.submit(collected, publishers(published)),
             "broker_gaps": pool.submit(_broker_gaps, run),
-            "timeline": pool.submit(_timeline, run, thrown.found["window_s"]),
+            "timeline": pool.submit(_timeline, run, rates.found["window_s"]),
             "distinct": pool.submit(_count, ids),
         }
-    return Found(
-        run=run, throughput=thrown, **{name: each.result() for name, each in asked.items()}
-    )
+    return Found(run=run, throughput=rates, **{name: each.result() for name, each in asked.items()})
 
 
 def _count(ids: DataFrame) -> int:
@@ -106,12 +104,36 @@ def _page(found: Found, summary: Mapping[str, Any]) -> Page:
         comment=_comment(summary),
         figures=_figures(found, summary),
         sections=_sections(found, summary),
-        words={"longest gap": LONGEST_GAP, **words},
+        words={"longest gap": LONGEST_GAP, **_limits(summary), **words},
         tables="tables/",
     )
-    return dataclasses.replace(
-        page, footer="Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    footer = "Numbers: audit.json beside this page. Rows: tables/ (Parquet)."
+    return dataclasses.replace(page, meta=(*page.meta, _lines(summary)), footer=footer)
+
+
+def _lines(summary: Mapping[str, Any]) -> str:
+    lines = summary["lines"]
+    return (
+        f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
+        f"{plural(lines['anchors'], 'clock anchor')}, {plural(lines['good']['published'], 'publish')}, "
+        f"{plural(lines['good']['delivered'], 'delivery')}, {lines['bad']:,} bad"
     )
+
+
+def _limits(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is left out of the numbers of this run."""
+    run, found = summary["run"], {}
+    if run["clock_spread_ms"]:
+        spread = milliseconds(run["clock_spread_ms"])
+        found["clocks"] = (
+            f"processes of one host share one clock; their wall clocks differed by up to {spread} at start, "
+            "which is left out."
+        )
+    if run["prefetch"]:
+        found["acked without proof"] = (
+            f"per kill at most about the prefetch of {run['prefetch']:,} for each consumer."
+        )
+    return found
 
 
 def _comment(summary: Mapping[str, Any]) -> str:
@@ -203,19 +225,9 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     _, balance, *_ = found.imbalance.page.sections
     around, *_ = found.failover.page.sections
     fates, when, verdicts, subscriptions, *others = found.audit.page.sections
-    lines = summary["lines"]
-    files = [
-        *bad_lines(found.run.ingested),
-        *[
-            {"file": each["file"], "why": f"skipped: {each['reason']}"}
-            for each in lines["files_skipped"]
-        ],
-        *[
-            {"file": name, "why": "no clock anchor: read by the manifest's"}
-            for name in lines["files_without_anchor"]
-        ],
-    ]
-    empty = {"for example": None, "lines": None}
+    ends = ", ".join(
+        f"{n:,} {plain(outcome)}" for outcome, n in found.audit.found["outcomes"].items()
+    )
     return (
         Section(
             title="The run over time",
@@ -233,23 +245,30 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
         fates,
         when,
         subscriptions,
-        *map(_long, (verdicts, *others)),
+        dataclasses.replace(_long(verdicts), after=(f"Publishes ended {ends}.",)),
+        *map(_long, others),
         around,
         section_of("Publishers", summary["publishers"], PUBLISHERS),
         _long(
             section_of(
                 "Input",
-                [{**empty, **row} for row in files],
+                _files(found, summary["lines"]),
                 ("file", "why", "for example", "lines"),
                 left=3,
-                after=(
-                    f"{plural(lines['read'], 'line')} in {plural(lines['files'], 'file')}: "
-                    f"{plural(lines['anchors'], 'clock anchor')}, {lines['good']['published']:,} publishes, "
-                    f"{lines['good']['delivered']:,} deliveries, {lines['bad']:,} bad.",
-                ),
             )
         ),
     )
+
+
+def _files(found: Found, lines: Mapping[str, Any]) -> Rows:
+    """Return what is wrong with files: bad lines by reason, files that were skipped or have no anchor."""
+    skipped = [(one["file"], f"skipped: {one['reason']}") for one in lines["files_skipped"]]
+    adrift = [
+        (one, "no clock anchor: read by the manifest's") for one in lines["files_without_anchor"]
+    ]
+    whole = [{"file": file, "why": why} for file, why in (*skipped, *adrift)]
+    nothing = {"for example": None, "lines": None}
+    return [*bad_lines(found.run.ingested), *({**nothing, **row} for row in whole)]
 
 
 def _split(percentiles: Section) -> tuple[Section, Section]:
@@ -273,11 +292,11 @@ def _long(section: Section) -> Section:
 
 
 def _over_time(found: Found) -> str:
-    thrown, run = found.throughput.found, found.run
-    ats: Sequence[int] = range(0, int(thrown["until_s"]) + thrown["window_s"], thrown["window_s"])
+    rates, run = found.throughput.found, found.run
+    ats: Sequence[int] = range(0, int(rates["until_s"]) + rates["window_s"], rates["window_s"])
     drawn = latency.lines(run, found.latency.found, found.timeline, ats)
-    panels = [*throughput.panels(run, thrown), Panel("latency", drawn, "step", "ms", height=2.4)]
-    return over_time(panels, until_s=thrown["until_s"], **marks_and_spans(run))
+    panels = [*throughput.panels(run, rates), Panel("latency", drawn, "step", "ms", height=2.4)]
+    return over_time(panels, until_s=rates["until_s"], **marks_and_spans(run))
 
 
 @click.command(

@@ -22,7 +22,7 @@ from reports.page import Figure, Page, Section, section_of
 from reports.text import cell, megabytes
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
-from spark.measures.faults import Fault, lost_at_least, missing_at_least
+from spark.measures.faults import lost_at_least, missing_at_least
 from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.pages import collected, marks_and_spans, page_of, series_by, since_s, window_for
@@ -68,19 +68,18 @@ def _busiest(row: dict[str, Any]) -> tuple[str, int]:
 
 def _page(run: Run, found: dict[str, Any]) -> Page:
     whole = {row["kind"]: row for row in found["whole"]}
-    verdict, faults = "Nothing was confirmed.", [Fault("nothing", "nothing was confirmed")]
+    verdict = "Nothing was confirmed."
     if confirmed := whole.get(CONFIRMED):
         verdict = (
             f"{confirmed['messages'] / run.span_s:,.0f}/s were confirmed over {run.span_s:,.0f} s, "
             f"{confirmed['peak_per_s']:,} in the best second."
         )
-        faults = []
     chart = over_time(panels(run, found), until_s=found["until_s"], **marks_and_spans(run))
     return page_of(
         run,
         "throughput",
         verdict=verdict,
-        faults=(*faults, *lost_at_least(found["missing_at_least"])),
+        faults=tuple(lost_at_least(found["missing_at_least"])),
         figures=tuple(
             Figure(cell(whole[kind]["messages"]), f"messages {kind}", _rates(run, whole[kind]))
             for kind in (CONFIRMED, DELIVERED)

@@ -97,9 +97,8 @@ class Files:
 
     missing: skipped files whose rows are in no number, so that a report on the run cannot hold.
     clock_spread_ns: largest difference between the anchors of one host: the adjustment of its wall clock
-    while
-    processes started. clock_doubt_ns: possible error of times by one clock, or by two clocks of hosts of one
-    name; 0 for certain.
+    while processes started. clock_doubt_ns: possible error of times by one clock, or by two clocks of hosts
+    of one name; 0 for certain.
     """
 
     used: tuple[EventFile, ...]

@@ -60,9 +60,8 @@ class Lake:
     ) -> None:
         """Write rows in place of the partitions that this write stands for.
 
-        by: the columns that make partitions. replaces: patterns of those partitions, from the
-        table's folder. Partitions that the write leaves untouched are from an earlier one, and are deleted:
-        Spark
+        by: the columns that make partitions. replaces: patterns of those partitions, from the table's
+        folder. Partitions that the write leaves untouched are from an earlier one, and are deleted: Spark
         replaces none for which there are no new rows.
         """
         earlier = self._partitions(name, replaces)

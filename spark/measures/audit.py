@@ -236,10 +236,8 @@ def over_time(fates: DataFrame, start_ns: int, width_s: int) -> DataFrame:
     """Return at, and the counts of `TROUBLES`. fates: rows of `fates`.
 
     at: first second, since the start of the run, of the window of `width_s` with the intended time of a
-    message;
-    for a message that was never published, the time of its receipt. strange, unexplained, explained:
-    deliveries;
-    unconfirmed: messages; the others: pairs of a message and a subscription.
+    message; for a message that was never published, the time of its receipt. strange, unexplained,
+    explained: deliveries; unconfirmed: messages; the others: pairs of a message and a subscription.
     """
     known = F.col("outcome").isNotNull()
     rows = fates.withColumn("when_ns", F.coalesce("intended_ns", "first_ns"))

@@ -28,7 +28,6 @@ __all__ = [
     "missing_at_least",
     "bad_faults",
     "of_publishes",
-    "outcomes",
     "said",
     "standing",
     "unconfirmed",
@@ -143,7 +142,7 @@ def bad_faults(found: Ingested, bad_max: int) -> list[Fault]:
 def of_publishes(run: Run) -> list[Fault]:
     """Find publishes without a confirm, publishers without publishes, and messages for nobody."""
     manifest = run.manifest
-    rows = outcomes(run)
+    rows = run.outcomes
     confirmed = [row for row in rows if row["outcome"] == "confirmed"]
     if not rows:
         return [Fault("nothing", "nothing was published")]
@@ -169,16 +168,9 @@ def of_publishes(run: Run) -> list[Fault]:
     return faults
 
 
-def outcomes(run: Run) -> list[dict[str, Any]]:
-    """Count publishes: publisher, broker, topic, outcome, n. Cost: one pass over four columns."""
-    dims = ("publisher", "broker", "topic", "outcome")
-    counts = run.events("published").groupBy(*dims).agg(F.count(F.lit(1)).alias("n"))
-    return [row.asDict() for row in counts.collect()]
-
-
 def unconfirmed(run: Run) -> dict[str, int]:
     """Return outcome -> publishes that ended in it, without confirmed ones."""
-    return _sums(row for row in outcomes(run) if row["outcome"] != "confirmed")
+    return _sums(row for row in run.outcomes if row["outcome"] != "confirmed")
 
 
 def said(found: Ingested) -> list[str]:
@@ -215,8 +207,7 @@ def clocks(
     """Return faults of samples that show that clocks differ or went back.
 
     names: measure -> in words; below: counts of `latency.below`, with hidden: figures that are not given
-    because
-    of it.
+    because of it.
     """
     faults = []
     for measure, row in below.items():

@@ -1,8 +1,7 @@
 """HdrHistogram's arithmetic (3 significant digits, unit 1 ns) as column expressions.
 
-Counts per bin add up, so bins are stored: any coarser report is a sum of bins, and its
-percentiles are exactly those of a histogram that had been fed every value. No value passes through
-Python.
+Counts per bin add up, so bins are stored: any coarser report is a sum of bins, and its percentiles are
+exactly those of a histogram that had been fed every value. No value passes through Python.
 """
 
 from __future__ import annotations

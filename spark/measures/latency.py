@@ -62,8 +62,7 @@ def samples(published: DataFrame, fates: DataFrame) -> DataFrame:
     """Return date, measure, broker, subscription ("" for publishes), at_ns (intended), value_ns, resent.
 
     fates: rows of `audit.fates`; the first delivery of every expected pair counts, repeats do not. resent:
-    the
-    message was sent more than once, and its earlier copy may come before the later sending.
+    the message was sent more than once, and its earlier copy may come before the later sending.
     """
     confirmed = published.filter(F.col("outcome") == "confirmed")
     sent = confirmed.select(

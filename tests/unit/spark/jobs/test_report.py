@@ -225,7 +225,10 @@ def test_the_page_needs_nothing_beside_it_and_has_every_fact(planted: Reported) 
         "balancer reloaded",
         "skipped: empty file",
         "of a message that was sent again an earlier copy came",
-        "5 bad.",
+        "5 bad",
+        "Publishes ended 390 confirmed, 7 unknown, 2 refused, 1 unroutable.",
+        "per kill at most about the prefetch of 200 for each consumer",
+        "their wall clocks differed by up to",
         *(row["message_id"] for row in planted.found["suspects"]),
     ):
         assert text in page.text
@@ -261,7 +264,7 @@ def test_a_run_without_any_event_is_reported(session: SparkSession, tmp_path: Pa
     for path in (tmp_path / "run").glob("*.ndjson"):
         path.write_text(path.read_text().partition("\n")[0] + "\n")
     answer = report.measure(run_in(session, tmp_path))
-    assert answer.page.faults == ("nothing was published", "nothing was confirmed")
+    assert answer.page.faults == ("nothing was published",)
     assert answer.found["imbalance"] == dict.fromkeys(
         ("confirmed", "confirmed_per_s", "deliveries")
     )
