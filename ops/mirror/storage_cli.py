@@ -25,7 +25,7 @@ from ops.mirror.options import (
 )
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
-from ops.playbooks.pieces import inventory
+from ops.playbooks.step_commands import inventory
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
