@@ -192,7 +192,7 @@ def _restore_files(
     missing = {path: name for path, name in wanted.items() if not path.exists()}
     for path, name in wanted.items():
         if path not in missing and path.read_bytes() != kept.files[name]:
-            say(f"is another one now: {path}", err=True)
+            say(f"differs now: {path}", err=True)
     for path in missing:
         say(f"write {path}")
     if not missing:

@@ -224,6 +224,6 @@ def password(
         )
     say(f"{name} has a new password on {plural(len(nodes), 'broker')}; it is in {kept}")
     if user.role in ("application", "publisher", "consumer", "monitor"):
-        say("whoever has a copy of it needs the new one for his next connection")
+        say("clients that have a copy of it need the new one for their next connection")
     if without and view.inventory.supervisor != "local":
         say(f"before {', '.join(without)} is started again: `python -m ops provision`")
