@@ -26,7 +26,7 @@ from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
-from ops.provision.cli import read_secrets, root_of
+from ops.provision.hosts import read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked
