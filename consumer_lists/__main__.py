@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from consumer_lists import edit, listfile, nodes, show
+from consumer_lists import listfile, nodes, show
 from consumer_lists import push as pushing
 from consumer_lists.errors import CODES, AlreadySo
 from consumer_lists.nodes import Cluster, Node
@@ -156,7 +156,7 @@ def add_command(source: Source, broker: Broker, agent_port: int) -> None:
     Example:
       python -m consumer_lists add mb4.example:5672
     """
-    _edit(source, lambda text: edit.add(text, broker, agent_port=agent_port))
+    _edit(source, lambda text: listfile.add(text, broker, agent_port=agent_port))
 
 
 @cli.command("drain")
@@ -170,7 +170,7 @@ def drain_command(source: Source, broker: Broker, if_needed: bool) -> None:
     Example:
       python -m consumer_lists drain mb2.example:5672
     """
-    _edit(source, lambda text: edit.drain(text, broker), if_needed=if_needed)
+    _edit(source, lambda text: listfile.drain(text, broker), if_needed=if_needed)
 
 
 @cli.command("ready")
@@ -184,7 +184,7 @@ def ready_command(source: Source, broker: Broker, if_needed: bool) -> None:
     Example:
       python -m consumer_lists ready mb2.example:5672
     """
-    _edit(source, lambda text: edit.ready(text, broker), if_needed=if_needed)
+    _edit(source, lambda text: listfile.ready(text, broker), if_needed=if_needed)
 
 
 @cli.command("remove")
@@ -198,7 +198,7 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     Example:
       python -m consumer_lists remove mb2.example:5672
     """
-    _edit(source, lambda text: edit.remove(text, broker), if_needed=if_needed)
+    _edit(source, lambda text: listfile.remove(text, broker), if_needed=if_needed)
 
 
 @cli.command("push")
@@ -287,7 +287,7 @@ def diff_command(source: Source) -> int:
     return Exit.DONE
 
 
-def _edit(source: Source, change: edit.Edit, *, if_needed: bool = False) -> None:
+def _edit(source: Source, change: listfile.Edit, *, if_needed: bool = False) -> None:
     path = source.list_file()
     try:
         listed = listfile.change(path, change)

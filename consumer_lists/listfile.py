@@ -1,6 +1,8 @@
-"""The list as a file: read, changed under a lock, replaced atomically and durably.
+"""The list as a file: edited as text, read, changed under a lock, replaced atomically and durably.
 
-Keeping its history in version control is advised, and left to the operator.
+Edits are pure: comments and the order of lines are kept. Every edit raises the generation by one, so clients
+know that the list is newer. An edit that would change nothing is refused, so that a generation always means a
+change. Keeping the file's history in version control is advised, and left to the operator.
 """
 
 from __future__ import annotations
@@ -8,19 +10,129 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from consumer_lists.edit import Edit
-from consumer_lists.errors import Locked
+from consumer_lists.errors import AlreadySo, EditRefused, Locked
 from inventory.files import write_whole
-from messagebus.broker import LIST_BYTES_MAX, BrokerList
+from messagebus.broker import AGENT_PORT, LIST_BYTES_MAX, Broker, BrokerList, ListedBroker
 from messagebus.errors import ListInvalid
 
-__all__ = ["MODE", "advice", "change", "locked", "read"]
+__all__ = [
+    "GENERATION_MAX",
+    "MODE",
+    "Edit",
+    "add",
+    "advice",
+    "change",
+    "drain",
+    "locked",
+    "read",
+    "ready",
+    "remove",
+    "with_generation",
+]
+
+Edit = Callable[[str], str]
+"""A function from the text of a valid list to that of another. Raises ListInvalid or EditRefused."""
+
+GENERATION_MAX = 10**18 - 1
+"""Largest generation that every client can read."""
+
+_GENERATION_LINE = re.compile(r"\s*#\s*generation\s*:.*")
+_CLUSTER_LINE = re.compile(r"\s*#\s*cluster\s*:.*")
+
+
+def add(text: str, broker: Broker, *, agent_port: int = AGENT_PORT) -> str:
+    """Let consumers attach to one more broker."""
+    listed = BrokerList.parse(text)
+    if known := listed.find(broker.name):
+        raise EditRefused(
+            f"{broker} is on the list" + (" and draining; see `ready`" if known.draining else "")
+        )
+    line = ListedBroker(broker=broker, agent_port=agent_port).render()
+    return _next(listed, [*text.splitlines(), line])
+
+
+def drain(text: str, broker: Broker) -> str:
+    """Mark a broker as leaving: publishers move away, consumers stay."""
+    return _set_draining(text, broker, draining=True)
+
+
+def ready(text: str, broker: Broker) -> str:
+    """Take back `drain`."""
+    return _set_draining(text, broker, draining=False)
+
+
+def remove(text: str, broker: Broker) -> str:
+    """Let consumers go from a broker. The last one stays."""
+    listed = BrokerList.parse(text)
+    if not listed.find(broker.name):
+        raise AlreadySo(_not_there(listed, broker))
+    if len(listed.listed) == 1:
+        raise EditRefused(f"{broker} is the last broker on the list")
+    return _next(listed, [line for line in text.splitlines() if _broker_of(line) != broker])
+
+
+def with_generation(text: str, generation: int) -> str:
+    """Return the list under this generation. The header is inserted where it is missing."""
+    if not 1 <= generation <= GENERATION_MAX:
+        raise EditRefused(f"generation {generation}: 1 to {GENERATION_MAX}")
+    line = f"# generation: {generation}"
+    lines = text.splitlines()
+    for index, each in enumerate(lines):
+        if _GENERATION_LINE.fullmatch(each):
+            return _text([*lines[:index], line, *lines[index + 1 :]])
+    first = 1 + next((i for i, each in enumerate(lines) if _CLUSTER_LINE.fullmatch(each)), -1)
+    return _text([*lines[:first], line, *lines[first:]])
+
+
+def _set_draining(text: str, broker: Broker, *, draining: bool) -> str:
+    listed = BrokerList.parse(text)
+    known = _find(listed, broker)
+    if known.draining == draining:
+        raise AlreadySo(f"{broker} is {'draining already' if draining else 'not draining'}")
+    changed = ListedBroker(broker=broker, agent_port=known.agent_port, draining=draining).render()
+    return _next(
+        listed,
+        [
+            changed + _comment(line) if _broker_of(line) == broker else line
+            for line in text.splitlines()
+        ],
+    )
+
+
+def _find(listed: BrokerList, broker: Broker) -> ListedBroker:
+    if known := listed.find(broker.name):
+        return known
+    raise EditRefused(_not_there(listed, broker))
+
+
+def _not_there(listed: BrokerList, broker: Broker) -> str:
+    return f"{broker} is not on the list: {', '.join(sorted(listed.names))}"
+
+
+def _next(listed: BrokerList, lines: list[str]) -> str:
+    return with_generation(_text(lines), listed.generation + 1)
+
+
+def _text(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _broker_of(line: str) -> Broker | None:
+    words = line.partition("#")[0].split()
+    return Broker.parse(words[0]) if words else None
+
+
+def _comment(line: str) -> str:
+    _, sign, comment = line.partition("#")
+    return f"  #{comment}" if sign else ""
+
 
 # Agents of another user must be able to read the file, and it holds no secret.
 MODE = 0o644

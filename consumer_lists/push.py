@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from consumer_lists import edit, listfile, nodes
+from consumer_lists import listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Client, Cluster, Node, Served
 from inventory.files import write_whole
@@ -94,7 +94,7 @@ def recover(
                 f"{jump}; more than {JUMP_MAX} at once, and there is no way back. Look who says so;"
                 " if it is true: --jump"
             )
-        text = edit.with_generation(text, newest + 1)
+        text = listfile.with_generation(text, newest + 1)
         write_whole(cluster.list_file, text, mode=listfile.MODE)
         pushed = _distribute(cluster, text, write or write_local, within_s, without)
         return replace(pushed, silent=silent, jump=jump)

@@ -46,7 +46,7 @@ def _path(value: object, info: ValidationInfo[Any]) -> Path:
 def _path_on_host(value: object, info: ValidationInfo[Any]) -> Path:
     path = _path(value, info)
     if info.data.get("host") and not str(value).startswith("/"):
-        raise ValueError(f"{value!r} is on another host: an absolute path wanted")
+        raise ValueError(f"{value!r} is on another host: it must be an absolute path")
     return path
 
 
@@ -59,13 +59,13 @@ def _device(value: object) -> Path:
 
 def _string(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"string wanted, not {type(value).__name__}")
+        raise ValueError(f"expected string, not {type(value).__name__}")
     return value
 
 
 def _two_different(value: object) -> object:
     if isinstance(value, list) and (len(value) != 2 or value[0] == value[1]):
-        raise ValueError(f"{value!r}; 2 different ones wanted")
+        raise ValueError(f"{value!r}; two different hosts are required")
     return value
 
 

@@ -291,9 +291,7 @@ def _told(fault: ErrorDetails, is_array: bool) -> str:
             what = str(context["error"])
         case _:
             wanted = {"dataclass_type": "table", "tuple_type": "array"}
-            what = (
-                f"{wanted.get(kind, kind.removesuffix('_type'))} wanted, not {type(value).__name__}"
-            )
+            what = f"expected {wanted.get(kind, kind.removesuffix('_type'))}, not {type(value).__name__}"
     return f"{where.removeprefix('.')}: {what}"
 
 
@@ -398,7 +396,7 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
         if each.host:
             yield from _unknown(f"balancer {each.name}", each.host, inventory)
         if each.host in by_sudo:
-            yield f"balancer {each.name}: who logs in on {each.host} is not root, which a balancer wants"
+            yield f"balancer {each.name}: the SSH user of {each.host} is not root, as a balancer requires"
     yield from _twice("balancer", (each.name for each in balancers))
     yield from _twice("balancer address", (str(each.amqp) for each in balancers))
     for kind, files in (

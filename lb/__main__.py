@@ -15,12 +15,12 @@ from rich.console import Console
 
 from inventory.files import write_whole
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
-from lb import agents, fleet, gate_check, hosts, runtime, view
+from lb import agents, fleet, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
 from lb.errors import CODES, BalancerUnreachable
 from lb.fleet import Fleet, apply_absent, apply_all, check_all
 from lb.hosts import Machine
-from lb.render import render
+from lb.render import gate_check_steps, render
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import option_anywhere, said
 from messagebus.errors import ConfigError
@@ -95,7 +95,7 @@ def render_command(name: str | None, output: Path | None) -> None:
         return
     balancer = inventory.balancer
     assert balancer.probe_password is not None  # render would have raised
-    for step in gate_check.steps(balancer.probe_user, balancer.probe_password):
+    for step in gate_check_steps(balancer.probe_user, balancer.probe_password):
         if step.secret:
             text = text.replace(step.send.hex(), "***")
     click.echo(text, nl=False)

@@ -65,7 +65,7 @@ class BrokerStates:
 class Fleet:
     """All balancers. sockets: name of a balancer -> its admin socket here, in the inventory's order.
 
-    away: name -> why it cannot be reached at all.
+    unreachable: name -> why it cannot be reached at all.
     """
 
     sockets: Mapping[str, Path]

@@ -50,7 +50,7 @@ class Machine(Protocol):
         """Replace a file atomically and durably; only its owner can read it."""
 
     def config_faults(self, text: str, config: Path) -> str:
-        """Return HAProxy's complaint about a configuration for this path; "" for none."""
+        """Return what HAProxy reports about a wrong configuration for this path; "" for a good one."""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
         """Send a signal to our master, none with None. Returns False when it does not run."""

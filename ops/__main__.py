@@ -19,8 +19,8 @@ from ops.local.cli import local
 from ops.mirror.cli import drbd
 from ops.mirror.storage_cli import storage
 from ops.playbooks.cli import add, found, remove, replace, restart, upgrade
-from ops.playbooks.pieces import hangup, hold, inventory, move
-from ops.provision.cli import provision
+from ops.playbooks.step_commands import hangup, hold, inventory, move
+from ops.provision.hosts import provision
 from ops.provision.units import units
 from ops.run import shell
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from consumer_lists import edit, listfile
+from consumer_lists import listfile
 from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
 from messagebus.terminal import say
@@ -192,7 +192,7 @@ def _restore_files(
     missing = {path: name for path, name in wanted.items() if not path.exists()}
     for path, name in wanted.items():
         if path not in missing and path.read_bytes() != kept.files[name]:
-            say(f"is another one now: {path}", err=True)
+            say(f"differs now: {path}", err=True)
     for path in missing:
         say(f"write {path}")
     if not missing:
@@ -352,4 +352,4 @@ def _make(lack: Lack, view: View, file: Path) -> None:
 
 def _at_least(text: str, generation: int) -> str:
     known = BrokerList.parse(text).generation
-    return edit.with_generation(text, max(known, generation))
+    return listfile.with_generation(text, max(known, generation))

@@ -162,7 +162,7 @@ NOBODY = Rights()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Definitions that a broker lacks. definitions: to import. remarks: a line on each thing left alone."""
+    """Definitions that a broker lacks. definitions: to import. remarks: lines on things left unchanged."""
 
     definitions: Mapping[str, list[Any]]
     remarks: tuple[str, ...]

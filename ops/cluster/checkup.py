@@ -30,8 +30,7 @@ from ops.commands import kits
 from ops.commands.kits import CHECKOUT
 from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.provision.changes import changes
-from ops.provision.cli import read_secrets, root_of
-from ops.provision.hosts import look
+from ops.provision.hosts import look, read_secrets, root_of
 from ops.provision.program import pack
 from ops.provision.wanted import BROKER_UNIT, wanted_host
 from ops.run import shell

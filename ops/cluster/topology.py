@@ -276,7 +276,9 @@ def adopt(file: Path, yes: bool) -> None:
             say(f"{why}: its map is taken in when it answers")
         intact = [name for name, snapshot in answered.items() if snapshot["intact"]]
         if len(intact) > len(view.nodes) // 2:
-            raise OpsError(f"{', '.join(intact)} are a majority and intact: nothing to vouch for")
+            raise OpsError(
+                f"{', '.join(intact)} are a majority with intact maps: there is nothing to rebuild"
+            )
         if len(answered) <= len(view.nodes) // 2:
             raise OpsError("fewer than a majority of agents answer: start them first")
         if not yes:

@@ -26,7 +26,7 @@ from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
-from ops.provision.cli import read_secrets, root_of
+from ops.provision.hosts import read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked
@@ -224,6 +224,6 @@ def password(
         )
     say(f"{name} has a new password on {plural(len(nodes), 'broker')}; it is in {kept}")
     if user.role in ("application", "publisher", "consumer", "monitor"):
-        say("whoever has a copy of it needs the new one for his next connection")
+        say("clients that have a copy of it need the new one for their next connection")
     if without and view.inventory.supervisor != "local":
         say(f"before {', '.join(without)} is started again: `python -m ops provision`")

@@ -45,17 +45,17 @@ def failover(
     force: bool,
     consume_only: bool,
     agent: bool,
-    away: Iterable[str] = (),
+    absent: Iterable[str] = (),
 ) -> Plan:
     """Plan the start of the broker on `host`, whose partner is dead; see `promotion`.
 
-    agent: the hosts run agents. away: names of the balancers that are dead.
+    agent: the hosts run agents. absent: names of the balancers that are dead.
     """
     return Plan(
         name=f"storage failover {view.name}",
         steps=(
             *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
             proof_forgotten(view, host),
         ),
     )
@@ -68,7 +68,7 @@ def start(
     *,
     consume_only: bool,
     agent: bool,
-    away: Iterable[str] = (),
+    absent: Iterable[str] = (),
 ) -> Plan:
     """Plan the start of the broker on `host`: the mirror is new, or both hosts were switched off."""
     alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
@@ -76,7 +76,7 @@ def start(
         name=f"storage start {view.name}",
         steps=(
             *promotion(view, host, **alone),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
         ),
     )
 
@@ -93,7 +93,7 @@ def failback(
     *,
     consume_only: bool,
     agent: bool,
-    away: Iterable[str] = (),
+    absent: Iterable[str] = (),
 ) -> Plan:
     """Plan the move of the broker to `host` from its partner, both alive and the mirror whole."""
     here = partner(view.inventory, view.mirror, host)
@@ -109,7 +109,7 @@ def failback(
                 check=view.has_role(host, "Primary"),
                 undo=on([host], commands.demote(view.name)),
             ),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, away=away),
+            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
         ),
     )
 
@@ -121,7 +121,7 @@ def _arriving(
     *,
     consume_only: bool,
     agent: bool,
-    away: Iterable[str],
+    absent: Iterable[str],
 ) -> tuple[Step, ...]:
     mirror, name = view.mirror, view.name
     mounted = ("findmnt", "--source", str(mirror.device), "--target", str(mirror.mount))
@@ -171,7 +171,7 @@ def _arriving(
         order = (
             kits.ops(file, "hold", name)
             if consume_only
-            else kits.lb(file, "ready", name, without=away)
+            else kits.lb(file, "ready", name, without=absent)
         )
         steps.append(
             Step(

@@ -85,7 +85,7 @@ def of_mirror(view: MirrorView, name: str) -> Host:
     host = view.inventory.host(name)
     if host.name not in view.mirror.hosts:
         of = " and ".join(view.mirror.hosts)
-        raise ConfigError(f"{name} has no part in the mirror {view.name}, which is of {of}")
+        raise ConfigError(f"{name} is not a host of the mirror {view.name}: its hosts are {of}")
     return host
 
 

@@ -25,7 +25,7 @@ from ops.mirror.options import (
 )
 from ops.mirror.view import MirrorView
 from ops.playbooks.inventory_text import with_host
-from ops.playbooks.pieces import inventory
+from ops.playbooks.step_commands import inventory
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
@@ -130,7 +130,7 @@ def stop(opts: RunOptions, view: MirrorView) -> None:
         host = _where(view)
         return {"agent": has_agent(view, host), "host": host.name}
 
-    def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, away: object) -> Plan:
+    def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, absent: object) -> Plan:
         return playbooks.stop(view, host, agent=agent)
 
     _carry(opts, view, "stop", made, decide, {})
@@ -155,7 +155,7 @@ def _carry(
         how = {key: value for key, value in decided.items() if key != "host"}
         if "consume_only" in options:
             how["consume_only"] = options["consume_only"]
-        how["away"] = dead_balancers(View(opts.file), [options.get("dead", "")])
+        how["absent"] = dead_balancers(View(opts.file), [options.get("dead", "")])
         plan = make(view, opts.file, view.inventory.host(decided["host"]), **how)
         facts = {"options": options, "decided": decided}
         carry(plan, journal, opts, facts, brokers=[view.name])

@@ -184,13 +184,13 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
 
 def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     """Return steps that send publishers to the broker."""
-    name, away = target.name, view.absent.balancers
+    name, absent = target.name, view.absent.balancers
     return (
         Step(
             name=f"send publishers to {name}",
             commands=(
-                kits.lb(inventory, "apply", without=away),
-                kits.lb(inventory, "ready", name, without=away),
+                kits.lb(inventory, "apply", without=absent),
+                kits.lb(inventory, "ready", name, without=absent),
             ),
             guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",

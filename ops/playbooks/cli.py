@@ -133,7 +133,7 @@ def restart(
       python -m ops restart --rolling --yes
     """
     if bool(names) == rolling:
-        raise click.UsageError("name brokers, or say --rolling for all of them")
+        raise click.UsageError("name brokers, or use --rolling for all of them")
     called = f"restart {' '.join(names) or '--rolling'}"
     every = [node.name for node in View(opts.file).nodes]
     with opened(opts, called, names or every) as journal:
@@ -216,7 +216,7 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
         return
     others = {one.name for one in known.brokers} | {one.name for one in known.balancers}
     if give_up or (dead and dead not in others - {name}):
-        raise ConfigError(f"{name} has no mirror that could take over: --lose-messages")
+        raise ConfigError(f"{name} has no mirror that could take over: use --lose-messages")
     with opened(opts, f"replace {name}", [name]) as journal:
         view = _view(opts, [name], [dead] if dead else [])
         target = _resumed(journal, name) or _known_target(view, name)

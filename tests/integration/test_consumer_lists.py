@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from consumer_lists import edit, listfile, nodes
+from consumer_lists import listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Cluster
 from consumer_lists.push import push, recover
@@ -35,13 +35,13 @@ def lists(cluster: LocalCluster) -> Iterator[Cluster]:
     now = BrokerList.parse(listfile.read(read.list_file))
     if now.listed != before.listed:
         text = BrokerList(cluster=before.cluster, listed=before.listed).render()
-        write_whole(read.list_file, edit.with_generation(text, now.generation + 1))
+        write_whole(read.list_file, listfile.with_generation(text, now.generation + 1))
     assert push(read).complete
 
 
 def test_an_edit_is_pushed_and_served_by_every_agent(lists: Cluster) -> None:
     broker = BrokerList.parse(listfile.read(lists.list_file)).listed[0].broker
-    changed = listfile.change(lists.list_file, lambda text: edit.drain(text, broker))
+    changed = listfile.change(lists.list_file, lambda text: listfile.drain(text, broker))
     pushed = push(lists)
     assert pushed.complete
     assert len(pushed.serving) == len(lists.nodes)
@@ -56,7 +56,7 @@ def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> N
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
         try:
             eventually(lambda: _is_heard_of(lists, "w"), within_s=10)
-            listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+            listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
             push(lists)
             told, _ = waiting.communicate(timeout=10 * FACTOR)
         finally:
@@ -77,7 +77,7 @@ def test_what_clients_have_applied_is_the_union_over_agents(lists: Cluster) -> N
 def test_an_older_list_is_refused_and_recovered(lists: Cluster) -> None:
     text = listfile.read(lists.list_file)
     newest = BrokerList.parse(text).generation
-    write_whole(lists.list_file, edit.with_generation(text, 1))
+    write_whole(lists.list_file, listfile.with_generation(text, 1))
     with pytest.raises(PushRefused, match=f"serves generation {newest}, above 1"):
         push(lists)
     recovered = recover(lists)
@@ -88,7 +88,7 @@ def test_an_older_list_is_refused_and_recovered(lists: Cluster) -> None:
 def test_a_dead_agent_is_named_and_catches_up(cluster: LocalCluster, lists: Cluster) -> None:
     cluster.kill("mb2", agent=True)
     try:
-        listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+        listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
         pushed = push(lists, within_s=2)
         assert list(pushed.differing) == ["mb2"]
         assert "mb1" in pushed.serving
@@ -119,7 +119,7 @@ def test_a_list_is_pushed_over_ssh_and_a_host_that_is_down_is_told(
     with ssh_server(tmp_path / "sshd") as server:
         monkeypatch.setenv("MESSAGEBUS_SSH_CONFIG", str(server.config))
         far = _on_hosts(cluster, tmp_path / "inventory.toml", server.address, "root@127.0.0.1:1")
-        listfile.change(lists.list_file, lambda text: edit.drain(text, _last(text)))
+        listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
         pushed = _command(cluster, "--inventory", str(far), "push", "--within-s", "2")
     assert pushed.returncode == 3
     assert pushed.stderr.startswith("mb2 differs: not written: mkdir on root@127.0.0.1:1: ")
@@ -149,8 +149,8 @@ def test_of_two_copies_of_a_list_the_second_to_be_pushed_is_refused(
     copy = tmp_path / "list.txt"
     copy.write_text(listfile.read(lists.list_file))
     other = replace(lists, list_file=copy)
-    listfile.change(copy, lambda text: edit.drain(text, _last(text)))
-    listfile.change(lists.list_file, lambda text: edit.add(text, Broker.parse("127.0.0.99:1")))
+    listfile.change(copy, lambda text: listfile.drain(text, _last(text)))
+    listfile.change(lists.list_file, lambda text: listfile.add(text, Broker.parse("127.0.0.99:1")))
     assert push(lists).complete
     with pytest.raises(PushRefused, match="serves another list of generation"):
         push(other)
@@ -160,7 +160,7 @@ def test_of_two_copies_of_a_list_the_second_to_be_pushed_is_refused(
 def test_the_list_of_another_cluster_on_a_node_stops_a_push(lists: Cluster, tmp_path: Path) -> None:
     text = listfile.read(lists.list_file)
     copy = tmp_path / "list.txt"
-    copy.write_text(edit.with_generation(text, 10**6).replace(lists.name, "elsewhere"))
+    copy.write_text(listfile.with_generation(text, 10**6).replace(lists.name, "elsewhere"))
     for act in (push, recover):
         with pytest.raises(PushRefused, match=f"mb1 serves the list of '{lists.name}'"):
             act(replace(lists, name="elsewhere", list_file=copy))

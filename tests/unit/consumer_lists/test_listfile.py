@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from consumer_lists import edit, listfile
+from consumer_lists import listfile
 from consumer_lists.errors import EditRefused, Locked
 from consumer_lists.listfile import advice
 from messagebus.broker import LIST_BYTES_MAX, Broker
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def _add(text: str) -> str:
-    return edit.add(text, Broker("mb2"))
+    return listfile.add(text, Broker("mb2"))
 
 
 def test_an_edit_is_written(path: Path) -> None:
@@ -35,7 +35,7 @@ def test_an_edit_is_written(path: Path) -> None:
 def test_a_refused_edit_leaves_the_file(path: Path) -> None:
     inode = path.stat().st_ino
     with pytest.raises(EditRefused):
-        listfile.change(path, lambda text: edit.remove(text, Broker("mb1")))
+        listfile.change(path, lambda text: listfile.remove(text, Broker("mb1")))
     assert (path.read_text(), path.stat().st_ino) == (TEXT, inode)
 
 
@@ -53,7 +53,7 @@ def test_a_second_operator_is_refused_with_the_name_of_the_first(path: Path) -> 
 
 def test_the_lock_ends_with_an_error(path: Path) -> None:
     with pytest.raises(EditRefused):
-        listfile.change(path, lambda text: edit.drain(text, Broker("mb9")))
+        listfile.change(path, lambda text: listfile.drain(text, Broker("mb9")))
     assert listfile.change(path, _add).generation == 2
 
 

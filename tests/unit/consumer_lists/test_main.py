@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from consumer_lists import __main__ as command
-from consumer_lists import listfile
+from consumer_lists import errors, listfile
 from consumer_lists import push as pushing
 from ops.errors import CommandFailed
 from ops.run import shell
@@ -225,3 +225,15 @@ def test_what_is_shown_to_people(http: AgentsHttp) -> None:
 
 def test_what_is_shown_to_programs() -> None:
     assert json.loads(run("show", "--json").output)["nodes"][0]["same"] is True
+
+
+NAMES = [name for name in errors.__all__ if name != "CODES"]
+
+
+def test_every_error_is_in_the_printed_tree() -> None:
+    told = errors.__doc__ or ""
+    assert all(name in told for name in NAMES)
+
+
+def test_every_error_has_one_root() -> None:
+    assert all(issubclass(getattr(errors, name), errors.ListsError) for name in NAMES)

@@ -123,7 +123,7 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     ("change", "told"),
     [
         (_set("cluster", "no/slash"), "cluster: 'no/slash'"),
-        (_set("cluster", 7), "cluster: string wanted, not int"),
+        (_set("cluster", 7), "cluster: expected string, not int"),
         (_set("supervisor", "upstart"), "supervisor: 'upstart'; allowed: 'local' or 'systemd'"),
         (_set("list_file", ""), "list_file: '' is not a path"),
         (_set("balancer.amqp", "10.0.0.1"), "balancer.amqp: no port"),
@@ -136,15 +136,15 @@ def _set(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         (_set("brokers.1.name", "mb1"), "broker mb1 is there twice"),
         (_set("brokers.1.address", "10.0.1.1:5672"), "10.0.1.1:5672 is used twice"),
         (_set("brokers.1.chek", "x"), r"brokers\[1\].chek: unknown key; did you mean 'check'"),
-        (_set("brokers", [3]), r"brokers\[0\]: table wanted, not int"),
-        (_set("balancer", 3), "balancer: table wanted, not int"),
-        (_set("balancers", [3]), r"balancers\[0\]: table wanted, not int"),
-        (_set("balancers", 3), "balancers: array wanted, not int"),
+        (_set("brokers", [3]), r"brokers\[0\]: expected table, not int"),
+        (_set("balancer", 3), "balancer: expected table, not int"),
+        (_set("balancers", [3]), r"balancers\[0\]: expected table, not int"),
+        (_set("balancers", 3), "balancers: expected array, not int"),
         (_set("balancer.probe_password", "x"), "balancer.probe_password: unknown key"),
-        (_set("cluster", None), "cluster: string wanted, not NoneType"),
-        (_set("list_file", 7), "list_file: string wanted, not int"),
+        (_set("cluster", None), "cluster: expected string, not NoneType"),
+        (_set("list_file", 7), "list_file: expected string, not int"),
         (_set("list_file", "a\nb"), r"list_file: 'a\\nb' is not a path"),
-        (_set("brokers", 3), "brokers: array wanted, not int"),
+        (_set("brokers", 3), "brokers: expected array, not int"),
     ],
 )
 def test_a_fault_is_told_with_its_key(change: Callable[[dict[str, Any]], None], told: str) -> None:
@@ -345,5 +345,5 @@ def test_a_balancer_is_on_a_host_that_is_reached_as_root() -> None:
     for key in ("config", "socket", "state_file", "master_pid_file"):
         values["balancer"][key] = f"/var/lib/{key}"
     assert told(values).endswith(
-        "inventory: balancer haproxy: who logs in on front1 is not root, which a balancer wants"
+        "inventory: balancer haproxy: the SSH user of front1 is not root, as a balancer requires"
     )

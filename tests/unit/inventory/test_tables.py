@@ -56,7 +56,10 @@ def test_several_balancers_share_what_stands_in_one_table() -> None:
     [
         ({"name": "lb1"}, "balancer lb1 is there twice"),
         ({"host": "front9"}, "balancer lb2: no host 'front9'; did you mean 'front2'?"),
-        ({"config": "haproxy.cfg"}, "'haproxy.cfg' is on another host: an absolute path wanted"),
+        (
+            {"config": "haproxy.cfg"},
+            "'haproxy.cfg' is on another host: it must be an absolute path",
+        ),
         ({"amqp": "10.0.0.1:5672"}, "balancer address 10.0.0.1:5672 is there twice"),
         ({"host": "", "socket": "haproxy/admin.sock"}, "balancers[1].host: '' is not of the form"),
         ({"sokcet": "/x"}, "balancers[1].sokcet: unknown key; did you mean 'socket'?"),
@@ -99,8 +102,11 @@ def test_a_mirror_names_its_broker_and_two_hosts() -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"hosts": ["a1", "a1"]}, "mirrors[0].hosts: ['a1', 'a1']; 2 different ones wanted"),
-        ({"hosts": ["a1"]}, "2 different ones wanted"),
+        (
+            {"hosts": ["a1", "a1"]},
+            "mirrors[0].hosts: ['a1', 'a1']; two different hosts are required",
+        ),
+        ({"hosts": ["a1"]}, "two different hosts are required"),
         ({"address": "10.77.0.9"}, "mirrors[0].address: '10.77.0.9' is not of the form"),
         ({"resync_rate": "fast"}, "mirrors[0].resync_rate: 'fast' is not of the form"),
         ({"device": "drbd0"}, "mirrors[0].device: 'drbd0' is not of the form"),
@@ -167,7 +173,7 @@ def test_tls_wants_certificates_of_brokers_where_hosts_are_provisioned() -> None
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"old_publishers": 1}, "provision.old_publishers: bool wanted, not int"),
+        ({"old_publishers": 1}, "provision.old_publishers: expected bool, not int"),
         ({"disk_free": 5}, "provision.disk_free: unknown key; did you mean 'disk_free_mb'?"),
         ({"tls_dir": "x"}, "provision.tls_dir: unknown key without [tls]"),
     ],

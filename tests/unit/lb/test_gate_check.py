@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.gate_check import CHANNEL_MAX, steps
+from lb.render import CHANNEL_MAX, gate_check_steps
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 
@@ -23,12 +23,12 @@ def _methods(sent: bytes) -> list[tuple[int, object]]:
 
 
 def test_it_greets_first() -> None:
-    assert steps("probe", Secret("x"))[0].send == b"AMQP\x00\x00\x09\x01"
+    assert gate_check_steps("probe", Secret("x"))[0].send == b"AMQP\x00\x00\x09\x01"
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_the_login_is_plain_and_asks_to_be_told_of_a_refusal(user: str, password: str) -> None:
-    ((channel, start_ok),) = _methods(steps(user, Secret(password))[1].send)
+    ((channel, start_ok),) = _methods(gate_check_steps(user, Secret(password))[1].send)
     assert isinstance(start_ok, pika.spec.Connection.StartOk)
     assert (channel, start_ok.mechanism, start_ok.locale) == (0, "PLAIN", "en_US")
     response = start_ok.response
@@ -38,11 +38,16 @@ def test_the_login_is_plain_and_asks_to_be_told_of_a_refusal(user: str, password
 
 
 def test_only_the_login_is_secret() -> None:
-    assert [step.secret for step in steps("probe", Secret("x"))] == [False, True, False, False]
+    assert [step.secret for step in gate_check_steps("probe", Secret("x"))] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_the_gates_queue_is_declared_passively_in_one_send() -> None:
-    tune, opened, channel, declare = _methods(steps("probe", Secret("x"))[2].send)
+    tune, opened, channel, declare = _methods(gate_check_steps("probe", Secret("x"))[2].send)
     assert isinstance(tune[1], pika.spec.Connection.TuneOk)
     assert (tune[1].channel_max, tune[1].heartbeat) == (CHANNEL_MAX, 0) == (2047, 0)
     assert isinstance(opened[1], pika.spec.Connection.Open)
@@ -54,7 +59,7 @@ def test_the_gates_queue_is_declared_passively_in_one_send() -> None:
 
 
 def test_it_says_goodbye() -> None:
-    ((_, close),) = _methods(steps("probe", Secret("x"))[3].send)
+    ((_, close),) = _methods(gate_check_steps("probe", Secret("x"))[3].send)
     assert isinstance(close, pika.spec.Connection.Close)
     assert close.reply_code == 200
 
@@ -70,7 +75,7 @@ GOOD = [
 def test_a_good_answer_is_expected_and_long_enough(
     index: int, answer: pika.amqp_object.Method, channel: int
 ) -> None:
-    step = steps("probe", Secret("x"))[index]
+    step = gate_check_steps("probe", Secret("x"))[index]
     before = b""
     if index == 2:
         before = pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
@@ -90,7 +95,7 @@ def test_a_good_answer_is_expected_and_long_enough(
     ],
 )
 def test_a_shut_gate_is_told_by_length_without_waiting(answer: pika.amqp_object.Method) -> None:
-    step = steps("probe", Secret("x"))[2]
+    step = gate_check_steps("probe", Secret("x"))[2]
     received = pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
     received += pika.frame.Method(1, pika.spec.Channel.OpenOk()).marshal()
     received += pika.frame.Method(1, answer).marshal()
@@ -100,4 +105,6 @@ def test_a_shut_gate_is_told_by_length_without_waiting(answer: pika.amqp_object.
 
 def test_the_password_is_in_no_repr() -> None:
     assert "sesame" not in repr(Secret("sesame"))
-    assert "sesame" not in repr([step for step in steps("u", Secret("sesame")) if not step.secret])
+    assert "sesame" not in repr(
+        [step for step in gate_check_steps("u", Secret("sesame")) if not step.secret]
+    )

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from inventory.inventory import Inventory
 from lb import __main__ as command
-from lb import agents, runtime
+from lb import agents, errors, runtime
 from lb.apply import Applied
 from lb.errors import BalancerUnreachable, NotReached
 from tests.support.balancer import PASSWORD, UP, inventory
@@ -145,3 +145,15 @@ def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.M
 
 def test_a_weight_out_of_range_is_wrong_use() -> None:
     assert run("weight", "mb1", "300").exit_code == 2
+
+
+NAMES = [name for name in errors.__all__ if name != "CODES"]
+
+
+def test_every_error_is_in_the_printed_tree() -> None:
+    told = errors.__doc__ or ""
+    assert all(name in told for name in NAMES)
+
+
+def test_every_error_has_one_root() -> None:
+    assert all(issubclass(getattr(errors, name), errors.LbError) for name in NAMES)

@@ -201,7 +201,7 @@ def test_lost_files_come_back_and_others_stay(
     admin.write_text("another one")
     assert main(["restore", archive, "--files", "--yes"]) == 0
     said = capsys.readouterr()
-    assert f"is another one now: {admin}" in said.err
+    assert f"differs now: {admin}" in said.err
     assert token.read_text() == "secret of token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert admin.read_text() == "another one"

@@ -173,7 +173,7 @@ def test_a_map_that_no_majority_can_vouch_for_is_adopted_on_operators_word(
 @pytest.mark.parametrize(
     ("intact", "silent", "why"),
     [
-        ({"mb1", "mb2"}, set(), "nothing to vouch for"),
+        ({"mb1", "mb2"}, set(), "there is nothing to rebuild"),
         ({"mb1"}, {"mb2", "mb3"}, "start them first"),
     ],
 )

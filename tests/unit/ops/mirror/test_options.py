@@ -39,7 +39,9 @@ def view(file: Path, one: str, two: str, **answers: str | None) -> MirrorView:
 def test_a_host_of_another_mirror_is_refused(file: Path) -> None:
     text = file.read_text() + '\n[[hosts]]\nname = "db3"\nssh = "db3"\n'
     file.write_text(text)
-    with pytest.raises(ConfigError, match="db3 has no part in the mirror mb1, which is of db1 and"):
+    with pytest.raises(
+        ConfigError, match="db3 is not a host of the mirror mb1: its hosts are db1 and"
+    ):
         of_mirror(view(file, "", ""), "db3")
 
 

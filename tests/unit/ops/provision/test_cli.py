@@ -13,7 +13,7 @@ import pytest
 from inventory.inventory import parse
 from ops.__main__ import main
 from ops.errors import HostUnreachable
-from ops.provision import cli
+from ops.provision import hosts as cli
 from ops.provision.changes import Change
 from ops.run import command
 from tests.support.balancer import BASE, mirrored_values

@@ -295,3 +295,25 @@ def test_an_undo_that_failed_is_taken_up_and_what_it_took_back_is_done_again(
     runner.undo(failing(*steps), again, Journal(tmp_path, "test"), say=print)
     assert again.ran == ["undo-second", "undo-first"]
     assert not Journal(tmp_path, "test").is_resumed
+
+
+def test_a_plan_shows_exactly_what_it_runs() -> None:
+    plan = Plan(
+        name="add mb4",
+        steps=(
+            Step(
+                name="start broker mb4",
+                commands=(Command(("systemctl", "start", "a b"), "mb4.example"),),
+                until="it answers",
+                within_s=120,
+            ),
+            Step(name="say", commands=(Command(("echo", "it's")),)),
+        ),
+    )
+    assert list(plan.lines()) == [
+        "  1. start broker mb4",
+        "     $ ssh mb4.example 'systemctl start '\"'\"'a b'\"'\"''",
+        "     until it answers, 120 s at most",
+        "  2. say",
+        "     $ echo 'it'\"'\"'s'",
+    ]

@@ -10,6 +10,7 @@ import pytest
 from ops import fab
 from ops.__main__ import cli
 from ops.commands.kits import CHECKOUT
+from ops.errors import TAIL_LINES, CommandFailed, LockHeld, PlanFailed, tail
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,17 @@ def test_every_task_says_what_it_does_and_is_in_the_fabfile() -> None:
         assert task.__doc__
         assert f"  {name} " in listed
         assert name in cli.commands
+
+
+def test_a_tail_is_one_line_of_what_was_said_last() -> None:
+    assert tail("a\n\n  b  \n") == "a | b"
+    assert tail("") == "no output"
+    assert tail("\n".join(map(str, range(100)))).startswith(str(100 - TAIL_LINES))
+
+
+def test_errors_say_where_and_how() -> None:
+    failed = CommandFailed(("systemctl", "start", "x"), 5, "no unit x\n", "mb4.example")
+    assert str(failed) == "systemctl on mb4.example: exit code 5: no unit x"
+    assert "did not end in time" in str(CommandFailed(("sleep",), -1, ""))
+    assert str(PlanFailed("start broker mb4", "no")) == "step 'start broker mb4': no"
+    assert str(LockHeld("ann", "noon")) == "ann is changing this cluster since noon"

@@ -69,7 +69,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict
 
     monkeypatch.setattr(View, "health", health)
     monkeypatch.setattr(View, "queues", lambda *_: [Queue(name="q", messages=1, consumers=0)])
-    monkeypatch.setattr("ops.playbooks.pieces.move_messages", move)
+    monkeypatch.setattr("ops.playbooks.step_commands.move_messages", move)
     return layout.inventory, told
 
 
