@@ -266,7 +266,7 @@ def _stop(stage: Stage, *, wipe: bool) -> None:
     """End everything that was started, after any outcome; a second Ctrl-C does not interrupt this."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    stage.children.stop_all()
+    stage.workers.stop()
     stage.cluster.down(wipe=wipe)
 
 

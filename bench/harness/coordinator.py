@@ -20,7 +20,7 @@ from bench.environment import describe, load_average
 from bench.errors import BenchError, InputInvalid
 from bench.faults import Fault
 from bench.harness import sampling
-from bench.harness.control import RUN, say_over
+from bench.harness.control import RUN
 from bench.harness.interface import Running, durability
 from bench.harness.loop import best_loop
 from bench.harness.parts import PUBLISHER, read_parts
@@ -96,8 +96,7 @@ def conduct(profile: Profile, folder: Path, running: Running, say: Callable[[str
         about["faults"] = ["interrupted"]
         raise
     finally:
-        say_over(folder)
-        children.stop_all()
+        workers.stop()
         if disturber:
             about["disturbances"] = disturber.stop()
             about["faults"] = [*about["faults"], *disturber.missed()]

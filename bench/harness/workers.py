@@ -185,6 +185,11 @@ class Workers:
         )
         self._children.check(processes, may_end=True)
 
+    def stop(self) -> None:
+        """End all processes that still run, also those that wait for the start."""
+        say_over(self.folder)
+        self._children.stop_all()
+
     def without_part(self) -> list[str]:
         """Return the names of the clients that have written no part."""
         there = {part.name for part in read_parts(self.folder)}
@@ -258,5 +263,4 @@ def at_work(profile: Profile, folder: Path, env: Mapping[str, str]) -> Iterator[
         time.sleep(max(0.0, (workers.start_ns - time.monotonic_ns()) / 1e9))
         yield workers
     finally:
-        say_over(folder)
-        children.stop_all()
+        workers.stop()

@@ -1,1 +1,1 @@
-"""Load: profiles, schedules, bodies, pacing, and the processes of ``bench load``."""
+"""Load as values: profiles, schedules, bodies, records, and the systems that can be measured."""

@@ -65,6 +65,10 @@ class Started(Children):
     def terminate(self, names: Iterable[str]) -> None:
         self.ended |= set(names)
 
+    def stop_all(self) -> list[str]:
+        self.ended |= set(self.argv)
+        return []
+
 
 def profile(**load: object) -> Profile:
     found = open_ended("x", PLACES * 2, publishers=3, rate_per_s=9, body_bytes=100).as_json()
@@ -149,6 +153,14 @@ def test_an_open_ended_load_ends_its_publishers_first(
     monkeypatch.setattr("bench.harness.workers.say_over", lambda _folder: end())
     made.finish()
     assert started.running() == []
+
+
+def test_processes_that_wait_for_the_start_end_with_the_run(tmp_path: Path) -> None:
+    made, started = workers(tmp_path, profile())
+    made.stop()
+    assert started.running() == []
+    with pytest.raises(BenchError, match="over before it had started"):
+        control.wait_for_start(tmp_path, within_s=1)
 
 
 def test_a_publisher_that_failed_at_the_end_is_a_fault(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def manifest(run: Path) -> Manifest:
-    return read_manifest(run)
+    return read_manifest(run).on_wall_clock()
 
 
 HEAD = json.dumps({"anchor": {"host": "h", "process": "p", "wall_minus_monotonic_ns": 1}})
@@ -187,7 +187,7 @@ def test_lines_are_anchors_and_good_and_bad(session: SparkSession, tmp_path: Pat
     write_run(tmp_path, messages=40)
     path = tmp_path / "published-publisher-1.ndjson"
     path.write_text(path.read_text() + '\nnonsense\n{"run')
-    manifest = read_manifest(tmp_path)
+    manifest = read_manifest(tmp_path).on_wall_clock()
     files = find_files(tmp_path, manifest).of("published")
     rows = events.parse(events.read_lines(session, files), "published", manifest, files)
     good, seen = events.counted(rows, "published")

@@ -1,0 +1,104 @@
+"""Our clients under load, on brokers in memory: every message has its end, and its rows."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.clients import messagebus as module
+from bench.harness.interface import Delivered, End, Linked, Where
+from bench.harness.outcomes import CONFIRMED, OTHERWISE
+from bench.harness.workers import open_ended
+from bench.load.bodies import Filler, stamped
+from bench.load.profile import Profile
+from bench.rows import Rows, read_events
+from messagebus import AsyncConsumer, AsyncPublisher, ConsumerConfig, PublisherConfig
+from messagebus.telemetry.eventfile import anchor_now
+from messagebus.telemetry.manifest import Manifest
+from messagebus.testing import MemoryBus
+
+ENV = {"MESSAGEBUS_BROKER": "b:1", "MESSAGEBUS_LIST_URLS": "http://b/consumer-list"}
+FILLER = Filler.of(bytes(60))
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBus:
+    bus = MemoryBus(brokers=2)
+    bus.declare("t/a")
+
+    def publisher(_bus: object, config: PublisherConfig) -> AsyncPublisher:
+        return bus.async_publisher(config)
+
+    def consumer(
+        _bus: object, topic: str, *, subscription: str, config: ConsumerConfig
+    ) -> AsyncConsumer:
+        return bus.async_consumer(topic, subscription=subscription, config=config)
+
+    monkeypatch.setattr(module, "AsyncPublisher", publisher)
+    monkeypatch.setattr(module, "AsyncConsumer", consumer)
+    return bus
+
+
+def where(folder: Path, name: str, subscription: str = "") -> Where:
+    rows = Rows(folder, run_id="r", name=name, topic="t", subscription=subscription)
+    return Where(name, "t", subscription, ENV, 0, rows)
+
+
+async def sent(sender: module.Sender, count: int) -> list[End]:
+    await sender.open()
+    for number in range(count):
+        await sender.send(number, stamped(FILLER, 0, number, 1000 + number), "k")
+    await sender.close(30)
+    return list(sender.ends())
+
+
+async def taken(receiver: module.Receiver, count: int) -> list[Delivered]:
+    await receiver.open()
+    assert isinstance(receiver, Linked)
+    assert len(receiver.links()) == 2
+    found: list[Delivered] = []
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            found += await receiver.take(0.1)
+    await receiver.close()
+    return found
+
+
+def profile() -> Profile:
+    return open_ended("x", ["t/a"], publishers=1, rate_per_s=1, body_bytes=60)
+
+
+async def test_each_message_has_its_end_and_its_rows(memory: MemoryBus, tmp_path: Path) -> None:
+    publisher, consumer = where(tmp_path, "p"), where(tmp_path, "c", "a")
+    receiver = module.Receiver(profile(), consumer)
+    memory.refuse_next("t")
+    ends = await sent(module.Sender(profile(), publisher), 10)
+    deliveries = await taken(receiver, 9)
+    assert [end.sequence for end in ends] == list(range(10))
+    assert sorted(end.outcome for end in ends) == [OTHERWISE] + [CONFIRMED] * 9
+    assert {each.broker for each in deliveries} <= set(memory.brokers)
+    for each in (publisher.rows, consumer.rows):
+        assert each
+        each.close()
+    manifest = Manifest(
+        run_id="r",
+        topics={"t": ("a",)},
+        brokers=memory.brokers,
+        start_ns=0,
+        anchor=anchor_now("c"),
+    )
+    events = read_events(tmp_path, manifest)
+    assert (events.bad, events.files) == ({}, 2)
+    assert [row["intended_ns"] for row in events.published] == list(range(1000, 1010))
+    assert sorted(row["outcome"] for row in events.published) == ["confirmed"] * 9 + ["refused"]
+    assert {row["key"] for row in (*events.published, *events.delivered)} == {"k"}
+    assert [row["ack"] for row in events.delivered] == ["acked"] * 9
+
+
+async def test_a_load_may_have_no_rows(memory: MemoryBus) -> None:
+    ends = await sent(module.Sender(profile(), Where("p", "t", "", ENV)), 3)
+    assert [end.outcome for end in ends] == [CONFIRMED] * 3
+    deliveries = await taken(module.Receiver(profile(), Where("c", "t", "a", ENV)), 3)
+    assert len(deliveries) == 3
