@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from urllib.parse import quote
@@ -19,8 +18,8 @@ import pytest
 
 from messagebus import App, BusConfig, Message, PublisherConfig, declare
 from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually_async
-from tests.support.faults import forget
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "invoices"
@@ -130,6 +129,12 @@ class Service:
         return found
 
 
+@pytest.fixture
+def broken_cluster(make_cluster: MakeCluster) -> LocalCluster:
+    """A cluster of its own: the subscriptions of the application are those of other tests' documents."""
+    return make_cluster(3)
+
+
 def parked(cluster: LocalCluster) -> list[str]:
     """Return the message ids in the parking queue, over all brokers; they stay there."""
     wanted = {"count": 100_000, "ackmode": "ack_requeue_true", "encoding": "base64"}
@@ -154,20 +159,11 @@ def order(number: int) -> dict[str, object]:
     }
 
 
-@pytest.fixture
-def topics(cluster: LocalCluster) -> Iterator[None]:
-    """The topics of the application are deleted afterwards."""
-    yield
-    for topic in ("orders", "invoices"):
-        forget(cluster, topic)
-
-
 @pytest.mark.guarantee("application-survives-kills")
-@pytest.mark.usefixtures("topics")
 async def test_nothing_is_lost_when_a_broker_and_a_worker_are_killed(
-    broken: LocalCluster, tmp_path: Path
+    broken_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = broken
+    cluster = broken_cluster
     bus = BusConfig.from_env(cluster.client_env())
     await asyncio.to_thread(declare, bus, ["orders/billing", "invoices/archive"])
     service = Service(cluster, tmp_path)

@@ -290,10 +290,11 @@ def test_delayed_messages_are_told_and_waited_for(
     there = dataclasses.replace(bus, broker=cluster.node(last).broker)
     with Consumer(bus, topic, subscription="all") as consumer:
         with Publisher(there) as publisher:
-            sent = publisher.send_safe(topic, b"x", deliver_after_s=10, timeout_s=30).message_id
+            sent = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
         # Statistics show the past.
-        told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 10 s"
+        told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 20 s"
         eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
+        forget_clients(cluster)
         with ThreadPoolExecutor(1) as thread:
             removing = thread.submit(ops, cluster, "remove", last, "--yes")
             delivery = consumer.receive(timeout_s=60)
