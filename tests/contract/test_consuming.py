@@ -326,7 +326,8 @@ async def test_a_consumer_is_used_between_start_and_stop(bus: Bus) -> None:
     for method in ("receive", "receive_immediate", "stats", "keep_alive"):
         with pytest.raises(Stopped):
             await consumer.call(method)
-    assert await consumer.call("start", timeout_s=30) is True
+    assert await consumer.call("start", timeout_s=30) is None
+    assert consumer.inner.registered
     assert consumer.status == "running"
     with pytest.raises(Stopped):
         await consumer.call("start")

@@ -61,8 +61,7 @@ def run(consumer: Client, handler: Any, count: int = 1, **how: Any) -> asyncio.T
     """Begin to handle, with `count` runs at once."""
     if isinstance(handler, Handler) and not consumer.blocks:
         handler = handler.coroutine
-    width = {"workers" if consumer.blocks else "concurrency": count}
-    return asyncio.create_task(consumer.call("run", handler, **width, **how))
+    return asyncio.create_task(consumer.call("run", handler, concurrency=count, **how))
 
 
 async def ended(consumer: Client, work: asyncio.Task[Any]) -> int:
@@ -388,8 +387,12 @@ async def test_a_plain_function_runs_in_threads_also_for_asyncio(bus: Bus) -> No
 
 async def test_what_makes_no_sense_is_told_at_once(bus: Bus) -> None:
     consumer = await bus.consumer()
-    width = "workers" if consumer.blocks else "concurrency"
-    for wrong in ({width: 0}, {width: 1.5}, {"time_limit_s": 0}, {"time_limit_s": -1}):
+    for wrong in (
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"time_limit_s": 0},
+        {"time_limit_s": -1},
+    ):
         with pytest.raises(ConfigError):
             await consumer.call("run", Handler(), **wrong)
     with pytest.raises(Stopped):

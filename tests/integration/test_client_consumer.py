@@ -145,7 +145,7 @@ def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers
         handled.append(delivery.message_id)
 
     consumer = _started(bus, f"queue:{topic}")
-    workers = threading.Thread(target=consumer.run, args=(handler,), kwargs={"workers": 2})
+    workers = threading.Thread(target=consumer.run, args=(handler,), kwargs={"concurrency": 2})
     workers.start()
     assert started.wait(READY_WITHIN_S)
     until = time.monotonic() + SLOW_FOR_S * FACTOR

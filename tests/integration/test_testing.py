@@ -171,7 +171,7 @@ def test_many_threads_and_every_fault_lose_nothing() -> None:
     for consumer in consumers:
         consumer.start(require="all")
     working = [
-        threading.Thread(target=consumer.run, args=(handle,), kwargs={"workers": 3})
+        threading.Thread(target=consumer.run, args=(handle,), kwargs={"concurrency": 3})
         for consumer in consumers
     ]
     confirmed, enough = set[str](), threading.Event()
