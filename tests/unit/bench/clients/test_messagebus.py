@@ -15,8 +15,8 @@ from bench.load.bodies import Filler, stamped
 from bench.load.profile import Profile
 from bench.rows import Rows, read_events
 from messagebus import AsyncConsumer, AsyncPublisher, ConsumerConfig, PublisherConfig
-from messagebus.telemetry.eventfile import anchor_now
-from messagebus.telemetry.manifest import Manifest
+from messagebus.recording.files import anchor_now
+from messagebus.recording.manifest import Manifest
 from messagebus.testing import MemoryBus
 
 ENV = {"MESSAGEBUS_BROKER": "b:1", "MESSAGEBUS_LIST_URLS": "http://b/consumer-list"}
