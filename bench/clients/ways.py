@@ -391,7 +391,6 @@ WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "receive_many": _receive_many,
     "receive_blocking": _receive_blocking,
     "receive_many_blocking": _receive_blocking,
-    "take": turns.turn,
     "run": _run,
     "run_threads": _run,
     "app": _app,
