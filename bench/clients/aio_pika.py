@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 
 import aio_pika
@@ -33,6 +34,7 @@ class Sender:
         self._room = asyncio.Semaphore(self._window)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[End] = []
+        self._numbers = itertools.count()
 
     async def open(self) -> None:
         self._connection = await _connected(self._where)
@@ -42,7 +44,7 @@ class Sender:
 
     async def publish(self, body: bytes, count: int) -> None:
         """Publish from a fixed set of workers, which is cheaper than a task per message."""
-        numbers = iter(range(count))
+        numbers = itertools.islice(self._numbers, count)
 
         async def work() -> None:
             for number in numbers:

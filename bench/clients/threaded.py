@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -55,6 +56,7 @@ class ThreadedSender:
         self._done: queue.SimpleQueue[End] = queue.SimpleQueue()
         self._open: dict[int, int] = {}
         self._broker = ""
+        self._numbers = itertools.count()
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,7 +65,7 @@ class ThreadedSender:
 
     async def publish(self, body: bytes, count: int) -> None:
         """Publish one by one in this thread. Raises BenchError unless all are confirmed."""
-        for sequence in range(count):
+        for sequence in itertools.islice(self._numbers, count):
             if self._client.publish(body, sequence, "") != CONFIRMED:
                 raise BenchError(f"publish {sequence} was not confirmed")
 

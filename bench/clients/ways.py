@@ -246,33 +246,32 @@ async def _receive_many(task: Task) -> Turn:
         return await timed(task, take)
 
 
-async def _receive_blocking(count_max: int, task: Task) -> Turn:
-    """Receive one by one for a count_max of 1, otherwise up to so many together."""
+async def _receive_blocking(task: Task) -> Turn:
+    """Receive one by one, or several together."""
     seen: set[str] = set()
     config = consumer_config(task.profile.load)
     with Consumer(
         bus_of(task.where), task.topic, subscription=task.subscription, config=config
     ) as consumer:
 
-        def one(_left: int) -> list[Delivery]:
-            delivery = consumer.receive(RECEIVE_S)
-            return [delivery] if delivery else []
-
-        def many(left: int) -> list[Delivery]:
-            return consumer.receive_many(min(left, count_max), RECEIVE_S)
-
-        receive = one if count_max == 1 else many
-
         async def take(count: int) -> None:
             goal = len(seen) + count
+            while len(seen) < goal:
+                if (delivery := consumer.receive(RECEIVE_S)) is None:
+                    raise BenchError(f"{goal - len(seen)} messages have not arrived")
+                seen.add(delivery.message_id)
+                consumer.ack(delivery)
+
+        async def take_many(count: int) -> None:
+            goal = len(seen) + count
             while (left := goal - len(seen)) > 0:
-                if not (found := receive(left)):
+                if not (found := consumer.receive_many(min(left, RECEIVE_MAX), RECEIVE_S)):
                     raise BenchError(f"{left} messages have not arrived")
                 for delivery in found:
                     seen.add(delivery.message_id)
                     consumer.ack(delivery)
 
-        return await timed(task, take)
+        return await timed(task, take if task.way == "receive_blocking" else take_many)
 
 
 class _Handled:
@@ -390,9 +389,8 @@ WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "send_safe": partial(_publish_blocking, _send_safe),
     "receive": _receive,
     "receive_many": _receive_many,
-    "receive_blocking": partial(_receive_blocking, 1),
-    "receive_many_blocking": partial(_receive_blocking, RECEIVE_MAX),
-    "take": turns.turn,
+    "receive_blocking": _receive_blocking,
+    "receive_many_blocking": _receive_blocking,
     "run": _run,
     "run_threads": _run,
     "app": _app,

@@ -13,12 +13,13 @@ import cProfile
 import dataclasses
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -223,15 +224,19 @@ async def turn(task: Task) -> Turn:
 async def _publish(task: Task) -> Turn:
     client, content = sender(task.profile, task.where), body(task.body_bytes)
     await client.open()
-    publish = client.publish if isinstance(client, FullSpeed) else partial(_send, client)
+    publish = (
+        client.publish
+        if isinstance(client, FullSpeed)
+        else partial(_send, client, itertools.count())
+    )
     found = await timed(task, lambda count: publish(content, count))
     await client.close(CLOSE_S)
     return found
 
 
-async def _send(client: Sender, content: bytes, count: int) -> None:
+async def _send(client: Sender, numbers: Iterator[int], content: bytes, count: int) -> None:
     """Publish a body `count` times. Raises BenchError unless all are confirmed."""
-    for sequence in range(count):
+    for sequence in itertools.islice(numbers, count):
         await client.room()
         await client.send(sequence, content, "")
     ends = client.ends()

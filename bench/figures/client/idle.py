@@ -2,19 +2,23 @@
 
 ``python -m bench.figures.client.idle publisher|consumer TOPIC SUBSCRIPTION`` prints one JSON object a line:
 first when it is ready; after the first line of its standard input when it is attached; then after every
-further line, with the CPU time since the answer before. Its settings are in its environment. It imports
-nothing but the library, as an application would.
+further line, with the CPU time since the answer before. ``stream TOPIC SUBSCRIPTION COUNT WINDOW BATCH``
+instead receives and acks that many messages, keeps none of them, and prints its costs. The settings are in
+the environment. Nothing but the library is imported, as in an application.
 """
 
+import asyncio
 import json
 import os
 import sys
 import time
 from pathlib import Path
 
-from messagebus import BusConfig, Consumer, Publisher
+from bench.harness.loop import best_loop, event_loop
+from messagebus import AsyncConsumer, BusConfig, Consumer, ConsumerConfig, Publisher
 
 START_S = 180.0
+RECEIVE_MAX = 500
 
 
 def main(kind: str, topic: str, subscription: str) -> None:
@@ -47,6 +51,20 @@ def main(kind: str, topic: str, subscription: str) -> None:
     os._exit(0)
 
 
+async def stream(topic: str, subscription: str, count: int, window: int, batch: int) -> None:
+    config = ConsumerConfig(prefetch=window // batch, handed_out_max=window)
+    bus, received = BusConfig.from_env(os.environ), 0
+    async with AsyncConsumer(bus, topic, subscription=subscription, config=config) as consumer:
+        began_s = time.monotonic()
+        while received < count:
+            deliveries = await consumer.receive_many(RECEIVE_MAX)
+            for delivery in deliveries:
+                consumer.ack(delivery)
+            received += len(deliveries)
+        took_s, cpu_s = time.monotonic() - began_s, time.process_time()
+    _say(messages=received, took_s=took_s, cpu_s=cpu_s)
+
+
 def _links(client: Publisher | Consumer) -> int:
     if isinstance(client, Publisher):
         return 1
@@ -63,4 +81,9 @@ def _rss_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "stream":
+        where, counts = sys.argv[2:4], map(int, sys.argv[4:])
+        with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+            runner.run(stream(where[0], where[1], *counts))
+    else:
+        main(*sys.argv[1:])

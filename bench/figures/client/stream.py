@@ -6,7 +6,9 @@ or so, so that the broker's queue does not grow either.
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from bench.figures.scene import Group, Scene, repeat_command
 from bench.figures.turns import DIRECT, direct_task, purge, queue_of, take_turn
 from bench.harness.loop import best_loop
 from bench.harness.sampling import MEMORY_UNIT, Probe, Sample, Sampler
-from bench.harness.turn import COMMAND, Turn
+from bench.harness.turn import Turn
 
 __all__ = ["GROUP", "figures_of", "growth_mb"]
 
@@ -38,7 +40,6 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
     task = replace(direct_task(scene), body_bytes=BODY_BYTES, batch=BATCH, loop=best_loop())
     purge(scene, task)
     total, portion, name = scene.part(MESSAGES), scene.part(PORTION), scene.cluster.names[0]
-    consuming = replace(task, verb="consume", way="take", window=WINDOW, messages=total, warm_up=0)
     publishing = replace(task, way="send_many", window=BATCHES_OPEN, warm_up=0)
 
     def counts() -> Mapping[str, int]:
@@ -46,8 +47,12 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
             found = management.get(queue_of(task)).raise_for_status().json()
         return {"ready": int(found.get("messages", 0))}
 
-    argv = [*COMMAND, consuming.to_json()]
-    with subprocess.Popen(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+    argv = [sys.executable, "-m", "bench.figures.client.idle", "stream", task.topic]
+    argv += [task.subscription, *map(str, (total, WINDOW, BATCH))]
+    env = {**os.environ, **task.env}
+    with subprocess.Popen(
+        argv, cwd=CHECKOUT, env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
         sampler = Sampler([Probe("consumer", process.pid, counts)], time.monotonic_ns())
         sampler.start()
         try:
@@ -88,7 +93,7 @@ def figures_of(samples: Sequence[Sample], turn: Turn, repeat: str) -> Iterator[F
     for id, said, value, unit in (
         ("memory_mb", "its memory at the end", samples[-1].memory_mib * MEMORY_UNIT / MB, "MB"),
         ("rate", ahead, turn.rate_per_s, "messages/s"),
-        ("cpu_us", "its CPU time per message", turn.cpu_us, "us"),
+        ("cpu_us", "its CPU time per message, its start included", turn.cpu_us, "us"),
     ):
         yield Figure(
             id=f"{NAME}.{id}", what=f"{what}: {said}", value=value, unit=unit, repeat=repeat

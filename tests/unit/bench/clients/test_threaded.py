@@ -58,7 +58,7 @@ def test_at_full_speed_it_publishes_one_by_one(window: int) -> None:
         await sender.publish(b"x", 7)
         assert len(client.keys) == 7
         client.outcome = UNKNOWN
-        with pytest.raises(BenchError, match="publish 0 was not confirmed"):
+        with pytest.raises(BenchError, match="publish 7 was not confirmed"):
             await sender.publish(b"x", 7)
         await sender.close(30)
 

@@ -27,6 +27,7 @@ class Loopback:
 
     def __init__(self, *, outcome: int = CONFIRMED, late_ns: int = 0, lost: int = 0) -> None:
         self.sent: list[bytes] = []
+        self.sequences: list[int] = []
         self.had: list[Delivered] = []
         self.opened = self.closed = 0
         self._ends: list[End] = []
@@ -39,6 +40,7 @@ class Loopback:
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         self.sent.append(body)
+        self.sequences.append(sequence)
         now_ns = time.monotonic_ns()
         at_ns = now_ns + self._late_ns
         self.had.append(Delivered(body, "b", at_ns))
@@ -164,6 +166,8 @@ async def test_a_client_publishes_the_warm_up_and_the_rest(client: Use) -> None:
     took = await turn(bench_task(messages=20, warm_up=5, body_bytes=100))
     assert took.messages == 20
     assert used.sent == [body(100)] * 25
+    # A consumer knows a message by its id.
+    assert used.sequences == list(range(25))
     assert (used.opened, used.closed) == (1, 1)
 
 
