@@ -327,6 +327,7 @@ async def test_a_consumer_is_used_between_start_and_stop(bus: Bus) -> None:
         with pytest.raises(Stopped):
             await consumer.call(method)
     assert await consumer.call("start", timeout_s=30) is None
+    assert isinstance(consumer.inner, Consumer | AsyncConsumer)
     assert consumer.inner.registered
     assert consumer.status == "running"
     with pytest.raises(Stopped):

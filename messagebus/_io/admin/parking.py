@@ -99,12 +99,12 @@ class Parking:
         async with self._link() as link:
             return {source: await ready_messages(link, source.parking_queue) for source in sources}
 
-    async def look(self, source: Parked, ready: int, limit: int, see: See) -> Inspection:
+    async def look(self, source: Parked, ready: int, count_max: int, see: See) -> Inspection:
         """Show messages of a source's parking queue, the oldest first; all of them stay there.
 
-        ready: as counted before. limit: no more are taken. Raises LinkError, TopologyError.
+        ready: as counted before. count_max: no more are taken. Raises LinkError, TopologyError.
         """
-        wanted = min(ready, limit, SCAN_MAX)
+        wanted = min(ready, count_max, SCAN_MAX)
         if not wanted:
             return Inspection(ready, 0)
         async with self._link() as link:
@@ -121,7 +121,7 @@ class Parking:
         ready: int,
         choice: Choice,
         *,
-        limit: int,
+        count_max: int,
         turn: Turn,
         on_moved: Moved,
     ) -> int:
@@ -150,13 +150,13 @@ class Parking:
                 await taking.settle()
                 return ""
 
-            return await self._move(source, ready, choice, limit, turn, move, on_moved)
+            return await self._move(source, ready, choice, count_max, turn, move, on_moved)
 
     async def drop(
-        self, source: Parked, ready: int, choice: Choice, *, limit: int, on_moved: Moved
+        self, source: Parked, ready: int, choice: Choice, *, count_max: int, on_moved: Moved
     ) -> int:
         """Drop messages. Returns how many. Raises LinkError."""
-        if choice.is_everything and limit >= ready:
+        if choice.is_everything and count_max >= ready:
             async with self._link() as link:
                 answer = await answered(link.call("queue_purge", queue=source.parking_queue), link)
             on_moved(int(answer.message_count))
@@ -169,14 +169,14 @@ class Parking:
         async def turn() -> None:
             """Return at once: dropping has no pace."""
 
-        return await self._move(source, ready, choice, limit, turn, move, on_moved)
+        return await self._move(source, ready, choice, count_max, turn, move, on_moved)
 
     async def _move(
         self,
         source: Parked,
         ready: int,
         choice: Choice,
-        limit: int,
+        count_max: int,
         turn: Turn,
         move: Move,
         on_moved: Moved,
@@ -185,10 +185,10 @@ class Parking:
         done, left = 0, Counter[str]()
         while True:
             async with self._link() as link:
-                one = _Pass(link, source, min(ready - done, SCAN_MAX), choice, limit - done)
+                one = _Pass(link, source, min(ready - done, SCAN_MAX), choice, count_max - done)
                 moved = await one.run(turn, move, on_moved)
             done, left = done + moved, one.left
-            if not (one.left_out and moved and done < limit):
+            if not (one.left_out and moved and done < count_max):
                 break
         if left:
             why, _count = left.most_common(1)[0]
@@ -273,12 +273,14 @@ Move = Callable[[_Taking, _Taken], Awaitable[str]]
 class _Pass:
     """One pass over a parking queue: each wanted message is moved and answered, all others go back."""
 
-    def __init__(self, link: Link, source: Parked, ready: int, choice: Choice, limit: int) -> None:
+    def __init__(
+        self, link: Link, source: Parked, ready: int, choice: Choice, count_max: int
+    ) -> None:
         # Undelivered messages that still have no queue are kept until the end.
         all_move = choice.is_everything and not isinstance(source, Undelivered)
         ahead = min(ready, AHEAD) if all_move else ready
         self._taking = _Taking(link, source, ready, ahead)
-        self._choice, self._limit = choice, limit
+        self._choice, self._count_max = choice, count_max
         self._waiting = deque[_Taken]()
         self._waiting_bytes = 0
         self._chosen = 0
@@ -315,7 +317,7 @@ class _Pass:
         self._waiting.append(taken)
         self._waiting_bytes += len(taken.body)
         self._chosen += 1
-        return self._chosen < self._limit
+        return self._chosen < self._count_max
 
 
 class _NoQueue(TopologyError):
