@@ -31,7 +31,7 @@ def test_what_is_not_drawn_by_itself_is_drawn_together() -> None:
 
 def test_the_input_is_told_with_what_was_left_out(planted_run: Planted) -> None:
     _, text = words.input_words(planted_run.run)
-    assert "4,000 published" in text
+    assert "2,000 published" in text
     assert "1 bad line " in text
     assert words.meta(planted_run.run).startswith("started 2026-09-21")
 
