@@ -61,34 +61,64 @@ SUBMIT = (
 )
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path, job: str) -> None:
+# Jobs in turn in one process, each by its file as if alone: with the file's folder on the path, and without
+# the checkout's modules. It prints the exit codes.
+IN_TURN = """
+import json, runpy, sys
+codes, found = {}, sys.path[1:]
+for argv in json.loads(sys.argv[1]):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("spark", "messagebus"):
+            del sys.modules[name]
+    sys.argv, sys.path[:] = argv, [argv[0].rpartition("/")[0], *found]
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as ended:
+        codes[argv[0]] = ended.code
+print(json.dumps(codes))
+"""
+
+
+def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path) -> None:
     """spark-submit starts it so: with the file's folder alone on the path."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    path = ROOT / "spark" / "jobs" / f"{job}.py"
-    done = run([sys.executable, str(path), "--help"], cwd=tmp_path, env=environ)
+    argvs = json.dumps([[path_of(job), "--help"] for job in JOBS])
+    done = run([sys.executable, "-c", IN_TURN, argvs], cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
-    assert f"Example: python -m spark {job} " in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1]) == {path_of(job): 0 for job in JOBS}
+    for job in JOBS:
+        assert f"Example: python -m spark {job} " in done.stdout
 
 
 def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told(
     tmp_path: Path,
 ) -> None:
+    """The report is submitted by its file, as documented; all others share a JVM, with a session each."""
     faults = Faults(owed=3, cut_lines=1)
     truth = write_run(tmp_path / RUN, messages=200, faults=faults)
     (tmp_path / "log").mkdir()
+    (tmp_path / "in_turn.py").write_text(IN_TURN)
     folder = Path(sys.executable).parent
-    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["PATH"] = f"{folder}:{environ['PATH']}"
     log = ("--conf", f"spark.eventLog.dir=file://{tmp_path}/log")
-    for job, arguments in ARGUMENTS.items():
-        path = str(ROOT / "spark" / "jobs" / f"{job}.py")
-        argv = [*SUBMIT, *log, path, *arguments, "--out", f"out/{job}"]
-        done = run([str(folder / argv[0]), *argv[1:]], cwd=tmp_path, env=environ)
-        assert done.returncode == 0, f"{job}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+    argvs = {
+        job: [path_of(job), *arguments, "--out", f"out/{job}"]
+        for job, arguments in ARGUMENTS.items()
+    }
+    report = argvs.pop("report")
+    for submitted in (["in_turn.py", json.dumps([*argvs.values()])], report):
+        argv = [str(folder / SUBMIT[0]), *SUBMIT[1:], *log, *submitted]
+        done = run(argv, cwd=tmp_path, env=environ)
+        assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr
         assert f"-XX:MaxHeapSize={HEAP_MIB << 20} " in done.stdout
-        answer = "report.txt" if job == "report" else f"{job}.txt"
-        assert (tmp_path / "out" / job / answer).read_text().strip() in done.stdout
+        if submitted is report:
+            assert (tmp_path / "out" / "report" / "report.txt").read_text().strip() in done.stdout
+            continue
+        assert json.loads(done.stdout.splitlines()[-1]) == {path_of(job): 0 for job in argvs}
+        for job in argvs:
+            assert (tmp_path / "out" / job / f"{job}.txt").read_text().strip() in done.stdout
     assert [cores_of(path) for path in (tmp_path / "log").iterdir()] == [1] * len(JOBS)
     assert set(ARGUMENTS) == set(JOBS)
     audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
@@ -100,12 +130,24 @@ def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told
 
 def test_the_exit_code_of_a_job_is_that_of_spark_submit(tmp_path: Path) -> None:
     folder = Path(sys.executable).parent
-    job = str(ROOT / "spark" / "jobs" / "audit.py")
-    argv = [str(folder / "spark-submit"), job, "--lake", "l", "--run", "r", "--out", "o"]
+    argv = [
+        str(folder / "spark-submit"),
+        path_of("audit"),
+        "--lake",
+        "l",
+        "--run",
+        "r",
+        "--out",
+        "o",
+    ]
     done = run(argv, tmp_path, os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"})
     # spark-submit puts both outputs of a job into one.
     assert done.returncode == 2
     assert done.stdout == "audit: l: no run 'r' was ingested; there are: none\n"
+
+
+def path_of(job: str) -> str:
+    return str(ROOT / "spark" / "jobs" / f"{job}.py")
 
 
 def cores_of(log: Path) -> int:

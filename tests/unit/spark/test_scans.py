@@ -9,18 +9,13 @@ from typing import Any
 
 import duckdb
 import pytest
-from pyspark.sql import SparkSession
 
-from bench.figures.measure.made import lay
 from bench.figures.measure.oracle import answer, opened
 from bench.figures.measure.scans import CELLS_MIN, different, fed
-from spark.lake.ingest import ingested
-from spark.lake.tables import Lake
 from spark.measures.run import Run
 from spark.scans import answered
 from tests.support.events import BROKERS
-
-MESSAGES = 5_000
+from tests.unit.spark.conftest import Laid
 
 
 @dataclass(frozen=True)
@@ -37,12 +32,9 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    folder = tmp_path_factory.mktemp("laid")
-    lay(folder, MESSAGES)
-    lake = Lake(folder)
-    with opened(folder) as duck:
-        yield Both(Run(session, lake, ingested(lake, "made")), duck)
+def both(laid: Laid) -> Iterator[Both]:
+    with opened(laid.run.lake.root) as duck:
+        yield Both(laid.run, duck)
 
 
 @pytest.mark.parametrize("question", ["seconds", "bins", "latency"])
@@ -63,7 +55,7 @@ def test_all_percentiles_of_all_groups_are_those_of_a_histogram_that_was_fed(bot
     rows, reference = both.spark_says("percentiles"), fed(both.run.lake.root)
     assert different(rows, reference) == []
     assert sum(len(row["percentiles"]) for row in rows) > CELLS_MIN
-    assert sum(row["total"] for row in rows) == MESSAGES
+    assert sum(row["total"] for row in rows) == both.run.ingested.total("published", "good")
     rows[0]["percentiles"]["99"] += 1
     assert len(different(rows[:-1], reference)) == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from hdrh.histogram import HdrHistogram
 
 from reports.page import render_html, render_text
 from spark.command import exit_code
-from spark.jobs import backlog, compare, imbalance, ingest, latency, throughput
-from spark.jobs.compare import compared, worse
+from spark.jobs import backlog, imbalance, ingest, latency, throughput
 from spark.measures import hdr
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, RECEIVED_SENT, SENT
 from tests.support.events import BROKERS, KILLED, PUBLISHERS
@@ -82,21 +80,6 @@ def test_what_a_dead_broker_held_is_its_backlog_and_what_is_lost_stays(
     assert len(answer.page.faults) == 1
     assert "audit: not empty at the end" in answer.page.faults[0]
     assert "oldest" in render_html(answer.page)
-
-
-def test_a_run_is_as_good_as_itself_and_better_than_an_empty_day(planted_run: Planted) -> None:
-    measured = compare._measured(planted_run.run)
-    same = compared(measured["numbers"], measured["numbers"])
-    assert {row.ratio for row in same if row.a} == {1.0}
-    assert worse(same, 0.0) == []
-    text = render_text(compare._page(["a", "b"], same, [measured, measured], []))
-    assert "The second is not worse." in text
-    empty = compare._measured(dataclasses.replace(planted_run.run, day="2020-01-01"))
-    assert empty["curves"] == {}
-    rows = compared(measured["numbers"], empty["numbers"])
-    text = render_text(compare._page(["a", "b"], rows, [measured, empty], worse(rows, 0.0)))
-    assert "publish: handed over to confirmed, p99: the second has none" in text
-    assert "confirm_from" not in text
 
 
 def test_the_page_has_every_file_and_every_bad_line(planted_run: Planted) -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from bench.figures.measure.audit import agree
-from bench.figures.measure.made import lay
 from bench.figures.measure.oracle import audit as audit_by_duckdb
 from bench.figures.measure.oracle import opened
 from reports.page import render_text
 from spark.command import Answer
 from spark.jobs import audit
-from spark.lake.ingest import ingested
-from spark.lake.tables import Lake
-from spark.measures.run import Run
-from tests.unit.spark.conftest import Planted
+from tests.unit.spark.conftest import Laid, Planted
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +41,24 @@ def test_every_id_has_one_verdict(planted_run: Planted, answer: Answer) -> None:
 
 
 def test_a_day_without_anything_says_so(planted_run: Planted) -> None:
-    answer = audit.measure(dataclasses.replace(planted_run.run, day="2020-01-01"))
+    """It is the day after the run's: of that one nothing is counted."""
+    answer = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-22"))
     assert answer.page.faults == ("nothing was published",)
+    assert not any(answer.found["verdicts"].values())
+    assert (answer.found["late"], answer.found["suspects"]) == ([], [])
 
 
 def test_a_day_is_judged_with_its_neighbours(planted_run: Planted, answer: Answer) -> None:
     """The run lies in one day, so that day is the whole run."""
-    whole = answer.found["verdicts"]
-    day = dataclasses.replace(planted_run.run, day="2026-09-21")
-    assert audit.measure(day).found["verdicts"] == whole
+    found = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-21")).found
+    for name in ("verdicts", "late", "suspects"):
+        assert found[name] == answer.found[name]
 
 
-def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    planted = lay(tmp_path, 5000)
-    lake = Lake(tmp_path)
-    found = audit.measure(Run(session, lake, ingested(lake, "made"))).found
-    with opened(tmp_path) as database:
+def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(laid: Laid) -> None:
+    planted = laid.planted
+    found = audit.measure(laid.run).found
+    with opened(laid.run.lake.root) as database:
         assert agree(found, audit_by_duckdb(database)) == []
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
         ("lost", planted.lost),

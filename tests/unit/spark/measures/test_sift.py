@@ -19,7 +19,6 @@ from tests.support.literal_events import OTHER_BODY, RUN, SECOND, ddl, delivery,
 from tests.unit.spark.conftest import Planted
 
 Rows = list[dict[str, Any]]
-DAY, ANOTHER = "2026-09-21", "2026-09-22"
 THREE = dataclasses.replace(RUN, topics={"orders": ("audit", "billing", "crm"), "quiet": ()})
 
 
@@ -169,15 +168,6 @@ def test_all_arrivals_are_judged(found: Sifted) -> None:
     assert arrivals.columns == every.columns
     assert arrivals.exceptAll(every).isEmpty()
     assert every.exceptAll(arrivals).isEmpty()
-
-
-def test_of_a_day_only_its_own_messages_are_counted(planted_run: Planted) -> None:
-    counted = {}
-    for day in (DAY, ANOTHER):
-        own = sifted(dataclasses.replace(planted_run.run, day=day))
-        judged = own.counts().count() > 0, verdicts(own.fates) != {}
-        counted[day] = (*judged, own.late().count())
-    assert counted == {DAY: (True, True, 1), ANOTHER: (False, False, 0)}
 
 
 def test_what_is_held_is_the_same_rows(planted_run: Planted) -> None:
