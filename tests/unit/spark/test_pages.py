@@ -40,7 +40,7 @@ def test_an_incident_is_a_mark_and_one_that_lasts_is_a_span(planted_run: Planted
 def test_the_input_is_told_with_what_was_left_out(planted_run: Planted) -> None:
     page = pages.page_of(planted_run.run, "audit", words={}, tables="fates", verdict="")
     text = page.words["input"]
-    assert "4,000 published" in text
+    assert "2,000 published" in text
     assert "1 bad line " in text
     assert page.meta[0].startswith("started 2026-09-21")
 
