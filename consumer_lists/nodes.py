@@ -90,12 +90,16 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """The newest report of one client over all agents. applied: generation that the client works by."""
+    """The newest report of one client over all agents. applied: generation that the client works by.
+
+    waits: it has a request open at the agent that reports it.
+    """
 
     id: str
     subscription: str
     applied: int
     age_s: float
+    waits: bool = True
 
 
 def served(nodes: Sequence[Node]) -> list[Served]:
@@ -108,16 +112,21 @@ def clients(nodes: Sequence[Node]) -> tuple[list[Client], dict[str, str]]:
 
     A client asks one agent at a time, so the truth is the union, and the newest report wins. Agents tell
     ages at different moments: ages that differ by less than ANSWER_WITHIN_S say nothing, and the higher
-    generation is then the newer report.
+    generation is then the newer report. A client that has left one agent has left those that it asked before.
     """
     words: dict[tuple[str, str], list[Client]] = {}
+    left_s: dict[tuple[str, str], float] = {}
     silent = {}
-    for node, (known, fault) in zip(nodes, ask_all(nodes, _clients), strict=True):
+    for node, (known, left, fault) in zip(nodes, ask_all(nodes, _clients), strict=True):
         if fault:
             silent[node.name] = fault
         for client in known:
             words.setdefault((client.id, client.subscription), []).append(client)
-    newest = [_newest(each) for each in words.values()]
+        for key, age_s in left.items():
+            left_s[key] = min(age_s, left_s.get(key, age_s))
+    for key, age_s in left_s.items():
+        words[key] = [word for word in words.get(key, ()) if word.waits or word.age_s <= age_s]
+    newest = [_newest(each) for each in words.values() if each]
     return sorted(newest, key=lambda one: (one.subscription, one.id)), silent
 
 
@@ -143,11 +152,12 @@ def _served(node: Node) -> Served:
         return Served(node=node.name, fault=f"no list: {fault}")
 
 
-def _clients(node: Node) -> tuple[list[Client], str]:
+def _clients(node: Node) -> tuple[list[Client], dict[tuple[str, str], float], str]:
     try:
-        return list(_read_clients(_get(node, "/clients").json())), ""
+        answer = _get(node, "/clients").json()
+        return list(_read_clients(answer)), _read_left(answer), ""
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError) as fault:
-        return [], _one_line(fault)
+        return [], {}, _one_line(fault)
 
 
 def _read_clients(answer: Any) -> Iterable[Client]:
@@ -157,7 +167,17 @@ def _read_clients(answer: Any) -> Iterable[Client]:
             subscription=str(each["subscription"]),
             applied=int(each["applied"]),
             age_s=float(each["age_s"]),
+            # Agents of former versions do not say it, and name nobody who left.
+            waits=bool(each.get("waits", True)),
         )
+
+
+def _read_left(answer: Any) -> dict[tuple[str, str], float]:
+    """Return (id, subscription) -> time in s since a client hung up."""
+    return {
+        (str(each["id"]), str(each["subscription"])): float(each["age_s"])
+        for each in answer.get("left", ())
+    }
 
 
 def _get(node: Node, path: str) -> httpx.Response:

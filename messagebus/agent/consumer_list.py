@@ -159,10 +159,13 @@ class Clients:
     def __init__(self) -> None:
         # (id, subscription) -> (applied, time), longest silent first
         self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+        # (id, subscription) -> time of hanging up, longest ago first
+        self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
         """Record a client that asks, or was waiting until now."""
         key = _key(client_id, subscription)
+        self._left.pop(key, None)
         self._seen[key] = (applied, now_ms)
         self._seen.move_to_end(key)
         if len(self._seen) > CLIENTS_MAX:
@@ -174,6 +177,23 @@ class Clients:
         if (known := self._seen.get(key)) is not None:
             self._seen[key] = (known[0], min(known[1], now_ms - EXPIRY_MS + LEFT_MS))
             self._seen.move_to_end(key, last=False)
+            self._left[key] = now_ms
+            self._left.move_to_end(key)
+            if len(self._left) > CLIENTS_MAX:
+                self._left.popitem(last=False)
+
+    def gone(self, now_ms: int) -> list[Client]:
+        """Return the clients that hung up here LEFT_MS ago or earlier; age_ms: since then.
+
+        Other agents, which such a client asked before, know it for up to EXPIRY_MS.
+        """
+        for key in [key for key, at_ms in self._left.items() if now_ms - at_ms > EXPIRY_MS]:
+            del self._left[key]
+        return [
+            Client(id=client_id, subscription=subscription, applied=0, age_ms=now_ms - at_ms)
+            for (client_id, subscription), at_ms in self._left.items()
+            if now_ms - at_ms > LEFT_MS
+        ]
 
     def figures(self, now_ms: int, generation: int) -> Iterator[Figure]:
         """Yield the figures of living clients. generation: of the list that they should have."""

@@ -196,7 +196,7 @@ class _Web:
         return client_id, _id(query.get("subscription", ""), "subscription") if client_id else ""
 
     async def clients(self, _request: Request) -> Response:
-        living = self._parts.clients.living(_monotonic_ms())
+        now_ms = _monotonic_ms()
         return JSONResponse(
             {
                 "clients": [
@@ -205,9 +205,18 @@ class _Web:
                         "subscription": client.subscription,
                         "applied": client.applied,
                         "age_s": round(client.age_ms / 1000, 3),
+                        "waits": bool(self._waiting_as[client.id, client.subscription]),
                     }
-                    for client in living
-                ]
+                    for client in self._parts.clients.living(now_ms)
+                ],
+                "left": [
+                    {
+                        "id": client.id,
+                        "subscription": client.subscription,
+                        "age_s": round(client.age_ms / 1000, 3),
+                    }
+                    for client in self._parts.clients.gone(now_ms)
+                ],
             }
         )
 

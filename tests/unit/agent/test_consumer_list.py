@@ -179,3 +179,19 @@ def test_who_hung_up_is_forgotten_soon_unless_he_asks_again() -> None:
     seen.seen("moves", "a/b", 2, 2_000)
     assert {each.id for each in seen.living(1_001 + LEFT_MS)} == {"stays", "moves"}
     assert [each.id for each in seen.living(101 + EXPIRY_MS)] == ["moves"]
+
+
+def test_who_hung_up_is_named_until_no_agent_remembers_him() -> None:
+    seen = Clients()
+    for name in ("stays", "ends", "moves"):
+        seen.seen(name, "a/b", 1, 100)
+    for name in ("ends", "moves", "unknown"):
+        seen.left(name, "a/b", 1_000)
+    seen.seen("moves", "a/b", 2, 2_000)
+    assert seen.gone(1_000 + LEFT_MS) == []
+    later = seen.gone(2_000 + LEFT_MS)
+    assert [(each.id, each.subscription, each.age_ms) for each in later] == [
+        ("ends", "a/b", 1_000 + LEFT_MS)
+    ]
+    assert len(seen.gone(1_000 + EXPIRY_MS)) == 1
+    assert seen.gone(1_001 + EXPIRY_MS) == []

@@ -68,6 +68,29 @@ def test_words_of_about_the_same_age_are_told_apart_by_the_generation(http: Agen
     assert [(client.id, client.applied) for client in known] == [("one", 4), ("two", 2)]
 
 
+def test_a_client_that_left_an_agent_is_not_held_against_by_those_it_asked_before(
+    http: AgentsHttp,
+) -> None:
+    """Unless it waits at one of them, or asked there since."""
+
+    def known_to(agent: str, *clients: dict[str, object], left: object = ()) -> None:
+        seen = [
+            {"subscription": "orders/billing", "applied": 3, "age_s": 50.0, "waits": False, **each}
+            for each in clients
+        ]
+        http.answers[f"{agent}:8081/clients"] = json.dumps({"clients": seen, "left": left})
+
+    left = [
+        {"id": name, "subscription": "orders/billing", "age_s": 20.0}
+        for name in ("ended", "shared", "moved")
+    ]
+    known_to("a", left=left)
+    known_to("b", {"id": "ended"}, {"id": "shared", "waits": True}, {"id": "moved", "age_s": 19.0})
+    known_to("c", {"id": "other"})
+    known, _ = nodes.clients([A, B, C])
+    assert [client.id for client in known] == ["moved", "other", "shared"]
+
+
 @pytest.mark.parametrize("answer", ["{}", "[]", "<html>", '{"clients": [{"id": "x"}]}', "null"])
 def test_an_answer_that_makes_no_sense_is_no_client(http: AgentsHttp, answer: str) -> None:
     http.answers = {"a:8081/clients": answer}
