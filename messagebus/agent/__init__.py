@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from messagebus.agent.config import AgentConfig
-from messagebus.agent.service import Service
 from messagebus.agent.store import genesis
 from messagebus.errors import ConfigError
 
@@ -43,4 +42,7 @@ def run(config_path: str | Path) -> int:
 
 
 async def _serve(config: AgentConfig) -> None:
+    # Kits need `genesis` alone, and start a process for many a step: this is a quarter of a second.
+    from messagebus.agent.service import Service
+
     await Service(config).run()
