@@ -29,7 +29,7 @@ from messagebus.config import BusConfig as BusConfig
 from messagebus.config import ConsumerConfig as ConsumerConfig
 from messagebus.config import PublisherConfig as PublisherConfig
 from messagebus.consumer import Consumer as Consumer
-from messagebus.core.receipts import Receipt as Receipt
+from messagebus.core.deliveries import Receipt as Receipt
 from messagebus.destination import Destination as Destination
 from messagebus.destination import Queue as Queue
 from messagebus.destination import Source as Source
@@ -70,8 +70,8 @@ from messagebus.handling import RetryPolicy as RetryPolicy
 from messagebus.hooks import Hooks as Hooks
 from messagebus.message import Delivery as Delivery
 from messagebus.message import Message as Message
-from messagebus.outgoing import Options as Options
-from messagebus.outgoing import Payload as Payload
+from messagebus.message import Options as Options
+from messagebus.message import Payload as Payload
 from messagebus.publisher import Publisher as Publisher
 from messagebus.secret import Secret as Secret
 from messagebus.stats import BrokerStats as BrokerStats

@@ -35,8 +35,7 @@ from messagebus.config import ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer
 from messagebus.destination import Destination, Queue, Subscription, parse_destination
 from messagebus.errors import MessageInvalid
-from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message
-from messagebus.outgoing import Options
+from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message, Options
 from messagebus.publisher import Publisher
 from messagebus.secret import Secret
 from messagebus.stats import Durability, Outcome, Published

@@ -31,7 +31,7 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Target, Waiter
+from messagebus._io.publish.publishes import Many, Outgoing, Target, Waiter, whole_timeout_ms
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import (
@@ -46,8 +46,7 @@ from messagebus.destination import Destination, Source
 from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
-from messagebus.message import Delivery, Header, Message
-from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
+from messagebus.message import Delivery, Header, Message, Options, Payload
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,

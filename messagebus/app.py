@@ -34,7 +34,7 @@ from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
 from messagebus.handling import RetryPolicy
 from messagebus.hooks import Hooks
-from messagebus.outgoing import Options
+from messagebus.message import Options
 from messagebus.payloads import as_payload
 from messagebus.payloads.binding import Bound, bind, bind_batch, name_of
 from messagebus.stats import ConsumerStats, Published, PublisherStats, Status

@@ -1,4 +1,4 @@
-"""Messages to send, and deliveries received.
+"""Messages to send, the options of a publish, and deliveries received.
 
 A `Message` is a value: the library never changes it. A `Delivery` is a message that arrived, with
 the receipt that says where its answer must go.
@@ -11,15 +11,16 @@ import json as jsonlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypedDict
 
-from messagebus.core.receipts import Ledger, Receipt
+from messagebus.core.deliveries import Ledger, Receipt
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
 
-__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Reading"]
+__all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Options", "Payload", "Reading"]
 
 # RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -126,6 +127,31 @@ class Message:
     @property
     def _media_type(self) -> str:
         return self.content_type.partition(";")[0].strip().lower()
+
+
+Payload = Message | bytes | str
+"""Payload of a publish: a message, its bytes, or a text."""
+
+
+class Options(TypedDict, total=False):
+    """Options of one call beside the payload; they replace those of a `Message` payload.
+
+    headers, key, priority, correlation_id, reply_to, message_id, type: as in `Message`.
+    ttl_s: the broker may drop it unread after this time; a delayed message's life begins when it is due.
+    deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
+        s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
+    """
+
+    headers: Mapping[str, Header]
+    key: str
+    priority: int | None
+    ttl_s: float | None
+    correlation_id: str
+    reply_to: str
+    message_id: str
+    type: str
+    deliver_after_s: float
+    deliver_at: datetime | float
 
 
 # Reading bodies.

@@ -17,7 +17,7 @@ from typing import Self, Unpack
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Target, Waiter
+from messagebus._io.publish.publishes import Many, Outgoing, Target, Waiter, whole_timeout_ms
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
@@ -33,8 +33,7 @@ from messagebus.errors import (
     Unroutable,
 )
 from messagebus.hooks import Hooks
-from messagebus.message import Message
-from messagebus.outgoing import Options, Outgoing, Payload, whole_timeout_ms
+from messagebus.message import Message, Options, Payload
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
 

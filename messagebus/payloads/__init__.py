@@ -37,11 +37,11 @@ from messagebus.message import (
     REASON_CHARS_MAX,
     Delivery,
     Message,
+    Payload,
     check_names,
     decode_json,
     decode_text,
 )
-from messagebus.outgoing import Payload
 from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
 __all__ = ["Reader", "as_payload", "reader"]

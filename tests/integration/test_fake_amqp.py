@@ -24,7 +24,7 @@ from messagebus import (
     redrive_parked,
 )
 from messagebus._io.admin.parking import _Taking
-from messagebus._io.amqp.transport import HOT_PATH
+from messagebus._io.amqp.connection import HOT_PATH
 from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list

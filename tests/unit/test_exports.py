@@ -48,7 +48,6 @@ INSIDE = {
         "rule_of",
     },
     "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
-    "messagebus.outgoing": {"Outgoing", "as_message", "whole_timeout_ms"},
     "messagebus.payloads": {"Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
 }

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus._io.amqp.properties import ALONE
-from messagebus.core.receipts import Ledger, Receipt
+from messagebus.core.deliveries import Ledger, Receipt
 from messagebus.destination import Queue
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.handling import retry_headers

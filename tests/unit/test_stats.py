@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message

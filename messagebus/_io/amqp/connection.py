@@ -1,4 +1,4 @@
-"""Subclasses of pika's connection: safe reading of frames, and our own frames beside pika's.
+"""pika's connection with our own frames beside its own, and what sends and receives them on a channel.
 
 `GuardedConnection`: pika decodes the properties of every message that it reads and ends the connection
 where it cannot: such a message would come again for ever. And pika waits for the whole of a frame of any
@@ -7,16 +7,22 @@ size. Here properties stay as they are on the wire, and a frame larger than agre
 `FrameConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
 publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
 declarations, heartbeats, returns and every error stay pika's. Nothing of pika is patched: other users of
-it in the process see no change. `guard_problem` and `seam_problem` check all pika internals in use,
-without a socket; where one has changed, links fall back to plain pika (`transport.PikaTransport`).
+it in the process see no change.
+
+`FrameTransport` sends and receives with our own codec, `PikaTransport` through pika's channel; both do the
+same, one more slowly. `guard_problem` and `seam_problem` check all pika internals in use, without a socket,
+once in a process; where one has changed, links fall back to plain pika. Runs on one asyncio loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Protocol
 
@@ -28,16 +34,35 @@ from pika.adapters.utils import io_services_utils
 from pika.channel import Channel
 from pika.exceptions import StreamLostError
 
-from messagebus._io.amqp.frames import Confirm, Contents, FrameParser, PublishFrames
+from messagebus._io.amqp.frames import (
+    Arrived,
+    Bare,
+    Confirm,
+    Contents,
+    FrameParser,
+    PublishFrames,
+    encode_ack,
+    encode_nack,
+)
 
 __all__ = [
     "FrameConnection",
-    "HotSink",
-    "seam_problem",
+    "Frames",
     "GuardedConnection",
+    "HotSink",
     "RawProperties",
+    "Transport",
+    "UniformFrames",
+    "connection_class",
     "guard_problem",
+    "seam_problem",
+    "transport_for",
 ]
+
+log = logging.getLogger("messagebus")
+
+HOT_PATH = "MESSAGEBUS_HOT_PATH"
+"""Environment variable: "0" makes every link plain pika, to compare or to find a fault."""
 
 _HEAD = Struct(">BHI")
 _HEADER = Struct(">HHQ")
@@ -80,36 +105,6 @@ class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
         _class, _weight, body_size = _HEADER.unpack_from(data, _HEAD.size)
         raw = bytes(data[_HEAD.size + _HEADER.size : end - 1])
         return end, frame.Header(channel, body_size, RawProperties(raw))
-
-
-@functools.cache
-def guard_problem() -> str:
-    """Return how pika's internals differ from what is expected; "" when they do not. Needs no socket."""
-    return first_problem(_problem)
-
-
-def first_problem(*looks: Callable[[], str]) -> str:
-    """Return the first problem that a check finds; "" when none does."""
-    try:
-        return next((problem for look in looks if (problem := look())), "")
-    except Exception as problem:  # any difference may show as an exception
-        return f"{type(problem).__name__}: {problem}"
-
-
-def _problem() -> str:
-    seen: list[Any] = []
-    connection = object.__new__(GuardedConnection)
-    connection.params, connection._frame_buffer = pika.ConnectionParameters(), b""
-    connection.bytes_received = 0
-    connection._process_frame = seen.append
-    raw = b"\xff\xff"
-    header = frame.Header(1, 7, RawProperties(raw)).marshal()
-    connection._on_data_available(header + frame.Heartbeat().marshal())
-    if [type(each) for each in seen] != [frame.Header, frame.Heartbeat]:
-        return "it does not read through the hook"
-    if seen[0].body_size != 7 or seen[0].properties.encode() != [raw]:
-        return "it reads headers otherwise"
-    return ""
 
 
 class HotSink(Protocol):
@@ -194,10 +189,257 @@ class FrameConnection(GuardedConnection):
         return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
 
 
+OnConfirm = Callable[[int, bool, bool], None]
+OnContents = Callable[[list[Arrived]], None]
+
+
+def _no_confirm(tag: int, multiple: bool, ok: bool) -> None:
+    pass
+
+
+def _no_contents(arrived: list[Arrived]) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
+
+
+class UniformFrames(Protocol):
+    def add(self, out: list[bytes], messages: Iterable[Bare]) -> None: ...
+
+
+class Frames(Protocol):
+    """The publisher to one address; added messages go out with the transport's next `flush`."""
+
+    def add(self, out: list[bytes], properties: bytes, body: bytes) -> None: ...
+
+    def uniform(self, shape: tuple[bytes, bytes]) -> UniformFrames: ...
+
+
+class Transport(Protocol):
+    """The publishes, answers, confirms and deliveries of one channel.
+
+    on_confirm(tag, multiple, ok), on_contents(arrived): called for input. on_turn: called once after one or
+    several of these; its publishes and answers are written after it. out: pass it to `Frames`.
+    """
+
+    out: list[bytes]
+    on_confirm: OnConfirm
+    on_contents: OnContents
+    on_turn: Callable[[], None]
+
+    def frames(self, exchange: str, routing_key: str) -> Frames: ...
+
+    def ack(self, tag: int, multiple: bool) -> None: ...
+
+    def nack(self, tag: int, requeue: bool) -> None: ...
+
+    def flush(self) -> None: ...
+
+    @property
+    def backed_up(self) -> bool:
+        """True while the socket takes less than we write."""
+
+    def pika_confirm(self, method: Any) -> None:
+        """Take a confirm that pika read: the callback for `confirm_delivery`."""
+
+    def pika_content(
+        self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        """Take a delivery that pika read: the callback for `basic_consume`."""
+
+
+class FrameTransport:
+    """A transport with our own frames on pika's connection."""
+
+    def __init__(self, connection: FrameConnection, channel: Channel) -> None:
+        self._connection, self._channel = connection, channel
+        self._number = channel.channel_number
+        self.out = connection.out
+        self.on_confirm: OnConfirm = _no_confirm
+        self.on_contents: OnContents = _no_contents
+        self.on_turn: Callable[[], None] = _nothing
+        self._is_closed = False
+        connection.attach(channel, self)
+
+    def on_item(self, item: Contents | Confirm) -> None:
+        if isinstance(item, Contents):
+            self.on_contents(item.arrived)
+        else:
+            self.on_confirm(item.tag, item.multiple, item.ok)
+
+    def on_read(self) -> None:
+        self.on_turn()
+        self._connection.flush()
+
+    def on_closed(self) -> None:
+        self._is_closed = True
+
+    def frames(self, exchange: str, routing_key: str) -> Frames:
+        return PublishFrames(self._number, exchange, routing_key, self._connection.params.frame_max)
+
+    def ack(self, tag: int, multiple: bool) -> None:
+        if not self._is_closed:
+            self.out.append(encode_ack(self._number, tag, multiple))
+
+    def nack(self, tag: int, requeue: bool) -> None:
+        if not self._is_closed:
+            self.out.append(encode_nack(self._number, tag, requeue))
+
+    def flush(self) -> None:
+        if self._channel.is_open:  # after Channel.Close the broker ends the connection for any more
+            self._connection.flush()
+        else:
+            self.out.clear()
+
+    @property
+    def backed_up(self) -> bool:
+        return self._connection.backed_up
+
+    def pika_confirm(self, method: Any) -> None:
+        raise AssertionError("a confirm went past the hook")
+
+    def pika_content(
+        self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        raise AssertionError("a delivery went past the hook")
+
+
+class PikaTransport:
+    """A transport through pika's channel."""
+
+    def __init__(self, connection: Any, channel: Channel) -> None:
+        self._connection, self._channel = connection, channel
+        self.out: list[bytes] = []
+        self.on_confirm: OnConfirm = _no_confirm
+        self.on_contents: OnContents = _no_contents
+        self.on_turn: Callable[[], None] = _nothing
+        self._loop = asyncio.get_running_loop()
+        self._woken = False
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._woken = False
+        self.on_turn()
+
+    def frames(self, exchange: str, routing_key: str) -> Frames:
+        return _PlainFrames(self._channel, exchange, routing_key)
+
+    def ack(self, tag: int, multiple: bool) -> None:
+        if self._channel.is_open:
+            self._channel.basic_ack(tag, multiple)
+
+    def nack(self, tag: int, requeue: bool) -> None:
+        if self._channel.is_open:
+            self._channel.basic_nack(tag, requeue=requeue)
+
+    def flush(self) -> None:
+        pass
+
+    @property
+    def backed_up(self) -> bool:
+        transport = self._connection._transport
+        return transport is None or transport.get_write_buffer_size() > WRITE_BYTES_MAX
+
+    def pika_confirm(self, method: Any) -> None:
+        ok = isinstance(method, pika.spec.Basic.Ack)
+        self.on_confirm(method.delivery_tag, method.multiple, ok)
+        self._wake()
+
+    def pika_content(
+        self, channel: Channel, method: Any, properties: pika.BasicProperties, body: bytes
+    ) -> None:
+        raw = b"".join(properties.encode())
+        self.on_contents([(method.delivery_tag, method.redelivered, raw, body)])
+        self._wake()
+
+
+class _PlainFrames:
+    def __init__(self, channel: Channel, exchange: str, routing_key: str) -> None:
+        self._channel, self._exchange, self._routing_key = channel, exchange, routing_key
+
+    def add(self, out: list[bytes], properties: bytes, body: bytes) -> None:
+        self._channel.basic_publish(
+            self._exchange, self._routing_key, body, RawProperties(properties), mandatory=True
+        )
+
+    def uniform(self, shape: tuple[bytes, bytes]) -> UniformFrames:
+        return _PikaUniformFrames(self, shape)
+
+
+class _PikaUniformFrames:
+    def __init__(self, frames: _PlainFrames, shape: tuple[bytes, bytes]) -> None:
+        self._frames, self._shape = frames, shape
+
+    def add(self, out: list[bytes], messages: Iterable[Bare]) -> None:
+        before, after = self._shape
+        for message in messages:
+            properties = before + message.message_id.encode() + after
+            self._frames.add(out, properties, message.body)
+
+
+def connection_class() -> Any:
+    """Return the connection class to dial with."""
+    if os.environ.get(HOT_PATH) == "0" or not _seam_holds():
+        # Guarded against malformed messages of other clients, where pika allows it.
+        return AsyncioConnection if guard_problem() else GuardedConnection
+    return FrameConnection
+
+
+@functools.cache
+def _seam_holds() -> bool:
+    """Return whether pika's internals are as expected. Checks once in a process; logs one warning if not."""
+    if problem := seam_problem():
+        log.warning("slow path: pika %s is not as expected: %s", pika.__version__, problem)
+    return not problem
+
+
+def transport_for(connection: Any, channel: Channel) -> Transport:
+    """Return the transport of an open channel."""
+    if isinstance(connection, FrameConnection):
+        return FrameTransport(connection, channel)
+    return PikaTransport(connection, channel)
+
+
 @functools.cache
 def seam_problem() -> str:
     """Return how pika's internals differ from what is expected; "" when they do not."""
     return first_problem(_version_problem, guard_problem, _input_problem, _output_problem)
+
+
+@functools.cache
+def guard_problem() -> str:
+    """Return how pika's internals differ from what is expected; "" when they do not. Needs no socket."""
+    return first_problem(_problem)
+
+
+def first_problem(*looks: Callable[[], str]) -> str:
+    """Return the first problem that a check finds; "" when none does."""
+    try:
+        return next((problem for look in looks if (problem := look())), "")
+    except Exception as problem:  # any difference may show as an exception
+        return f"{type(problem).__name__}: {problem}"
+
+
+def _problem() -> str:
+    seen: list[Any] = []
+    connection = object.__new__(GuardedConnection)
+    connection.params, connection._frame_buffer = pika.ConnectionParameters(), b""
+    connection.bytes_received = 0
+    connection._process_frame = seen.append
+    raw = b"\xff\xff"
+    header = frame.Header(1, 7, RawProperties(raw)).marshal()
+    connection._on_data_available(header + frame.Heartbeat().marshal())
+    if [type(each) for each in seen] != [frame.Header, frame.Heartbeat]:
+        return "it does not read through the hook"
+    if seen[0].body_size != 7 or seen[0].properties.encode() != [raw]:
+        return "it reads headers otherwise"
+    return ""
 
 
 def _version_problem() -> str:

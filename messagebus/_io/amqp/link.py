@@ -21,7 +21,7 @@ import pika.exceptions
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
-from messagebus._io.amqp.transport import Transport, connection_class, transport_for
+from messagebus._io.amqp.connection import Transport, connection_class, transport_for
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret

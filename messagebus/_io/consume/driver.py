@@ -1,8 +1,8 @@
 """The consumer's driver: fan-in over all brokers of the list, over pika.
 
 Runs on one asyncio loop; every method must be called on it. `core.membership` decides on the attached
-brokers, `core.fanin` on the next delivery, `core.receipts` on the link of each answer. A link here
-only consumes: a connection that publishes is blocked under an alarm, and its acks with it.
+brokers, `core.deliveries` on the next delivery and on the link of each answer. A link here only
+consumes: a connection that publishes is blocked under an alarm, and its acks with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The unanswered deliveries of all brokers, and the way of each answer to its link.
 
-Runs on one asyncio loop. `core.receipts` decides where answers go, `core.fanin` which delivery the
+Runs on one asyncio loop. `core.deliveries` decides where answers go, and which delivery the
 application gets next. A batch is unpacked here, into deliveries that are answered one by one.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import (
     ALONE,
@@ -24,12 +25,10 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
-from messagebus._io.amqp.transport import Transport
 from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.loop import Tasks
-from messagebus.core.fanin import FanIn
+from messagebus.core.deliveries import FanIn, Ledger, Ledgers
 from messagebus.core.parking import STEP_MARK, TTL_HEADER, is_late, read_early
-from messagebus.core.receipts import Ledger, Ledgers
 from messagebus.destination import Source, Subscription
 from messagebus.message import Delivery, Header
 from messagebus.topology import Options

@@ -28,13 +28,13 @@ from messagebus._io.publish.publishes import (
     Bundle,
     Many,
     Publish,
+    Sender,
     Target,
     Waiter,
     destination_name,
     message_ids,
     tell,
 )
-from messagebus._io.publish.sender import Sender
 from messagebus._io.wire import Wire
 from messagebus.broker import BrokerList
 from messagebus.config import BusConfig, PublisherConfig

@@ -1,30 +1,48 @@
-"""A publish on its way: its destination, the message, and the waiter for its end."""
+"""A publish, from the arguments of its call to its frames on a link, and to the waiter for its end.
+
+`Outgoing` checks payload and options before anything is accepted. `Publish` is what the outbox keeps. A
+link's `Sender` encodes what the outbox gives out, on one asyncio loop; the common part of publishes, with
+the time stamp, once a second for each target.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from messagebus.core.outbox import CONFIRMED, Item
-from messagebus.destination import Delay, Destination, Queue, parse_destination
-from messagebus.errors import NameInvalid
-from messagebus.message import BINARY
+from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
+from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode, is_bare
+from messagebus.core.confirms import Batch
+from messagebus.core.outbox import CONFIRMED, Entry, Item
+from messagebus.destination import Delay, Destination, Queue, delay_step, parse_destination
+from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
+from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
 from messagebus.stats import Durability, Outcome, Published
+
+if TYPE_CHECKING:
+    from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 
 __all__ = [
     "Address",
     "Bundle",
     "Many",
+    "Outgoing",
+    "Publish",
+    "Sender",
     "Target",
     "Targets",
-    "Publish",
     "Waiter",
+    "as_message",
     "destination_name",
     "message_ids",
     "tell",
+    "whole_timeout_ms",
 ]
 
 NEVER_SENT = ("", 0)
@@ -35,6 +53,95 @@ _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 _NONE = Durability.NONE
+_DELAYS = ("deliver_after_s", "deliver_at")
+
+
+def whole_timeout_ms(timeout_s: float) -> int:
+    """Return a publish's timeout in ms. Raises ConfigError for an invalid one."""
+    if not 0 <= timeout_s < math.inf:
+        raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
+    return int(timeout_s * 1000)
+
+
+def as_message(payload: Payload) -> Message:
+    """Return the payload as a message: a message as it is, bytes as binary, str as text."""
+    match payload:
+        case Message():
+            return payload
+        case str():
+            return Message.text(payload)
+        case _:
+            return Message(body=payload)
+
+
+class Outgoing:
+    """Reader of the calls of one publisher. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._targets = Targets()
+
+    def name_of(self, destination: Destination | str) -> str:
+        """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
+        return str(parse_destination(destination) if isinstance(destination, str) else destination)
+
+    def read(
+        self, destination: Destination | str, payload: Payload, options: Options
+    ) -> tuple[Target, bytes, Message | None]:
+        """Return the target, the body, and the message unless it is nothing but a body.
+
+        Raises NameInvalid or MessageInvalid.
+        """
+        if type(payload) is bytes and not options:  # the usual case: a Message costs 2 us
+            if len(payload) > BODY_BYTES_MAX:
+                raise MessageInvalid(f"body of {len(payload)} bytes: at most {BODY_BYTES_MAX}")
+            if isinstance(destination, str):
+                return self._targets.plain(destination), payload, None
+            return self._targets.of(destination, BINARY), payload, None
+        message = as_message(payload)
+        delay_ms = 0
+        if options:
+            delay_ms = _delay_ms(options)
+            message = _with(message, options)
+        if isinstance(destination, str):
+            destination = parse_destination(destination)
+        delay = delay_step(delay_ms) if delay_ms > 0 else None
+        target = self._targets.of(destination, message.content_type, delay)
+        return target, message.body, None if is_bare(message) else message
+
+
+def _with(message: Message, options: Options) -> Message:
+    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _DELAYS}
+    if "ttl_s" in fields:
+        ttl_s = fields.pop("ttl_s")
+        fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
+    if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
+    return replace(message, **fields) if fields else message
+
+
+def _delay_ms(options: Options) -> int:
+    """Return the delay in ms; 0 means at once."""
+    if all(name in options for name in _DELAYS):
+        raise MessageInvalid("deliver_after_s and deliver_at: only one of them")
+    if "deliver_after_s" in options:
+        return _whole_ms("deliver_after_s", options["deliver_after_s"])
+    at = options.get("deliver_at")
+    if at is None:
+        return 0
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise MessageInvalid("deliver_at without a time zone")
+        at = at.timestamp()
+    return _whole_ms("deliver_at", max(0, at - time.time()))
+
+
+def _whole_ms(name: str, seconds: object) -> int:
+    """Return whole ms, rounded up. Raises MessageInvalid unless it is a number of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
+    if not 0 <= seconds < float("inf"):
+        raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
+    return -int(-seconds * 1000 // 1)
 
 
 class Waiter(Protocol):
@@ -270,3 +377,85 @@ def message_ids() -> Iterator[str]:
         first = f"{prefix}{number:09x}"
         for digits in last:
             yield first + digits
+
+
+class Sender:
+    """The encoder of all publishes of one link."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._frames: dict[str, Frames] = {}
+        self._uniform: dict[Target, UniformFrames] = {}
+        self._entries: dict[str, EntryShape] = {}
+        self._stamp_s = 0
+
+    def send(self, entries: list[Entry], broker: str, sent_ns: int) -> None:
+        """Append all to the transport's output, in order. Raises pika's exceptions, on the slow path only."""
+        stamp_s = int(time.time())
+        if stamp_s != self._stamp_s:
+            self._stamp_s = stamp_s
+            self._uniform.clear()
+        out, sent = self._transport.out, (broker, sent_ns)
+        run: list[Publish] = []  # of one target, with nothing but a body each
+        for publish in entries:
+            if type(publish) is not Publish:
+                self._send_run(run)
+                self._send_batch(publish, sent)
+                continue
+            publish.sent = sent
+            if run and (publish.target is not run[0].target or publish.properties is not None):
+                self._send_run(run)
+            if publish.properties is None:
+                run.append(publish)
+            else:
+                self._frames_for(publish.target).add(out, publish.properties, publish.body)
+        self._send_run(run)
+
+    def _send_run(self, run: list[Publish]) -> None:
+        if run:
+            self._uniform_for(run[0].target).add(self._transport.out, run)
+            run.clear()
+
+    def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
+        parts: list[bytes] = []
+        publishes = cast(Batch[Publish], batch).items
+        for publish in publishes:
+            publish.sent = sent
+            if publish.properties is not None:
+                encode_entry(parts, publish.properties, publish.body)
+                continue
+            target = self._entry_shape(publish.target.content_type)
+            if type(publish) is Bundle:
+                for message_id, body in zip(publish.ids, publish.bodies, strict=True):
+                    target.add(parts, message_id.encode(), body)
+            else:
+                target.add(parts, publish.message_id.encode(), publish.body)
+        first = publishes[0]
+        around = Message(body=b"", content_type=BATCH_TYPE)
+        properties = encode(
+            around, batch.message_id, self._stamp_s, persistent=first.target.confirms
+        )
+        self._frames_for(first.target).add(self._transport.out, properties, b"".join(parts))
+
+    def _entry_shape(self, content_type: str) -> EntryShape:
+        target = self._entries.get(content_type)
+        if target is None:
+            bare = bare_entry_shape(content_type)
+            target = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
+        return target
+
+    def _uniform_for(self, target: Target) -> UniformFrames:
+        uniform = self._uniform.get(target)
+        if uniform is None:
+            properties = bare_shape(target.content_type, self._stamp_s, persistent=target.confirms)
+            uniform = self._uniform[target] = self._frames_for(target).uniform(properties)
+        return uniform
+
+    def _frames_for(self, target: Target) -> Frames:
+        frames = self._frames.get(target.destination)
+        if frames is None:
+            address = target.address
+            frames = self._frames[target.destination] = self._transport.frames(
+                address.exchange, address.routing_key
+            )
+        return frames

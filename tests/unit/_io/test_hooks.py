@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from messagebus._io.hooks import TOLD_EVERY, HookChain, hook_chain, with_id
 from messagebus._io.publish.publishes import Targets
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue
 from messagebus.hooks import Hooks
 from messagebus.message import BINARY, Delivery, Message

@@ -8,7 +8,7 @@ import pytest
 from bench.load.bodies import Filler, stamped
 from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Rows, Tail, read_events
 from messagebus import Delivery, Durability, Message, Outcome, Published, Subscription, Topic
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.recording.events import body_hash
 from messagebus.recording.files import Anchor, anchor_now
 from messagebus.recording.manifest import Manifest

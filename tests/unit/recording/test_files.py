@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.errors import RecordingFailed
 from messagebus.message import Delivery, Message

@@ -11,7 +11,7 @@ import pytest
 
 from messagebus._io.hooks import HookChain
 from messagebus._io.publish.publishes import Targets, message_ids
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed
 from messagebus.message import Delivery, Message

@@ -24,8 +24,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from messagebus._io.hooks import HookChain, Watched
 from messagebus._io.publish.publishes import Targets
+from messagebus.core.deliveries import Receipt
 from messagebus.core.outbox import Outbox
-from messagebus.core.receipts import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
 from messagebus.stats import Durability, Outcome, Published

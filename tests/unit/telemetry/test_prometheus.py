@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 
 from messagebus._io.hooks import HookChain
 from messagebus._io.publish.publishes import Targets
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import Stopped
 from messagebus.message import Delivery, Message

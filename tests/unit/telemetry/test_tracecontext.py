@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
 from messagebus.telemetry.tracecontext import TraceContext, trace_headers

@@ -1,7 +1,8 @@
-"""_io.amqp.connection: the seam in pika holds; where it does not, this is noticed before anything is sent."""
+"""_io.amqp.connection: the seam in pika holds; where it does not, links are plain pika, with one warning."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from messagebus._io.amqp import connection as module
-from messagebus._io.amqp.connection import seam_problem
+from messagebus._io.amqp.connection import FrameConnection, GuardedConnection, seam_problem
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +113,40 @@ def test_a_closed_channel_s_items_are_told_to_nobody() -> None:
     connection._on_data_available(ack)
     assert sink.items == []
     assert len(seen) == 1, "it is pika's"
+
+
+@pytest.fixture(autouse=True)
+def _usual_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(module.HOT_PATH, raising=False)
+    module._seam_holds.cache_clear()
+    yield
+    module._seam_holds.cache_clear()
+
+
+def test_the_hot_path_is_the_usual_one() -> None:
+    assert module.connection_class() is FrameConnection
+
+
+def test_it_can_be_turned_off_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(module.HOT_PATH, "0")
+    assert module.connection_class() is GuardedConnection
+    assert caplog.records == []
+
+
+def test_where_pika_is_not_as_expected_plain_pika_is_used_and_one_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "seam_problem", lambda: "it writes otherwise")
+    with caplog.at_level(logging.WARNING):
+        assert module.connection_class() is GuardedConnection
+        assert module.connection_class() is GuardedConnection
+    (record,) = caplog.records
+    assert "it writes otherwise" in record.getMessage()
+
+
+def test_where_pika_reads_otherwise_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.HOT_PATH, "0")
+    monkeypatch.setattr(module, "guard_problem", lambda: "it reads headers otherwise")
+    assert module.connection_class() is AsyncioConnection

@@ -6,7 +6,7 @@ from typing import Any
 
 from messagebus._io.consume.batches import Gathering
 from messagebus._io.consume.runs import Batch
-from messagebus.core.receipts import Receipt
+from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue
 from messagebus.handling import Park
 from messagebus.message import Delivery, Message

@@ -1,28 +1,164 @@
-"""_io.publish.publishes: ids that never repeat, and exactly one end for each waiting call."""
+"""_io.publish.publishes: calls are checked, ids never repeat, frames hold the messages, calls end once."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
 from itertools import islice
+from typing import Any
 
 import pytest
 
+from messagebus._io.amqp.batch import BATCH_TYPE, decode_batch
+from messagebus._io.amqp.connection import Frames
+from messagebus._io.amqp.frames import Contents, FrameParser, PublishFrames
+from messagebus._io.amqp.properties import IN_BATCH, decode, encode, encode_entry
 from messagebus._io.publish.publishes import (
     Address,
     Bundle,
     Many,
+    Outgoing,
     Publish,
+    Sender,
     Targets,
     destination_name,
     message_ids,
     tell,
+    whole_timeout_ms,
 )
-from messagebus.core.outbox import End
+from messagebus.core.confirms import Batch
+from messagebus.core.outbox import End, Entry
 from messagebus.destination import Queue, Topic, delay_step
+from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
+from messagebus.message import BODY_BYTES_MAX, Message
 from messagebus.stats import Durability, Outcome, Published
 
+FRAME_MAX = 131_072
+ID = "0123456789abcdef" * 2
+SHAPES = Targets()
 
-def publish(waiter: object = None, durability: Durability = Durability.FSYNC) -> Publish:
+
+def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> Any:
+    return Outgoing().read(destination, payload, options)  # type: ignore[arg-type]
+
+
+def test_bytes_are_nothing_but_a_body() -> None:
+    target, body, message = read(b"x", "queue:jobs")
+    assert (target.destination, target.content_type) == ("mb.to/jobs", "application/octet-stream")
+    assert (body, message) == (b"x", None)
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.001, float("nan"), float("inf")])
+def test_a_time_that_nobody_can_wait_is_refused(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"timeout_s {seconds}: seconds, 0 or more"):
+        whole_timeout_ms(seconds)
+    assert whole_timeout_ms(1.5) == 1500
+
+
+def test_a_text_is_nothing_but_a_body_of_its_content_type() -> None:
+    target, body, message = read("ü")
+    assert (target.content_type, body, message) == (
+        "text/plain; charset=utf-8",
+        "ü".encode(),
+        None,
+    )
+
+
+def test_a_message_that_says_more_is_kept_as_it_is() -> None:
+    given = Message(body=b"x", key="k")
+    assert read(given)[2] is given
+
+
+def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> None:
+    given = Message(body=b"x", key="k", headers={"a": 1})
+    _, _, message = read(given, headers={"b": 2}, priority=3, ttl_s=1.5, correlation_id="c")
+    assert (message.key, message.headers, message.priority) == ("k", {"b": 2}, 3)
+    assert (message.ttl_ms, message.correlation_id) == (1500, "c")
+    assert (given.headers, given.priority) == ({"a": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "destination"),
+    [
+        ({"deliver_after_s": 0.2}, "mb.delay/1000 mb.topic/orders"),
+        ({"deliver_after_s": 61}, "mb.delay/120000 mb.topic/orders"),
+        ({"deliver_after_s": 0}, "mb.topic/orders"),
+        ({"deliver_at": 0}, "mb.topic/orders"),
+        ({"deliver_at": datetime(2000, 1, 1, tzinfo=UTC)}, "mb.topic/orders"),
+    ],
+)
+def test_a_delay_is_rounded_up_to_a_step_and_the_past_is_now(
+    options: dict[str, Any], destination: str
+) -> None:
+    assert read(**options)[0].destination == destination
+
+
+def test_a_time_of_delivery_is_a_delay_from_now() -> None:
+    in_a_minute = datetime.now(UTC) + timedelta(seconds=59)
+    assert read(deliver_at=in_a_minute)[0].destination.startswith("mb.delay/60000 ")
+    assert read(deliver_at=time.time() + 59)[0].destination.startswith("mb.delay/60000 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"deliver_after_s": -1}, "0 or more"),
+        ({"deliver_after_s": float("nan")}, "0 or more"),
+        ({"deliver_after_s": "soon"}, "a number of seconds"),
+        ({"deliver_after_s": 30 * 86400}, "at most"),
+        ({"deliver_at": datetime(2100, 1, 1)}, "time zone"),
+        ({"deliver_after_s": 1, "deliver_at": 1}, "only one"),
+        ({"ttl_s": True}, "a number of seconds"),
+        ({"priority": 10}, "priority"),
+        ({"headers": {"mb-x": 1}}, "mb-"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_told(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(MessageInvalid, match=told):
+        read(**options)
+
+
+def test_an_option_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(TypeError, match="prio"):
+        read(prio=1)
+
+
+def test_a_body_over_the_limit_and_a_name_that_is_not_allowed_are_refused() -> None:
+    with pytest.raises(MessageInvalid, match="at most"):
+        read(b"x" * (BODY_BYTES_MAX + 1))
+    with pytest.raises(NameInvalid):
+        read(destination="not a name")
+
+
+def test_durability_belongs_to_the_destination_not_to_its_name_alone() -> None:
+    outgoing = Outgoing()
+    kept = outgoing.read(Queue("jobs"), b"x", {})[0]
+    cached = outgoing.read(Queue("jobs", Durability.PAGE_CACHE), b"x", {})[0]
+    none = outgoing.read(Topic("jobs", Durability.NONE), b"x", {})[0]
+    assert [each.durability for each in (kept, cached, none)] == [
+        Durability.FSYNC,
+        Durability.PAGE_CACHE,
+        Durability.NONE,
+    ]
+    assert [each.confirms for each in (kept, cached, none)] == [True, True, False]
+
+
+def test_shapes_are_made_once() -> None:
+    outgoing = Outgoing()
+    assert outgoing.read("orders", b"x", {})[0] is outgoing.read("orders", b"y", {})[0]
+    assert outgoing.read("orders", "x", {})[0] is outgoing.read("orders", "y", {})[0]
+
+
+@pytest.mark.parametrize("nowhere", [17, None, b"orders"])
+@pytest.mark.parametrize("payload", [b"x", "text"])
+def test_a_destination_that_is_none_is_told(nowhere: Any, payload: Any) -> None:
+    with pytest.raises(NameInvalid, match=r"destination .*: a name, Topic or Queue wanted"):
+        read(payload, nowhere)
+
+
+def waited(waiter: object = None, durability: Durability = Durability.FSYNC) -> Publish:
     target = Targets().of(Queue("jobs", durability), "text/x")
     return Publish("id", target, b"body", None, 1_000, waiter)  # type: ignore[arg-type]
 
@@ -48,7 +184,7 @@ def test_an_address_names_exchange_and_routing_key_as_a_return_does() -> None:
 
 async def test_who_waits_is_told_the_end_once() -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = publish(future)
+    one = waited(future)
     one.attempts, one.sent, one.end = 2, ("mb1:5672", 5), End("confirmed")
     tell([one], 9)
     tell([one], 10)
@@ -60,7 +196,7 @@ async def test_who_waits_is_told_the_end_once() -> None:
 @pytest.mark.parametrize("outcome", ["refused", "unroutable", "unknown"])
 async def test_only_what_is_confirmed_is_durable(outcome: str) -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = publish(future)
+    one = waited(future)
     one.end = End(outcome, "why")
     tell([one], 9)
     published = await future
@@ -71,7 +207,7 @@ async def test_only_what_is_confirmed_is_durable(outcome: str) -> None:
 @pytest.mark.parametrize("durability", list(Durability))
 async def test_the_level_reached_is_that_of_the_destination(durability: Durability) -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-    one = publish(future, durability)
+    one = waited(future, durability)
     one.end = End("confirmed")
     tell([one], 9)
     assert (await future).durability is durability
@@ -80,9 +216,9 @@ async def test_the_level_reached_is_that_of_the_destination(durability: Durabili
 async def test_a_future_that_was_given_up_is_let_be() -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
     future.cancel()
-    one = publish(future)
+    one = waited(future)
     one.end = End("confirmed")
-    tell([one, publish()], 9)
+    tell([one, waited()], 9)
 
 
 async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_their_adding() -> (
@@ -90,7 +226,7 @@ async def test_many_are_told_together_when_the_last_is_settled_in_the_order_of_t
 ):
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     many = Many(finished)
-    publishes = [publish(many) for _ in range(3)]
+    publishes = [waited(many) for _ in range(3)]
     for number, each in enumerate(publishes):
         each.message_id = str(number)
         each.end = End("confirmed")
@@ -114,7 +250,7 @@ async def test_many_of_none_are_finished_at_once() -> None:
 async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     many, target = Many(finished), Targets().of(Queue("jobs"), "text/x")
-    bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, target, 1_000, many), publish(many)
+    bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, target, 1_000, many), waited(many)
     for each in (bundle, single):
         many.add(each)
         each.attempts, each.sent, each.end = 1, ("mb1:5672", 5), End("confirmed")
@@ -124,3 +260,109 @@ async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
     rest = (Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 1, 5, 9, "")
     assert many.results() == [Published(name, *rest) for name in ("a", "b", "id")]
     assert (bundle.count, bundle.size) == (2, 3)
+
+
+class FakeTransport:
+    """Transport that keeps the written frames."""
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+
+    def frames(self, exchange: str, routing_key: str) -> Frames:
+        return PublishFrames(1, exchange, routing_key, FRAME_MAX)
+
+
+def sent(*entries: Entry) -> list[tuple[bytes, Message]]:
+    """Return the written publishes: their method frame, and the message."""
+    transport = FakeTransport()
+    Sender(transport).send(list(entries), "mb1:5672", 5)  # type: ignore[arg-type]
+    stream, found = b"".join(transport.out), []
+    while stream:
+        size = int.from_bytes(stream[3:7])
+        method, stream = stream[: size + 8], stream[size + 8 :]
+        # A publish and a delivery carry their content alike.
+        parser = FrameParser(FRAME_MAX)
+        parser.hot.add(1)
+        deliver = b"\x01\x00\x01\x00\x00\x00\x10\x00\x3c\x00\x3c\x00" + bytes(9) + b"\x00\x00\xce"
+        (content, *rest) = parser.feed(deliver + stream)
+        assert isinstance(content, Contents)
+        ((_, _, properties, body),) = content.arrived
+        stream = b"".join(part for part in rest if isinstance(part, bytes))
+        stream += b"".join(parser._pieces)
+        found.append((method, decode(properties, body)))
+        if rest or not stream:
+            continue
+    return found
+
+
+def publish(
+    body: bytes, message: Message | None = None, durability: Durability = Durability.FSYNC
+) -> Publish:
+    target = SHAPES.of(
+        Queue("jobs", durability), message.content_type if message else "application/octet-stream"
+    )
+    raw = encode(message, ID, 17, persistent=target.confirms) if message else None
+    return Publish(ID, target, body, raw, 1_000, None)
+
+
+def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
+    message = Message(body=b"one", key="k", headers={"a": 1}, content_type="text/x")
+    ((method, plain),) = sent(publish(b"two"))
+    assert b"mb.to/jobs" in method
+    assert (plain.body, plain.message_id, plain.content_type) == (
+        b"two",
+        ID,
+        "application/octet-stream",
+    )
+    ((_, whole),) = sent(publish(message.body, message))
+    assert (whole.body, whole.key, whole.headers, whole.content_type) == (
+        b"one",
+        "k",
+        {"a": 1},
+        "text/x",
+    )
+
+
+def test_what_was_sent_knows_to_whom_and_when() -> None:
+    one = publish(b"x")
+    sent(one)
+    assert one.sent == ("mb1:5672", 5)
+
+
+def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
+    message = Message(body=b"second", key="k", content_type="text/x")
+    first = publish(b"first")
+    second = Publish(ID, first.target, message.body, encode_entry(message, ID), 1_000, None)
+    batch: Batch[Publish] = Batch(first)
+    batch.items.append(second)
+    ((_, packed),) = sent(batch)  # type: ignore[arg-type]
+    assert (packed.content_type, packed.message_id) == (BATCH_TYPE, ID)
+    entries = [IN_BATCH.message(*entry) for entry in decode_batch(packed.body)]
+    assert [(each.body, each.key, each.content_type) for each in entries] == [
+        (b"first", "", "application/octet-stream"),
+        (b"second", "k", "text/x"),
+    ]
+    assert first.sent == second.sent == ("mb1:5672", 5)
+
+
+def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:
+    bodies, ids = [b"one", b"", b"three"], [ID[:-1] + last for last in "abc"]
+    target = publish(b"").target
+    bundle = Bundle(ids, bodies, 8, target, 1_000, Many(Future()))
+    singles = [
+        Publish(name, target, body, None, 1_000, None)
+        for name, body in zip(ids, bodies, strict=True)
+    ]
+    batch: Batch[Publish] = Batch(singles[0])
+    batch.items += singles[1:]
+    assert sent(Batch(bundle)) == sent(batch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("durability", "mode"),
+    [(Durability.FSYNC, 2), (Durability.PAGE_CACHE, 2), (Durability.NONE, 1)],
+)
+def test_only_what_promises_nothing_is_transient(durability: Durability, mode: int) -> None:
+    transport = FakeTransport()
+    Sender(transport).send([publish(b"x", durability=durability)], "", 5)  # type: ignore[arg-type]
+    assert b"application/octet-stream" + bytes((mode,)) in b"".join(transport.out)
