@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
+from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode, is_bare
 from messagebus.core.confirms import Batch
 from messagebus.core.outbox import CONFIRMED, Entry, Item
@@ -24,9 +25,6 @@ from messagebus.destination import Delay, Destination, Queue, delay_step, parse_
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
 from messagebus.stats import Durability, Outcome, Published
-
-if TYPE_CHECKING:
-    from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 
 __all__ = [
     "Address",
