@@ -36,7 +36,7 @@ WORKERS = os.cpu_count() or 1
 # with 2 the module does not even load.
 NOTICED = (1, 2)
 # As in tests/support/examples.py.
-THOROUGH = "MESSAGEBUS_TESTS_THOROUGH"
+THOROUGH = "TESTS_THOROUGH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

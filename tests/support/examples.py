@@ -7,7 +7,7 @@ import os
 __all__ = ["THOROUGH", "examples"]
 
 # Set to 1 by `make test`, `make mutants`, and by whoever wants to know.
-THOROUGH = "MESSAGEBUS_TESTS_THOROUGH"
+THOROUGH = "TESTS_THOROUGH"
 QUICK_SHARE = 4
 
 

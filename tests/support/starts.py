@@ -15,7 +15,7 @@ from ops.local.cluster import LocalCluster
 __all__ = ["FILE", "note_starts", "summed"]
 
 # Environment variable: where each start is noted, in a line of its own.
-FILE = "MESSAGEBUS_TESTS_STARTS"
+FILE = "TESTS_STARTS"
 METHODS = {"up": "clusters brought up", "start": "brokers and agents started"}
 
 
