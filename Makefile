@@ -31,7 +31,7 @@ test: install ## everything that CI runs
 
 check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory
 	@$(PYTEST) -q -n auto --dist loadfile --ignore=tests/unit/spark tests/unit
-	@$(PYTEST) -q -k memory tests/contract
+	@$(PYTEST) -q -n 8 -k memory tests/contract # mostly waits
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up
