@@ -72,14 +72,16 @@ def alarm(
     erl_call(cluster, name, call)
 
 
-def erl_call(cluster: LocalCluster, name: str, call: str) -> None:
+def erl_call(
+    cluster: LocalCluster, name: str, call: str, *, within_s: float = CALL_WITHIN_S
+) -> None:
     """Make the broker call a function: module, function and list of arguments. Raises BenchError."""
     node = cluster.node(name)
     done = subprocess.run(
-        ["erl_call", "-n", node.node_name, "-a", call],
+        ["erl_call", "-timeout", str(int(within_s)), "-n", node.node_name, "-a", call],
         env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
         capture_output=True,
-        timeout=CALL_WITHIN_S,
+        timeout=within_s,
         check=False,
     )
     if done.stdout != b"ok":

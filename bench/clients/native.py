@@ -9,7 +9,6 @@ all nodes (policy ha-mode all), where the version has them.
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +16,14 @@ from typing import Any
 
 from bench.clients import messagebus, rabbitmq
 from bench.errors import BenchError
-from bench.faults import Fault
+from bench.faults import Fault, erl_call
 from bench.harness.interface import Where
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options
 from ops.local.cluster import LocalCluster
-from ops.local.parts import agent_part, epmd_environment
+from ops.local.parts import agent_part
 from ops.local.secrets import ADMIN
 
 __all__ = ["Native", "Receiver", "Sender", "durability", "started"]
@@ -123,16 +122,7 @@ def _join(cluster: LocalCluster, name: str) -> None:
         f"rabbit_mnesia join_cluster ['{first}', disc]",
         "rabbit start []",
     ):
-        node = cluster.node(name)
-        done = subprocess.run(
-            ["erl_call", "-timeout", str(int(CALL_WITHIN_S)), "-n", node.node_name, "-a", call],
-            env={**epmd_environment(cluster.layout.epmd_port), "HOME": str(node.home)},
-            capture_output=True,
-            timeout=CALL_WITHIN_S,
-            check=False,
-        )
-        if done.stdout != b"ok":
-            raise BenchError(f"{name}: {call}: {(done.stdout + done.stderr).decode().strip()}")
+        erl_call(cluster, name, call, within_s=CALL_WITHIN_S)
 
 
 def _at(env: Mapping[str, str], number: int) -> dict[str, str]:
