@@ -8,11 +8,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-KITS := inventory lb consumer_lists ops reports bench spark
+KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent messagebus_conform messagebus_gateway messagebus_integrations messagebus_monitor messagebus_tools
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
-.PHONY: demo test check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial docs dist lock install help
+.PHONY: image deb demo test check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
@@ -20,7 +20,13 @@ demo: install ## the whole way on real parts: publish, add, remove and kill brok
 # Style and types are looked at beside the demo, which mostly waits.
 test: install ## everything that CI runs
 	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
+	@ops/local/install.sh --also redis-server redis-sentinel postgresql mariadb-server || \
+		echo "without these servers the tests of stores and databases fail"
 	@ops/local/install.sh --also mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
+	@ops/local/install.sh --also buildah crun || echo "without buildah the image and the package are not tested"
+	@ops/local/install.sh --also chromium || echo "without chromium the monitor's pages are not tested"
+	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh --also golang nodejs npm || \
+		echo "without these the clients of other languages are not tested"
 	@mkdir -p .cache; failed=0; \
 	make --no-print-directory lint types >.cache/checks.txt 2>&1 & checks=$$!; \
 	$(PYTHON) -m bench demo --small || failed=1; \
@@ -106,11 +112,26 @@ soak: install ## 15 minutes of random faults under load: nothing may be lost
 trial: install ## a million messages through handlers that end in every way: none may be missing
 	@$(PYTHON) -m bench handlers --messages 1000000
 
+once: install ## 30 minutes in which everything is killed: each of 100,000 orders is billed once
+	@ops/local/install.sh --also redis-server redis-sentinel postgresql
+	@$(PYTHON) -m bench once
+
 docs: install ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference
 
-dist: install ## the wheel and the source archive, into dist/: the same bytes from the same commit
+dist: install ## wheels and source archives, into dist/: the same bytes from the same commit
 	@$(PYTHON) -m ops.dist
+
+image: dist ## one image for every service, by podman, docker or buildah: messagebus
+	@tool=$$(command -v podman || command -v docker || command -v buildah); \
+	$$tool build --file deploy/Containerfile --tag messagebus .
+
+deb: dist ## a Debian package of the services, into dist/
+	@tool=$$(command -v podman || command -v docker || command -v buildah); \
+	$$tool build --file deploy/Containerfile --target deb --output type=local,dest=dist .
+
+vendor: install ## the monitor's files of others, by version from the npm registry; compared by hash
+	@$(PYTHON) -m ops.vendor
 
 lock: ## write requirements.lock anew from requirements.in; needs uv
 	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \

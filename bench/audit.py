@@ -23,17 +23,6 @@ from bench.rows import Events, Row
 from messagebus.recording.events import FAULTS, OUTCOMES
 from messagebus.recording.manifest import Manifest
 
-__all__ = [
-    "ALLOWED",
-    "DOUBLED",
-    "Audit",
-    "BrokerAudit",
-    "PublisherAudit",
-    "SubscriptionAudit",
-    "audit",
-    "longest_gap",
-]
-
 DOUBLED = ("unknown", "owed", "acked_without_proof", "unexplained")
 # Used where brokers are killed on purpose: the publishers' wait for them is measured separately.
 ALLOWED = ("unconfirmed",)
@@ -180,6 +169,7 @@ class _Sent:
         self.publishes += 1
         self.sendings += row["attempts"]
         self.copies += row["attempts"] - (row["outcome"] in ("refused", "unroutable"))
+        self.copies += SPOOLED_COPIES * (row["outcome"] == "spooled")
         self.confirms += row["outcome"] == "confirmed"
         self.differ |= any(row[name] != first[name] for name in ("size", "body_hash", "topic"))
         self.sent_ns = min(self.sent_ns, row["sent_ns"])
@@ -210,7 +200,9 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 # A confirmed publish says most about a message, then one that may have been stored.
-OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
+OUTCOME_ORDER = ("confirmed", "spooled", "unknown", "refused", "unroutable")
+# A spooled message is sent later, by whichever process; again after each crash before its cursor was written.
+SPOOLED_COPIES = 1_000
 
 
 # Ids of lost messages that an audit names; a broken run may have millions.

@@ -11,8 +11,6 @@ from bench.audit import DOUBLED, Audit
 from bench.harness.outcomes import Gap
 from messagebus.recording.manifest import Manifest
 
-__all__ = ["audit_tables", "print_audit", "verdict"]
-
 # Shown only when there are any.
 RARE = {
     "unexpected": "of another topic",

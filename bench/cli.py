@@ -17,12 +17,11 @@ from bench.harness.worker import worker
 from bench.profiling import profile
 from bench.rows import read_events
 from bench.trials.handlers import handlers
+from bench.trials.once import once
 from bench.trials.soak import soak
 from messagebus.commands.exits import Program
 from messagebus.recording.events import FAULTS
 from messagebus.recording.manifest import read_manifest
-
-__all__ = ["main"]
 
 
 @click.group("bench", cls=Program, codes=CODES)
@@ -30,7 +29,7 @@ def bench() -> None:
     """Measure load and latency, audit runs, and play the demonstration of the whole way."""
 
 
-for command in (demo, figures, profile, soak, handlers, readme, fetch, worker, *COMMANDS):
+for command in (demo, figures, profile, soak, handlers, once, readme, fetch, worker, *COMMANDS):
     bench.add_command(command)
 
 

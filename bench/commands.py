@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from bench import options
 from bench.analysis import report as reports
 from bench.analysis.compare import (
     PAIRS_MIN,
@@ -55,10 +56,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_told,
 )
 from messagebus.recording.manifest import write_whole
-from ops.local.layout import DEFAULT_NETWORK
 from reports.text import columns_here
-
-__all__ = ["COMMANDS", "WORKLOADS", "Workload", "measured"]
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
 Load = Callable[[str], Profile]
@@ -133,19 +131,15 @@ def profile_of(named: str) -> Profile:
 )
 @click.argument("profile")
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/NAME-time.")
-@click.option(
-    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="So often."
-)
-@click.option(
+@options.folder("Default: out/NAME-time.")
+@options.number("--repeat", default=1, help="So often.")
+@options.number(
     "--part",
-    type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
 )
 @click.option("--name", help="Of a results file that keeps the figures of a workload.")
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.network
 def run(
     profile: str,
     system: str | None,
@@ -243,27 +237,15 @@ def report(folder: Path) -> None:
 )
 @click.argument("first")
 @click.argument("second")
-@click.option(
-    "--repeat", type=click.IntRange(min=PAIRS_MIN), default=5, show_default=True, help="So often."
-)
-@click.option(
-    "--worse-max",
-    "bound",
-    type=click.FloatRange(min=0),
-    default=0.1,
-    show_default=True,
-    help="Part by which the second may be worse.",
+@options.number("--repeat", default=5, help="So often.", least=PAIRS_MIN)
+@options.number(
+    "--worse-max", "bound", default=0.1, help="Part by which the second may be worse.", least=0
 )
 @click.option(
     "--unlike-durability", is_flag=True, help="Also where a confirm promises something else."
 )
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Goes on where it was interrupted. Default: out/compare-time.",
-)
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.folder("Goes on where it was interrupted. Default: out/compare-time.")
+@options.network
 def compare(
     first: str,
     second: str,
@@ -333,23 +315,10 @@ def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
     short_help="Find the highest rate with latencies in bounds.",
 )
 @click.argument("profile")
-@click.option(
-    "--p99-max-ms", type=click.FloatRange(min=0), default=20.0, show_default=True, help="The bound."
-)
-@click.option(
-    "--top",
-    type=click.FloatRange(min=1),
-    default=100_000.0,
-    show_default=True,
-    help="Highest rate that is tried.",
-)
-@click.option(
-    "--dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Goes on where it was interrupted. Default: out/knee-time.",
-)
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.number("--p99-max-ms", default=20.0, help="The bound.", least=0)
+@options.number("--top", default=100_000.0, help="Highest rate that is tried.")
+@options.folder("Goes on where it was interrupted. Default: out/knee-time.")
+@options.network
 def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, network: str) -> None:
     """Find the highest constant rate at which 99 % of PROFILE's messages come within --p99-max-ms.
 
@@ -393,16 +362,8 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     epilog="Example: python -m bench overhead --name measure",
     short_help="Measure what the harness costs a message.",
 )
-@click.option(
-    "--messages",
-    type=click.IntRange(min=100),
-    default=OVERHEAD_MESSAGES,
-    show_default=True,
-    help="So many in all.",
-)
-@click.option(
-    "--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="So often."
-)
+@options.number("--messages", default=OVERHEAD_MESSAGES, help="So many in all.", least=100)
+@options.number("--repeat", default=5, help="So often.")
 @click.option("--name", help="Of a results file that keeps the figures.")
 def overhead(messages: int, repeat: int, name: str | None) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""

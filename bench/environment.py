@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe", "load_average"]
-
 CHECKOUT = Path(__file__).resolve().parents[1]
 COMMAND_WITHIN_S = 10.0
 LIBRARIES = ("pika", "uvloop", "aio-pika", "kombu", "confluent-kafka", "pyspark")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from messagebus.commands.exits import Codes, Exit
 from messagebus.recording.manifest import RunInvalid
 
-__all__ = ["CODES", "BenchError", "DoesNotHold", "InputInvalid", "Interrupted"]
-
 
 class BenchError(Exception):
     """Raised when a command cannot do its work; the text is the one line that is printed."""

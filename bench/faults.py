@@ -23,17 +23,6 @@ from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
 from ops.local.parts import epmd_environment
 
-__all__ = [
-    "FAULTS",
-    "Fault",
-    "alarm",
-    "close_connections",
-    "drained",
-    "erl_call",
-    "fault_of",
-    "push_list",
-]
-
 CALL_WITHIN_S = 30.0
 NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a new connection at its next statistics interval.

@@ -7,17 +7,20 @@ then ends them in order.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
-
-__all__ = ["Child", "Children", "wait_until"]
 
 # A load process may have to wait for open publishes; after this time it is killed.
 STOP_WITHIN_S = 20.0
@@ -42,6 +45,95 @@ def wait_until(
                 f"not within {within_s:.0f} s: {what if isinstance(what, str) else what()}"
             )
         time.sleep(POLL_S)
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    within_s: float,
+    what: str,
+    cwd: Path = CHECKOUT,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Run a command to its end; return its standard output. Raises BenchError with its last line."""
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{what}: no end within {within_s:.0f} s") from None
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["it said nothing"]
+        raise BenchError(f"{what}: {said[-1]}")
+    return done.stdout
+
+
+class Answering:
+    """A process that is controlled by lines, and answers in lines. It ends when its input ends."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], answer_within_s: float) -> None:
+        self._name = " ".join(argv[1:3])
+        self._within_s = answer_within_s
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed at the exit
+        self._process = subprocess.Popen(
+            argv,
+            cwd=CHECKOUT,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, line: str = "") -> None:
+        """Send a line. Raises BenchError when the process has ended."""
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._fault("it ended") from None
+
+    def line(self) -> str:
+        """Read the next line. Raises BenchError when none comes."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], self._within_s)
+        line = self._process.stdout.readline() if readable else ""
+        if not line.endswith("\n"):
+            raise self._fault(f"no answer within {self._within_s:.0f} s")
+        return line.strip()
+
+    def answer(self) -> Any:
+        """Read the next line, which is JSON. Raises BenchError."""
+        return json.loads(self.line())
+
+    def _fault(self, what: str) -> BenchError:
+        """Return an error with the last line of what it has complained."""
+        self._process.kill()
+        self._process.wait(KILL_WITHIN_S)
+        self._complaints.seek(0)
+        last = (self._complaints.read().strip() or "it said nothing").splitlines()[-1]
+        return BenchError(f"{self._name}: {what}: {last}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the pipes, which ends the process; kill it if it does not end."""
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.communicate(timeout=STOP_WITHIN_S)
+        self._process.kill()
+        self._process.wait(KILL_WITHIN_S)
+        self._complaints.close()
 
 
 @dataclass(slots=True)
@@ -94,6 +186,9 @@ class Children:
     @property
     def names(self) -> list[str]:
         return list(self._all)
+
+    def log_of(self, name: str) -> Path:
+        return self._all[name].log
 
     def pid(self, name: str) -> int:
         return self._all[name].process.pid

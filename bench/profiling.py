@@ -20,14 +20,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from bench import options
 from bench.environment import CHECKOUT
 from bench.figures.scene import Group, Scene, Stage
 from bench.figures.turns import DIRECT, direct_task, prepare, take_turn
 from bench.harness.loop import best_loop
 from bench.harness.turn import Task, Turn
-from ops.local.layout import DEFAULT_NETWORK
-
-__all__ = ["Part", "parts_of", "profile", "profile_table"]
 
 MESSAGES, WARM_UP = 60_000, 6_000
 ROWS = 30
@@ -60,32 +58,12 @@ class Part:
     show_default=True,
     help="How it publishes.",
 )
-@click.option(
-    "--window",
-    type=click.IntRange(1, 65_535),
-    default=1000,
-    show_default=True,
-    help="Publishes in flight.",
-)
-@click.option("--size", type=click.IntRange(min=1), default=1024, show_default=True, help="Bytes.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Messages in one."
-)
-@click.option(
-    "--messages",
-    type=click.IntRange(min=1000),
-    default=MESSAGES,
-    show_default=True,
-    help="So many in all.",
-)
-@click.option(
-    "--rows",
-    type=click.IntRange(min=1),
-    default=ROWS,
-    show_default=True,
-    help="Functions that are shown.",
-)
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.number("--window", default=1000, help="Publishes in flight.", most=65535)
+@options.number("--size", default=1024, help="Bytes.")
+@options.number("--batch", default=1, help="Messages in one.")
+@options.number("--messages", default=MESSAGES, help="So many in all.", least=1000)
+@options.number("--rows", default=ROWS, help="Functions that are shown.")
+@options.network
 def profile(
     verb: str,
     way: str,

@@ -37,8 +37,6 @@ from messagebus.recording.files import (
 )
 from messagebus.recording.manifest import Manifest, parse_anchor
 
-__all__ = ["Events", "Row", "Rows", "Tail", "read_events"]
-
 Row = dict[str, Any]
 
 BROKEN = "not JSON, or not an object"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["templates", "write_whole"]
+__all__ = ["Templates", "write_whole"]
 
 SECRET_MODE, OPEN_MODE = 0o600, 0o644
 
@@ -42,15 +44,27 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
         os.close(folder)
 
 
-def templates(package: str) -> jinja2.Environment:
-    """Return the templates of a package's folder. A name that is not given is an error."""
-    import jinja2  # commands without templates need not wait for it
+class Templates:
+    """Templates of a package's folder. filters: those that they may use, by name."""
 
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader(package),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    def __init__(self, package: str, **filters: Callable[..., str]) -> None:
+        self._package, self.filters = package, filters
+
+    def render(self, name: str, words: Mapping[str, object]) -> str:
+        """Fill in a template. A word that it needs and is not given is an error."""
+        return self._environment.get_template(name).render(words)
+
+    @cached_property
+    def _environment(self) -> jinja2.Environment:
+        import jinja2  # commands that render nothing need not wait for it
+
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader(self._package),
+            undefined=jinja2.StrictUndefined,
+            autoescape=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters.update(self.filters)
+        return environment

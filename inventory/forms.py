@@ -105,6 +105,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=COUNT_MAX)]
 Flag = Annotated[bool, Field(strict=True)]
 YesNo = Annotated[bool, PlainValidator(lambda value: _one_of("no", "yes")(value) == "yes")]
 Endpoint = Annotated[Address, PlainValidator(_address)]
+OptionalEndpoint = Annotated[Address | None, PlainValidator(_address)]
 FilePath = Annotated[Path, PlainValidator(_path)]
 PathOnHost = Annotated[Path, PlainValidator(_path_on_host)]
 NOT_IN_FILE = PlainValidator(_not_in_file)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from inventory.tables import (
     Address,
     Balancer,
+    Gateway,
     Host,
     Mirror,
     Node,
@@ -83,6 +84,7 @@ class Inventory:
     supervisor: Literal["local", "systemd"]
     balancers: tuple[Balancer, ...]
     brokers: tuple[Node, ...] = ()
+    gateways: tuple[Gateway, ...] = ()
     hosts: tuple[Host, ...] = ()
     mirrors: tuple[Mirror, ...] = ()
     users: tuple[User, ...] = ()
@@ -253,6 +255,7 @@ _TABLES = {
     "balancers": Balancer,
     "timers": Timers,
     "brokers": Node,
+    "gateways": Gateway,
     "hosts": Host,
     "mirrors": Mirror,
     "users": User,
@@ -332,7 +335,13 @@ def _clashes(inventory: Inventory) -> list[str]:
 
 def _of_brokers(inventory: Inventory) -> Iterator[str]:
     yield from _twice("broker", (node.name for node in inventory.brokers))
+    yield from _twice("gateway", (each.name for each in inventory.gateways))
     seen: dict[Address, str] = {}
+    for gateway in inventory.gateways:
+        for address in (gateway.address, gateway.admin):
+            if address in seen:
+                yield f"{address} is used twice, by {seen[address]} and {gateway.name}"
+            seen[address] = gateway.name
     for node in inventory.brokers:
         for address in (node.address, node.agent, node.check, node.management):
             if address in seen:
@@ -399,6 +408,9 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
             yield f"balancer {each.name}: the SSH user of {each.host} is not root, as a balancer requires"
     yield from _twice("balancer", (each.name for each in balancers))
     yield from _twice("balancer address", (str(each.amqp) for each in balancers))
+    for each in balancers:
+        if bool(each.http) != bool(inventory.gateways):
+            yield f"balancer {each.name}: http and [[gateways]] go together"
     for kind, files in (
         ("admin socket", [(each.host, each.socket) for each in balancers]),
         ("configuration", [(each.host, each.config) for each in balancers]),

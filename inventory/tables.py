@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from messagebus.tls import TlsFiles
 
@@ -96,7 +96,7 @@ class Balancer:
     """One HAProxy.
 
     host: name of the host that it runs on; "" for this machine.
-    amqp, list, stats: addresses that it binds.
+    amqp, list, stats: addresses that it binds. http: the same for the HTTP gateways, if there are any.
     config, socket, state_file, master_pid_file: absolute paths on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
@@ -110,6 +110,7 @@ class Balancer:
     amqp: forms.Endpoint
     list: forms.Endpoint
     stats: forms.Endpoint
+    http: forms.OptionalEndpoint = None
     config: forms.PathOnHost
     socket: forms.PathOnHost
     state_file: forms.PathOnHost
@@ -193,6 +194,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """One HTTP gateway. address: of its service. admin: of /readyz, by which HAProxy checks it."""
+
+    name: forms.Name
+    address: forms.Endpoint
+    admin: forms.Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """One user of every broker. role: one of ROLES, or the gate check's. password_file: on this machine."""
 
@@ -211,6 +221,7 @@ class Provision:
     more.
     tls_dir: folder here, with NAME.pem and NAME.key of every broker; None without TLS.
     old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
+    plugins: of RabbitMQ, to be enabled beside ours: "stomp".
     """
 
     disk_free_mb: forms.Count = DISK_FREE_MB
@@ -219,6 +230,7 @@ class Provision:
     queue_mb_max: forms.Count = QUEUE_MB_MAX
     tls_dir: forms.FilePath | None = None
     old_publishers: forms.Flag = False
+    plugins: tuple[Literal["stomp"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from inventory.files import templates
+from inventory.files import Templates
 from inventory.inventory import Inventory
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
@@ -31,7 +31,6 @@ WEIGHT = 100
 
 _UNMARKED = "0" * 16
 _MARKER = re.compile(r'^    description "(messagebus \S+ config [0-9a-f]{16})"$', re.MULTILINE)
-_TEMPLATES = templates("lb")
 
 
 def _quoted(value: object) -> str:
@@ -39,7 +38,7 @@ def _quoted(value: object) -> str:
     return "'" + str(value).replace("'", "'\\''") + "'"
 
 
-_TEMPLATES.filters["quoted"] = _quoted
+_TEMPLATES = Templates("lb", quoted=_quoted)
 
 
 def render(inventory: Inventory) -> str:
@@ -50,18 +49,20 @@ def render(inventory: Inventory) -> str:
     balancer = inventory.balancer
     if balancer.probe_password is None:
         raise ConfigError(f"probe_password_file: cannot read {balancer.probe_password_file}")
-    text = _TEMPLATES.get_template("haproxy.cfg.j2").render(
-        cluster=inventory.cluster,
-        balancer=balancer,
-        timers=balancer.timers,
-        brokers=inventory.brokers,
-        tls=inventory.tls,
-        supervisor=inventory.supervisor,
-        backend=BROKERS,
-        weight=WEIGHT,
-        gate_steps=gate_check_steps(balancer.probe_user, balancer.probe_password),
-        checksum=_UNMARKED,
-    )
+    words = {
+        "cluster": inventory.cluster,
+        "balancer": balancer,
+        "timers": balancer.timers,
+        "brokers": inventory.brokers,
+        "gateways": inventory.gateways,
+        "tls": inventory.tls,
+        "supervisor": inventory.supervisor,
+        "backend": BROKERS,
+        "weight": WEIGHT,
+        "gate_steps": gate_check_steps(balancer.probe_user, balancer.probe_password),
+        "checksum": _UNMARKED,
+    }
+    text = _TEMPLATES.render("haproxy.cfg.j2", words)
     return text.replace(_UNMARKED, hashlib.sha256(text.encode()).hexdigest()[:16], 1)
 
 

@@ -6,6 +6,7 @@ from messagebus.admin.directory import brokers as brokers
 from messagebus.admin.directory import count_subscriptions as count_subscriptions
 from messagebus.admin.directory import declare as declare
 from messagebus.admin.directory import delete_subscriptions as delete_subscriptions
+from messagebus.admin.directory import drain_broker as drain_broker
 from messagebus.admin.directory import purge_subscriptions as purge_subscriptions
 from messagebus.admin.parked import ParkedCount as ParkedCount
 from messagebus.admin.parked import ParkedCounts as ParkedCounts
@@ -18,6 +19,12 @@ from messagebus.admin.parked import count_parked as count_parked
 from messagebus.admin.parked import purge_parked as purge_parked
 from messagebus.admin.parked import read_parked as read_parked
 from messagebus.admin.parked import redrive_parked as redrive_parked
+from messagebus.admin.spool import SpoolDropped as SpoolDropped
+from messagebus.admin.spool import SpooledMessage as SpooledMessage
+from messagebus.admin.spool import SpoolFolderStatus as SpoolFolderStatus
+from messagebus.admin.spool import drop_spooled as drop_spooled
+from messagebus.admin.spool import read_spool as read_spool
+from messagebus.admin.spool import spool_status as spool_status
 from messagebus.aio import AsyncConsumer as AsyncConsumer
 from messagebus.aio import AsyncPublisher as AsyncPublisher
 from messagebus.app import App as App
@@ -28,11 +35,14 @@ from messagebus.config import Batching as Batching
 from messagebus.config import BusConfig as BusConfig
 from messagebus.config import ConsumerConfig as ConsumerConfig
 from messagebus.config import PublisherConfig as PublisherConfig
+from messagebus.config import Spool as Spool
 from messagebus.consumer import Consumer as Consumer
+from messagebus.core.checkpoint import Checkpoint as Checkpoint
 from messagebus.core.deliveries import Receipt as Receipt
 from messagebus.destination import Destination as Destination
 from messagebus.destination import Queue as Queue
 from messagebus.destination import Source as Source
+from messagebus.destination import Stream as Stream
 from messagebus.destination import Subscription as Subscription
 from messagebus.destination import Topic as Topic
 from messagebus.destination import parse_destination as parse_destination
@@ -57,7 +67,10 @@ from messagebus.errors import PublishError as PublishError
 from messagebus.errors import RecordingFailed as RecordingFailed
 from messagebus.errors import Refused as Refused
 from messagebus.errors import RegistrationIncomplete as RegistrationIncomplete
+from messagebus.errors import ReplayGap as ReplayGap
+from messagebus.errors import SpoolFull as SpoolFull
 from messagebus.errors import Stopped as Stopped
+from messagebus.errors import StoreAway as StoreAway
 from messagebus.errors import TopologyError as TopologyError
 from messagebus.errors import TopologyMismatch as TopologyMismatch
 from messagebus.errors import Unknown as Unknown
@@ -68,11 +81,19 @@ from messagebus.handling import Reject as Reject
 from messagebus.handling import RetryLater as RetryLater
 from messagebus.handling import RetryPolicy as RetryPolicy
 from messagebus.hooks import Hooks as Hooks
+from messagebus.inbox import Once as Once
 from messagebus.message import Delivery as Delivery
 from messagebus.message import Message as Message
 from messagebus.message import Options as Options
 from messagebus.message import Payload as Payload
+from messagebus.outbox import AsyncRelay as AsyncRelay
+from messagebus.outbox import Outbox as Outbox
+from messagebus.outbox import Relay as Relay
+from messagebus.outbox import RelayConfig as RelayConfig
 from messagebus.publisher import Publisher as Publisher
+from messagebus.replay import AsyncReplay as AsyncReplay
+from messagebus.replay import Replay as Replay
+from messagebus.replay import Replayed as Replayed
 from messagebus.secret import Secret as Secret
 from messagebus.stats import BrokerStats as BrokerStats
 from messagebus.stats import ConsumerStats as ConsumerStats
@@ -80,7 +101,9 @@ from messagebus.stats import Durability as Durability
 from messagebus.stats import Outcome as Outcome
 from messagebus.stats import Published as Published
 from messagebus.stats import PublisherStats as PublisherStats
+from messagebus.stats import RelayStats as RelayStats
 from messagebus.stats import Status as Status
+from messagebus.stores import Dedup as Dedup
 
 __all__: list[str]
 __version__: str

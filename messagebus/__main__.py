@@ -1,4 +1,4 @@
-"""The command `messagebus`: publish, consume, declare, brokers, subscriptions, worker, agent.
+"""The command `messagebus`. Commands that are not here are in `messagebus.commands`.
 
 Settings come from the environment (MESSAGEBUS_BROKER, MESSAGEBUS_LIST_URL, MESSAGEBUS_USER,
 MESSAGEBUS_PASSWORD or MESSAGEBUS_PASSWORD_FILE, ...: docs/howto/settings.md). Errors are one line on
@@ -7,62 +7,86 @@ standard error; exit codes are those of `messagebus.commands.exits`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
-import mimetypes
 import os
-import signal
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sized
-from concurrent.futures import Future
+from collections.abc import Mapping, Sized
 from dataclasses import asdict, replace
-from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from messagebus._io.amqp_wire import namesake
-from messagebus.admin import directory
-from messagebus.commands import parked
-from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import bus_settings
-from messagebus.commands.parked import Duration
-from messagebus.commands.worker import worker
-from messagebus.config import ConsumerConfig, PublisherConfig
-from messagebus.consumer import Consumer
-from messagebus.destination import Destination, Queue, Subscription, parse_destination
-from messagebus.errors import MessageInvalid
-from messagebus.message import BINARY, BODY_BYTES_MAX, Delivery, Message, Options
-from messagebus.publisher import Publisher
+from messagebus.commands.exits import Exit, Program, beside
+from messagebus.commands.options import (
+    NumberRange,
+    apply_profile,
+    bus_settings,
+    confirm,
+    durability_option,
+)
 from messagebus.secret import Secret
-from messagebus.stats import Durability, Outcome, Published
-from messagebus.terminal import printable, say
-from messagebus.topology import Wanted, with_options
+from messagebus.stats import Durability
+from messagebus.terminal import say
+
+if TYPE_CHECKING:
+    from messagebus.config import BusConfig
+    from messagebus.topology import Wanted
 
 __all__ = ["main"]
 
-PUBLISH_STOP_S = 30.0
-# Period at which a waiting consumer looks whether it is to stop.
-RECEIVE_STEP_S = 0.2
+# `--help` imports no client: modules that do are imported where they are used.
+DECLARE_TIMEOUT_S = 30.0
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
 BROKER_SETTING = "MESSAGEBUS_BROKER"
 
 
 def main() -> NoReturn:
     """Run a command; print every expected error as one line and return its exit code."""
-    if told := namesake():
-        say(f"messagebus: {told}", err=True)
     if BROKER_SETTING not in os.environ:
         cli.hint = f" ({BROKER_SETTING} is not set)"
     cli.main()
 
 
-@click.group("messagebus", cls=Program)
+# Command -> where it is, and its line in the help.
+LATER = {
+    "consume": ("flow:consume", "Print the messages of TOPIC, one a line, and ack them."),
+    "dedup": ("dedup:group", "Look at, or forget, what deduplication remembers."),
+    "doctor": (
+        "messagebus_tools.doctor:doctor",
+        "Look for what is wrong between this host and the bus.",
+    ),
+    "from-file": ("messagebus_tools.archive:from_file", "Publish the messages of archived files."),
+    "outbox": ("outbox:group", "Relay a database's outbox; see what waits or was parked."),
+    "parked": ("parked:group", "List, read, put back or drop what was given up."),
+    "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
+    "replay": ("replay:replay", "Read TOPIC's messages again from its streams."),
+    "spool": ("spool:group", "Count, show, send or drop what waits on this host's disk."),
+    "tail": ("messagebus_tools.tail:tail", "Look at new messages of TOPIC and take none."),
+    "to-file": (
+        "messagebus_tools.archive:to_file",
+        "Write the messages of TOPIC to files and ack them.",
+    ),
+    "to-http": (
+        "messagebus_tools.webhook:to_http",
+        "Post each message of TOPIC to a URL and ack it.",
+    ),
+    "top": ("messagebus_tools.top:top", "Show brokers, subscriptions and what is wrong, live."),
+    "topics": ("messagebus_tools.top:topics", "List topics and queues, and what waits for whom."),
+    "trace": (
+        "messagebus_tools.trace:trace_command",
+        "Tell where a message is, and how that is known.",
+    ),
+    "worker": ("worker:worker", "Run the handlers of MODULE:APP until SIGTERM or SIGINT."),
+}
+
+
+@click.group("messagebus", cls=Program, later=LATER)
 @click.option("-v", "--verbose", is_flag=True, help="Tell what happens to links and lists.")
-def cli(verbose: bool) -> None:
+@click.option("--profile", help="Settings of ~/.config/messagebus/PROFILE.toml.")
+def cli(verbose: bool, profile: str | None) -> None:
     """Publish to any RabbitMQ broker, consume from all of them.
 
     \b
@@ -77,259 +101,12 @@ def cli(verbose: bool) -> None:
         stream=sys.stderr,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    from messagebus._io.amqp_wire import namesake
 
-
-_durability_option = click.option(
-    "--durability",
-    type=click.Choice([each.value for each in Durability]),
-    default=Durability.FSYNC.value,
-    show_default=True,
-    help="What a confirmed message survives: a power-off, a kill of the broker, nothing.",
-)
-
-
-def _destination(text: str, durability: str) -> Destination:
-    parsed = parse_destination(text)
-    return replace(parsed, durability=Durability(durability))
-
-
-# Publish.
-@cli.command(short_help="Publish FILE to TOPIC and wait for the confirms.")
-@click.argument("topic")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), default="-")
-@click.option(
-    "--lines", "form", flag_value="lines", help="One message a line, without its line end."
-)
-@click.option("--ndjson", "form", flag_value="ndjson", help="One JSON message a line; checked.")
-@click.option("--key", default="", help="Key of all messages: they keep their order per broker.")
-@click.option("--id", "message_id", default="", help="Id of the message; of a single one.")
-@click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be said again.")
-@click.option("--type", "kind", default="", help="Type of all messages, for readers.")
-@click.option(
-    "--content-type",
-    default="",
-    help="Of all messages. Default: FILE's by its suffix, such as application/json.",
-)
-@click.option(
-    "--delay", "delay_s", type=Duration(), help="Deliver after so long: 90s, 15m, 2h, 7d."
-)
-@click.option(
-    "--at", metavar="TIME", help="Deliver then: 2030-01-31T08:00 (local), ...T08:00+00:00."
-)
-@_durability_option
-def publish(
-    topic: str,
-    file: Path,
-    form: str | None,
-    key: str,
-    message_id: str,
-    headers: tuple[str, ...],
-    kind: str,
-    content_type: str,
-    delay_s: float | None,
-    at: str | None,
-    durability: str,
-) -> int:
-    """Publish FILE ("-": standard input) to TOPIC ("queue:NAME" for a queue) and wait for the confirms.
-
-    \b
-    Example:
-      messagebus publish orders order.json
-      messagebus publish orders order.json --type order.placed --header shop=12 --delay 15m
-      seq 1000 | messagebus publish orders - --lines
-    """
-    options: Options = {"key": key, "type": kind, "headers": dict(map(_header, headers))}
-    if message_id:
-        if form:
-            raise click.UsageError(f"--id is for a single message, not for --{form}")
-        options["message_id"] = message_id
-    if delay_s is not None and at is not None:
-        raise click.UsageError("--delay or --at, not both")
-    if delay_s is not None:
-        options["deliver_after_s"] = delay_s
-    if at is not None:
-        options["deliver_at"] = _moment(at)
-    ends: Counter[Outcome] = Counter()
-
-    def ended(future: Future[Published]) -> None:
-        published = future.result()
-        ends[published.outcome] += 1
-        if (
-            published.outcome is not Outcome.CONFIRMED
-            and ends.total() - ends[Outcome.CONFIRMED] == 1
-        ):
-            reason = f": {published.reason}" if published.reason else ""
-            say(
-                f"messagebus: message {published.message_id} to {topic}"
-                f" {published.outcome.value}{reason}",
-                err=True,
-            )
-
-    destination = _destination(topic, durability)
-    bus, config = bus_settings(), PublisherConfig.from_env(os.environ)
-    directory.reach(bus, publishing=True)
-    publisher = Publisher(bus, config)
-    publisher.start(require="one")
-    try:
-        with click.open_file(str(file), "rb") as source:
-            for message in _messages(source, form, content_type or _type_of(file, form)):
-                publisher.submit(destination, message, **options).add_done_callback(ended)
-    except OSError as fault:
-        raise click.UsageError(f"{file}: {fault.strerror}") from fault
-    finally:
-        publisher.stop(PUBLISH_STOP_S)
-    if ends[Outcome.UNROUTABLE] and (near := directory.nearest(bus, topic)):
-        say(f"messagebus: did you mean {near}?", err=True)
-    told = ", ".join(f"{outcome.value} {count}" for outcome, count in sorted(ends.items(), key=str))
-    say(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
-    if ends.total() == ends[Outcome.CONFIRMED]:
-        return Exit.DONE
-    if ends[Outcome.CONFIRMED]:
-        return Exit.PARTLY
-    return Exit.ABSENT if ends.total() == ends[Outcome.UNROUTABLE] else Exit.FAILED
-
-
-def _header(said: str) -> tuple[str, str]:
-    name, equals, value = said.partition("=")
-    if not (name and equals):
-        raise click.UsageError(f"--header {said!r}: NAME=VALUE wanted")
-    return name, value
-
-
-def _moment(said: str) -> datetime:
-    try:
-        return datetime.fromisoformat(said).astimezone()
-    except (ValueError, OverflowError) as fault:
-        raise click.UsageError(f"--at {said!r}: a time wanted, such as 2030-01-31T08:00") from fault
-
-
-def _type_of(file: Path, form: str | None) -> str:
-    """Return the content type of messages; for a whole file by its suffix alone, the same everywhere."""
-    if form:
-        return "text/plain" if form == "lines" else "application/json"
-    return mimetypes.MimeTypes().guess_type(file.name)[0] or BINARY
-
-
-def _messages(source: IO[bytes], form: str | None, content_type: str) -> Iterator[Message]:
-    if form is None:
-        yield Message(body=source.read(BODY_BYTES_MAX + 1), content_type=content_type)
-        return
-    for number, line in enumerate(iter(lambda: source.readline(BODY_BYTES_MAX + 2), b""), start=1):
-        body = line.rstrip(b"\r\n")
-        if form == "lines":
-            yield Message(body=body, content_type=content_type)
-        elif body:
-            try:
-                json.loads(body)
-            except ValueError as fault:
-                raise MessageInvalid(f"line {number}: not JSON: {fault}") from fault
-            yield Message(body=body, content_type=content_type)
-
-
-# Consume.
-@cli.command(short_help="Print the messages of TOPIC, one a line, and ack them.")
-@click.argument("topic")
-@click.option(
-    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
-)
-@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
-@click.option(
-    "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."
-)
-@click.option("--ndjson", is_flag=True, help="Print id, broker, key, headers and body as JSON.")
-@_durability_option
-def consume(
-    topic: str,
-    subscription: str,
-    count: int | None,
-    idle_exit_s: float | None,
-    ndjson: bool,
-    durability: str,
-) -> int:
-    """Print the messages of TOPIC ("queue:NAME" for a queue), one a line, from all brokers.
-
-    They are acked once they are printed. A line end within a message is printed as \\n; --ndjson keeps
-    every byte. On a terminal characters that do not print are shown by their escapes. Ends with code 6
-    when no broker can be reached; else runs until it is stopped, unless --count or --idle-exit-s say
-    otherwise. A topic or subscription that does not exist is created, as by every consumer, and stays:
-    without another reader, delete it afterwards (messagebus subscriptions delete).
-
-    \b
-    Example:
-      messagebus consume orders --subscription billing --idle-exit-s 5 | sort | uniq -c
-    """
-    stop: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: stop.append(number))
-    config = ConsumerConfig.from_env(os.environ)
-    source = _destination(topic, durability)
-    bus = bus_settings()
-    consumer = Consumer(bus, source, subscription=subscription, config=config)
-    directory.reach(bus)
-    consumer.start(require="one")
-    try:
-        as_text = _as_shown if sys.stdout.isatty() else _as_line
-        _print_all(consumer, _as_json if ndjson else as_text, count, idle_exit_s, stop)
-    finally:
-        consumer.stop(timeout_s=1)
-    return 0
-
-
-def _print_all(
-    consumer: Consumer, form: Any, count: int | None, idle_exit_s: float | None, stop: list[int]
-) -> None:
-    out, printed, last_s = sys.stdout.buffer, 0, time.monotonic()
-    unacked: list[Delivery] = []
-
-    def flush() -> None:
-        """Print all lines before the acks: a message is acked only once it has been written out."""
-        out.flush()
-        for delivery in unacked:
-            consumer.ack(delivery)
-        unacked.clear()
-
-    while not stop and (count is None or printed < count):
-        delivery = consumer.receive_immediate()
-        if delivery is None:
-            flush()
-            delivery = consumer.receive(RECEIVE_STEP_S)
-        if delivery is not None:
-            out.write(form(delivery) + b"\n")
-            unacked.append(delivery)
-            printed, last_s = printed + 1, time.monotonic()
-        elif idle_exit_s is not None and time.monotonic() - last_s >= idle_exit_s:
-            break
-    flush()
-
-
-def _as_line(delivery: Delivery) -> bytes:
-    return delivery.body.replace(b"\r", b"\\r").replace(b"\n", b"\\n")
-
-
-def _as_shown(delivery: Delivery) -> bytes:
-    """Return the line of a message for a terminal, with nothing in it that moves the cursor."""
-    return printable(delivery.body.decode(errors="backslashreplace")).encode()
-
-
-def _as_json(delivery: Delivery) -> bytes:
-    """Return the message as JSON with everything that does not print escaped, for pipes as for terminals."""
-    message = delivery.message
-    try:
-        body = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_hex": message.body.hex()}
-    told = {
-        "id": message.message_id,
-        "broker": delivery.broker,
-        "redelivered": delivery.redelivered,
-        "key": message.key,
-        "content_type": message.content_type,
-        "headers": dict(message.headers),
-    }
-    line = json.dumps(told | body, ensure_ascii=False, default=str)
-    if line.isprintable():
-        return line.encode()
-    # C1 controls and lone surrogates: JSON itself lets them through.
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line).encode()
+    if told := namesake():
+        say(f"messagebus: {told}", err=True)
+    if profile is not None:
+        apply_profile(profile)
 
 
 # Declare, brokers.
@@ -337,8 +114,8 @@ def _as_json(delivery: Delivery) -> bytes:
 @click.argument("wanted", nargs=-1, required=True)
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(min=0.1),
-    default=directory.DECLARE_TIMEOUT_S,
+    type=NumberRange(min=0.1),
+    default=DECLARE_TIMEOUT_S,
     show_default=True,
     help="How long to go on asking until all brokers have it.",
 )
@@ -347,7 +124,7 @@ def _as_json(delivery: Delivery) -> bytes:
     type=click.IntRange(min=1),
     help="Of subscriptions and queues: what comes back unanswered more often is parked.",
 )
-@_durability_option
+@durability_option
 def declare(
     wanted: tuple[str, ...], timeout_s: float, delivery_limit: int | None, durability: str
 ) -> int:
@@ -360,6 +137,9 @@ def declare(
       messagebus declare orders orders/billing queue:jobs
       messagebus declare --durability page-cache clicks clicks/counted
     """
+    from messagebus.admin import directory
+    from messagebus.topology import with_options
+
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
     asked = [_limited(with_options(each, options), delivery_limit) for each in wanted]
@@ -370,6 +150,8 @@ def declare(
 
 
 def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:
+    from messagebus.destination import Queue, Subscription
+
     if delivery_limit is None or not isinstance(wanted, Subscription | Queue):
         return wanted
     return replace(wanted, delivery_limit=delivery_limit)
@@ -384,6 +166,8 @@ def brokers(as_json: bool) -> int:
     Example:
       messagebus brokers --json
     """
+    from messagebus.admin import directory
+
     bus = bus_settings()
     directory.reach(bus)
     found = directory.brokers(bus)
@@ -431,14 +215,18 @@ _names_argument = click.argument("names", nargs=-1, required=True)
 def list_subscriptions(as_json: bool) -> int:
     """Print the message counts of subscriptions and queues, by broker.
 
-    READY messages wait, UNACKED are delivered and not answered ("?": the broker does not say; may be
-    some seconds old). Exit code 3 when a broker does not answer.
+    READY messages wait, UNACKED are delivered and not answered, OLDEST is the age of the oldest (both may
+    be some seconds old; "?": the broker does not say, or messagebus-tools is not installed). Exit code 3
+    when a broker does not answer.
 
     \b
     Example:
       messagebus subscriptions list --json
     """
-    found = directory.count_subscriptions(bus_settings())
+    from messagebus.admin import directory
+
+    settings = bus_settings()
+    found = directory.count_subscriptions(settings)
     if as_json:
         rows = [asdict(each) for each in found.counts]
         told = {"subscriptions": rows, "unanswered": dict(found.unanswered)}
@@ -448,11 +236,27 @@ def list_subscriptions(as_json: bool) -> int:
             max([len(title), *(len(getattr(each, title.lower())) for each in found.counts)])
             for title in ("NAME", "BROKER")
         ]
-        say(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS"))
+        say(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS", "OLDEST"))
+        ages = _ages(settings)
         for each in found.counts:
             unacked = "?" if each.unacked is None else each.unacked
-            say(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers))
+            age = ages.get((each.broker, each.name), "?")
+            say(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers, age))
     return _tell_unanswered(found.unanswered, found.answered)
+
+
+def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:
+    """Return broker and name -> age of the oldest message; nothing without messagebus-tools."""
+    import asyncio
+
+    try:
+        top = importlib.import_module("messagebus_tools.top")
+    except ModuleNotFoundError:
+        return {}
+    return {
+        key: top.oldest(age)
+        for key, age in top.ages_ms(asyncio.run(top.observed(settings))).items()
+    }
 
 
 def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
@@ -474,8 +278,10 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     Example:
       messagebus subscriptions delete orders/billing --token-file /etc/messagebus/token --yes
     """
+    from messagebus.admin import directory
+
     token = _token(token_file)
-    _confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
+    confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
     done = directory.delete_subscriptions(bus_settings(), names, token=token)
     later = dict.fromkeys(done.later, "deletes it when it is back")
     if as_json:
@@ -500,8 +306,10 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     Example:
       messagebus subscriptions purge orders/billing queue:jobs --token-file /etc/messagebus/token --yes
     """
+    from messagebus.admin import directory
+
     token = _token(token_file)
-    _confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
+    confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
     done = directory.purge_subscriptions(bus_settings(), names, token=token)
     if as_json:
         told = {"dropped": {b: dict(each) for b, each in done.dropped.items()}}
@@ -529,15 +337,6 @@ def _token(path: Path) -> Secret:
     return Secret(text)
 
 
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: --yes")
-    if not click.confirm(question, err=True):
-        raise click.ClickException("nothing was done")
-
-
 def _tell_unanswered(unanswered: Mapping[str, str], answered: Sized) -> int:
     for broker, why in sorted(unanswered.items()):
         say(f"messagebus: {broker} did not answer: {' '.join(why.split())}", err=True)
@@ -546,11 +345,7 @@ def _tell_unanswered(unanswered: Mapping[str, str], answered: Sized) -> int:
     return Exit.DONE
 
 
-cli.add_command(parked.group)
-cli.add_command(worker)
-
-
-# Agent.
+# Agent, a distribution of its own.
 @cli.command(short_help="Serve the list, topology and health of one broker.")
 @click.option(
     "--config",
@@ -565,13 +360,81 @@ def agent(config: Path) -> int:
     Example:
       messagebus agent --config /etc/messagebus/agent.toml
     """
-    try:
-        from messagebus.agent import run
-    except ImportError as fault:
-        raise click.UsageError(
-            f"the agent needs more packages ({fault.name}): pip install messagebus-rabbitmq[agent]"
-        ) from fault
-    return run(config)
+    return int(beside("messagebus_agent", "the agent").run(config))
+
+
+# Monitor.
+@cli.command(short_help="Serve one live page about all brokers.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with its settings, in TOML. Without it: the bus's own, read only, on this host alone.",
+)
+@click.option(
+    "--hash-password",
+    is_flag=True,
+    help="Read a password and print what stands for it in the file.",
+)
+@click.option("--listen", metavar="HOST:PORT", help="Address of the page; default 127.0.0.1:8085.")
+def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int:
+    """Serve one live page about all brokers: what needs attention, what waits, who consumes.
+
+    \b
+    Example:
+      messagebus monitor
+      messagebus monitor --config /etc/messagebus/monitor.toml
+    """
+    page = beside("messagebus_monitor", "the monitor")
+    if hash_password:
+        click.echo(page.hash_password(click.prompt("Password", hide_input=True, err=True)))
+        return Exit.DONE
+    return int(page.run(config, listen=listen))
+
+
+# Gateway, a distribution of its own.
+@cli.command(short_help="Serve HTTP to programs without AMQP.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="File with its settings, in TOML.",
+)
+def gateway(config: Path) -> int:
+    """Serve HTTP to programs without AMQP: publish, pull with leases, streams, webhooks.
+
+    \b
+    Example:
+      messagebus gateway --config /etc/messagebus/gateway.toml
+    """
+    served = beside("messagebus_gateway.service", "the gateway")
+    return int(served.serve_file(config))
+
+
+# The conformance kit, a distribution of its own.
+class _Unread(click.Command):
+    """Command that hands on its words as they are, the -- among them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] in ctx.help_option_names:
+            return super().parse_args(ctx, args)
+        ctx.params["args"] = tuple(args)
+        return []
+
+
+@cli.command(cls=_Unread, short_help="Judge a client of another language.")
+@click.argument("args", nargs=-1, required=True)
+def conform(args: tuple[str, ...]) -> int:
+    """Judge a client of any language by the cases of docs/conformance.md.
+
+    ARGS: options of `python -m messagebus_conform`, then -- and the command of the client.
+
+    \b
+    Example:
+      messagebus conform -- ./my-client
+      messagebus conform --case 2 --json -- node conform.js
+    """
+    kit = beside("messagebus_conform.cli", "the kit").conform
+    return int(kit.main(list(args), prog_name="messagebus conform", standalone_mode=False))
 
 
 if __name__ == "__main__":

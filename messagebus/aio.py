@@ -8,8 +8,11 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from messagebus._io.consume.batches import Gathering
 from messagebus._io.consume.driver import ConsumeDriver
@@ -19,10 +22,13 @@ from messagebus._io.consume.runs import (
     LINGER_S,
     Answers,
     BatchHandler,
+    ClaimsByPost,
     Handling,
+    Job,
     Ticking,
     batch_faults,
     checked_count,
+    deliveries_of,
     handled_by,
     is_coroutine_handler,
     run_context,
@@ -31,30 +37,45 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Outgoing, Target, Waiter, whole_timeout_ms
+from messagebus._io.publish.publishes import (
+    Ended,
+    Many,
+    Outgoing,
+    Target,
+    Waiter,
+    whole_timeout_ms,
+)
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.consumer import (
     DRAIN_S,
+    as_dedup,
     as_source,
     fulfilled,
     not_ready,
     with_handling,
+    with_order,
 )
 from messagebus.core.confirms import bundled
 from messagebus.destination import Destination, Source
-from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, Stopped
+from messagebus.errors import AlreadySettled, ConfigError, NotReady, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message, Options, Payload
 from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
+    cannot_be_redundant,
+    make_driver,
+    new_fleet,
+    no_room,
     not_connected,
     publisher_stats,
     raise_unless_confirmed,
+    refuse_batches,
     refuse_unconfirmed,
     wait_connected,
+    with_spool,
 )
 from messagebus.stats import (
     RUNNING,
@@ -64,6 +85,10 @@ from messagebus.stats import (
     Status,
     why_not_running,
 )
+
+if TYPE_CHECKING:
+    from messagebus._io.publish.fleet import Fleet
+    from messagebus.consumer import Deduplication, Order
 
 __all__ = ["AsyncConsumer", "AsyncPublisher"]
 
@@ -84,22 +109,35 @@ class AsyncPublisher:
         bus: BusConfig,
         config: PublisherConfig | None = None,
         *,
+        spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
-        self._config = config or PublisherConfig()
+        self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._driver: PublishDriver | None = None
-        self._outgoing = Outgoing()
+        self._fleet: Fleet | None = None  # made by the first redundant publish
+        self._outgoing = Outgoing(
+            self._config.redundant,
+            self._config.redundancy,
+            has_spool=self._config.spool is not None,
+        )
         self._waiting: deque[asyncio.Future[None]] = deque()  # for room
+        # Of redundant publishes: where there is one broker left, no others wait for room with them.
+        self._waiting_redundant: deque[asyncio.Future[None]] = deque()
 
     @property
     def status(self) -> Status:
         """The current `Status`."""
         return self._status
+
+    @property
+    def config(self) -> PublisherConfig:
+        """Its settings, with the spool that it was given."""
+        return self._config
 
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
@@ -110,12 +148,18 @@ class AsyncPublisher:
         self._loop = asyncio.get_running_loop()
         if self._hooks is not None:
             self._hooks.begin()
-        self._driver = driver = PublishDriver(self._bus, self._config, self._on_room, self._wire)
+        await refuse_batches(self._config, self._wire)
+        self._driver = driver = make_driver(
+            self._bus, self._config, self._on_room, self._wire, self._hooks
+        )
         driver.start()
         self._status = RUNNING
         if require is not None and not await wait_connected(driver, timeout_s):
             await self.stop(0)
             raise not_connected(driver, self._bus, timeout_s)
+        if require is not None and (told := cannot_be_redundant(driver, self._config)):
+            await self.stop(0)
+            raise NotReady(told)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Stop, as `Publisher.stop` does."""
@@ -124,7 +168,7 @@ class AsyncPublisher:
             return 0
         self._status = Status.STOPPED
         self._on_room()
-        return await self._driver.stop(timeout_s)
+        return await (self._fleet or self._driver).stop(timeout_s)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -154,8 +198,16 @@ class AsyncPublisher:
         if self._hooks is not None:
             await self._accept(driver, (target, body, message), timeout_s, future)
             return future
+        if target.redundancy:
+            fleet = self._fleet
+            if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
+                outgoing = (target, body, message)
+                await self._accept_redundant(driver, outgoing, timeout_s, future)
+            else:
+                fleet.submit(target, body, message, self._timeout_ms(timeout_s), future)
+            return future
         timeout_ms = self._timeout_ms(timeout_s)
-        if self._waiting or not driver.outbox.has_room(len(body)):
+        if self._waiting or not driver.pending.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
         driver.submit(target, body, message, timeout_ms, future)
         return future
@@ -204,6 +256,10 @@ class AsyncPublisher:
         many = Many(finished)
         timeout_ms = self._timeout_ms(timeout_s)
         bare = read(destination, b"", {})[0]
+        if bare.redundancy or options.get("redundant"):
+            return await self._send_redundant(
+                destination, payloads, timeout_s, options, many, finished
+            )
         packing = None if options else driver.packing_of(bare)
         given: Iterable[Payload | list[bytes]] = payloads
         if packing is not None:
@@ -212,18 +268,57 @@ class AsyncPublisher:
             left_ms = timeout_ms
             if isinstance(payload, list):
                 size, count = sum(map(len, payload)), len(payload)
-                if self._waiting or not driver.outbox.has_room(size, count):
+                if self._waiting or not driver.pending.has_room(size, count):
                     left_ms = await self._wait_for_room(size, timeout_ms, count)
                 many.add(driver.submit_bundle(bare, payload, size, left_ms, many))
                 continue
             # `_accept` inlined: a coroutine for each message costs 0.2 of 1.3 us.
             target, body, message = read(destination, payload, options)
-            if self._waiting or not driver.outbox.has_room(len(body)):
+            if self._waiting or not driver.pending.has_room(len(body)):
                 left_ms = await self._wait_for_room(len(body), timeout_ms)
             many.add(driver.submit(target, body, message, left_ms, many))
         many.all_added()
         await finished
         return many.results()
+
+    async def _send_redundant(
+        self,
+        destination: Destination | str,
+        payloads: Iterable[Payload],
+        timeout_s: float | None,
+        options: Options,
+        many: Many,
+        finished: asyncio.Future[None],
+    ) -> list[Published]:
+        driver = self._running()
+        timeout_ms, read = self._timeout_ms(timeout_s), self._outgoing.read
+        for payload in payloads:
+            outgoing = target, body, message = read(destination, payload, options)
+            fleet = self._fleet
+            if fleet is None or self._waiting_redundant or not fleet.has_room(len(body)):
+                many.add(await self._accept_redundant(driver, outgoing, timeout_s, many))
+            else:
+                many.add(fleet.submit(target, body, message, timeout_ms, many))
+        many.all_added()
+        await finished
+        return many.results()
+
+    async def _accept_redundant(
+        self,
+        driver: PublishDriver,
+        outgoing: tuple[Target, bytes, Message | None],
+        timeout_s: float | None,
+        waiter: Waiter | Many | None,
+    ) -> Ended:
+        target, body, message = outgoing
+        fleet = self._fleet
+        if fleet is None:
+            fleet = new_fleet(driver, self._bus, self._config, self._on_room, self._wire)
+            self._fleet = fleet
+        timeout_ms = self._timeout_ms(timeout_s)
+        if self._waiting_redundant or not fleet.has_room(len(body)):
+            timeout_ms = await self._wait_for_room(len(body), timeout_ms, room_of=fleet)
+        return fleet.submit(target, body, message, timeout_ms, waiter)
 
     async def _accept(
         self,
@@ -236,8 +331,11 @@ class AsyncPublisher:
             await self._accept_watched(self._hooks, driver, outgoing, timeout_s, waiter)
             return
         target, body, message = outgoing
+        if target.redundancy:
+            await self._accept_redundant(driver, outgoing, timeout_s, waiter)
+            return
         timeout_ms = self._timeout_ms(timeout_s)
-        if self._waiting or not driver.outbox.has_room(len(body)):
+        if self._waiting or not driver.pending.has_room(len(body)):
             timeout_ms = await self._wait_for_room(len(body), timeout_ms)
         driver.submit(target, body, message, timeout_ms, waiter)
 
@@ -258,60 +356,71 @@ class AsyncPublisher:
 
     async def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until all is settled, as `Publisher.flush` does."""
-        return await self._running().flush(timeout_s)
+        return await (self._fleet or self._running()).flush(timeout_s)
 
     def refresh_connection(self) -> None:
         """Dial anew, as `Publisher.refresh_connection` does."""
-        self._running().renew()
+        (self._fleet or self._running()).renew()
 
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
         if self._driver is None:
             raise Stopped("not started")
-        return publisher_stats(self._driver)
+        return publisher_stats(self._driver, self._fleet)
 
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
             raise Stopped(why_not_running(self._status, "publisher", "async with"))
         return self._driver
 
-    async def _wait_for_room(self, size: int, timeout_ms: int, count: int = 1) -> int:
-        """Wait for room, first come, first served. Returns the ms that are left. Raises BacklogFull."""
+    async def _wait_for_room(
+        self, size: int, timeout_ms: int, count: int = 1, *, room_of: Fleet | None = None
+    ) -> int:
+        """Wait for room, first come, first served. Returns the ms that are left. Raises BacklogFull.
+
+        room_of: for a redundant publish.
+        """
         until_ms = now_ms() + timeout_ms
         room: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(room)
+        queue = self._waiting if room_of is None else self._waiting_redundant
+        queue.append(room)
         is_admitted = False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
                     await room
-                    if self._running().outbox.has_room(size, count):
+                    driver = self._running()
+                    if (room_of or driver.pending).has_room(size, count):
                         is_admitted = True
                         return max(1, until_ms - now_ms())
                     room = self._loop.create_future()
-                    self._waiting.appendleft(room)
+                    queue.appendleft(room)
         except TimeoutError:
-            raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms") from None
+            raise no_room(size, timeout_ms, self._running().fault) from None
         finally:
             if (
                 not is_admitted
             ):  # timed out or cancelled: if it was woken, the next one has its turn
                 with contextlib.suppress(ValueError):
-                    self._waiting.remove(room)
+                    queue.remove(room)
                 self._on_room()
 
     def _on_room(self) -> None:
         """Wake as many calls as there is room for, once half the backlog is free: it saves wake-ups."""
-        if not self._waiting or self._driver is None:
-            return
-        outbox, most = self._driver.outbox, self._config.backlog_messages_max
-        count = len(self._waiting)
+        if self._waiting and self._driver is not None:
+            pending = self._driver.pending
+            self._wake(self._waiting, pending.waiting, pending.has_room(0))
+        if self._waiting_redundant and self._fleet is not None:
+            self._wake(self._waiting_redundant, self._fleet.waiting[0], self._fleet.has_room(0))
+
+    def _wake(self, queue: deque[asyncio.Future[None]], waiting: int, has_room: bool) -> None:
+        most, count = self._config.backlog_messages_max, len(queue)
         if self._status is RUNNING:  # else wake all: they find that we have stopped
-            if outbox.waiting > most // 2 or not outbox.has_room(0):
+            if waiting > most // 2 or not has_room:
                 return
-            count = min(count, most - outbox.waiting)
+            count = min(count, most - waiting)
         for _ in range(count):
-            room = self._waiting.popleft()
+            room = queue.popleft()
             if not room.done():
                 room.set_result(None)
 
@@ -335,11 +444,14 @@ class AsyncConsumer:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
+        order: Order | None = None,
         _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
-        self._config = config or ConsumerConfig()
+        self._config = with_order(config or ConsumerConfig(), order)
+        self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
@@ -370,6 +482,7 @@ class AsyncConsumer:
         """Start, as `Consumer.start` does."""
         if self._status is not Status.INITIALIZED:
             raise Stopped(f"a consumer starts once; this one is {self._status.value}")
+        self._loop = asyncio.get_running_loop()
         self._driver = driver = ConsumeDriver(
             self._bus,
             self._source,
@@ -377,6 +490,8 @@ class AsyncConsumer:
             self._ready.set,
             self._wire,
             withdraw=self._withdraw,
+            dedup=self._dedup,
+            chain=self._hooks,
         )
         driver.start()
         self._status = RUNNING
@@ -464,6 +579,19 @@ class AsyncConsumer:
         """Hand out deliveries again, as `Consumer.resume` does."""
         self._started().resume()
 
+    def rest(self, *, prefetch: int | None = None) -> None:
+        """Give back what arrived and was not taken; consume again at the next `receive` or `resume`.
+
+        Deliveries that the application holds stay its own. prefetch: of each broker from then on, 1 to 2,000;
+        None: as configured. An ordered (single active) source gives its deliveries back with its links, when
+        none of them is held.
+        """
+        self._started().rest(
+            self._config.prefetch
+            if prefetch is None
+            else replace(self._config, prefetch=prefetch).prefetch
+        )
+
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Yield deliveries until the consumer is stopped."""
         while (delivery := self.receive_immediate() or await self.receive()) is not None:
@@ -522,7 +650,10 @@ class AsyncConsumer:
             words=lambda: words_of(self._bus),
             answers_first=self._config.at_most_once,
             consumer_timeout_s=self._config.consumer_timeout_s,
+            order=self._config.order,
         )
+        if (claims := self._started().run_handlers()) is not None:
+            handling.claims = ClaimsByPost(claims, self._post)
         self._grace_s = grace_s
         self._handlings.append(handling)
         if isinstance(jobs, Gathering):
@@ -545,9 +676,20 @@ class AsyncConsumer:
             take=self.receive_immediate,
             receive=self.receive,
             is_over=lambda: self._status is not RUNNING,
-            is_wanted=lambda delivery: at_most_once or delivery._ledger.is_live,
+            is_wanted=lambda delivery: at_most_once or self._is_live(delivery),
             read=read,
         )
+
+    def _is_live(self, delivery: Delivery) -> bool:
+        """Return whether a delivery may still be handled; if not, nobody will answer it."""
+        live = delivery._ledger.is_live
+        if not live and (self._dedup is not None or self._config.order != "none"):
+            self._started().never_seen(delivery)
+        return live
+
+    def _post(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the claim runs out
+            self._loop.call_soon_threadsafe(function)
 
     async def _run_tasks(
         self, handling: Handling, jobs: Gathering | _Singles, concurrency: int, grace_s: float
@@ -585,6 +727,8 @@ class AsyncConsumer:
         for delivery in [job] if isinstance(job, Delivery) else job:
             if self._status is RUNNING:
                 self.nack(delivery)
+            elif (dedup := self._started().dedup) is not None:
+                dedup.give_back(delivery)
 
     def _put_back(self, untouched: Sequence[Delivery]) -> None:
         """Hand out deliveries again that no handler has seen, unless they are answered already."""
@@ -595,8 +739,11 @@ class AsyncConsumer:
         self, handling: Handling, bridge: Bridge, concurrency: int, grace_s: float
     ) -> int:
         self._bridges.append(bridge)
+        receive = bridge.receive
+        if self._config.order != "none":
+            receive = partial(self._receive_live, bridge)
         threads = HandlerThreads(
-            handling, bridge.receive, context=run_context(self), awaited=bridge.awaited
+            handling, receive, context=run_context(self), awaited=bridge.awaited
         )
         ticking = Ticking(handling)
         ticking.start()
@@ -608,6 +755,14 @@ class AsyncConsumer:
             self._put_back(bridge.withdraw(None))  # feeding was cancelled
             bridge.close()
             ticking.stop()
+
+    def _receive_live(self, bridge: Bridge) -> Job | None:
+        """Return the next job for a thread; what a lost link delivered comes again, and may be newer then."""
+        while (job := bridge.receive()) is not None:
+            if any(delivery._ledger.is_live for delivery in deliveries_of(job)):
+                return job
+            bridge.never_seen(job, self._started().never_seen)
+        return None
 
     def ack(self, delivery: Delivery) -> bool:
         """Ack, as `Consumer.ack` does."""
@@ -644,7 +799,7 @@ class AsyncConsumer:
         error: BaseException | None = None,
     ) -> bool:
         """Have the delivery come again later, as `Consumer.retry` does."""
-        driver, delay_ms = self._started(), checked_after(after_s)
+        driver, delay_ms = self._started(), checked_after(after_s, order=self._config.order)
         if self._config.at_most_once:
             return False
         words = words_of(self._bus)

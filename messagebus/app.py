@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
 
 from messagebus._io.consume.runs import (
     BATCH_MAX,
@@ -28,16 +29,21 @@ from messagebus._io.consume.runs import (
 )
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer, AsyncPublisher
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
-from messagebus.consumer import as_source
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
+from messagebus.consumer import as_dedup, as_source, with_order
 from messagebus.destination import Destination, Source
 from messagebus.errors import ConfigError, Stopped
 from messagebus.handling import RetryPolicy
 from messagebus.hooks import Hooks
 from messagebus.message import Options
-from messagebus.payloads import as_payload
-from messagebus.payloads.binding import Bound, bind, bind_batch, name_of
-from messagebus.stats import ConsumerStats, Published, PublisherStats, Status
+from messagebus.payloads import Codec, as_payload
+from messagebus.payloads.binding import Bound, Middleware, bind, bind_batch, name_of
+from messagebus.publisher import with_spool
+from messagebus.stats import ConsumerStats, Published, PublisherStats, RelayStats, Status
+
+if TYPE_CHECKING:
+    from messagebus.consumer import Deduplication, Order
+    from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
 
 __all__ = ["App", "Clients"]
 
@@ -72,6 +78,7 @@ class Clients(Protocol):
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
     ) -> AsyncConsumer: ...
 
 
@@ -81,6 +88,7 @@ class _Subscriber:
 
     source: Source
     name: str
+    function: Callable[..., object]
     run: Bound | BatchHandler
     retry: RetryPolicy | None
     concurrency: int
@@ -88,14 +96,16 @@ class _Subscriber:
     config: ConsumerConfig | None
     batch: int | None
     linger_s: float | None
+    dedup: Deduplication
+    order: Order | None
 
     def configured(self, default: ConsumerConfig) -> ConsumerConfig:
         """Return the config of its consumer; where none was given, one that lets batches become full."""
         if self.config is not None or self.batch is None:
-            return self.config or default
+            return with_order(self.config or default, self.order)
         wanted = self.batch * (self.concurrency + 1)
         return replace(
-            default,
+            with_order(default, self.order),
             prefetch=max(default.prefetch, min(wanted, BATCH_MAX)),
             handed_out_max=max(default.handed_out_max, min(wanted, HANDED_OUT_MAX)),
         )
@@ -110,6 +120,7 @@ class _Life:
     grace_s: float
     deadline_s: float
     publisher: AsyncPublisher
+    relay: AsyncRelay | None
     consumers: dict[str, AsyncConsumer]
     runs: dict[str, asyncio.Task[int]] = field(default_factory=dict)
     ended: dict[str, BaseException] = field(default_factory=dict)
@@ -130,6 +141,12 @@ class App:
         app.run_blocking()  # or: messagebus worker module:app
 
     bus: None reads the environment at the start; so do the configs of the publisher and the consumers.
+    outbox, relay: relay the rows of this outbox while the app runs, over the handlers' shared publisher, or
+        over one of its own where that one has a spool.
+    dedup: of all its subscribers, each of which may have another one: see `Consumer`.
+    spool: as of a `Publisher`, of the handlers' shared publisher.
+    middleware: functions around each run of its handlers, the first outermost: see docs/howto/frameworks.md.
+    codecs: forms of payloads beside JSON: see `messagebus.payloads.Codec`.
     Everything belongs to the loop of `start`, except `publish_blocking` and `request_stop`.
     """
 
@@ -138,9 +155,22 @@ class App:
         bus: BusConfig | None = None,
         *,
         publisher: PublisherConfig | None = None,
+        spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
+        outbox: Outbox | None = None,
+        relay: bool | RelayConfig = False,
+        dedup: Deduplication = None,
+        middleware: Sequence[Middleware] = (),
+        codecs: Sequence[Codec] = (),
     ) -> None:
+        if relay and (outbox is None or outbox.database is None):
+            raise ConfigError("relay: needs outbox=Outbox(database=...)")
         self._bus, self._publisher_config, self._hooks = bus, publisher, tuple(hooks)
+        self._outbox, self._relay = outbox, relay
+        as_dedup(dedup, ConsumerConfig())  # raises here
+        self._dedup: Deduplication = dedup
+        self._spool = spool
+        self._middleware, self._codecs = tuple(middleware), tuple(codecs)
         self._clients: Clients | None = None
         self._subscribers: dict[Source, _Subscriber] = {}
         self._status = Status.INITIALIZED
@@ -161,6 +191,9 @@ class App:
         config: ConsumerConfig | None = None,
         batch: int | None = None,
         linger_s: float | None = None,
+        dedup: Deduplication = None,
+        order: Order | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Callable[[H], H]:
         """Run the decorated function for each delivery of the subscription or queue.
 
@@ -175,6 +208,9 @@ class App:
         batch that is not full goes out linger_s (0 to 60; None: 0.2) after its first delivery. The end of its
         run counts for each of them: see `AsyncConsumer.run`. A payload that does not fit is parked and in no
         batch.
+        dedup: makes each message's run end well once: see `Consumer`. None takes the app's, False none.
+        order: "key" runs messages of one key one after the other, whatever the concurrency: see `Consumer`.
+        middleware: around its runs, within the app's.
         Raises ConfigError or NameInvalid, here, for what could never work.
         """
         if callable(destination):
@@ -183,8 +219,13 @@ class App:
                 ' @app.subscriber("orders", subscription="billing")'
             )
         source = as_source(destination, subscription)
-        faults = batch_faults(batch, linger_s, config)
-        _check(source, retry, concurrency, time_limit_s, config, faults)
+        ordered: object = config
+        if order is not None and (config is None or isinstance(config, ConsumerConfig)):
+            ordered = with_order(config or ConsumerConfig(), order)
+        faults = batch_faults(batch, linger_s, config, order=order)
+        _check(source, retry, concurrency, time_limit_s, ordered, faults)
+        if dedup is not None:
+            as_dedup(dedup, config or ConsumerConfig())
 
         def declare(handler: H) -> H:
             if source in self._subscribers:
@@ -194,16 +235,21 @@ class App:
                 )
             if self._life is not None:
                 raise ConfigError(f"{source}: declared after the app was started")
+            around = (*self._middleware, *middleware)
+            bound = (bind if batch is None else bind_batch)(handler, self._codecs, around)
             self._subscribers[source] = _Subscriber(
                 source,
                 name_of(handler),
-                bind(handler) if batch is None else bind_batch(handler),
+                handler,
+                bound,
                 retry,
                 concurrency,
                 time_limit_s,
                 config,
                 batch,
                 linger_s,
+                dedup,
+                order,
             )
             return handler
 
@@ -253,6 +299,8 @@ class App:
                 life.stop_asked.set()
         try:
             await life.publisher.start(require=require and "one", timeout_s=timeout_s)
+            if life.relay is not None:
+                await life.relay.start()
             await _all(
                 consumer.start(require=require, timeout_s=timeout_s)
                 for consumer in life.consumers.values()
@@ -297,6 +345,8 @@ class App:
                 task.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
         finally:
+            if life.relay is not None:
+                await life.relay.stop(PUBLISHER_STOP_S)
             await life.publisher.stop(PUBLISHER_STOP_S)
             self._last = None
         return sum(counts)
@@ -326,7 +376,7 @@ class App:
         receive the same signal. On a thread other than the main one signals are not handled.
         Raises as `start`, and Stopped when a runner ended by itself.
         """
-        if not self._subscribers:
+        if not self._subscribers and not self._relay:
             raise ConfigError("the app has no subscriber: nothing to run")
         if self._was_asked_early():
             return 0
@@ -387,7 +437,7 @@ class App:
         """
         publisher = self._running().publisher
         return await publisher.send_safe(
-            destination, as_payload(payload), timeout_s=timeout_s, **options
+            destination, as_payload(payload, self._codecs), timeout_s=timeout_s, **options
         )
 
     def publish_blocking(
@@ -431,10 +481,27 @@ class App:
         is_started = life is not None and life.publisher.status is not Status.INITIALIZED
         return life.publisher.stats() if life is not None and is_started else None
 
+    def relay_stats(self) -> RelayStats | None:
+        """Return a snapshot of the relay of its outbox; None unless the app runs one."""
+        relay = None if self._life is None else self._life.relay
+        return None if relay is None or relay.status is Status.INITIALIZED else relay.stats()
+
+    @property
+    def outbox(self) -> Outbox:
+        """The app's outbox, for handlers. Raises ConfigError for an app without one."""
+        if self._outbox is None:
+            raise ConfigError("the app has no outbox: App(outbox=Outbox())")
+        return self._outbox
+
     @property
     def unanswered(self) -> Mapping[str, int]:
         """The deliveries that the last stop left without an answer, by subscription or queue."""
         return self._unanswered
+
+    @property
+    def functions(self) -> Mapping[str, Callable[..., object]]:
+        """The function of each subscription or queue, as it was declared."""
+        return {str(each.source): each.function for each in self._subscribers.values()}
 
     @property
     def handlers(self) -> Mapping[str, str]:
@@ -453,7 +520,7 @@ class App:
 
         For programs that would rather end than wait for brokers, such as `messagebus worker`: `run` waits.
         """
-        if self._clients is None and self._subscribers:
+        if self._clients is None and (self._subscribers or self._relay):
             directory.reach(self._bus or BusConfig.from_env(os.environ))
 
     def _running(self) -> _Life:
@@ -461,21 +528,48 @@ class App:
             raise Stopped(f"the app is {self._status.value}")
         return self._life
 
+    def _new_relay(self, clients: Clients, publisher: AsyncPublisher) -> AsyncRelay | None:
+        if not self._relay or self._outbox is None or self._outbox.database is None:
+            return None
+        from messagebus.outbox.relay import AsyncRelay  # apps without an outbox do not pay for it
+
+        config = None if isinstance(self._relay, bool) else self._relay
+        outbox = self._outbox
+        assert outbox.database is not None
+        if publisher.config.spool is None:
+            return AsyncRelay(outbox.database, publisher, config, table=outbox.table)
+        # What waits in the database needs no second place to wait in.
+        plain = replace(publisher.config, spool=None)
+        return AsyncRelay(
+            outbox.database,
+            clients,
+            config,
+            table=outbox.table,
+            publisher=plain,
+            hooks=self._hooks,
+        )
+
     def _new_life(self, grace_s: float) -> _Life:
         """Make clients that are not started. Raises ConfigError for a wrong environment."""
         environ: Mapping[str, str] = {} if self._clients is not None else os.environ
         clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
         publishing = self._publisher_config or PublisherConfig.from_env(environ)
+        publishing = with_spool(publishing, self._spool)
         consuming = ConsumerConfig.from_env(environ)
+        publisher = clients.async_publisher(publishing, hooks=self._hooks)
         return _Life(
             loop=asyncio.get_running_loop(),
             thread_id=threading.get_ident(),
             grace_s=grace_s,
             deadline_s=publishing.deadline_ms / 1000,
-            publisher=clients.async_publisher(publishing, hooks=self._hooks),
+            publisher=publisher,
+            relay=self._new_relay(clients, publisher),
             consumers={
                 str(each.source): clients.async_consumer(
-                    each.source, config=each.configured(consuming), hooks=self._hooks
+                    each.source,
+                    config=each.configured(consuming),
+                    hooks=self._hooks,
+                    dedup=self._dedup if each.dedup is None else each.dedup,
                 )
                 for each in self._subscribers.values()
             },
@@ -500,9 +594,15 @@ class _BusClients:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
     ) -> AsyncConsumer:
         return AsyncConsumer(
-            self._bus, destination, subscription=subscription, config=config, hooks=hooks
+            self._bus,
+            destination,
+            subscription=subscription,
+            config=config,
+            hooks=hooks,
+            dedup=dedup,
         )
 
 
@@ -623,7 +723,7 @@ def _check(
     if config is not None and not isinstance(config, ConsumerConfig):
         faults.append(f"config {config!r}: a ConsumerConfig")
     elif config is not None and isinstance(retry, RetryPolicy):
-        faults += retry_faults(retry, config.at_most_once)
+        faults += retry_faults(retry, config.at_most_once, config.order)
     if faults:
         raise ConfigError(f"subscriber of {source}: {'; '.join(faults)}")
 

@@ -11,6 +11,7 @@ capitals: MESSAGEBUS_USER, MESSAGEBUS_PUBLISHER_WINDOW, MESSAGEBUS_CONSUMER_PREF
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -20,21 +21,30 @@ from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import urlsplit
 
 from messagebus.broker import Broker
+from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
-__all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig"]
+__all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig", "Spool"]
 
 ENV_PREFIX = "MESSAGEBUS_"
-# Variables of that prefix that belong to the operators' kits, the tests and the hot path's switch.
+# Variables of that prefix that belong to commands, the operators' kits, the tests and the hot path's switch.
 NOT_SETTINGS = frozenset(
-    {"inventory", "local_dir", "local_root", "test_time_factor", "hot_path", "token_file"}
+    {
+        *("inventory", "local_dir", "local_root", "test_time_factor", "hot_path", "token_file"),
+        "outbox_database",
+    }
+)
+NOT_BOTH = (
+    "redundant and spool: what lies on this host's disk is on no broker; use a publisher for each"
 )
 DEFAULT_BROKER = "127.0.0.10:5672"
 DEFAULT_USER = "guest"
+ORDERS = ("none", "key", "partition")
+AT_MOST_ONCE_DEDUP = "dedup: without meaning with at_most_once, which never runs a message again"
 CLIENT_ID_MAX = 200
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
@@ -243,6 +253,48 @@ class Batching:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Folder on this host for messages that no broker takes just now; docs/spool.md.
+
+    path: the folder; each publisher has a sub-folder of its own in it, and takes over those of processes that
+        ended. bytes_max, messages_max: of one publisher, with what it took over; a message that does not
+        fit waits in memory, as without a spool.
+    after_ms: how long no broker takes anything before messages go to the disk.
+    always: every message goes to the disk first, and from there to a broker.
+    """
+
+    path: str | Path
+    _: dataclasses.KW_ONLY
+    bytes_max: int = 1024 * 1024 * 1024
+    messages_max: int = 1_000_000
+    after_ms: int = 500
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        faults = _ranges(
+            self,
+            bytes_max=(64 * 1024, 1 << 50),
+            messages_max=(1, 1_000_000_000),
+            after_ms=(0, 3_600_000),
+        )
+        path: Any = self.path
+        if not (isinstance(path, str | Path) and _is_path(str(path))):
+            faults.append(f"path {path!r}: a folder wanted")
+        always: Any = self.always
+        if type(always) is not bool:
+            faults.append(f"always {always!r}: True or False")
+        _raise_all([f"spool: {fault}" for fault in faults])
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a file system may have it: neither empty, nor NUL, nor text without a form in bytes."""
+    try:
+        return bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherConfig(_Settings):
     """Settings of a publisher.
@@ -256,6 +308,11 @@ class PublisherConfig(_Settings):
     confirm_slow_ms: a broker whose oldest open confirm is older than that is left for another one.
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
         other destinations go one by one.
+    redundant: destinations as text whose messages two brokers have to confirm; a call may say otherwise.
+    redundancy: "required": without two confirms a publish is unknown. "preferred": one confirm is enough
+        where no second broker is to be had.
+    spool: where messages go while no broker takes them; None: they wait in memory until their deadline.
+        In a file or the environment a path, or a table as ``{path = "/var/spool/shop", always = true}``.
     """
 
     _table: ClassVar[str] = "publisher"
@@ -269,10 +326,23 @@ class PublisherConfig(_Settings):
     connection_lifetime_s: int = 600
     confirm_slow_ms: int = 1_500
     batch: Mapping[str, Batching] = dataclasses.field(default_factory=dict, hash=False)
+    redundant: tuple[str, ...] = ()
+    redundancy: str = REQUIRED
+    spool: Spool | None = None
 
     def __post_init__(self) -> None:
         batch, faults = _checked_batch(self.batch, self.deadline_ms)
         object.__setattr__(self, "batch", batch)
+        redundant, wrong = _checked_redundant(self.redundant)
+        object.__setattr__(self, "redundant", redundant)
+        faults += wrong
+        if self.redundancy not in MODES:
+            faults.append(f"redundancy {self.redundancy!r}: {' or '.join(MODES)}")
+        spool: Any = self.spool
+        if spool is not None and not isinstance(spool, Spool):
+            faults.append(f"spool: a Spool wanted, not {type(spool).__name__}")
+        if spool is not None and redundant:
+            faults.append(NOT_BOTH)
         _raise_all(
             faults
             + _ranges(
@@ -300,6 +370,10 @@ class ConsumerConfig(_Settings):
         holds there. Deliveries that the application has not seen are given back before; a run near the
         limit is logged.
     at_most_once: answer before the handler sees a delivery; a crash, or a run that fails, then loses it.
+    dedup: URL of the store of deduplication, such as ``redis://…`` or ``sqlite:///…``; "" for none. Never
+        shown: it may hold a password. A consumer's own `dedup` goes before it; see docs/once.md.
+    order: "key": deliveries of one key are handed out one after the other, the next when the last is
+        answered; "partition": so are all of one broker; "none": see docs/order.md.
     slots, slot, cover: with slots > 0 this consumer, number `slot` (from 0) of `slots` in its
         subscription, takes only its share of the brokers; each broker is taken by `cover` of them.
         For hundreds of brokers and consumers; 0 takes all.
@@ -312,13 +386,17 @@ class ConsumerConfig(_Settings):
     refresh_interval_s: int = 30
     consumer_timeout_s: int = 1_800
     at_most_once: bool = False
+    dedup: Secret = dataclasses.field(default_factory=lambda: Secret(""))
     slots: int = 0
     slot: int = 0
     cover: int = 2
+    order: str = "none"
 
     def __post_init__(self) -> None:
         _raise_all(
-            _ranges(
+            self._dedup_faults()
+            + self._order_faults()
+            + _ranges(
                 self,
                 handed_out_max=(1, 1_000_000),
                 prefetch=(1, 2_000),
@@ -329,6 +407,36 @@ class ConsumerConfig(_Settings):
                 cover=(1, 1_000),
             )
         )
+
+    def _order_faults(self) -> list[str]:
+        if self.order not in ORDERS:
+            return [
+                f"order {self.order!r}: {', '.join(ORDERS)}{did_you_mean(str(self.order), ORDERS)}"
+            ]
+        if self.order != "none" and self.at_most_once:
+            return [
+                "order: without meaning with at_most_once, which answers before a run; leave one out"
+            ]
+        return []
+
+    def _dedup_faults(self) -> list[str]:
+        url: object = self.dedup
+        if isinstance(url, str):  # a type checker says no, and no repr may show it
+            object.__setattr__(self, "dedup", Secret(url))
+        elif not isinstance(url, Secret):
+            object.__setattr__(self, "dedup", Secret(""))
+            return [f"dedup: the URL of a store wanted, not {type(url).__name__}"]
+        if not self.dedup.reveal():
+            return []
+        if self.at_most_once:
+            return [AT_MOST_ONCE_DEDUP]
+        from messagebus.stores import open_store  # only where it is used
+
+        try:
+            open_store(self.dedup)
+        except ConfigError as fault:
+            return [f"dedup {fault}"]
+        return []
 
 
 def _checked_batch(
@@ -349,6 +457,20 @@ def _checked_batch(
                 f"batch {text!r}: linger_ms {batching.linger_ms}: below deadline_ms {deadline_ms}"
             )
     return checked, faults
+
+
+def _checked_redundant(redundant: object) -> tuple[tuple[str, ...], list[str]]:
+    """Return the destinations in one spelling each, and the faults."""
+    if isinstance(redundant, str) or not isinstance(redundant, Iterable):
+        return (), [f"redundant {redundant!r}: several destinations wanted, as (name,)"]
+    checked, faults = [], []
+    names = tuple(redundant)
+    for text in () if names == ("",) else names:  # ("",): of a variable that is empty
+        try:
+            checked.append(str(parse_destination(text)))
+        except NameInvalid as fault:
+            faults.append(f"redundant: {fault}")
+    return tuple(checked), faults
 
 
 def _of_environment(environ: Mapping[str, str], table: str) -> dict[str, str]:
@@ -420,7 +542,8 @@ def _convert(type_name: str, value: Any) -> Any:
             return value if isinstance(value, Secret) else Secret(_expect(str, value))
         case "tuple[str, ...]":
             words = value.split(",") if isinstance(value, str) else value
-            return tuple(_expect(str, word).strip() for word in words)
+            found = tuple(_expect(str, word).strip() for word in words)
+            return () if found == ("",) else found  # a variable that is set and empty
         case "int":
             return int(value) if isinstance(value, str) else _expect(int, value)
         case "bool":
@@ -429,6 +552,8 @@ def _convert(type_name: str, value: Any) -> Any:
             # In an environment it is written as in a file, behind the equals sign.
             table = tomllib.loads(f"batch = {value}")["batch"] if isinstance(value, str) else value
             return {key: _as_batching(key, each) for key, each in _expect(dict, table).items()}
+        case "Spool | None":
+            return _as_spool(value)
         case _:
             return _expect(str, value)
 
@@ -448,6 +573,24 @@ def _as_batching(destination: str, value: Any) -> Batching:
     if faults:
         raise ValueError(f"{destination!r}: {'; '.join(faults)}")
     return made
+
+
+def _as_spool(value: Any) -> Spool | None:
+    """Read a path, or a table, which in an environment is written as in a file."""
+    if value is None or isinstance(value, Spool):
+        return value
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = tomllib.loads(f"spool = {value}")["spool"]
+    if isinstance(value, str):
+        return Spool(value) if value else None
+    table = _expect(dict, value)
+    if not table.get("path"):
+        raise ValueError("path: a folder wanted")
+    fields = {each.name: each for each in dataclasses.fields(Spool)}
+    faults = [_unknown(key, fields) for key in table if key not in fields]
+    if faults:
+        raise ValueError("; ".join(faults))
+    return Spool(**table)
 
 
 def _expect(kind: type[T], value: Any) -> T:

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.run_in_threads import HandlerThreads
 from messagebus._io.consume.runs import (
     Answers,
+    ClaimsByPost,
     Handling,
     Ticking,
     checked_count,
@@ -27,23 +28,58 @@ from messagebus._io.consume.runs import (
 from messagebus._io.hooks import hook_chain
 from messagebus._io.loop import LoopThread, Tasks, now_ms
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.config import BusConfig, ConsumerConfig
+from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
-from messagebus.errors import AlreadySettled, NameInvalid, NotReady, RegistrationIncomplete, Stopped
+from messagebus.errors import (
+    AlreadySettled,
+    ConfigError,
+    NameInvalid,
+    NotReady,
+    RegistrationIncomplete,
+    Stopped,
+)
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header
 from messagebus.stats import ConsumerStats, Status
 
-__all__ = ["Consumer", "as_source", "fulfilled"]
+if TYPE_CHECKING:
+    from messagebus.secret import Secret
+    from messagebus.stores import Dedup, Store
+
+    Deduplication = Dedup | Store | str | Secret | Literal[False] | None
+
+__all__ = ["Consumer", "as_dedup", "as_source", "fulfilled"]
 
 log = logging.getLogger("messagebus.consumer")
 
 START_TIMEOUT_S = 10.0
 DRAIN_S = 10.0
 
+Order = Literal["none", "key", "partition"]
+"""The order in which a consumer hands deliveries out."""
 Copy = tuple[Literal["retry", "park"], int, Mapping[str, Header]]
 """Answer to a delivery by a copy: kind, delay in ms, headers."""
+
+
+def as_dedup(given: Deduplication, config: ConsumerConfig) -> Dedup | None:
+    """Return the deduplication of a consumer; None for none. Raises ConfigError.
+
+    given: None takes that of the config; False is none, whatever the config says.
+    """
+    if given is False or (given is None and not config.dedup.reveal()):
+        return None
+    if config.at_most_once:
+        raise ConfigError(AT_MOST_ONCE_DEDUP)
+    from messagebus.stores import Dedup  # only where it is used
+
+    wanted = config.dedup if given is None else given
+    return wanted if isinstance(wanted, Dedup) else Dedup(wanted)
+
+
+def with_order(config: ConsumerConfig, order: Order | None) -> ConsumerConfig:
+    """Return the config with this order, where one is given. Raises ConfigError."""
+    return config if order is None else dataclasses.replace(config, order=order)
 
 
 def as_source(destination: Destination | Source | str, subscription: str) -> Source:
@@ -92,6 +128,9 @@ class Consumer:
                 consumer.ack(delivery)
 
     Any thread may call any method. Nothing is acked before `ack`, unless the config says at_most_once.
+    dedup: makes each message's handler end well once (docs/once.md): a `Dedup`, a store, or its URL.
+    None takes that of the config, False none. Duplicates are then acked and never handed out.
+    order: "key", "partition" or "none" (docs/order.md); None takes that of the config.
     """
 
     def __init__(
@@ -102,11 +141,14 @@ class Consumer:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
+        order: Order | None = None,
         _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
         self._source = as_source(destination, subscription)
-        self._config = config or ConsumerConfig()
+        self._config = with_order(config or ConsumerConfig(), order)
+        self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
@@ -169,6 +211,8 @@ class Consumer:
             self._on_ready,
             self._wire,
             withdraw=self._withdraw,
+            dedup=self._dedup,
+            chain=self._hooks,
         )
         driver.start()
         return driver
@@ -307,6 +351,8 @@ class Consumer:
                 else:
                     self._open.add(delivery)
                 return delivery
+            if self._dedup is not None or self._config.order != "none":
+                self._send_answer(delivery, "unseen")
         return None
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -344,7 +390,10 @@ class Consumer:
             words=lambda: words_of(self._bus),
             answers_first=self._config.at_most_once,
             consumer_timeout_s=self._config.consumer_timeout_s,
+            order=self._config.order,
         )
+        if (claims := self._running()[1].run_handlers()) is not None:
+            handling.claims = ClaimsByPost(claims, self._on_loop)
         threads = HandlerThreads(handling, self.receive, context=run_context(self))
         ticking = Ticking(handling)
         self._grace_s = grace_s
@@ -408,7 +457,7 @@ class Consumer:
         after_s: rounded up to the steps that exist; 0 for at once. reason, error: kept with the copy,
         without passwords. Returns as `ack_safe`, when the copy is stored and this delivery acked.
         """
-        delay_ms = checked_after(after_s)
+        delay_ms = checked_after(after_s, order=self._config.order)
         words = words_of(self._bus)
         text = words.short(reason) if error is None or reason else words.of(error)
         headers = retry_headers(delivery, delivery.attempt + 1, text)
@@ -483,6 +532,8 @@ class Consumer:
             delivery, answer = self._answers.popleft()
             if answer == "ack":
                 self._driver.ack(delivery)
+            elif answer == "unseen":
+                self._driver.never_seen(delivery)
             elif isinstance(answer, str):
                 self._driver.nack(delivery, requeue=answer == "requeue")
             else:

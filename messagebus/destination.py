@@ -28,6 +28,7 @@ __all__ = [
     "Destination",
     "Queue",
     "Source",
+    "Stream",
     "Subscription",
     "Topic",
     "delay_step",
@@ -49,6 +50,9 @@ EXPIRES_S_MAX = 4_294_967
 # Without a limit RabbitMQ 3.10 sends a requeued message to the back, -1 loses it, and RabbitMQ 4
 # drops after 20. Half of 2**31 - 1: never reached by a healthy consumer.
 DELIVERY_LIMIT_MAX = 1_000_000_000
+# Of a stream: a week, and 10 GB on each broker.
+STREAM_KEEP_S, STREAM_KEEP_BYTES = 7 * 86_400, 10_000_000_000
+STREAM_KEEP_S_RANGE, STREAM_KEEP_BYTES_RANGE = (60, 10 * 366 * 86_400), (1_000_000, 10**15)
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 # One queue per step and broker, so there are few of them; each is 1.5 to 2.5 times the one before.
 DELAY_STEPS_MS = (
@@ -120,21 +124,25 @@ class Queue:
     """Queue with one set of competing consumers.
 
     name: as of a `Topic`. durability: what a confirmed message survives. delivery_limit: as of a
-    `Subscription`. create: a publish to it makes it exist; without it the publish is unroutable unless the
-    queue was declared or consumed from before. Two queues are equal when their names are.
+    `Subscription`, as are plain and single_active. create: a publish to it makes it exist; without it the
+    publish is unroutable unless the queue was declared or consumed from before. Two queues are equal when
+    their names are.
     """
 
     name: str
     durability: Durability = field(default=Durability.FSYNC, compare=False)
     delivery_limit: int = field(default=0, compare=False)
+    plain: bool = field(default=False, compare=False, kw_only=True)
     create: bool = field(default=False, compare=False, kw_only=True)
+    single_active: bool = field(default=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("queue", self.name)
         _check_durability(self.durability)
         _check_delivery_limit(self.delivery_limit, self.durability)
-        if type(self.create) is not bool:
-            raise NameInvalid(f"create {self.create!r}: True or False")
+        for name in ("create", "plain", "single_active"):
+            if type(value := getattr(self, name)) is not bool:
+                raise NameInvalid(f"{name} {value!r}: True or False")
 
     @property
     def exchange(self) -> str:
@@ -172,8 +180,9 @@ class Subscription:
     no parking queue. goes_with_consumer: its consumer deletes it when it stops; consumers that share it, or
     come back to it, set expires_s only. delivery_limit: a message that came back
     unanswered more often than that is parked, such as one that kills its consumer; deliveries that the
-    consumer held beside it as often are parked too. 0: never. Two subscriptions are equal when their names
-    are.
+    consumer held beside it as often are parked too. 0: never. plain: its consumers cannot read batches, so
+    publishers that batch to its topic are refused when they start. Two subscriptions are equal when their
+    names are.
     """
 
     topic: Topic
@@ -182,6 +191,7 @@ class Subscription:
     expires_s: int = field(default=0, compare=False)
     goes_with_consumer: bool = field(default=False, compare=False)
     delivery_limit: int = field(default=0, compare=False)
+    plain: bool = field(default=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         topic: object = self.topic
@@ -189,8 +199,9 @@ class Subscription:
             raise NameInvalid(f"topic {topic!r}: a Topic wanted, such as Topic('orders')")
         check_name("subscription", self.name)
         _check_delivery_limit(self.delivery_limit, self.durability)
-        if type(self.single_active) is not bool:
-            raise NameInvalid(f"single_active {self.single_active!r}: True or False")
+        for name, value in (("single_active", self.single_active), ("plain", self.plain)):
+            if type(value) is not bool:
+                raise NameInvalid(f"{name} {value!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
             raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
         if self.goes_with_consumer and not self.expires_s:
@@ -227,6 +238,51 @@ class Subscription:
 
     def __str__(self) -> str:
         return f"{self.topic.name}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stream:
+    """Stream of a topic: keeps each of its messages for a time, to be read again by a `Replay`.
+
+    topic: the topic, or its name. keep_s: seconds, 60 to 10 years. keep_bytes: bytes on each broker, from
+    1 MB; what is reached first counts. Whole segments are dropped, of a twentieth of keep_bytes each.
+    Its messages survive a kill of the broker; a power-off may take the last of them.
+    """
+
+    topic: Topic
+    keep_s: int = field(default=STREAM_KEEP_S, compare=False)
+    keep_bytes: int = field(default=STREAM_KEEP_BYTES, compare=False)
+
+    def __init__(
+        self,
+        topic: Topic | str,
+        keep_s: int = STREAM_KEEP_S,
+        keep_bytes: int = STREAM_KEEP_BYTES,
+    ) -> None:
+        if not isinstance(topic, Topic):
+            topic = Topic(topic)
+        for name, value, (least, most) in (
+            ("keep_s", keep_s, STREAM_KEEP_S_RANGE),
+            ("keep_bytes", keep_bytes, STREAM_KEEP_BYTES_RANGE),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                raise NameInvalid(f"{name} {value!r}: a whole number, {least} to {most}")
+        object.__setattr__(self, "topic", topic)
+        object.__setattr__(self, "keep_s", keep_s)
+        object.__setattr__(self, "keep_bytes", keep_bytes)
+
+    @property
+    def durability(self) -> Durability:
+        """The level of the destinations beside it; its own is less."""
+        return Durability.FSYNC
+
+    @property
+    def amqp_queue(self) -> str:
+        """The name of its queue inside a broker."""
+        return f"mb.stream/{self.topic.name}"
+
+    def __str__(self) -> str:
+        return f"stream:{self.topic.name}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,6 +13,7 @@ MessageBusError
         Unroutable                    no queue took it
         Unknown                       no answer: it may or may not be stored
     BacklogFull                       waited timeout_s for room
+        SpoolFull                     there is none in the disk spool either
     LinkError                         carries the broker
         LinkLost                      the connection or channel ended
         LoginRefused                  wrong user, password or virtual host: retrying does not help
@@ -25,6 +26,8 @@ MessageBusError
         RegistrationIncomplete        some broker may take publishes without the wanted queue
         TopologyMismatch              a queue or exchange exists with other arguments
         NotFound                      there is no such subscription or queue
+    StoreAway                         a store of deduplication does not answer, or cannot write
+    ReplayGap                         a stream does not go on behind a checkpoint
     AlreadySettled                    the application answered one delivery twice
     RecordingFailed                   events cannot be written to a file
 
@@ -59,7 +62,10 @@ __all__ = [
     "RecordingFailed",
     "Refused",
     "RegistrationIncomplete",
+    "ReplayGap",
+    "SpoolFull",
     "Stopped",
+    "StoreAway",
     "TopologyError",
     "TopologyMismatch",
     "Unknown",
@@ -139,6 +145,10 @@ class BacklogFull(MessageBusError):
     """Raised when the backlog had no room for timeout_s; nothing was accepted, try later."""
 
 
+class SpoolFull(BacklogFull):
+    """Raised when the backlog had no room and the spool took nothing: it is full, or its disk fails."""
+
+
 class LinkError(MessageBusError):
     """Raised when a link to a broker does not work. broker: its address. reason: why, for people."""
 
@@ -211,9 +221,24 @@ class NotFound(TopologyError):
     """Raised when a subscription or queue that is to be deleted does not exist; the text names it."""
 
 
+class StoreAway(MessageBusError):
+    """Raised when a store did not carry out a call in time; it may have: repeat the call as it was."""
+
+
 class AlreadySettled(MessageBusError):
     """Raised when the application answers one delivery twice: a bug in the caller."""
 
 
 class RecordingFailed(MessageBusError):
     """Raised when recorded events cannot be written; make room, or name another folder."""
+
+
+class ReplayGap(MessageBusError):
+    """Raised when a stream does not go on behind the last message that was read from it.
+
+    broker: its name. reason: in words. lost: messages that are gone; None where that is not known.
+    """
+
+    def __init__(self, broker: str, reason: str, lost: int | None = None) -> None:
+        super().__init__(f"{broker}: {reason}")
+        self.broker, self.reason, self.lost = broker, reason, lost

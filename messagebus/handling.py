@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
-from messagebus.core.attempts import End, Rule
+from messagebus.core.attempts import Action, Drop, End, ParkKey, ParkNow, Rule, StopKey
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.errors import ConfigError
 from messagebus.message import ATTEMPT_HEADER, FIRST_HEADER, Delivery, Header
@@ -41,6 +41,8 @@ FRAMES_MAX = 3
 ATTEMPTS_MAX = 1000
 FACTOR_MAX = 100.0
 DELAY_S_MAX = DELAY_STEPS_MS[-1] / 1000
+# Longest rest of a delivery in its place: its key waits, and its broker's prefetch has one less.
+PLACE_DELAY_S_MAX = 60.0
 HIDDEN = "***"
 
 
@@ -54,6 +56,10 @@ class RetryPolicy:
     jitter: a share of the delay, up or down at random, before rounding.
     retry_on: exceptions that lead to another run. give_up_on: those that do not; wins over retry_on.
     then: what happens after the last failed run: "park" keeps it in the parking queue, "drop" does not.
+        Where order is kept also "park-key": what follows with its key is parked, too, until it is redriven;
+        and "stop": nothing more of its key is handed out, and the worker is not ready.
+    where: of the next run: "ladder" delays a copy, which others overtake; "place" keeps the message where it
+        is, for 60 s at most, and what follows with its key waits. None: "place" where order is kept.
     """
 
     attempts_max: int = 5
@@ -63,7 +69,8 @@ class RetryPolicy:
     jitter: float = 0.2
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     give_up_on: tuple[type[BaseException], ...] = ()
-    then: Literal["park", "drop"] = "park"
+    then: Literal["park", "drop", "park-key", "stop"] = "park"
+    where: Literal["ladder", "place"] | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -79,10 +86,20 @@ class RetryPolicy:
         ]
         if type(self.attempts_max) is not int or not 1 <= self.attempts_max <= ATTEMPTS_MAX:
             faults.insert(0, f"attempts_max {self.attempts_max!r}: 1 to {ATTEMPTS_MAX:,}")
-        if self.then not in ("park", "drop"):
-            faults.append(f"then {self.then!r}: 'park' or 'drop'")
+        if self.then not in _THEN:
+            faults.append(f"then {self.then!r}: {', '.join(map(repr, _THEN))}")
+        if self.where not in (None, "ladder", "place"):
+            faults.append(f"where {self.where!r}: 'ladder', 'place' or None")
         if faults:
             raise ConfigError(f"RetryPolicy: {'; '.join(faults)}")
+
+
+_THEN: dict[str, Action] = {
+    "park": ParkNow(),
+    "drop": Drop(),
+    "park-key": ParkKey(),
+    "stop": StopKey(),
+}
 
 
 def _range_faults(policy: RetryPolicy, **allowed: tuple[float, float]) -> list[str]:
@@ -135,8 +152,16 @@ class Reject(Exception):
         self.reason = reason
 
 
-def checked_after(after_s: float) -> int:
-    """Return the delay in ms. Raises ConfigError when it is negative or longer than the longest one."""
+def checked_after(after_s: float, *, order: str = "none") -> int:
+    """Return the delay in ms. Raises ConfigError when it is negative or longer than the longest one.
+
+    order: what its consumer keeps; where it is not "none" the longest one is that in place.
+    """
+    if order != "none" and after_s > PLACE_DELAY_S_MAX:
+        raise ConfigError(
+            f"after_s {after_s!r}: at most {PLACE_DELAY_S_MAX:g} with order={order!r}, because its key"
+            " waits; publish a new message with deliver_after_s, or park this one and redrive it"
+        )
     if not 0 <= after_s <= DELAY_S_MAX:
         raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
     return round(after_s * 1000)
@@ -150,7 +175,7 @@ def rule_of(policy: RetryPolicy) -> Rule:
         max_ms=round(policy.delay_max_s * 1000),
         factor=policy.factor,
         jitter=policy.jitter,
-        park=policy.then == "park",
+        then=_THEN[policy.then],
         limit_ms=DELAY_STEPS_MS[-1],
     )
 

@@ -50,6 +50,12 @@ class Hooks:
         where the call ended.
         """
 
+    def spooled(self, destination: str, published: Published) -> None:
+        """Take note that a broker confirmed a message of the spool, perhaps of an earlier process.
+
+        Its `published` was told before, with the outcome SPOOLED. On the loop's thread.
+        """
+
     def publishing_many(self, destination: str) -> AbstractContextManager[None]:
         """Return a context around one call that publishes several messages, with a `publishing` for each."""
         return _NOTHING
@@ -72,6 +78,13 @@ class Hooks:
 
         answer: ``ack``, ``retry``, ``park``, ``drop``, or ``stale``: its link had ended, so the broker
         delivers it again. error: the exception of the handler, if it raised one.
+        """
+
+    def deduplicated(self, delivery: Delivery, verdict: str) -> None:
+        """Take note of a delivery that no handler gets now, because of deduplication.
+
+        verdict: ``duplicate``: acked, because its message had ended before; ``deferred``: too many wait for
+        runs elsewhere, it comes again later; ``park``: too many of its runs never ended, or it is too old.
         """
 
 

@@ -91,12 +91,14 @@ class Message:
 
     @classmethod
     def json(cls, value: Any, **fields: Any) -> Message:
-        """Make a message of a value as JSON. Raises MessageInvalid for a value that JSON cannot represent."""
+        """Make a message of a value as JSON; values as `app.publish` takes them: dataclasses, dates, Decimal.
+
+        Raises MessageInvalid for a value that JSON cannot represent.
+        """
+        from messagebus.payloads import encode_json  # imports this module
+
         try:
-            check_names(value)
-            body = jsonlib.dumps(
-                value, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-            ).encode()
+            body = encode_json(value)
         except (TypeError, ValueError, RecursionError) as fault:
             raise MessageInvalid(f"not JSON: {fault}") from fault
         return cls(body=body, content_type=JSON, **fields)
@@ -140,6 +142,8 @@ class Options(TypedDict, total=False):
     ttl_s: the broker may drop it unread after this time; a delayed message's life begins when it is due.
     deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
         s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
+    redundant: True has two brokers confirm it, as the publisher's `redundancy` says; "required" or
+        "preferred" say it for this call; False: one broker. Not given: as the publisher's `redundant` says.
     """
 
     headers: Mapping[str, Header]
@@ -152,6 +156,7 @@ class Options(TypedDict, total=False):
     type: str
     deliver_after_s: float
     deliver_at: datetime | float
+    redundant: bool | str
 
 
 # Reading bodies.

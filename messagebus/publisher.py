@@ -8,19 +8,22 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Many, Outgoing, Target, Waiter, whole_timeout_ms
 from messagebus._io.wire import Wire, amqp_wire
-from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.outbox import CONFIRMED, REFUSED, UNKNOWN, UNROUTABLE
+from messagebus.config import BusConfig, PublisherConfig, Spool
+from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE
+from messagebus.core.redundancy import REQUIRED
 from messagebus.destination import Destination
 from messagebus.errors import (
     BacklogFull,
@@ -28,6 +31,7 @@ from messagebus.errors import (
     NotReady,
     PublishError,
     Refused,
+    SpoolFull,
     Stopped,
     Unknown,
     Unroutable,
@@ -36,6 +40,9 @@ from messagebus.hooks import Hooks
 from messagebus.message import Message, Options, Payload
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
+
+if TYPE_CHECKING:
+    from messagebus._io.publish.fleet import Fleet
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
 
@@ -50,9 +57,9 @@ _ERRORS: dict[Outcome, type[PublishError]] = {
 
 
 def raise_unless_confirmed(published: Published, destination: Destination | str) -> Published:
-    """Return a confirmed publish; raise Refused, Unroutable or Unknown for another outcome."""
-    if published.outcome is not Outcome.CONFIRMED:
-        error = _ERRORS[published.outcome]
+    """Return a confirmed or spooled publish; raise Refused, Unroutable or Unknown for another outcome."""
+    error = _ERRORS.get(published.outcome)
+    if error is not None:
         raise error(published.message_id, published.reason, str(destination))
     return published
 
@@ -70,6 +77,41 @@ async def wait_connected(driver: PublishDriver, timeout_s: float) -> bool:
 def not_connected(driver: PublishDriver, bus: BusConfig, timeout_s: float) -> Exception:
     """Return the error of start(require=...) without a link."""
     return driver.fatal or NotReady(f"no link to {bus.broker} within {timeout_s:g} s")
+
+
+async def refuse_batches(config: PublisherConfig, wire: Wire) -> None:
+    """Raise ConfigError where a subscription cannot read what this publisher would pack."""
+    if config.batch and (names := await wire.topology().plain_sources(config.batch)):
+        raise ConfigError(f"batch: consumers of {', '.join(names)} take no batches (plain)")
+
+
+def make_driver(
+    bus: BusConfig,
+    config: PublisherConfig,
+    on_room: Callable[[], None],
+    wire: Wire,
+    hooks: HookChain | None,
+) -> PublishDriver:
+    """Return the driver of a publisher. Raises ConfigError for a spool's folder that cannot be used."""
+    if config.spool is None:
+        return PublishDriver(bus, config, on_room, wire)
+    from messagebus._io.publish.spooling import SpoolingDriver
+
+    return SpoolingDriver(bus, config, on_room, wire, hooks)
+
+
+def with_spool(config: PublisherConfig | None, spool: Spool | str | Path | None) -> PublisherConfig:
+    """Return the config with this spool; None leaves the config's own."""
+    config = config or PublisherConfig()
+    if spool is None:
+        return config
+    return replace(config, spool=spool if isinstance(spool, Spool) else Spool(spool))
+
+
+def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
+    """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
+    told = f"no room for {size} bytes within {timeout_ms} ms"
+    return SpoolFull(f"{told}; the spool takes nothing: {fault}") if fault else BacklogFull(told)
 
 
 def refuse_unconfirmed(target: Target) -> None:
@@ -96,7 +138,7 @@ class _Submitted:
         self.target, self.body, self.message = target, body, message
         self.deadline_ms, self.waiter = deadline_ms, waiter
 
-    def hand_over(self, driver: PublishDriver, now: int) -> None:
+    def hand_over(self, driver: PublishDriver | Fleet, now: int) -> None:
         timeout_ms = max(1, self.deadline_ms - now)
         publish = driver.submit(self.target, self.body, self.message, timeout_ms, self.waiter)
         if isinstance(self.waiter, Many):
@@ -117,7 +159,8 @@ class Publisher:
         with Publisher(BusConfig.from_env(os.environ)) as publisher:
             publisher.send_safe("orders", b"...")
 
-    Every accepted publish ends in exactly one `Outcome`. Any thread may call any method.
+    Every accepted publish ends in exactly one `Outcome`. Any thread may call any method. spool: a folder, or
+    a `Spool`, for what no broker takes just now; None: as the config says.
     """
 
     def __init__(
@@ -125,24 +168,32 @@ class Publisher:
         bus: BusConfig,
         config: PublisherConfig | None = None,
         *,
+        spool: Spool | str | Path | None = None,
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
         self._bus = bus
-        self._config = config or PublisherConfig()
+        self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: PublishDriver | None = None
+        self._fleet: Fleet | None = None  # made by the first redundant publish
         self._pid = os.getpid()
-        self._outgoing = Outgoing()
-        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queue: calls that wait for
-        # room, first come, first served, so that no thread is starved by the others.
+        self._outgoing = Outgoing(
+            self._config.redundant,
+            self._config.redundancy,
+            has_spool=self._config.spool is not None,
+        )
+        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queues: calls that wait for
+        # room, first come, first served, so that no thread is starved by the others. Redundant publishes wait
+        # in the second one: where there is one broker left, no others wait for room with them.
         self._lock = threading.Lock()
         self._inbox: deque[_Submitted] = deque()
         self._inbox_bytes = 0
         self._queue: deque[_Waiting] = deque()
+        self._redundant_queue: deque[_Waiting] = deque()
         self._woken = False
 
     # Life.
@@ -154,7 +205,9 @@ class Publisher:
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
         """Begin to dial. Without `require` a bus that is down is tried again in the background.
 
-        require: "one" insists on a link within timeout_s and raises NotReady otherwise.
+        require: "one" insists on a link within timeout_s and raises NotReady otherwise. Raises ConfigError
+        when the spool's folder cannot be used, or a subscription that takes no batches (`plain`) would get
+        some; its name is told. That is not known while no agent answers.
         Raises LoginRefused when user, password or virtual host are wrong and `require` is given.
         """
         if self._status is not Status.INITIALIZED:
@@ -165,15 +218,23 @@ class Publisher:
         if self._hooks is not None:
             self._hooks.begin()
         self._thread = LoopThread("messagebus-publisher")
-        self._driver = self._thread.run(self._make_driver())
+        try:
+            self._driver = self._thread.run(self._make_driver())
+        except ConfigError:  # the spool's folder, or batches that are refused
+            self._thread.stop()
+            raise
         self._status = RUNNING
         _running.add(self)
         if require and not self._thread.run(wait_connected(self._driver, timeout_s)):
             self.stop(timeout_s=0)
             raise not_connected(self._driver, self._bus, timeout_s)
+        if require and (told := cannot_be_redundant(self._driver, self._config)):
+            self.stop(timeout_s=0)
+            raise NotReady(told)
 
     async def _make_driver(self) -> PublishDriver:
-        driver = PublishDriver(self._bus, self._config, self._take_inbox, self._wire)
+        await refuse_batches(self._config, self._wire)
+        driver = make_driver(self._bus, self._config, self._take_inbox, self._wire, self._hooks)
         driver.start()
         return driver
 
@@ -189,7 +250,7 @@ class Publisher:
                 self._status = Status.STOPPED
                 return 0
             self._status = Status.STOPPED
-            for waiting in self._queue:
+            for waiting in (*self._queue, *self._redundant_queue):
                 waiting.admitted.set()  # the call finds that we have stopped
         thread, driver = self._running()
         left = thread.run(self._stop(driver, timeout_s))
@@ -199,7 +260,7 @@ class Publisher:
 
     async def _stop(self, driver: PublishDriver, timeout_s: float) -> int:
         self._take_all(driver)
-        return await driver.stop(timeout_s)
+        return await (self._fleet or driver).stop(timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -250,8 +311,9 @@ class Publisher:
     ) -> Published:
         """Publish and wait for the confirm: the message is then as safe as `Published.durability` says.
 
-        Raises as `submit`, and Refused, Unroutable or Unknown when it ends otherwise. Where the
-        destination's durability is `none` there is no confirm: ConfigError, nothing is sent.
+        With a spool it may end as spooled instead: safe on this host's disk. Raises as `submit`, and Refused,
+        Unroutable or Unknown when it ends otherwise. Where the destination's durability is `none` there is no
+        confirm: ConfigError, nothing is sent.
         """
         outgoing = self._outgoing.read(destination, payload, options)
         refuse_unconfirmed(outgoing[0])
@@ -294,18 +356,18 @@ class Publisher:
 
     async def _flush(self, driver: PublishDriver, timeout_s: float) -> int:
         self._take_all(driver)
-        return await driver.flush(timeout_s)
+        return await (self._fleet or driver).flush(timeout_s)
 
     def refresh_connection(self) -> None:
         """Dial anew through the balancer; in good order, nothing becomes unknown."""
         thread, driver = self._running()
-        thread.call_soon(driver.renew)
+        thread.call_soon((self._fleet or driver).renew)
 
     def stats(self) -> PublisherStats:
         """Return a snapshot; cheap."""
         if self._driver is None:
             raise Stopped("not started")
-        return publisher_stats(self._driver, extra_backlog=len(self._inbox))
+        return publisher_stats(self._driver, self._fleet, extra_backlog=len(self._inbox))
 
     # Inside.
     def _running(self) -> tuple[LoopThread, PublishDriver]:
@@ -329,9 +391,10 @@ class Publisher:
             raise Stopped("started in another process: start a publisher after fork, not before")
         with self._lock:
             self._check_running()
-            if self._queue or not self._has_room(len(body)):
+            queue = self._redundant_queue if target.redundancy else self._queue
+            if queue or not self._has_room(submitted):
                 waiting = _Waiting(submitted)
-                self._queue.append(waiting)
+                queue.append(waiting)
             else:
                 waiting = None
                 self._put_in(submitted)
@@ -360,69 +423,118 @@ class Publisher:
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
         """Wait until the loop admits the call. Raises BacklogFull."""
         waiting.admitted.wait(timeout_ms / 1000)
+        queue = self._redundant_queue if waiting.submitted.target.redundancy else self._queue
         with self._lock:
-            if waiting not in self._queue:
+            if waiting not in queue:
                 return
-            self._queue.remove(waiting)
+            queue.remove(waiting)
             self._check_running()
         self._running()[0].call_soon(self._take_inbox)  # there may be room for the next call
         size = len(waiting.submitted.body)
-        raise BacklogFull(f"no room for {size} bytes within {timeout_ms} ms")
+        raise no_room(size, timeout_ms, self._running()[1].fault)
 
     def _check_running(self) -> None:
         if self._status is not RUNNING:
             raise Stopped(why_not_running(self._status, "publisher", "with"))
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, submitted: _Submitted) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""
         assert self._driver is not None
-        config, outbox = self._config, self._driver.outbox
-        waiting = len(self._inbox) + outbox.waiting
-        total = self._inbox_bytes + outbox.waiting_bytes + size
+        config, pending = self._config, self._driver.pending
+        waiting, waiting_bytes = pending.waiting, pending.waiting_bytes
+        if submitted.target.redundancy and self._fleet is not None:
+            waiting, waiting_bytes = self._fleet.waiting
+        waiting += len(self._inbox)
+        total = self._inbox_bytes + waiting_bytes + len(submitted.body)
         return waiting < config.backlog_messages_max and (
             total <= config.backlog_bytes_max or not waiting
         )
 
     def _take_inbox(self) -> None:
         """Take over submitted publishes and admit waiting calls. On the loop."""
-        if self._driver is not None and (self._inbox or self._queue):
+        if self._driver is not None and (self._inbox or self._queue or self._redundant_queue):
             self._take_all(self._driver)
 
     def _take_all(self, driver: PublishDriver) -> None:
         with self._lock:
             self._woken = False
-            while self._queue and self._has_room(len(self._queue[0].submitted.body)):
-                waiting = self._queue.popleft()
-                self._put_in(waiting.submitted)
-                waiting.admitted.set()
+            for queue in (self._queue, self._redundant_queue):
+                while queue and self._has_room(queue[0].submitted):
+                    waiting = queue.popleft()
+                    self._put_in(waiting.submitted)
+                    waiting.admitted.set()
             # Handed over under the lock, so that a call that asks for room finds each of them counted once.
             now = now_ms()
             while self._inbox:
-                self._inbox.popleft().hand_over(driver, now)
+                submitted = self._inbox.popleft()
+                if submitted.target.redundancy:
+                    submitted.hand_over(self._fleet or self._make_fleet(driver), now)
+                else:
+                    submitted.hand_over(driver, now)
             self._inbox_bytes = 0
 
+    def _make_fleet(self, driver: PublishDriver) -> Fleet:
+        self._fleet = new_fleet(driver, self._bus, self._config, self._take_inbox, self._wire)
+        return self._fleet
 
-def publisher_stats(driver: PublishDriver, extra_backlog: int = 0) -> PublisherStats:
-    counters, ended = driver.counters, driver.outbox.ended
+
+def new_fleet(
+    driver: PublishDriver,
+    bus: BusConfig,
+    config: PublisherConfig,
+    on_room: Callable[[], None],
+    wire: Wire,
+) -> Fleet:
+    """Make a fleet around the running driver of a publisher. Imports it late: few publishers need one."""
+    from messagebus._io.publish.fleet import Fleet
+
+    return Fleet(driver, bus, config, on_room, wire)
+
+
+def cannot_be_redundant(driver: PublishDriver, config: PublisherConfig) -> str:
+    """Return why no redundant publish of a connected publisher can be confirmed; "" where it can."""
+    if not config.redundant or config.redundancy != REQUIRED or driver.route.broker:
+        return ""
+    return "redundant: the broker does not say its name (cluster_name), so two cannot be told apart"
+
+
+def publisher_stats(
+    driver: PublishDriver, fleet: Fleet | None, extra_backlog: int = 0
+) -> PublisherStats:
+    counters, ended = driver.counters, dict(driver.pending.ended)
+    spool = driver.spool_counts()
+    for outcome, count in driver.replay_ends.items():
+        ended[outcome] -= count
+    more: Mapping[str, int] = defaultdict(int) if fleet is None else fleet.counts()
     return PublisherStats(
-        confirmed=ended[CONFIRMED],
-        refused=ended[REFUSED],
-        unroutable=ended[UNROUTABLE],
-        unknown=ended[UNKNOWN] - counters.unconfirmed,
+        confirmed=ended[CONFIRMED] + more[CONFIRMED],
+        refused=ended[REFUSED] + more[REFUSED],
+        unroutable=ended[UNROUTABLE] + more[UNROUTABLE],
+        unknown=ended[UNKNOWN] - counters.unconfirmed + more[UNKNOWN],
+        spooled=ended[SPOOLED],
         unconfirmed=counters.unconfirmed,
-        retried=driver.outbox.retried,
-        backlog=driver.outbox.waiting + extra_backlog,
-        window=driver.outbox.in_flight,
-        settling=driver.settling,
+        retried=driver.pending.retried + more["retried"],
+        backlog=driver.pending.waiting + extra_backlog + more["backlog"],
+        window=driver.pending.in_flight + more["window"],
+        settling=driver.settling + more["settling"],
         broker=driver.route.broker,
-        dials=driver.route.dials,
-        moves=driver.route.moves,
-        links_lost=counters.links_lost,
+        redundant=0 if fleet is None else fleet.redundant,
+        downgraded=0 if fleet is None else fleet.downgraded,
+        dials=driver.route.dials + more["dials"],
+        moves=driver.route.moves + more["moves"],
+        links_lost=counters.links_lost + more["links_lost"],
         last_confirm_age_ms=now_ms() - counters.last_confirm_ms
         if counters.last_confirm_ms
         else None,
         list_age_ms=driver.list_age_ms,
         list_faults=driver.list_faults,
+        spool_messages=spool.messages,
+        spool_bytes=spool.bytes,
+        spool_oldest_s=spool.oldest_s,
+        replayed=spool.replayed,
+        spool_failures=spool.failures,
+        spool_damaged=spool.damaged,
+        spool_fault=driver.fault,
     )
 
 

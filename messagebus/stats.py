@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "Published",
     "PublisherStats",
+    "RelayStats",
     "Status",
 ]
 
@@ -53,6 +54,13 @@ class PublisherStats:
     last_confirm_age_ms: since the last answer of a broker; None before the first.
     list_age_ms: since the last good answer about the consumer list; None without one. list_faults: as of
     `ConsumerStats`.
+    redundant: messages confirmed by two brokers. downgraded: confirmed by one, where two were preferred.
+    Each counts once in confirmed, too; the other counts and `broker` are of both links, and of the first.
+    spooled: outcomes, as the others. spool_messages, spool_bytes: in the spool now, with what other processes
+    left; deleted some moments after it is empty. spool_oldest_s: age of the oldest, 0 for none.
+    replayed: messages of the spool that a broker confirmed; not among `confirmed`. spool_failures: sends from
+    the spool that a broker refused, and that are tried again. spool_damaged: places of spool files that could
+    not be read. spool_fault: why the spool takes nothing now, "" while it does.
     """
 
     confirmed: int
@@ -71,6 +79,16 @@ class PublisherStats:
     last_confirm_age_ms: int | None
     list_age_ms: int | None
     list_faults: int
+    redundant: int = 0
+    downgraded: int = 0
+    spooled: int = 0
+    spool_messages: int = 0
+    spool_bytes: int = 0
+    spool_oldest_s: float = 0.0
+    replayed: int = 0
+    spool_failures: int = 0
+    spool_damaged: int = 0
+    spool_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +120,19 @@ class ConsumerStats:
     handling: runs of handlers under way; oldest_run_s: age of the oldest run.
     overrunning: of these, runs that go on although their time was over.
     failed: runs that did not end well. dropped: deliveries that their policy dropped.
+
+    With deduplication; else 0 and "":
+    duplicates: deliveries acked unseen, because their message had ended before.
+    deferred: deliveries that had to wait, because another run of their message went on.
+    dedup_too_old: deliveries without a record that are older than `Dedup.remember_s`.
+    undeduplicated: runs without a claim: the store was away, or the message has no id.
+    dedup_state: "ok"; "waiting": the store is away, and nothing new is handed out; "open": it is away, and
+    handlers run without it. store_away_s: for how long. store_ms: mean time of its last calls.
+
+    Where order is kept; else 0:
+    order_waiting: deliveries behind others of their keys, or between two runs. order_gaps: parked, so that
+    what followed went past them. keys_resting: keys whose first delivery failed and waits for its next run.
+    keys_parked, keys_stopped: by a policy's `then`.
     """
 
     brokers: Mapping[str, BrokerStats]
@@ -123,6 +154,42 @@ class ConsumerStats:
     overrunning: int = 0
     failed: int = 0
     dropped: int = 0
+    duplicates: int = 0
+    deferred: int = 0
+    dedup_too_old: int = 0
+    undeduplicated: int = 0
+    dedup_state: str = ""
+    store_away_s: float = 0.0
+    store_ms: float = 0.0
+    order_waiting: int = 0
+    order_gaps: int = 0
+    keys_resting: int = 0
+    keys_parked: int = 0
+    keys_stopped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayStats:
+    """Snapshot of a relay of an outbox; counts since its start.
+
+    published: rows confirmed. failed: publishes of rows that were refused or unroutable. parked: rows given
+    up by it. held: rows in memory; in_flight: of these, published and without an end. shards: parts of the
+    outbox that this relay has, of 16. database_faults: calls of the database that failed.
+    Of the whole table, some seconds old: rows_waiting: added and not published; rows_retrying: of these,
+    failed before; rows_parked; oldest_s: age of the oldest row that waits, None when none does.
+    """
+
+    published: int
+    failed: int
+    parked: int
+    held: int
+    in_flight: int
+    shards: int
+    database_faults: int
+    rows_waiting: int
+    rows_retrying: int
+    rows_parked: int
+    oldest_s: float | None
 
 
 class Outcome(enum.Enum):
@@ -136,6 +203,9 @@ class Outcome(enum.Enum):
     """No queue took it (basic.return)."""
     UNKNOWN = "unknown"
     """The link ended first: it may or may not be stored. Publish again with the same id."""
+    SPOOLED = "spooled"
+    """No broker took it: it lies fsynced in the spool on this host's disk, and one will get it later.
+    Only with `PublisherConfig.spool`."""
 
 
 class Durability(enum.Enum):
@@ -157,11 +227,12 @@ class Durability(enum.Enum):
 class Published(NamedTuple):
     """Result of one publish. A named tuple: it costs 0.15 us to make, a frozen dataclass 0.9.
 
-    message_id: the one it has now, made or given. durability: what it survives if it is confirmed; NONE
-    if it is not. reason: in words, where the broker or the library gave one. broker: the broker that
-    answered as ``host:port``, "" where none did or it is not identified.
+    message_id: the one it has now, made or given. durability: what it survives if it is confirmed; FSYNC if
+    it is spooled, on this host; else NONE. reason: in words, where the broker or the library gave one.
+    broker: the broker that answered as ``host:port``, "" where none did or it is not identified.
     attempts: how often it was sent; above 1 an earlier copy may be stored too, under the same id.
     sent_ns, settled_ns: time.monotonic_ns() of the last send (0: never sent) and of the outcome.
+    brokers: all that confirmed it: two of a redundant publish, none where nobody did; `broker` is the first.
     """
 
     message_id: str
@@ -172,3 +243,4 @@ class Published(NamedTuple):
     sent_ns: int = 0
     settled_ns: int = 0
     reason: str = ""
+    brokers: tuple[str, ...] = ()

@@ -35,6 +35,17 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what[:-1]}ies" if what.endswith("ry") else f"{count:,} {what}s"
 
 
+def duration(seconds: float) -> str:
+    """Return a span of time in words, with its two largest units: ``4 min 12 s``."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    for large, large_s, small, small_s in (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60)):
+        if whole >= large_s:
+            return f"{whole // large_s} {large} {whole % large_s // small_s} {small}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """Return the known word that may have been meant, or "" where none is like it."""
     import difflib  # only needed for a mistyped word

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 
 from messagebus.destination import (
     DELIVERY_LIMIT_MAX,
+    STREAM_KEEP_BYTES,
+    STREAM_KEEP_S,
     UNDELIVERED_QUEUE,
     Delay,
     Queue,
     Source,
+    Stream,
     Subscription,
     Topic,
     parse_destination,
@@ -42,6 +45,7 @@ __all__ = [
     "parse_wanted",
     "read_item",
     "to_item",
+    "topic_of",
     "with_options",
 ]
 
@@ -61,7 +65,7 @@ UNDELIVERED = "mb.undelivered"
 # unknown arguments and does not compare them at redeclaration.
 BORN = "mb-born"
 
-Wanted = Topic | Source | Delay
+Wanted = Topic | Source | Stream | Delay
 """Entry of the topology."""
 Options = Mapping[str, str | int | bool]
 """Options of an entry beside its name, without defaults. Keys: OPTION_KINDS."""
@@ -71,8 +75,14 @@ OPTION_KINDS: Mapping[str, type] = {
     "single_active": bool,
     "expires_s": int,
     "delivery_limit": int,
+    "keep_s": int,
+    "keep_bytes": int,
+    "plain": bool,
 }
-DELAY_PREFIX = "delay:"
+OF_STREAMS = {"keep_s", "keep_bytes"}
+DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
+# Bounds of one segment of a stream; the broker drops whole ones.
+SEGMENT_SHARE, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 20, 100_000, 500_000_000
 MS_PER_S = 1_000
 
 
@@ -162,6 +172,16 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                     Binding(exchange=OUT, queue=queue, routing_key=queue),
                 ),
             )
+        case Stream(topic=topic):
+            queue = wanted.amqp_queue
+            return Declarations(
+                exchanges=(Exchange(name=topic.exchange),),
+                queues=(QueueSpec(name=queue, arguments=_keeping(wanted) | mark),),
+                bindings=(
+                    Binding(exchange=topic.exchange, queue=queue),
+                    Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
+                ),
+            )
         case Delay():
             return Declarations(
                 exchanges=(Exchange(name=wanted.exchange),),
@@ -173,11 +193,10 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
 def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
     """Return the queue, preceded by the one for messages that were rejected or reached the delivery limit."""
     own = dict[str, str | int | bool]()
-    if isinstance(source, Subscription):
-        if source.single_active:
-            own["x-single-active-consumer"] = True
-        if source.expires_s:
-            own["x-expires"] = source.expires_s * MS_PER_S
+    if source.single_active:
+        own["x-single-active-consumer"] = True
+    if isinstance(source, Subscription) and source.expires_s:
+        own["x-expires"] = source.expires_s * MS_PER_S
     is_quorum = source.durability is Durability.FSYNC
     kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
     if is_quorum:
@@ -200,6 +219,16 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
 def _never_dropping(is_quorum: bool) -> dict[str, str | int | bool]:
     """Return the highest delivery limit: RabbitMQ 4 would drop a parked message after twenty looks."""
     return {"x-delivery-limit": DELIVERY_LIMIT_MAX} if is_quorum else {}
+
+
+def _keeping(stream: Stream) -> dict[str, str | int | bool]:
+    segment = min(max(stream.keep_bytes // SEGMENT_SHARE, SEGMENT_BYTES_MIN), SEGMENT_BYTES_MAX)
+    return {
+        "x-queue-type": "stream",
+        "x-max-age": f"{stream.keep_s}s",
+        "x-max-length-bytes": stream.keep_bytes,
+        "x-stream-max-segment-size-bytes": segment,
+    }
 
 
 def _delaying(step: Delay) -> dict[str, str | int | bool]:
@@ -238,7 +267,8 @@ all behind them. Bound last, when all else is.
 
 
 def parse_wanted(text: str) -> Wanted:
-    """Read ``orders`` (a topic), ``orders/billing`` (a subscription), ``queue:jobs``, ``delay:60000``.
+    """Read ``orders`` (topic), ``orders/billing`` (subscription), ``queue:jobs``, ``stream:orders``,
+    ``delay:60000``.
 
     str() reverses it. Raises NameInvalid.
     """
@@ -247,6 +277,8 @@ def parse_wanted(text: str) -> Wanted:
         if not (digits.isascii() and digits.isdigit() and str(int(digits[:12])) == digits):
             raise NameInvalid(f"{text!r}: a delay is a whole number of milliseconds")
         return Delay(int(digits))
+    if text.startswith(STREAM_PREFIX):
+        return Stream(text.removeprefix(STREAM_PREFIX))
     if "/" not in text:
         return parse_destination(text)
     topic, _, name = text.partition("/")
@@ -262,13 +294,19 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
     options = dict[str, str | int | bool]()
     if wanted.durability is not Durability.FSYNC:
         options["durability"] = wanted.durability.value
-    if isinstance(wanted, Subscription):
-        if wanted.single_active:
-            options["single_active"] = True
-        if wanted.expires_s:
-            options["expires_s"] = wanted.expires_s
+    if isinstance(wanted, Subscription | Queue) and wanted.single_active:
+        options["single_active"] = True
+    if isinstance(wanted, Subscription) and wanted.expires_s:
+        options["expires_s"] = wanted.expires_s
     if isinstance(wanted, Subscription | Queue) and wanted.delivery_limit:
         options["delivery_limit"] = wanted.delivery_limit
+    if isinstance(wanted, Stream):
+        if wanted.keep_s != STREAM_KEEP_S:
+            options["keep_s"] = wanted.keep_s
+        if wanted.keep_bytes != STREAM_KEEP_BYTES:
+            options["keep_bytes"] = wanted.keep_bytes
+    if isinstance(wanted, Subscription | Queue) and wanted.plain:
+        options["plain"] = True
     return options
 
 
@@ -286,9 +324,19 @@ def with_options(name: str, options: Options) -> Wanted:
     durability = _durability(name, options.get("durability", Durability.FSYNC.value))
     others = {key: value for key, value in options.items() if key != "durability"}
     match wanted:
+        case _ if not isinstance(wanted, Stream) and OF_STREAMS & others.keys():
+            raise NameInvalid(f"{name}: only a stream has {', '.join(sorted(OF_STREAMS))}")
         case Subscription(topic=topic, name=own):
             return Subscription(Topic(topic.name, durability), own, **others)  # type: ignore[arg-type]
-        case Queue(name=own) if others.keys() == {"delivery_limit"}:
+        case Stream(topic=topic) if options.keys() <= OF_STREAMS:
+            return Stream(topic, **others)  # type: ignore[arg-type]
+        case Stream():
+            raise NameInvalid(f"{name}: a stream has keep_s and keep_bytes, no other option")
+        case Queue(name=own) if others and others.keys() <= {
+            "delivery_limit",
+            "single_active",
+            "plain",
+        }:
             return Queue(own, durability, **others)  # type: ignore[arg-type]
         case _ if others:
             raise NameInvalid(f"{name}: only a subscription has {', '.join(others)}")
@@ -308,6 +356,11 @@ def _durability(name: str, value: object) -> Durability:
     except ValueError:
         allowed = ", ".join(each.value for each in Durability)
         raise NameInvalid(f"{name}: durability {value!r}; there are {allowed}") from None
+
+
+def topic_of(name: str) -> str:
+    """Return what is published to for this name to get it: ``orders`` for ``orders/billing``."""
+    return name.partition("/")[0]
 
 
 def to_item(wanted: Wanted) -> str | dict[str, str | int | bool]:
@@ -333,13 +386,16 @@ def differences(wanted: Wanted, options: Options) -> str:
     """
     asked = options_of(wanted)
     keys = list(asked)
-    if not isinstance(wanted, Subscription):
+    if not isinstance(wanted, Subscription | Stream):
         keys = list(dict.fromkeys(["durability", *keys]))
     default: Options = {
         "durability": Durability.FSYNC.value,
         "single_active": False,
         "expires_s": 0,
         "delivery_limit": 0,
+        "keep_s": STREAM_KEEP_S,
+        "keep_bytes": STREAM_KEEP_BYTES,
+        "plain": False,
     }
     told = []
     for key in keys:

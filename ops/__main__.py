@@ -18,13 +18,13 @@ from ops.errors import CODES
 from ops.local.cli import local
 from ops.mirror.cli import drbd
 from ops.mirror.storage_cli import storage
+from ops.monitoring import dashboards
 from ops.playbooks.cli import add, found, remove, replace, restart, upgrade
 from ops.playbooks.step_commands import hangup, hold, inventory, move
+from ops.provision.compose import compose
 from ops.provision.hosts import provision
 from ops.provision.units import units
 from ops.run import shell
-
-__all__ = ["main"]
 
 
 @click.group("ops", cls=Program, codes=CODES)
@@ -40,9 +40,10 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, found, topology, users, hangup, hold, move, inventory),
+    *(check, provision, compose, found, topology, users, hangup, hold, move, inventory),
     *(drbd, storage),
     *(backup, restore, units),
+    dashboards.command,
 ):
     cli.add_command(command)
 # Commands that read the inventory have the option already.

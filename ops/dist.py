@@ -1,6 +1,7 @@
 """The wheel and the source archive of messagebus: the same bytes from the same commit on any machine.
 
-``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit.
+``python -m ops.dist [FOLDER]``, or ``make dist``. Times in both are that of the commit. ``requirements.txt``
+beside them has the libraries of all, by version and hash, for images and packages.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,26 +19,30 @@ from pathlib import Path
 
 from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
-
-__all__ = ["build", "main"]
+from ops.provision.program import needed
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-PACKAGE = "messagebus"
+PACKAGE, LOCK = "messagebus", "requirements.lock"
+# Distributions of their own: folders of this checkout, each with a pyproject.toml in it.
+_SHORT = ("agent", "conform", "gateway", "integrations", "monitor", "tools")
+BESIDE = tuple(f"messagebus_{name}" for name in _SHORT)
 # Time for a checkout without history: the earliest that a wheel, which is a ZIP file, can hold.
 NO_COMMIT_S = 315_532_800
 BUILD_WITHIN_S = 300
 
 
-def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
+def build(out: Path, source: Path = CHECKOUT, package: str = PACKAGE) -> list[Path]:
     """Build both. Returns the wheel and the archive. Raises OpsError with the builder's last output."""
     at_s = _commit_s(source)
     with tempfile.TemporaryDirectory(prefix="messagebus-dist-") as place:
         copy = Path(place, "source")
         shutil.copytree(
-            source / PACKAGE, copy / PACKAGE, ignore=shutil.ignore_patterns("__pycache__")
+            source / package, copy / package, ignore=shutil.ignore_patterns("__pycache__")
         )
         for name in FILES:
             shutil.copyfile(source / name, copy / name)
+        if package in BESIDE:
+            (copy / package / FILES[0]).replace(copy / FILES[0])
         for path in copy.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         done = subprocess.run(
@@ -54,6 +60,18 @@ def build(out: Path, source: Path = CHECKOUT) -> list[Path]:
         shutil.copyfile(wheel, out / wheel.name)
         (out / archive.name).write_bytes(_plain(archive, at_s))
     return [out / wheel.name, out / archive.name]
+
+
+def requirements(source: Path = CHECKOUT) -> str:
+    """Return the lines of requirements.lock of what all distributions need. Raises OpsError."""
+    names = needed((source, *(source / each for each in BESIDE)))
+    blocks = re.split(
+        r"^(?=[\w.-]+(?:\[[\w,]+\])?==)", (source / LOCK).read_text(), flags=re.MULTILINE
+    )
+    found = {re.split(r"\[|==", block)[0]: block for block in blocks}
+    if lacking := names - found.keys():
+        raise OpsError(f"{LOCK} has no {', '.join(sorted(lacking))}")
+    return "".join(found[name] for name in sorted(names))
 
 
 def _commit_s(source: Path) -> int:
@@ -81,8 +99,11 @@ def _plain(archive: Path, at_s: int) -> bytes:
 def main() -> None:
     """Build both and print one line for each file."""
     try:
-        for path in build(Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")):
-            print(path)
+        out = Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")
+        for package in (PACKAGE, *BESIDE):
+            for path in build(out, package=package):
+                print(path)
+        (out / "requirements.txt").write_text(requirements())
     except OpsError as fault:
         sys.exit(f"dist: {fault}")
 

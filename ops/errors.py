@@ -24,23 +24,6 @@ import lb.errors
 from messagebus.commands.exits import Codes, Exit
 from messagebus.errors import MessageBusError
 
-__all__ = [
-    "CODES",
-    "CannotTell",
-    "CommandFailed",
-    "HostKeyWrong",
-    "HostUnreachable",
-    "JournalUnreadable",
-    "LocalFault",
-    "LockHeld",
-    "NoAnswer",
-    "NoRoom",
-    "OpsError",
-    "PlanFailed",
-    "RunOpen",
-    "SudoRefused",
-]
-
 # Lines of a failed command's output that an error shows; the whole is in its `output`.
 TAIL_LINES = 12
 

@@ -29,21 +29,6 @@ from reports.svg import (
 )
 from reports.text import milliseconds
 
-__all__ = [
-    "DASHED",
-    "DOTTED",
-    "Around",
-    "Dashes",
-    "Gap",
-    "Mark",
-    "Panel",
-    "Series",
-    "Span",
-    "over_time",
-    "percentiles",
-    "silences",
-]
-
 Dashes: TypeAlias = tuple[float, float] | None
 DASHED: Dashes = (3, 2)
 DOTTED: Dashes = (1, 1.5)

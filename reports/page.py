@@ -17,22 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reports.text import COLUMNS, INDENT, ROWS_SHOWN_MAX, Columns, Table, table_of, text_table
 
-__all__ = [
-    "BARS_MAX",
-    "LOOKS",
-    "NO_BARS",
-    "Bar",
-    "Bars",
-    "Figure",
-    "Page",
-    "Part",
-    "Section",
-    "against_mean",
-    "render_html",
-    "render_text",
-    "section_of",
-]
-
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Classes of the page's style, look-0 and so on.
 LOOKS = 8

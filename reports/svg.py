@@ -26,11 +26,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
 
 from reports.text import milliseconds  # noqa: E402
 
-__all__ = [
-    "ALARM", "COLOURS", "GRID", "HATCHES", "INK", "MARKERS", "MUTED", "PAGE", "SETTINGS", "WIDTH_IN",
-    "log_milliseconds", "svg",
-]  # fmt: skip
-
 # Marker colours, replaced by variables of the page.
 INK, MUTED, GRID, ALARM, PAGE = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", ALARM: "--alarm", PAGE: "--page"}

@@ -13,22 +13,6 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-__all__ = [
-    "COLUMNS",
-    "Cell",
-    "Columns",
-    "NONE",
-    "Table",
-    "cell",
-    "columns_here",
-    "megabytes",
-    "milliseconds",
-    "plain",
-    "significant",
-    "table_of",
-    "text_table",
-]
-
 NONE = "\N{EN DASH}"
 # Width of text in a file, without a terminal.
 COLUMNS = 120

@@ -7,6 +7,7 @@ import sys
 import click
 
 from messagebus.commands.exits import Program
+from spark import live, pack
 from spark.command import exit_code
 from spark.jobs import (
     audit,
@@ -19,8 +20,6 @@ from spark.jobs import (
     report,
     throughput,
 )
-
-__all__ = ["jobs", "main"]
 
 
 @click.group(
@@ -36,6 +35,9 @@ for job in (
     ingest, throughput, latency, audit, imbalance, backlog, failover, compare, report,
 ):  # fmt: skip
     jobs.add_command(job.command, job.__name__.rpartition(".")[2])
+
+jobs.add_command(live.command)
+jobs.add_command(pack.command)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from messagebus.recording.manifest import RunInvalid
 from reports.page import Page, render_html, render_text
 from reports.text import columns_here
 from spark.lake.ingest import Ingested, Plan, ingest, ingested, plan
+from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures.faults import (
     PROMISE,
@@ -39,25 +40,6 @@ from spark.measures.faults import (
 )
 from spark.measures.run import Run
 from spark.session import QUICK, JavaMissing, spark_session
-
-__all__ = [
-    "CODES",
-    "HELP",
-    "Answer",
-    "allow_option",
-    "bad_faults",
-    "carry_out",
-    "check_day",
-    "exit_code",
-    "in_one_line",
-    "job_command",
-    "max_bad_option",
-    "out_option",
-    "run_of",
-    "session_for",
-    "settings_for",
-    "write",
-]
 
 # Up to this size a job is over before the JVM's better compiler pays for itself.
 QUICK_BYTES_MAX = 300 * 1024 * 1024
@@ -130,10 +112,10 @@ def job_command(name: str, what: str, measure: Measure) -> click.Command:
     @click.option(
         "--events",
         "folder",
-        type=click.Path(path_type=Path),
+        type=PlaceType(),
         help="Folder of a run: what is new of it is ingested first.",
     )
-    @click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
+    @click.option("--lake", "root", type=PlaceType(), help="Default: OUT/tables.")
     @click.option("--run", "run_id", help="Of the lake, instead of --events.")
     @click.option("--date", "day", help="Of one day, UTC: 2026-11-21.")
     @out_option

@@ -15,19 +15,6 @@ from reports.svg import COLOURS
 from spark.lake.ingest import Ingested
 from spark.measures.run import Run
 
-__all__ = [
-    "bad_lines",
-    "collected",
-    "incidents",
-    "marks_and_spans",
-    "page_of",
-    "series_by",
-    "short_names",
-    "since_s",
-    "subscription",
-    "window_for",
-]
-
 SECOND_NS = 1_000_000_000
 WINDOWS_MAX = 150
 # Incidents that are shaded from begin to end; a killed broker until it is back.

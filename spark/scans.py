@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyspark.sql import Column, DataFrame
@@ -18,13 +17,12 @@ from pyspark.sql import functions as F
 
 from spark.command import session_for
 from spark.lake.ingest import ingested
+from spark.lake.places import place_of
 from spark.lake.tables import Lake
 from spark.measures import audit, backlog, hdr, throughput
 from spark.measures.latency import CURVE
 from spark.measures.run import Run
 from spark.measures.sift import sifted
-
-__all__ = ["QUESTIONS", "answered", "main"]
 
 Answer: TypeAlias = list[Any]
 
@@ -152,7 +150,7 @@ def answered(run: Run, questions: Iterable[str]) -> Iterator[str]:
 def main(argv: Sequence[str]) -> None:
     """Answer questions from standard input. argv: the lake, and the run in it."""
     root, run_id = argv
-    lake = Lake(Path(root))
+    lake = Lake(place_of(root))
     found = ingested(lake, run_id)
     with session_for("scans", found.weight) as session:
         for line in answered(Run(session, lake, found), sys.stdin):

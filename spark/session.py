@@ -18,8 +18,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-__all__ = ["QUICK", "JavaMissing", "java_path", "spark_session"]
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 

@@ -24,8 +24,6 @@ from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.pages import bad_lines, incidents, since_s
 
-__all__ = ["Found", "Rows", "check", "summarize"]
-
 Rows: TypeAlias = list[dict[str, Any]]
 
 MILLISECOND_NS, SECOND_NS = 1_000_000, 1_000_000_000

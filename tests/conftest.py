@@ -11,11 +11,18 @@ import pytest
 from hypothesis import settings
 
 from ops.local.cluster import LocalCluster
-from tests.support.cluster import MakeCluster, cluster_factory
+from tests.support.cluster import MakeCluster, cluster_factory, end
 from tests.support.examples import examples
 from tests.support.fake_amqp import FakeRabbit
 from tests.support.leaks import LEAKS
 from tests.support.orders import orders_rabbit
+from tests.support.servers import (
+    MakeServer,
+    RedisWithReplica,
+    SingleServer,
+    redis_with_replica,
+    server_factory,
+)
 from tests.support.starts import note_starts
 
 # A shell that starts the suite in the background has it ignore SIGINT, and so would every process that
@@ -23,6 +30,9 @@ from tests.support.starts import note_starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+SHARED = pytest.StashKey[LocalCluster]()
+LAST_SHARING = pytest.StashKey[pytest.Item]()
 
 # The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
@@ -45,9 +55,44 @@ def make_cluster(
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
-    """A running cluster of three brokers, shared: a test leaves it as it was and uses names of its own."""
+    """A running cluster of three brokers, shared: a test leaves it as it was and uses names of its own.
+
+    It ends after the last test that shares it: unused it takes a tenth of a processor.
+    """
     with _clusters(request, tmp_path_factory) as make:
-        yield make()
+        request.config.stash[SHARED] = shared = make()
+        yield shared
+
+
+def _shares(item: pytest.Item) -> bool:
+    """Return whether a test uses the shared cluster: by its fixture, and not by one of its module's own."""
+    if not isinstance(item, pytest.Function):
+        return False
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    is_own = hasattr(item.module, "cluster")
+    return ("cluster" in item.fixturenames and not is_own) or params.get("bus_config") == "rabbitmq"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files whose tests share the cluster before all others."""
+    sharing = {item.path for item in items if _shares(item)}
+    items.sort(key=lambda item: item.path not in sharing)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    sharing = [item for item in session.items if _shares(item)]
+    # Workers of pytest-xdist do not run the tests in their order.
+    if sharing and not hasattr(session.config, "workerinput"):
+        session.config.stash[LAST_SHARING] = sharing[-1]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """End the shared cluster behind its last test; its fixture clears it away."""
+    yield
+    stash = item.config.stash
+    if item is stash.get(LAST_SHARING, None) and SHARED in stash:
+        end(stash[SHARED])
 
 
 def _clusters(
@@ -56,6 +101,38 @@ def _clusters(
     """Return a maker of clusters in a new folder, which stays for a look when a test has failed."""
     folder = tmp_path_factory.mktemp("clusters")
     return cluster_factory(folder, keep=lambda: request.session.testsfailed > 0)
+
+
+@pytest.fixture(scope="module")
+def make_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakeServer]:
+    """Function that starts a server of the module's own: ``make_server("redis", persistence="always")``."""
+    folder = tmp_path_factory.mktemp("servers")
+    with server_factory(folder, keep=lambda: request.session.testsfailed > 0) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def redis_server(make_server: MakeServer) -> SingleServer:
+    """A Redis that syncs its file before it answers."""
+    return make_server("redis", persistence="always")
+
+
+@pytest.fixture(scope="module")
+def postgresql_server(make_server: MakeServer) -> SingleServer:
+    return make_server("postgresql")
+
+
+@pytest.fixture(scope="module")
+def mariadb_server(make_server: MakeServer) -> SingleServer:
+    return make_server("mariadb")
+
+
+@pytest.fixture
+def redis_failover(make_server: MakeServer) -> RedisWithReplica:
+    """A Redis, its replica and three sentinels, new for each test: a failover cannot be undone."""
+    return redis_with_replica(make_server)
 
 
 @pytest.fixture

@@ -43,7 +43,16 @@ PARTS = {
         "integration/test_spark_jobs.py",
         "integration/test_worker.py",
     ),
-    "rest": ("integration/test_playbooks.py",),  # and all that no other part has
+    # And all that no other part has.
+    "rest": (
+        "integration/test_conform_short.py",
+        "integration/test_image.py",
+        "integration/test_monitor.py",
+        "integration/test_monitor_browser.py",
+        "integration/test_monitoring.py",
+        "integration/test_playbooks.py",
+        "integration/test_stomp.py",
+    ),
 }
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only

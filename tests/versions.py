@@ -25,7 +25,9 @@ __all__ = ["Release", "Share", "shares"]
 CHECKOUT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = CHECKOUT / ".venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 NEWEST, OTHERS = "sid", ("trixie",)
-UNIT = tuple(f"tests/unit/{name}" for name in ("core", "_io", "agent", "testing", "worker"))
+UNIT = tuple(
+    f"tests/unit/{name}" for name in ("core", "_io", "messagebus_agent", "testing", "worker")
+)
 # Tests of what RabbitMQ versions change first: rights, the gate, settling, delivery counts, kinds of queues.
 ALWAYS = (
     "tests/contract/test_faults.py",

@@ -10,8 +10,6 @@ from reports import charts
 from reports.charts import DASHED, Mark, Panel, Series, Span
 from reports.svg import COLOURS
 
-__all__ = ["ANY", "latency_series", "over_time_chart", "percentile_chart"]
-
 # A client of a native cluster cannot tell which node took a message.
 ANY = "any node"
 TAILS = {"confirm": ", from intended", "service": ", from sent", "delivery": "", "pacing": ""}

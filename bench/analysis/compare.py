@@ -27,27 +27,6 @@ from bench.errors import InputInvalid
 from bench.load.profile import COMPARED, Profile, unlike
 from reports.text import Table, significant, text_table
 
-__all__ = [
-    "PAIRS_MIN",
-    "Compared",
-    "Comparison",
-    "Fault",
-    "Ratio",
-    "about_arm",
-    "are_by_turns",
-    "compare",
-    "is_worse",
-    "paired_steps",
-    "profile_of_arm",
-    "ratio_of",
-    "read_arm",
-    "refuse_unlike",
-    "refuse_unlike_machines",
-    "told",
-    "why_left_out",
-]
-
-
 # Student's t, two-sided 95 %, for 1, 2, ... degrees of freedom. Beyond, two terms of its expansion in
 # 1 / freedom around the normal distribution's (Abramowitz and Stegun 26.7.5), right to 0.001.
 # fmt: off

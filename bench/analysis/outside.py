@@ -25,8 +25,6 @@ from bench.harness.workers import made_empty
 from bench.load.profile import Profile
 from messagebus.recording.manifest import write_whole
 
-__all__ = ["conduct_outside", "read_outside", "render_outside", "write_outside"]
-
 
 def conduct_outside(
     profile: Profile, folder: Path, running: Running, say: Callable[[str], None]

@@ -18,8 +18,6 @@ from reports.page import render_html as html_of
 from reports.page import render_text as text_of
 from reports.text import COLUMNS, NONE, Table, milliseconds, table_of
 
-__all__ = ["render_html", "render_text", "write"]
-
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
 LATENCY_HEAD = ("latency", "samples", "never", *SHOWN[:-1], "longest")
 EXAMPLES_SHOWN = 5

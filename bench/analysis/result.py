@@ -39,18 +39,6 @@ from bench.load.schedule import Constant, Poisson
 from messagebus.recording.manifest import write_whole
 from messagebus.terminal import plural
 
-__all__ = [
-    "CURVE",
-    "MEASURES",
-    "NUMBERS",
-    "RESULT",
-    "Number",
-    "Result",
-    "gather",
-    "numbers_of",
-    "percentiles",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Number:
@@ -337,16 +325,7 @@ class Result:
             "fates": self.fates.as_json() if self.fates else None,
             "of_an_earlier_run": self.earlier,
             "clients": [
-                {
-                    "name": each.name,
-                    "cpu_share": each.cpu_share,
-                    "seconds": part.measured_s,
-                    "per_process": each.per_process,
-                    "pacing_p99_ms": each.pacing_p99_ms,
-                    "intended": each.intended,
-                    "unsent": each.unsent,
-                    "waited": each.waited,
-                }
+                {**asdict(each), "seconds": part.measured_s}
                 for each, part in zip(self.clients, self.parts, strict=True)
             ],
             "brokers": self.brokers,
@@ -439,8 +418,8 @@ def _rate(count: int, seconds: float) -> float:
 
 def _client(part: Part, profile: Profile) -> Client:
     warm_s, time = profile.time.warm_up_s, profile.time
-    rows = [row for row in part.latencies.get("pacing", []) if int(str(row["second"])) >= warm_s]
-    pacing = summed(_bins(row) for row in rows)
+    rows = [row for row in part.latencies.get("pacing", []) if row["second"] >= warm_s]
+    pacing = summed(dict(row["bins"]) for row in rows)
     p99 = histogram(pacing).get_value_at_percentile(99) / NS_PER_MS if pacing else 0.0
     return Client(
         name=part.name,
@@ -451,10 +430,6 @@ def _client(part: Part, profile: Profile) -> Client:
         per_process=part.per_process,
         waited=part.waited_s / (time.warm_up_s + time.measured_s),
     )
-
-
-def _bins(row: Mapping[str, Any]) -> Bins:
-    return {int(index): int(count) for index, count in row["bins"]}
 
 
 def _write_log(path: Path, latencies: Latencies) -> None:

@@ -24,19 +24,6 @@ from bench.harness.control import PROFILE
 from bench.harness.interface import Running, started
 from bench.load.profile import Profile, unlike
 
-__all__ = [
-    "Results",
-    "Run",
-    "Step",
-    "carry_out",
-    "had",
-    "in_rounds",
-    "middle",
-    "samples",
-    "trusted",
-    "turns_of",
-]
-
 Run = Callable[[Profile, Path, Running], dict[str, Any]]
 Results = dict[str, dict[str, Any]]
 """Name of a step -> the content of its ``result.json``."""

@@ -15,8 +15,6 @@ from messagebus.terminal import plural
 from reports.page import Bar, Bars, Page, Section, render_html
 from reports.text import COLUMNS, Table, text_table
 
-__all__ = ["Summary", "faults_of", "page"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:

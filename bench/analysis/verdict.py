@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Client", "behind", "bottlenecks", "is_of_load", "unsteady"]
-
 # The share of one core in the measured part above which a Python process delays itself.
 CPU_SHARE_MAX = 0.9
 # How late the pacer itself may handle a due message: an event loop's timer has steps of 1 ms, and a

@@ -11,19 +11,13 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, HeadersType
 from aio_pika.exceptions import DeliveryError, PublishError
 
-from bench.clients.rabbitmq import DURABILITY, started_direct
+from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability", "started"]
-
-started = started_direct
-
-
-def durability(profile: Profile) -> str:
-    return DURABILITY
+started, durability = started_direct, durability_direct
 
 
 class Sender:

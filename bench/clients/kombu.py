@@ -10,34 +10,14 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer, Producer
 
-from bench.clients.rabbitmq import DURABILITY, started_direct
-from bench.clients.threaded import ThreadedReceiver, ThreadedSender
+from bench.clients.rabbitmq import durability_direct, started_direct
+from bench.clients.threaded import receiver_of, sender_of
 from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability", "started"]
-
-started = started_direct
-
-
-def durability(profile: Profile) -> str:
-    return DURABILITY
-
-
-class Sender(ThreadedSender):
-    """A publisher on one broker."""
-
-    def __init__(self, profile: Profile, where: Where) -> None:
-        super().__init__(lambda: _Publishing(where), profile.load.window)
-
-
-class Receiver(ThreadedReceiver):
-    """A consumer of one broker."""
-
-    def __init__(self, profile: Profile, where: Where) -> None:
-        super().__init__(lambda: _Consuming(profile, where))
+started, durability = started_direct, durability_direct
 
 
 class _Publishing:
@@ -116,3 +96,6 @@ def _connected(where: Where) -> tuple[Any, str]:
     )
     connection.connect()
     return connection, bus.broker
+
+
+Sender, Receiver = sender_of(_Publishing), receiver_of(_Consuming)

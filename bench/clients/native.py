@@ -9,31 +9,27 @@ all nodes (policy ha-mode all), where the version has them.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from bench.clients import messagebus, rabbitmq
-from bench.errors import BenchError
 from bench.faults import Fault, erl_call
 from bench.harness.interface import Where
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
+from bench.processes import wait_until
 from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import with_options
 from ops.local.cluster import LocalCluster
 from ops.local.parts import agent_part
 from ops.local.secrets import ADMIN
 
-__all__ = ["Native", "Receiver", "Sender", "durability", "started"]
-
 NODES = "BENCH_NODES"
 NAME = "native-cluster"
 CALL_WITHIN_S = 60.0
 # The management API shows the members at its next statistics interval.
 MEMBERS_WITHIN_S = 15.0
-POLL_S = 0.2
 MIRRORED = {"pattern": "^mb", "apply-to": "queues", "definition": {"ha-mode": "all"}}
 
 
@@ -50,7 +46,7 @@ def durability(profile: Profile) -> str:
 class Native:
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._nodes = [cluster.node(name).broker for name in cluster.names]
+        self._nodes = cluster.brokers
 
     def env(self) -> Mapping[str, str]:
         """Return the clients' environment. They declare and check queues, which needs the admin's rights."""
@@ -72,15 +68,18 @@ class Native:
         """Wait until every queue of the run has all its members. Raises BenchError after a timeout."""
         of, others = ("members", 0) if profile.system.durability == "fsync" else ("slave_nodes", 1)
         names = {Subscription(Topic(t), s).amqp_queue for t, s in places(profile)}
-        until_s, lacking = time.monotonic() + MEMBERS_WITHIN_S, names
-        while lacking:
-            if time.monotonic() > until_s:
-                raise BenchError(f"not on every node: {', '.join(sorted(lacking))}")
-            time.sleep(POLL_S)
+
+        def lacking() -> list[str]:
             with self._cluster.management(self._cluster.names[0]) as management:
                 queues = management.get("/api/queues").raise_for_status().json()
             whole = [q for q in queues if len(q.get(of, [])) + others == len(self._nodes)]
-            lacking = names - {queue["name"] for queue in whole}
+            return sorted(names - {queue["name"] for queue in whole})
+
+        wait_until(
+            lambda: not lacking(),
+            within_s=MEMBERS_WITHIN_S,
+            what=lambda: f"not on every node: {', '.join(lacking())}",
+        )
 
     def probes(self) -> list[Probe]:
         return rabbitmq.Standalone(self._cluster).probes()

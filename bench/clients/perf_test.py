@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from bench.clients.jvm.maven import PERF_TEST
-from bench.clients.rabbitmq import DURABILITY, started_direct
+from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running
 from bench.harness.turn import Task, Turn
@@ -25,21 +25,7 @@ from bench.load.profile import Load, Profile, places
 from bench.load.schedule import Constant
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = [
-    "Second",
-    "durability",
-    "full_speed",
-    "is_ready",
-    "latencies",
-    "measure",
-    "options",
-    "parse",
-    "started",
-    "turn",
-    "turn_of",
-]
-
-started = started_direct
+started, durability = started_direct, durability_direct
 OUTPUT = "perf-test.txt"
 # Additional time for its start, its connections and its end.
 MORE_S = 60.0
@@ -73,10 +59,6 @@ class Second:
     def per_s(self) -> float:
         """The rate of a program that does one of the two."""
         return self.confirmed_per_s or self.received_per_s
-
-
-def durability(profile: Profile) -> str:
-    return DURABILITY
 
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:

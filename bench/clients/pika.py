@@ -10,21 +10,15 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
-from bench.clients.rabbitmq import DURABILITY, started_direct
+from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
 from messagebus import BusConfig, Subscription, Topic
 
-__all__ = ["Receiver", "Sender", "durability", "started"]
-
 OPEN_WITHIN_S = 30.0
-started = started_direct
-
-
-def durability(profile: Profile) -> str:
-    return DURABILITY
+started, durability = started_direct, durability_direct
 
 
 class Sender:

@@ -5,7 +5,6 @@ Clients that know only one broker are measured on one such node, without HAProxy
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,6 @@ from messagebus import BusConfig, declare
 from messagebus.topology import GATE, with_options
 from ops.local.cluster import LocalCluster
 
-__all__ = ["COLUMNS", "DURABILITY", "Standalone", "started", "started_direct"]
-
-# The durability of clients that know one node.
-DURABILITY = "fsynced by one broker before the confirm (quorum queue of one member)"
 # With its name, a queue without statistics is an object too.
 COLUMNS = "name,messages_ready,messages_unacknowledged"
 
@@ -74,14 +69,12 @@ def started(
     profile: Profile, network: str, say: Callable[[str], None], *, direct: bool = False
 ) -> Iterator[Standalone]:
     """Run a cluster with the profile's brokers; remove it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    cluster = LocalCluster(folder / "cluster", profile.system.brokers, network=network, say=say)
-    try:
-        cluster.up()
-        yield Standalone(cluster, direct=direct)
-    finally:
-        cluster.down(wipe=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix="messagebus-run-", ignore_cleanup_errors=True
+    ) as folder:
+        dir, brokers = Path(folder) / "cluster", profile.system.brokers
+        with LocalCluster(dir, brokers, network=network, say=say).running() as cluster:
+            yield Standalone(cluster, direct=direct)
 
 
 @contextmanager
@@ -91,6 +84,10 @@ def started_direct(
     """Run a cluster for a client that knows only one broker."""
     with started(profile, network, say, direct=True) as running:
         yield running
+
+
+def durability_direct(_profile: Profile) -> str:
+    return "fsynced by one broker before the confirm (quorum queue of one member)"
 
 
 def _counts(cluster: LocalCluster, name: str) -> Callable[[], Mapping[str, int]]:

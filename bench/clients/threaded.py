@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from bench.errors import BenchError
-from bench.harness.interface import Delivered, End
+from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, UNKNOWN
-
-__all__ = ["BlockingReceiver", "BlockingSender", "ThreadedReceiver", "ThreadedSender"]
+from bench.load.profile import Profile
 
 C = TypeVar("C")
 
@@ -136,6 +135,18 @@ class ThreadedReceiver:
             for body in client.take(TAKE_S):
                 self._had.put(Delivered(body, client.broker, time.monotonic_ns()))
         client.close()
+
+
+def sender_of(connect: Callable[[Where], BlockingSender]) -> Callable[..., ThreadedSender]:
+    """Return what makes the sender of a system, as `bench.harness.interface` asks for it."""
+    return lambda profile, where: ThreadedSender(lambda: connect(where), profile.load.window)
+
+
+def receiver_of(
+    connect: Callable[[Profile, Where], BlockingReceiver],
+) -> Callable[..., ThreadedReceiver]:
+    """Return what makes the receiver of a system."""
+    return lambda profile, where: ThreadedReceiver(lambda: connect(profile, where))
 
 
 async def _working(

@@ -10,7 +10,7 @@ import concurrent.futures
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -37,9 +37,8 @@ from messagebus import (
     Outcome,
     Published,
     Publisher,
+    PublisherConfig,
 )
-
-__all__ = ["WAYS", "Order", "check", "content_of", "turn"]
 
 SUBMIT_SLICE, SEND_MANY_SLICE, MEMORY_SLICE = 10_000, 50_000, 10_000
 RECEIVE_S = 30.0
@@ -148,10 +147,15 @@ def content_of(task: Task) -> Content:
     return Message(body=plain, content_type="application/json") if task.typed else plain
 
 
+def _config(task: Task) -> PublisherConfig:
+    config = publisher_config(task.profile.load, task.topic)
+    return replace(config, redundant=(task.topic,)) if task.redundant else config
+
+
 async def _publish(
     send: Callable[[AsyncPublisher, Task, Content, int], Awaitable[None]], task: Task
 ) -> Turn:
-    config, content = publisher_config(task.profile.load, task.topic), content_of(task)
+    config, content = _config(task), content_of(task)
     publisher = AsyncPublisher(bus_of(task.where), config, hooks=_hooks(task))
     await publisher.start(require="one", timeout_s=START_S)
     found = await timed(task, lambda count: send(publisher, task, content, count))
@@ -177,7 +181,7 @@ async def _send_many(publisher: AsyncPublisher, task: Task, content: Content, co
 async def _publish_blocking(
     send: Callable[[Publisher, Task, bytes, int], None], task: Task
 ) -> Turn:
-    config, content = publisher_config(task.profile.load, task.topic), body(task.body_bytes)
+    config, content = _config(task), body(task.body_bytes)
     publisher = Publisher(bus_of(task.where), config)
     publisher.start(require="one", timeout_s=START_S)
 

@@ -6,12 +6,11 @@ Different code makes two audits, ours and Spark's, from the same files of one ru
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -20,9 +19,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench.audit import DOUBLED, Audit, SubscriptionAudit
+from bench import options
+from bench.audit import Audit
 from bench.audit_tables import print_audit
-from bench.demo import play, scenario
+from bench.demo import page, play, scenario
 from bench.demo.screen import open_screen
 from bench.demo.stage import Stage
 from bench.environment import CHECKOUT
@@ -31,76 +31,9 @@ from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time
 from bench.load.records import records, write_records
 from bench.load.schedule import RATE_LEAST_PER_S, Steered
 from bench.processes import Child
+from bench.second_audit import disagreements, read_report
 from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import read_manifest
-from ops.local.layout import DEFAULT_NETWORK
-
-__all__ = ["demo", "disagreements", "read_report"]
-
-# Numbers that both count, and their names in Spark's audit.
-PAIR_COUNTS = {
-    **{name: name for name in ("expected", "delivered", "deliveries", "lost", "altered")},
-    "orphans": "orphan_deliveries",
-}
-BROKER_COUNTS = ("confirmed", "deliveries", "lost")
-PUBLISHER_COUNTS = ("published", "confirmed", "retried")
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """Read Spark's audit from the report's folder. Raises BenchError when there is none."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "audit.json").read_text())
-    except (OSError, ValueError) as fault:
-        raise BenchError(f"{folder}: no audit by Spark: {fault}") from fault
-    return found
-
-
-def disagreements(ours: Audit, theirs: Mapping[str, Any]) -> list[str]:
-    """Describe every number that differs; empty when the audits agree."""
-    return [
-        f"{what}: {own} here, {other} there"
-        for what, own, other in _numbers(ours, theirs)
-        if own != other
-    ]
-
-
-def _numbers(ours: Audit, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, our number, theirs); None for a number that one of them does not have."""
-    yield "published", ours.published, theirs.get("published")
-    yield "confirmed", ours.confirmed, theirs.get("confirmed")
-    yield "bad lines", sum(ours.bad_lines.values()), theirs.get("lines", {}).get("bad")
-    pairs = _by(theirs, "subscriptions", "topic", "subscription")
-    for entry in ours.subscriptions:
-        other = pairs.pop((entry.topic, entry.subscription), {})
-        yield from _pair_numbers(entry, other)
-    for topic, subscription in pairs:
-        yield f"{topic}/{subscription}", None, "there"
-    brokers = _by(theirs, "brokers", "broker")
-    for name, broker in ours.brokers.items():
-        if name:
-            for count in BROKER_COUNTS:
-                other = brokers.get((name,), {})
-                yield f"{name} {count}", getattr(broker, count), other.get(count)
-    publishers = _by(theirs, "publishers", "publisher")
-    for name, publisher in ours.publishers.items():
-        for count in PUBLISHER_COUNTS:
-            other = publishers.get((name,), {})
-            yield f"{name} {count}", getattr(publisher, count), other.get(count)
-
-
-def _pair_numbers(
-    entry: SubscriptionAudit, other: Mapping[str, Any]
-) -> Iterator[tuple[str, Any, Any]]:
-    where = f"{entry.topic}/{entry.subscription}"
-    for count, theirs in PAIR_COUNTS.items():
-        yield f"{where} {count}", getattr(entry, count), other.get(theirs)
-    for kind in DOUBLED:
-        yield f"{where} doubled {kind}", entry.doubled[kind], other.get(kind)
-
-
-def _by(report: Mapping[str, Any], table: str, *keys: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    return {tuple(row.get(key) for key in keys): row for row in report.get(table, ())}
-
 
 REPORT_WITHIN_S = 240.0
 # Short, so that publishers soon spread over a new broker; the library's default is 600 s.
@@ -114,9 +47,9 @@ CONNECTION_LIFETIME_S = 8
 @click.option("--small", is_flag=True, help="2,000 records, every event, as short as can be.")
 @click.option("--input", "source", metavar="FILE|-", help="Records; default: the package index.")
 @click.option("--lines", "by_line", is_flag=True, help="A record is a line, not a paragraph.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: out/demo-TIME.")
+@options.folder("Default: out/demo-TIME.")
 @click.option("--keep", is_flag=True, help="Keep the brokers' data and logs as well.")
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.network
 def demo(
     small: bool, source: str | None, by_line: bool, folder: Path | None, keep: bool, network: str
 ) -> None:
@@ -214,8 +147,9 @@ def _play(stage: Stage) -> tuple[Audit, list[str]]:
         stage.cluster.up()
     with stage.step(titles[1]):
         play.start_load(stage)
+    address = page.show(stage)
     stage.begin()
-    play.play(stage)
+    play.play(stage, lambda: page.photograph(stage, address))
     with stage.step(ends[0]):
         play.wait_published(stage)
         play.wait_delivered(stage)
@@ -249,8 +183,11 @@ def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
     """Print the audit and the paths of report and events. Raises DoesNotHold if the audit does not hold."""
     console = Console(highlight=False)
     print_audit(result, read_manifest(stage.folder), console)
-    for what, path in (("report", "report/report.html"), ("events", "")):
-        console.print(f"{what}: {_shown(stage.folder / path)}", soft_wrap=True)
+    places = {"report": stage.folder / "report/report.html", "events": stage.folder}
+    if picture := page.into_report(stage):
+        places["the monitor's page, with a broker killed"] = picture
+    for what, path in places.items():
+        console.print(f"{what}: {_shown(path)}", soft_wrap=True)
     if differences:
         raise DoesNotHold(f"Spark's audit differs: {'; '.join(differences)}")
     if not result.holds:

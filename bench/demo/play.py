@@ -25,8 +25,6 @@ from messagebus.recording.manifest import Manifest, write_whole
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 
-__all__ = ["judge", "play", "start_load", "stop_consumers", "wait_delivered", "wait_published"]
-
 START_WITHIN_S = 120.0
 # After the end of the input: for open publishes, and for messages in the brokers' queues.
 PUBLISHED_WITHIN_S = 120.0
@@ -51,8 +49,8 @@ def start_load(stage: Stage) -> None:
     )
 
 
-def play(stage: Stage) -> None:
-    """Let messages flow and do every step of the plan meanwhile."""
+def play(stage: Stage, on_killed: Callable[[], None]) -> None:
+    """Let messages flow and do every step of the plan meanwhile. on_killed: called when a broker has died."""
     stage.view.states = dict.fromkeys(stage.cluster.names, SERVES)
     actions: dict[str, Callable[[Stage, Step], None]] = {
         "flow": _flow,
@@ -67,6 +65,8 @@ def play(stage: Stage) -> None:
     for step in stage.plan:
         with stage.planned(step):
             actions[step.name](stage, step)
+        if step.name == "kill":
+            on_killed()
 
 
 def _flow(stage: Stage, step: Step) -> None:

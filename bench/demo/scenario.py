@@ -9,25 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "ADDED",
-    "BROKERS",
-    "CONSUMERS",
-    "DOWN_S",
-    "KILLED",
-    "PREFETCH",
-    "PUBLISHERS",
-    "RECORDS_MIN",
-    "REMOVED",
-    "SMALL_RECORDS",
-    "SUBSCRIPTIONS",
-    "TOPIC",
-    "Step",
-    "planned_rate",
-    "slowness",
-    "steps",
-]
-
 TOPIC = "packages"
 BROKERS = 3
 PUBLISHERS = 4

@@ -6,16 +6,13 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
-
-__all__ = ["LiveScreen", "PlainScreen", "Rates", "Screen", "StepView", "View", "open_screen"]
 
 # Seconds between two lines of counters, while there is nothing else to print.
 PLAIN_EVERY_S = 5.0
@@ -95,23 +92,6 @@ class Rates:
         }
 
 
-class Screen(Protocol):
-    """A display of views; `say` prints a line that stays."""
-
-    def show(self, view: View) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
 def open_screen() -> Screen:
     """Return the screen for standard output: live on a terminal, plain elsewhere."""
     console = Console(highlight=False)
@@ -183,6 +163,10 @@ class LiveScreen:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+
+Screen = LiveScreen | PlainScreen
+"""A display of views; `say` prints a line that stays."""
 
 
 def counters(view: View) -> str:

@@ -22,14 +22,11 @@ from bench.errors import BenchError, Interrupted
 from bench.harness.control import Progress, read_progress, set_rate
 from bench.harness.workers import Recording, Workers
 from bench.load.profile import Profile
-from bench.processes import Child, Children
+from bench.processes import Child, Children, wait_until
 from messagebus.recording.manifest import Incident, Manifest
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 
-__all__ = ["Stage"]
-
-POLL_S = 0.1
 RATE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.4
 # A playbook prints its plan before its first step: commands, and the condition after each step.
@@ -97,14 +94,8 @@ class Stage:
 
     def wait(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
         """Tick until the condition holds. Raises BenchError if it does not hold within within_s."""
-        until_s = time.monotonic() + within_s
-        while True:
-            self.tick()
-            if condition():
-                return
-            if time.monotonic() > until_s:
-                raise BenchError(f"not within {within_s:.0f} s: {what}")
-            time.sleep(POLL_S)
+        self.tick()
+        wait_until(condition, within_s=within_s, what=what, check=self.tick)
 
     def look(self, seconds: float) -> None:
         """Let messages flow for this many seconds."""

@@ -12,24 +12,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures.client import consume, gap, latency, mesh, publish, stream
-from bench.figures.client_memory import memory_figures
+from bench.figures import dedup, gateway, order, outbox
+from bench.figures.client import consume, gap, latency, memory, mesh, publish, spool
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.measure import audit, scans
-from bench.figures.ops import failover, playbooks
-from bench.figures.ops.attach import attach_figures
-from bench.figures.ops.kill import kill_figures
+from bench.figures.ops import failover, playbooks, way
 from bench.figures.readme import update
-from bench.figures.scene import DEFAULT_REPEAT, Group, Scene, Stage
+from bench.figures.scene import BEHIND_HAPROXY, DEFAULT_REPEAT, Group, Scene, Stage
 from bench.figures.turns import group
 from bench.harness.loop import best_loop
-from ops.local.layout import DEFAULT_NETWORK
-
-__all__ = ["GROUPS", "chosen", "figures", "readme"]
-
-BEHIND_HAPROXY = "HAProxy before three brokers"
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
 GROUPS = (
@@ -38,31 +32,33 @@ GROUPS = (
     group("client.batch", publish.batch),
     group("client.threads", publish.threads),
     latency.LATENCY,
-    stream.GROUP,
+    memory.STREAM,
     mesh.GROUP,
     latency.DELAY,
     group("comfort.handlers", consume.handlers),
     Group("comfort.memory", 0, "no broker: in memory", consume.memory_bus_figures),
-    group("way.publish", publish.through_haproxy, brokers=3, path=BEHIND_HAPROXY, repeats=False),
-    Group(
-        "way.memory",
-        3,
-        BEHIND_HAPROXY,
-        lambda scene: memory_figures(scene.cluster, scene.folder / "load", scene.say),
+    dedup.GROUP,
+    gateway.GROUP,
+    outbox.GROUP,
+    Group("once.spool", 0, "no broker: in memory", spool.spool_figures),
+    group("once.redundant", publish.redundant, brokers=3, path=BEHIND_HAPROXY),
+    group(
+        "way.publish",
+        publish.through_haproxy,
+        brokers=3,
+        path=BEHIND_HAPROXY,
+        repeats=False,
     ),
-    Group("way.attach", 3, BEHIND_HAPROXY, lambda scene: attach_figures(scene.cluster, scene.say)),
-    Group(
-        "way.kill",
-        3,
-        BEHIND_HAPROXY,
-        lambda scene: kill_figures(scene.cluster, scene.folder / "load", scene.say),
-    ),
+    memory.AT_WORK,
+    way.ATTACH,
+    way.KILL,
     gap.GROUP,
     playbooks.GROUP,
     failover.GROUP,
     audit.GROUP,
     *scans.GROUPS,
     audit.MEMORY_GROUP,
+    order.GROUP,
 )
 
 
@@ -95,20 +91,16 @@ WIDTH = 140
     short_help="Measure the figures of the project.",
 )
 @click.argument("groups", nargs=-1)
-@click.option(
-    "--repeat",
-    type=click.IntRange(min=1),
-    default=DEFAULT_REPEAT,
-    show_default=True,
-    help="Repetitions of what is measured by turns.",
+@options.number(
+    "--repeat", default=DEFAULT_REPEAT, help="Repetitions of what is measured by turns."
 )
 @click.option("--quick", is_flag=True, help="A tenth of everything: shows that it works.")
 @click.option(
     "--name",
     help="Of the results file; figures that are there already are replaced. Default: time.",
 )
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.folder("Default: a temporary one.")
+@options.network
 def figures(
     groups: tuple[str, ...],
     repeat: int,

@@ -23,22 +23,6 @@ from bench.errors import InputInvalid
 from messagebus.recording.manifest import write_whole
 from reports.text import significant
 
-__all__ = [
-    "Figure",
-    "Goal",
-    "Results",
-    "at_least",
-    "at_most",
-    "below",
-    "figures_table",
-    "goal",
-    "markdown",
-    "median_of",
-    "newest",
-    "no_goal",
-    "value",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -139,35 +123,39 @@ def _plain_id(group: str) -> str:
     return group.replace("-", "_")
 
 
-Goal = Callable[[float], dict[str, Any]]
-"""Makes the fields goal and met of a value."""
+Wanted = tuple[Callable[..., dict[str, Any]], float] | None
+"""A goal: `at_least`, `at_most` or `below`, and its bound; None for a figure without one."""
 
 
-def no_goal(_value: float) -> dict[str, Any]:
-    """Return no fields: for a figure without a goal."""
-    return {}
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """A maker of figures. name: the beginning of their ids. repeat: the command that repeats them."""
 
+    name: str
+    repeat: str
 
-def median_of(
-    samples: Sequence[float],
-    *,
-    id: str,
-    what: str,
-    unit: str,
-    repeat: str,
-    goal: Goal = no_goal,
-) -> Figure:
-    """Make a figure of the median over the repetitions."""
-    value = statistics.median(samples)
-    return Figure(
-        id=id,
-        what=what,
-        value=value,
-        unit=unit,
-        repeat=repeat,
-        samples=tuple(samples),
-        **goal(value),
-    )
+    def __call__(
+        self,
+        id: str,
+        what: str,
+        values: float | Sequence[float],
+        unit: str,
+        goal: Wanted = None,
+        of: Callable[[Sequence[float]], float] = statistics.median,
+    ) -> Figure:
+        """Make a figure of a value, or of one of each repetition. of: chooses the figure's among them."""
+        samples = () if isinstance(values, int | float) else tuple(values)
+        value = values if isinstance(values, int | float) else of(samples)
+        wanted = goal[0](goal[1], value, unit) if goal else {}
+        return Figure(
+            id=f"{self.name}.{id}",
+            what=what,
+            value=value,
+            unit=unit,
+            repeat=self.repeat,
+            samples=samples,
+            **wanted,
+        )
 
 
 def at_least(goal: float, value: float, unit: str = "") -> dict[str, Any]:

@@ -14,8 +14,6 @@ from bench.errors import InputInvalid
 from bench.figures.form import Figure, Results, goal, markdown, newest, value
 from messagebus.terminal import plural
 
-__all__ = ["FIRST", "in_short", "named", "read_results", "update"]
-
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 NAMED = re.compile(r"(<!-- figure (\S+) -->).*?(<!-- / -->)", re.DOTALL)
 ALL = "README.md"

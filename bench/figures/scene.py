@@ -11,10 +11,12 @@ from pathlib import Path
 from bench.errors import BenchError
 from bench.figures.form import Figure
 from ops.local.cluster import LocalCluster
+from ops.local.single import SingleServer, layout_in
 
-__all__ = ["DEFAULT_REPEAT", "Group", "Scene", "Stage", "repeat_command"]
-
+BEHIND_HAPROXY = "HAProxy before three brokers"
 DEFAULT_REPEAT = 5
+# Of a server beside the brokers.
+HOST, SERVES_WITHIN_S = "127.0.0.1", 60.0
 # A quick run shows that everything works; its numbers mean little.
 QUICK_PART = 0.1
 
@@ -98,3 +100,14 @@ class Stage:
 def repeat_command(group: str, repeat: int = 0) -> str:
     """Return the command that repeats the figures of a group."""
     return f"python -m bench figures {group}" + (f" --repeat {repeat}" if repeat else "")
+
+
+@contextmanager
+def server(kind: str, folder: Path) -> Iterator[str]:
+    """Start a server (redis, postgresql, mariadb), its files here; give its address with its password."""
+    started = SingleServer(layout_in(folder, kind, host=HOST), folder)
+    try:
+        started.start()
+        yield started.url
+    finally:
+        started.kill()

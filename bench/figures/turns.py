@@ -8,38 +8,17 @@ of that turn.
 
 from __future__ import annotations
 
-import subprocess
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from bench.clients import perf_test
-from bench.environment import CHECKOUT
-from bench.errors import BenchError
-from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.form import Figure, Maker, at_least, at_most
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.harness.loop import best_loop
-from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn
+from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn, to_json
+from bench.processes import run
 from messagebus import BusConfig, Subscription, Topic, declare
-
-__all__ = [
-    "DIRECT",
-    "Against",
-    "Line",
-    "Table",
-    "Turns",
-    "direct_task",
-    "empty",
-    "fill",
-    "group",
-    "interleaved",
-    "path_of",
-    "prepare",
-    "purge",
-    "queue_of",
-    "sized",
-    "take_turn",
-]
 
 DIRECT = "one broker directly, no HAProxy"
 TOPIC, SUBSCRIPTION = "figures", "sink"
@@ -72,9 +51,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A figure of one line against another: the ratio of the rates, or the difference of the CPU times.
+    """A figure of one line against another: the ratio of the rates, or of CPU times, or their difference.
 
-    line, other: their names. goal: at least of a ratio, at most of a difference.
+    line, other: their names. of_cpu: "", "difference" or "ratio". goal: at least of the rates' ratio, else at
+    most.
     """
 
     line: str
@@ -82,7 +62,7 @@ class Against:
     id: str
     what: str
     goal: float | None = None
-    of_cpu: bool = False
+    of_cpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,41 +74,33 @@ class Table:
 
     def figures(self, name: str, turns: Turns, repeat: str) -> Iterator[Figure]:
         """Make the figures. name: the beginning of all ids."""
+        make = Maker(name, repeat)
         for line in (line for line in self.lines if line.name in turns):
-            yield median_of(
-                [turn.rate_per_s for turn in turns[line.name]],
-                id=f"{name}.{line.id}rate",
-                what=line.what,
-                unit="messages/s",
-                repeat=repeat,
-                goal=_goal(at_least, line.rate, "messages/s"),
-            )
-            yield median_of(
-                [turn.cpu_us for turn in turns[line.name]],
-                id=f"{name}.{line.id}cpu_us",
-                what=f"{line.what}: CPU time of the client process per message",
-                unit="us",
-                repeat=repeat,
-                goal=_goal(at_most, line.cpu, "us"),
-            )
+            rates = [turn.rate_per_s for turn in turns[line.name]]
+            goal = None if line.rate is None else (at_least, line.rate)
+            yield make(f"{line.id}rate", line.what, rates, "messages/s", goal)
+            what = f"{line.what}: CPU time of the client process per message"
+            costs = [turn.cpu_us for turn in turns[line.name]]
+            goal = None if line.cpu is None else (at_most, line.cpu)
+            yield make(f"{line.id}cpu_us", what, costs, "us", goal)
         for each in self.against:
             if each.line in turns and each.other in turns:
                 pairs = list(zip(turns[each.line], turns[each.other], strict=True))
-                unit, bound = ("us", at_most) if each.of_cpu else ("times", at_least)
-                yield median_of(
-                    [a.cpu_us - b.cpu_us for a, b in pairs]
-                    if each.of_cpu
-                    else [a.rate_per_s / b.rate_per_s for a, b in pairs],
-                    id=f"{name}.{each.id}",
-                    what=each.what,
-                    unit=unit,
-                    repeat=repeat,
-                    goal=_goal(bound, each.goal, unit),
-                )
+                unit = "us" if each.of_cpu == "difference" else "times"
+                bound = at_most if each.of_cpu else at_least
+                found = [_compared(a, b, each.of_cpu) for a, b in pairs]
+                goal = None if each.goal is None else (bound, each.goal)
+                yield make(each.id, each.what, found, unit, goal)
 
 
-def _goal(bound: Callable[..., dict[str, object]], value: float | None, unit: str) -> Goal:
-    return no_goal if value is None else partial(bound, value, unit=unit)
+def _compared(turn: Turn, other: Turn, of_cpu: str) -> float:
+    match of_cpu:
+        case "difference":
+            return turn.cpu_us - other.cpu_us
+        case "ratio":
+            return turn.cpu_us / other.cpu_us
+        case _:
+            return turn.rate_per_s / other.rate_per_s
 
 
 def group(
@@ -191,21 +163,8 @@ def interleaved(
 
 def take_turn(name: str, task: Task) -> Turn:
     """Run a turn in a fresh process of the same interpreter. Raises BenchError with its last line."""
-    try:
-        done = subprocess.run(
-            [*COMMAND, task.to_json()],
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_WITHIN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise BenchError(f"{name}: no end within {PROCESS_WITHIN_S:.0f} s") from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise BenchError(f"{name}: {said[-1]}")
-    return Turn.from_json(done.stdout.strip().splitlines()[-1])
+    said = run([*COMMAND, to_json(task)], within_s=PROCESS_WITHIN_S, what=name)
+    return Turn(**json.loads(said.strip().splitlines()[-1]))
 
 
 def prepare(scene: Scene, task: Task) -> None:

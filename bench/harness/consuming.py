@@ -14,8 +14,6 @@ from bench.harness.histograms import Counts, Latencies
 from bench.harness.interface import Receiver
 from bench.load.bodies import read
 
-__all__ = ["Consuming", "Had"]
-
 TAKE_WAIT_S = 0.1
 TICK_NS = 50_000_000
 

@@ -18,23 +18,6 @@ from pathlib import Path
 from bench.errors import BenchError
 from messagebus.recording.manifest import write_whole
 
-__all__ = [
-    "PROFILE",
-    "RUN",
-    "Progress",
-    "Start",
-    "is_over",
-    "missing",
-    "rate_per_s",
-    "read_progress",
-    "say_over",
-    "say_ready",
-    "say_start",
-    "set_rate",
-    "wait_for_start",
-    "write_progress",
-]
-
 PROFILE, RUN = "profile.json", "run.json"
 READY, START, OVER = "ready", "start.json", "over.json"
 PROGRESS, RATE = "progress", "rate.json"

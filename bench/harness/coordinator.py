@@ -32,8 +32,6 @@ from bench.processes import Children
 from messagebus.recording.manifest import Incident, write_whole
 from messagebus.terminal import plural
 
-__all__ = ["MACHINE", "SAMPLES", "Disturber", "conduct", "steps"]
-
 SAMPLES, MACHINE = "brokers.parquet", "machine.parquet"
 # The subfolder of a run with rows for ``python -m spark``, if the profile asks for them.
 EVENTS = "events"

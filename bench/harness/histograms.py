@@ -11,14 +11,13 @@ a message was intended. A rate by intended times would be the rate of the schedu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
-
-__all__ = ["DIGITS", "TOP_NS", "Bins", "Counts", "Latencies", "Rows", "histogram", "indexes"]
 
 # 39 hours: the same as the reports'.
 TOP_NS = 1 << 47
@@ -79,18 +78,17 @@ class Latencies:
             if (seconds is None or second in seconds) and broker in (None, name)
         )
 
-    def as_json(self) -> list[dict[str, object]]:
+    def as_json(self) -> list[dict[str, Any]]:
         return [
             {"second": second, "broker": broker, "bins": sorted(bins.items())}
             for (second, broker), bins in sorted(self.bins.items())
         ]
 
-    def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def merge(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the latencies of another process, in the form of `as_json`."""
         for row in rows:
-            bins = self.bins[int(str(row["second"])), str(row["broker"])]
-            for index, count in _pairs(row["bins"]):
-                bins[index] = bins.get(index, 0) + count
+            key = row["second"], row["broker"]
+            self.bins[key] = summed((self.bins[key], dict(row["bins"])))
 
 
 def summed(each: Iterable[Mapping[int, int]]) -> Bins:
@@ -99,11 +97,6 @@ def summed(each: Iterable[Mapping[int, int]]) -> Bins:
         for index, count in bins.items():
             total[index] = total.get(index, 0) + count
     return total
-
-
-def _pairs(bins: object) -> Iterator[tuple[int, int]]:
-    assert isinstance(bins, list)
-    return ((int(index), int(count)) for index, count in bins)
 
 
 @dataclass(slots=True)
@@ -131,10 +124,10 @@ class Counts:
                 found.setdefault(broker, [0] * (last + 1))[second] += count
         return dict(sorted(found.items()))
 
-    def as_json(self) -> list[dict[str, object]]:
+    def as_json(self) -> list[dict[str, Any]]:
         return [{"second": s, "broker": b, "count": n} for (s, b), n in sorted(self.of.items())]
 
-    def merge(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def merge(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the counts of another process, in the form of `as_json`."""
         for row in rows:
-            self.of[int(str(row["second"])), str(row["broker"])] += int(str(row["count"]))
+            self.of[row["second"], row["broker"]] += row["count"]

@@ -23,23 +23,6 @@ from bench.load.profile import Profile
 from bench.load.systems import SYSTEMS
 from bench.rows import Rows
 
-__all__ = [
-    "Delivered",
-    "End",
-    "FullSpeed",
-    "Linked",
-    "Outside",
-    "Receiver",
-    "Running",
-    "Sender",
-    "Where",
-    "durability",
-    "measure_outside",
-    "receiver",
-    "sender",
-    "started",
-]
-
 
 class End(NamedTuple):
     """The end of one publish. outcome: one of `outcomes`. Times are this process's monotonic clock."""

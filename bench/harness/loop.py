@@ -13,10 +13,7 @@ import ctypes
 import importlib.util
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
-
-__all__ = ["Alarm", "best_loop", "event_loop"]
 
 CLOCK_MONOTONIC = 1
 FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
@@ -52,12 +49,7 @@ class Alarm:
         self._loop.add_reader(self._fd, self._on_ring)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

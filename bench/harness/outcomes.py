@@ -13,19 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "CONFIRMED",
-    "OTHERWISE",
-    "UNKNOWN",
-    "Fates",
-    "Gap",
-    "Published",
-    "Received",
-    "judge",
-    "longest_silence",
-    "repeats_ns",
-]
-
 # One byte per message, in the order of its numbers.
 OTHERWISE, CONFIRMED, UNKNOWN = 0, 1, 2
 EXAMPLES_MAX = 20

@@ -24,16 +24,6 @@ from bench.harness.outcomes import Published, Received
 from bench.harness.publishing import Sent
 from messagebus.recording.manifest import write_whole
 
-__all__ = [
-    "Part",
-    "read_published",
-    "read_parts",
-    "read_received",
-    "unreadable",
-    "write_had",
-    "write_sent",
-]
-
 PARTS = "parts"
 PUBLISHER, CONSUMER = "publisher", "consumer"
 # The columns that are read again.
@@ -58,8 +48,8 @@ class Part:
     kind: str
     number: int = 0
     subscription: str = ""
-    latencies: Mapping[str, list[dict[str, object]]] = field(default_factory=dict)
-    counts: list[dict[str, object]] = field(default_factory=list)
+    latencies: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    counts: list[dict[str, Any]] = field(default_factory=list)
     below_zero: Mapping[str, int] = field(default_factory=dict)
     cpu_s: float = 0.0
     per_process: int = 1

@@ -20,8 +20,6 @@ from bench.harness.interface import End, Sender
 from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.load.bodies import Filler, stamped
 
-__all__ = ["Publishing", "Sent"]
-
 # How often ends are handled. More often costs CPU; less often holds more of them.
 TICK_NS = 50_000_000
 # Sends between two turns of the event loop, for a load that is late.

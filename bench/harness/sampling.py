@@ -26,24 +26,6 @@ import pyarrow.parquet as pq
 
 from bench.errors import InputInvalid
 
-__all__ = [
-    "CPU_LEAST_S",
-    "MEMORY_UNIT",
-    "Busy",
-    "Probe",
-    "Row",
-    "Sample",
-    "Sampler",
-    "Usage",
-    "between",
-    "load",
-    "look",
-    "look_at_machine",
-    "save",
-    "totals",
-    "usage",
-]
-
 
 def between(points: Sequence[tuple[float, float]], begin: float, end: float) -> float | None:
     """Return the growth from begin to end; None if it is not known.

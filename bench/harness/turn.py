@@ -22,7 +22,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
 
 from bench.errors import BenchError
 from bench.harness.consuming import Consuming
@@ -35,20 +34,6 @@ from bench.load.bodies import Drawer
 from bench.load.profile import Load, Messages, Profile, System, Time
 from bench.load.schedule import Closed, Constant, intended
 from bench.load.systems import SYSTEMS
-
-__all__ = [
-    "COMMAND",
-    "TURN_WITHIN_S",
-    "Task",
-    "Turn",
-    "body",
-    "check",
-    "latency",
-    "main",
-    "slices",
-    "timed",
-    "turn",
-]
 
 COMMAND = (sys.executable, "-c", "from bench.harness.turn import main; main()")
 # A turn that takes longer is ended with an error.
@@ -69,8 +54,8 @@ class Task:
     window: publishes without a confirm, or deliveries without an ack. messages: in the measured part.
     warm_up: messages before it. batch: messages in one AMQP message, 1 for none. threads: publishing ones.
     loop: asyncio or uvloop. seconds: instead of messages, for a client that runs for a time. traced: the part
-    of the messages that OpenTelemetry traces. typed: whether the messages say that they are JSON. stats: a
-    file for cProfile's result of the measured part.
+    of the messages that OpenTelemetry traces. typed: whether the messages say that they are JSON. redundant:
+    whether two brokers confirm each message. stats: a file for cProfile's result of the measured part.
     """
 
     verb: str
@@ -90,14 +75,8 @@ class Task:
     rate_per_s: float = 0
     traced: float = 0
     typed: bool = False
+    redundant: bool = False
     stats: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
 
     @property
     def profile(self) -> Profile:
@@ -145,24 +124,21 @@ class Turn:
         """The CPU time per message."""
         return self.cpu_s / self.messages * 1e6
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        return cls(**json.loads(text))
+def to_json(what: Task | Turn) -> str:
+    return json.dumps(dataclasses.asdict(what))
 
 
 def main() -> None:
     """Take the turn of the task in the first argument, and print its result."""
-    task = Task.from_json(sys.argv[1])
+    task = Task(**json.loads(sys.argv[1]))
     if task.system not in SYSTEMS:
         raise SystemExit(f"no client {task.system!r}; there are {', '.join(SYSTEMS)}")
     take: Callable[[Task], Awaitable[Turn]] = turn
     if own := SYSTEMS[task.system].ways:
         take = importlib.import_module(own).turn
     with asyncio.Runner(loop_factory=event_loop(task.loop)) as runner:
-        print(runner.run(within(take(task))).to_json())
+        print(to_json(runner.run(within(take(task)))))
 
 
 async def within(taken: Awaitable[Turn]) -> Turn:

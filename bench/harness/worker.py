@@ -35,8 +35,6 @@ from bench.load.profile import Profile, place_of, topic_of
 from bench.load.schedule import Closed, Steered, intended, striped
 from bench.rows import Rows
 
-__all__ = ["worker"]
-
 START_WITHIN_S = 120.0
 PROGRESS_S = 0.4
 NS = 1_000_000_000

@@ -17,17 +17,17 @@ from pathlib import Path
 
 from bench.audit import ALLOWED, Audit, audit
 from bench.environment import CHECKOUT
-from bench.errors import InputInvalid
+from bench.errors import BenchError, InputInvalid
 from bench.harness.control import PROFILE, Start, missing, read_progress, say_over, say_start
 from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
 from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place_of, places
 from bench.load.schedule import Constant
 from bench.processes import Children, wait_until
 from bench.rows import Events, read_events
+from messagebus import BusConfig, declare
 from messagebus.recording.files import anchor_now
 from messagebus.recording.manifest import ConsumerEntry, Incident, Manifest, write_whole
-
-__all__ = ["Recording", "Workers", "at_work", "made", "made_empty", "members", "open_ended"]
+from ops.local.cluster import LocalCluster
 
 READY_WITHIN_S = 120.0
 # For open publishes at the end, and for the parts.
@@ -232,6 +232,17 @@ class Workers:
         events = read_events(self._recording.folder, manifest)
         return manifest, events, audit(manifest, events, ALLOWED)
 
+    def whole(
+        self, brokers: Sequence[str], incidents: Sequence[Incident], *, may_lose: bool = False
+    ) -> tuple[Events, Audit]:
+        """Audit as `judged` does. Raises BenchError when it does not hold; may_lose: but for losses."""
+        _, events, result = self.judged(brokers, incidents)
+        if not result.holds and not (may_lose and result.total("lost")):
+            raise BenchError(
+                f"the audit of {self.folder} does not hold: {'; '.join(result.faults)}"
+            )
+        return events, result
+
 
 def open_ended(
     name: str, places: Sequence[str], *, publishers: int, rate_per_s: float, body_bytes: int
@@ -250,15 +261,30 @@ def open_ended(
 
 
 @contextmanager
-def at_work(profile: Profile, folder: Path, env: Mapping[str, str]) -> Iterator[Workers]:
+def at_work(
+    cluster: LocalCluster,
+    folder: Path,
+    places: Sequence[str],
+    *,
+    publishers: int,
+    rate_per_s: float,
+    body_bytes: int,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Workers]:
     """Run an open-ended load with rows, in a folder of its own; yield when it has begun.
 
-    It ends by `Workers.finish`; whatever still runs at the exit is stopped.
+    places: of each consumer; they are declared. rate_per_s: of all publishers together. env: more of the
+    clients' settings. It ends by `Workers.finish`; whatever still runs at the exit is stopped.
     """
+    declare(BusConfig.from_env(cluster.client_env()), list(dict.fromkeys(places)))
+    name = places[0].partition("/")[0]
+    profile = open_ended(
+        name, places, publishers=publishers, rate_per_s=rate_per_s, body_bytes=body_bytes
+    )
     children = Children(made_empty(folder) / "logs")
     workers = Workers(profile, folder, children, Recording(folder, profile.name))
     try:
-        workers.launch(env)
+        workers.launch(cluster.client_env() | dict(env or {}))
         workers.meet()
         time.sleep(max(0.0, (workers.start_ns - time.monotonic_ns()) / 1e9))
         yield workers

@@ -20,8 +20,6 @@ from bench.load.profile import Messages
 from bench.load.records import key_of, records
 from bench.load.schedule import striped
 
-__all__ = ["STAMP_BYTES", "Drawer", "Filler", "Stamp", "read", "stamped"]
-
 _FIELDS = struct.Struct(">HIQ")
 _CHECK = struct.Struct("<I")
 STAMP_BYTES = _FIELDS.size + _CHECK.size

@@ -1,108 +1,63 @@
-"""Conversion of a file's table into a dataclass, by its annotations; a line names each invalid value.
-
-It knows texts, numbers, truth values and arrays of them. A number must be finite and fit into a float. The
-meaning of a field is not checked here, except for the bounds of a number.
-"""
+"""Forms of a profile's values, for pydantic, and the line that names an invalid one."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import reprlib
-import typing
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import ErrorDetails
 
 from messagebus.terminal import did_you_mean
 
-__all__ = ["ANY", "Bounds", "beyond", "known", "made"]
-
-T = TypeVar("T")
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-ANY = math.inf
-"""The upper bound of a field without one."""
-Bounds = Mapping[str, tuple[float, float]]
-"""Field -> its lower and upper bound."""
-
-
-def made(kind: type[T], table: object, prefix: str, faults: list[str]) -> T | None:
-    """Make a dataclass of a table; add a line to `faults` for each unknown or missing name and invalid value.
-
-    An invalid field gets its default, so that the other fields can still be checked. Returns None if a field
-    without a default is invalid. Fields that are neither numbers, texts nor arrays of these are not checked.
-    """
-    if not isinstance(table, Mapping):
-        faults.append(f"{prefix.rstrip('.')}: a table wanted")
-        return None
-    hints = typing.get_type_hints(kind)
-    needed = {
-        each.name
-        for each in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    }
-    known(table, hints, prefix, faults)
-    faults += [f"{prefix}{name}: is missing" for name in hints if name in needed - table.keys()]
-    values = {}
-    for name, value in table.items():
-        if name not in hints:
-            continue
-        try:
-            values[name] = _fitted(value, hints[name])
-        except ValueError:
-            faults.append(f"{prefix}{name}: {_word(hints[name])} wanted, not {reprlib.repr(value)}")
-    return kind(**values) if needed <= values.keys() else None
+Whole = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+# pydantic's kinds of faults -> the wanted value.
+WORDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "dataclass_type": "a table",
+    "model_attributes_type": "a table",
+    "too_long": "fewer values",
+    "tuple_type": "an array",
+}
 
 
-def known(given: Mapping[str, Any], names: Collection[str], prefix: str, faults: list[str]) -> None:
-    """Add a line for each name that is not one of these, with the most similar one."""
-    for name in given:
-        if name not in names:
-            hint = did_you_mean(f"{prefix}{name}", [f"{prefix}{each}" for each in names])
-            faults.append(f"{prefix}{name} is not known{hint}")
+def wanted(words: str, holds: Callable[[Any], object]) -> AfterValidator:
+    """Return a rule of a value. words: what is wanted."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
 
 
-def beyond(part: object, prefix: str, bounds: Bounds) -> list[str]:
-    """Return a line for each field of a part that is not within its bounds."""
-    found = []
-    for name, (least, most) in bounds.items():
-        value = getattr(part, name)
-        if not least <= value <= most:
-            words = f"{least:,} or more" if most == ANY else f"{least:,} to {most:,}"
-            found.append(f"{prefix}{name}: {words} wanted, not {value!r}")
-    return found
+def within(least: float, most: float = math.inf) -> AfterValidator:
+    """Return the bounds of a number."""
+    words = f"{least:,} or more" if most == math.inf else f"{least:,} to {most:,}"
+    return wanted(words, lambda value: least <= value <= most)
 
 
-def _fitted(value: Any, hint: Any) -> Any:
-    """Convert a value to its field's type: arrays become tuples. Raises ValueError for an invalid value."""
-    if typing.get_origin(hint) is tuple:
-        return _array(value, typing.get_args(hint))
-    if hint is float:
-        if type(value) not in (int, float) or not _is_finite(value):
-            raise ValueError
-    elif hint in WORDS and type(value) is not hint:
-        raise ValueError
-    return value
+def one_of(names: Collection[str]) -> AfterValidator:
+    return wanted(f"one of {', '.join(names)}", names.__contains__)
 
 
-def _array(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError
-    if hints[-1] is Ellipsis:
-        return tuple(_fitted(each, hints[0]) for each in value)
-    return tuple(_fitted(each, hint) for each, hint in zip(value, hints, strict=True))
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _word(hint: Any) -> str:
-    if typing.get_origin(hint) is not tuple:
-        return WORDS[hint]
-    inner = typing.get_args(hint)
-    if inner[-1] is Ellipsis:
-        return f"an array, each {_word(inner[0])},"
-    return f"[{', '.join(map(_word, inner))}]"
+def told(fault: ErrorDetails, place: Sequence[str | int], names: Collection[str]) -> str:
+    """Return a fault in one line. place: of its value. names: of the table in which the value is."""
+    where = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place)[1:]
+    kind = fault["type"]
+    if kind == "missing":
+        return f"{where}: is missing"
+    if kind == "unexpected_keyword_argument":
+        prefix = where.removesuffix(str(place[-1]))
+        return f"{where} is not known{did_you_mean(where, [prefix + each for each in names])}"
+    words = str(fault["ctx"]["error"]) if kind == "value_error" else WORDS.get(kind, fault["msg"])
+    return f"{where}: {words} wanted, not {reprlib.repr(fault['input'])}".lstrip(": ")

@@ -20,59 +20,26 @@ invalid settings, and when there are none, the settings that contradict each oth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from bench.environment import CHECKOUT
 from bench.errors import InputInvalid
 from bench.faults import FAULTS
-from bench.load.fields import ANY, beyond, known, made
+from bench.load.fields import Flag, Number, Whole, one_of, told, wanted, within
 from bench.load.records import records
-from bench.load.schedule import (
-    Bursts,
-    Closed,
-    Constant,
-    Poisson,
-    Ramp,
-    Replay,
-    Schedule,
-    Steered,
-    Steps,
-)
+from bench.load.schedule import RATE_MAX_PER_S, Bursts, Closed, Constant, Schedule, Steered
 from bench.load.systems import PREFETCH_MAX, SYSTEMS
 from messagebus.message import BODY_BYTES_MAX
 
-__all__ = [
-    "COMPARED",
-    "KEY_HEADER",
-    "SECONDS_MAX",
-    "Disturbance",
-    "Load",
-    "Messages",
-    "Profile",
-    "System",
-    "Time",
-    "place_of",
-    "places",
-    "topic_of",
-    "unlike",
-]
-
-SCHEDULES: Mapping[str, type[Schedule]] = {
-    "constant": Constant,
-    "ramp": Ramp,
-    "steps": Steps,
-    "poisson": Poisson,
-    "bursts": Bursts,
-    "replay": Replay,
-    "closed": Closed,
-    "steered": Steered,
-}
 PROCESSES_MAX = 200
 STAMP_LEAST = 18
 # Publishes of one connection. Confirms carry 64 bits; this is our client's bound, beyond any practical use.
@@ -87,23 +54,28 @@ SECONDS_MAX = 604_800
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
+Processes = Annotated[Whole, within(1, PROCESSES_MAX)]
+Window = Annotated[Whole, within(1, WINDOW_MAX)]
+BodyBytes = Annotated[Whole, within(STAMP_LEAST, BODY_BYTES_MAX)]
+Seconds = Annotated[Number, within(0, SECONDS_MAX)]
+_WHOLE = wanted("whole seconds", lambda value: value % 1 == 0)
+_PARTS = wanted(
+    "parts above 0, of 1 together,",
+    lambda sizes: (
+        not sizes
+        or (min(part for part, _ in sizes) > 0 and abs(sum(part for part, _ in sizes) - 1) <= 1e-6)
+    ),
+)
+Place = Annotated[str, wanted("TOPIC/SUBSCRIPTION", lambda place: all(place.partition("/")))]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """The measured system. name: of its client. brokers: number of nodes of the cluster that is started."""
 
-    name: str = "messagebus"
-    brokers: int = 3
+    name: Annotated[str, one_of(SYSTEMS)] = "messagebus"
+    brokers: Annotated[Whole, within(1)] = 3
     durability: str = "fsync"
-
-    def faults(self) -> list[str]:
-        about = SYSTEMS.get(self.name)
-        if about is None:
-            return [f"system.name: one of {', '.join(SYSTEMS)} wanted, not {self.name!r}"]
-        found = beyond(self, "system.", {"brokers": (1, about.brokers_max)})
-        if self.durability not in about.durabilities:
-            levels = ", ".join(about.durabilities)
-            found.append(f"system.durability: {self.name} has {levels}, not {self.durability!r}")
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,17 +87,17 @@ class Load:
     all random choices.
     """
 
-    schedule: Schedule
-    publishers: int = 1
-    consumers: int = 1
-    per_process: int = 1
-    window: int = 1000
-    batch: int = 1
-    prefetch: int = 200
+    schedule: Annotated[Schedule, Field(discriminator="kind")]
+    publishers: Processes = 1
+    consumers: Annotated[Whole, within(0, PROCESSES_MAX)] = 1
+    per_process: Processes = 1
+    window: Window = 1000
+    batch: Annotated[Whole, within(1, BATCH_MAX)] = 1
+    prefetch: Annotated[Whole, within(1, PREFETCH_MAX)] = 200
     ack: str = "each"
-    lifetime_s: int = 0
-    consume_from_s: float = 0.0
-    seed: int = 1
+    lifetime_s: Annotated[Whole, within(0, SECONDS_MAX)] = 0
+    consume_from_s: Seconds = 0.0
+    seed: Whole = 1
 
     @property
     def is_closed(self) -> bool:
@@ -135,19 +107,6 @@ class Load:
     def is_counted(self) -> bool:
         """True where the load ends after a number of messages."""
         return isinstance(self.schedule, Closed | Steered)
-
-    def faults(self) -> list[str]:
-        bounds = {
-            "publishers": (1, PROCESSES_MAX),
-            "consumers": (0, PROCESSES_MAX),
-            "per_process": (1, PROCESSES_MAX),
-            "window": (1, WINDOW_MAX),
-            "batch": (1, BATCH_MAX),
-            "prefetch": (1, PREFETCH_MAX),
-            "lifetime_s": (0, SECONDS_MAX),
-            "consume_from_s": (0, SECONDS_MAX),
-        }
-        return beyond(self, "load.", bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,34 +118,14 @@ class Messages:
     instead of topics and subscriptions with numbers for names.
     """
 
-    size: int = 1024
-    sizes: tuple[tuple[float, int], ...] = ()
+    size: BodyBytes = 1024
+    sizes: Annotated[tuple[tuple[Number, BodyBytes], ...], _PARTS] = ()
     file: str = ""
-    keys: int = 0
-    key_skew: float = 0.0
-    topics: int = 1
-    subscriptions: int = 1
-    places: tuple[str, ...] = ()
-
-    def faults(self) -> list[str]:
-        bounds = {
-            "size": (STAMP_LEAST, BODY_BYTES_MAX),
-            "keys": (0, KEYS_MAX),
-            "key_skew": (0, KEY_SKEW_MAX),
-            "topics": (1, PROCESSES_MAX),
-            "subscriptions": (1, PROCESSES_MAX),
-        }
-        found = beyond(self, "messages.", bounds)
-        if self.sizes and self.file:
-            found.append("messages.sizes, messages.file: one of them")
-        if any(not STAMP_LEAST <= size <= BODY_BYTES_MAX for _, size in self.sizes):
-            found.append(f"messages.sizes: {STAMP_LEAST} to {BODY_BYTES_MAX:,} bytes each wanted")
-        parts = [part for part, _ in self.sizes]
-        if parts and (min(parts) <= 0 or abs(sum(parts) - 1) > 1e-6):
-            found.append("messages.sizes: parts above 0, of 1 together, wanted")
-        if any(not all(each.partition("/")) for each in self.places):
-            found.append("messages.places: TOPIC/SUBSCRIPTION each wanted")
-        return found
+    keys: Annotated[Whole, within(0, KEYS_MAX)] = 0
+    key_skew: Annotated[Number, within(0, KEY_SKEW_MAX)] = 0.0
+    topics: Processes = 1
+    subscriptions: Processes = 1
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,26 +138,14 @@ class Time:
     measured_s is its upper bound.
     """
 
-    warm_up_s: float = 5.0
-    measured_s: float = 30.0
-    drain_s: float = 60.0
+    warm_up_s: Annotated[Seconds, _WHOLE] = 5.0
+    measured_s: Annotated[Number, within(1, SECONDS_MAX), _WHOLE] = 30.0
+    drain_s: Seconds = 60.0
 
     @property
     def load_s(self) -> float:
         """The length of the whole load."""
         return self.warm_up_s + self.measured_s
-
-    def faults(self) -> list[str]:
-        bounds = {
-            "warm_up_s": (0, SECONDS_MAX),
-            "measured_s": (1, SECONDS_MAX),
-            "drain_s": (0, SECONDS_MAX),
-        }
-        return beyond(self, "time.", bounds) + [
-            f"time.{name}: whole seconds wanted, not {value!r}"
-            for name in ("warm_up_s", "measured_s")
-            if (value := getattr(self, name)) % 1
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,30 +155,23 @@ class Disturbance:
     at_s: since the load began, the warm-up included; it ends after lasts_s.
     """
 
-    at_s: float = 10.0
-    what: str = "kill"
-    broker: int = 1
-    lasts_s: float = 5.0
-
-    def faults(self) -> list[str]:
-        bounds = {"at_s": (0, SECONDS_MAX), "lasts_s": (0, SECONDS_MAX), "broker": (1, ANY)}
-        found = beyond(self, "disturbances.", bounds)
-        if self.what not in FAULTS:
-            found.append(f"disturbances.what: one of {', '.join(FAULTS)} wanted, not {self.what!r}")
-        return found
+    at_s: Seconds = 10.0
+    what: Annotated[str, one_of(FAULTS)] = "kill"
+    broker: Annotated[Whole, within(1)] = 1
+    lasts_s: Seconds = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A whole profile. events: whether every message is recorded as rows too, for ``python -m spark``."""
 
-    name: str
+    name: Annotated[str, wanted("a text", bool)]
     load: Load
     system: System = field(default_factory=System)
     messages: Messages = field(default_factory=Messages)
     time: Time = field(default_factory=Time)
     disturbances: tuple[Disturbance, ...] = ()
-    events: bool = False
+    events: Flag = False
 
     @classmethod
     def load_file(cls, path: Path) -> Profile:
@@ -262,65 +182,48 @@ class Profile:
             raise InputInvalid(f"{path}: cannot read: {fault.strerror}") from fault
         except ValueError as fault:
             raise InputInvalid(f"{path}: not TOML: {fault}") from fault
-        return cls.from_values(values, str(path), look=_unreadable)
-
-    @classmethod
-    def from_values(
-        cls, values: object, where: str, *, look: Callable[[str], list[str]] = lambda _file: []
-    ) -> Profile:
-        """Make a profile of a file's values.
-
-        look: returns the faults of `messages.file`. Raises InputInvalid.
-        """
-        if not isinstance(values, Mapping):
-            raise InputInvalid(f"{where}: a table wanted")
-        faults: list[str] = []
-        known(values, (*PARTS, "name", "events", "disturbances"), "", faults)
-        if not isinstance(values.get("name"), str) or not values["name"]:
-            faults.append("name: a text wanted")
-        if not isinstance(values.get("events", False), bool):
-            faults.append("events: true or false")
-        tables, schedule = {name: values.get(name, {}) for name in PARTS}, None
-        if isinstance(tables["load"], Mapping):
-            schedule = _schedule(tables["load"].get("schedule"), faults)
-            tables["load"] = {**tables["load"], "schedule": schedule}
-        parts: dict[str, Any] = {
-            name: made(kind, tables[name], f"{name}.", faults) for name, kind in PARTS.items()
-        }
-        disturbances = _disturbances(values.get("disturbances", []), faults)
-        of_file = look(parts["messages"].file) if parts["messages"] else []
-        if faults:
-            # Valid parts are checked by themselves, so that all faults are reported at once.
-            there = [each for each in (*parts.values(), schedule, *disturbances) if each]
-            faults += [fault for each in there for fault in each.faults()]
-            raise InputInvalid(f"{where}: {'; '.join(faults + of_file)}")
-        profile = cls(
-            name=values["name"],
-            disturbances=disturbances,
-            events=values.get("events", False),
-            **parts,
-        )
-        if faults := profile.faults() + of_file:
-            raise InputInvalid(f"{where}: {'; '.join(faults)}")
+        profile = cls.from_values(values, str(path))
+        try:
+            if file := profile.messages.file:
+                next(records(str(CHECKOUT / file)))
+        except InputInvalid as fault:
+            raise InputInvalid(f"{path}: messages.file: {fault}") from fault
         return profile
 
+    @classmethod
+    def from_values(cls, values: object, where: str) -> Profile:
+        """Make a profile of a file's values. Raises InputInvalid."""
+        try:
+            profile = _adapter().validate_python(values)
+        except ValidationError as invalid:
+            faults = _told(invalid)
+        else:
+            if not (faults := profile.contradictions()):
+                return profile
+        raise InputInvalid(f"{where}: {'; '.join(faults)}")
+
     def faults(self) -> list[str]:
-        """Describe the invalid settings."""
-        load = (self.load.schedule, self.load)
-        parts = (self.system, *load, self.messages, self.time, *self.disturbances)
-        found = [fault for part in parts for fault in part.faults()]
-        if self.system.name in SYSTEMS:
-            found += self._not_had()
-        return list(dict.fromkeys(found + self._not_together()))
+        """Describe the invalid settings, and where there are none those that contradict each other."""
+        try:
+            _adapter().validate_python(self.as_json())
+        except ValidationError as invalid:
+            return _told(invalid)
+        return self.contradictions()
+
+    def contradictions(self) -> list[str]:
+        return self._not_had() + self._not_together()
 
     def _not_together(self) -> list[str]:
         """Name the settings that contradict each other."""
         load, messages, time = self.load, self.messages, self.time
-        # Invalid numbers of topics and subscriptions may be large: their names are not made here.
-        topics, subscriptions = messages.topics, messages.topics * messages.subscriptions
-        if messages.places:
-            topics, subscriptions = len(_topics(self)), len(places(self))
+        topics, subscriptions = len(_topics(self)), len(places(self))
+        schedule = load.schedule
         checks = {
+            "messages.sizes, messages.file: one of them": not (messages.sizes and messages.file),
+            f"load.schedule.count, every_s: {RATE_MAX_PER_S:,} a second at most": not isinstance(
+                schedule, Bursts
+            )
+            or schedule.count / schedule.every_s <= RATE_MAX_PER_S,
             "time.warm_up_s: 0 for a closed loop": not load.is_closed or time.warm_up_s == 0,
             f"load.publishers: one at least for each of {topics} topics": load.publishers >= topics,
             f"load.consumers: none, or one at least for each of {subscriptions} subscriptions of all "
@@ -339,8 +242,11 @@ class Profile:
     def _not_had(self) -> list[str]:
         """Name the settings that the system cannot have."""
         load, about = self.load, SYSTEMS[self.system.name]
-        what = {each.what for each in self.disturbances} & FAULTS.keys()
+        what = {each.what for each in self.disturbances}
         checks = {
+            f"system.brokers: 1 to {about.brokers_max}": self.system.brokers <= about.brokers_max,
+            f"system.durability: one of {', '.join(about.durabilities)}": self.system.durability
+            in about.durabilities,
             "load.batch: it has none": load.batch == 1 or about.batches,
             "load.lifetime_s: it has none": load.lifetime_s == 0 or about.lifetimes,
             f"load.ack: one of {', '.join(about.acks)}": load.ack in about.acks,
@@ -365,10 +271,7 @@ class Profile:
         )
 
     def as_json(self) -> dict[str, Any]:
-        kind = next(k for k, v in SCHEDULES.items() if isinstance(self.load.schedule, v))
-        values = dataclasses.asdict(self)
-        values["load"]["schedule"] = {"kind": kind, **values["load"]["schedule"]}
-        found: dict[str, Any] = json.loads(json.dumps(values))
+        found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return found
 
 
@@ -378,6 +281,7 @@ PARTS: Mapping[str, type[Any]] = {
     "messages": Messages,
     "time": Time,
 }
+KINDS = [each.__dataclass_fields__["kind"].default for each in get_args(Schedule)]
 COMPARED = ("name", "system.name", "system.brokers")
 
 
@@ -406,32 +310,35 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _disturbances(values: object, faults: list[str]) -> tuple[Disturbance, ...]:
-    """Read an array of tables, in the order of the file."""
-    if not isinstance(values, list | tuple):
-        faults.append("disturbances: an array of tables wanted")
-        return ()
-    found = [made(Disturbance, each, "disturbances.", faults) for each in values]
-    return tuple(each for each in found if each is not None)
+@functools.cache
+def _adapter() -> TypeAdapter[Profile]:
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(Profile))
 
 
-def _schedule(values: object, faults: list[str]) -> Schedule | None:
-    kind = values.get("kind") if isinstance(values, Mapping) else None
-    if not isinstance(values, Mapping) or not isinstance(kind, str) or kind not in SCHEDULES:
-        faults.append(f"load.schedule: a table with kind = {' | '.join(SCHEDULES)}")
-        return None
-    given = {key: value for key, value in values.items() if key != "kind"}
-    return made(SCHEDULES[kind], given, "load.schedule.", faults)
+def _told(invalid: ValidationError) -> list[str]:
+    found = []
+    for fault in invalid.errors(include_url=False):
+        place = list(fault["loc"])
+        if fault["type"].startswith("union_tag"):
+            found.append(f"load.schedule: a table with kind = {' | '.join(KINDS)} wanted")
+            continue
+        if place[:2] == ["load", "schedule"]:
+            # Its third part is the kind, which is no table of the file.
+            del place[2:3]
+        found.append(told(fault, place, _names(place[:-1])))
+    return found
 
 
-def _unreadable(file: str) -> list[str]:
-    """Describe the fault of a file of payloads."""
-    try:
-        if file:
-            next(records(str(CHECKOUT / file)))
-    except InputInvalid as fault:
-        return [f"messages.file: {fault}"]
-    return []
+def _names(tables: Sequence[str | int]) -> list[str]:
+    """Return the names of a table; of schedules those of all kinds."""
+    kinds: Mapping[str | int, Sequence[type[Any]]] = {
+        **{name: (kind,) for name, kind in PARTS.items()},
+        "schedule": get_args(Schedule),
+        "disturbances": (Disturbance,),
+    }
+    table = next((each for each in reversed(tables) if isinstance(each, str)), "")
+    found = kinds.get(table, (Profile,))
+    return [each.name for kind in found for each in dataclasses.fields(kind)]
 
 
 # The header of a message's key, see docs/WIRE.md. Other clients of RabbitMQ put it there too.

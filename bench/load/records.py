@@ -18,8 +18,6 @@ from typing import BinaryIO, cast
 from bench.errors import InputInvalid
 from messagebus.message import BODY_BYTES_MAX
 
-__all__ = ["MACHINE_INDEX", "key_of", "lines", "paragraphs", "records", "write_records"]
-
 MACHINE_INDEX = "this machine's package index"
 STDIN = "-"
 INDEX_COMMAND = ("apt-cache", "dumpavail")

@@ -12,23 +12,9 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from bench.load.fields import beyond
-
-__all__ = [
-    "Bursts",
-    "Closed",
-    "Constant",
-    "Poisson",
-    "Ramp",
-    "Replay",
-    "Schedule",
-    "Steered",
-    "Steps",
-    "intended",
-    "striped",
-]
+from bench.load.fields import Number, Whole, wanted, within
 
 T = TypeVar("T")
 SECOND_NS = 1_000_000_000
@@ -36,89 +22,70 @@ SECOND_NS = 1_000_000_000
 RATE_MAX_PER_S = 1_000_000
 # One message in a quarter of an hour.
 RATE_LEAST_PER_S = 0.001
-SECONDS = (0.001, 604_800)
-RATE = (RATE_LEAST_PER_S, RATE_MAX_PER_S)
 # A stamp has 32 bits for the number of a message.
 COUNT_MAX = (1 << 32) - 1
-SPEED = (0.001, 1000)
-# The prefix of settings in the faults of a profile.
-PREFIX = "load.schedule."
+Rate = Annotated[Number, within(RATE_LEAST_PER_S, RATE_MAX_PER_S)]
+Seconds = Annotated[Number, within(0.001, 604_800)]
+Count = Annotated[Whole, within(1, COUNT_MAX)]
+Speed = Annotated[Number, within(0.001, 1000)]
+
+
+def _never_decrease(offsets: Sequence[int]) -> bool:
+    return bool(offsets) and offsets[0] >= 0 and all(a <= b for a, b in itertools.pairwise(offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """A constant rate with even distances."""
 
-    rate_per_s: float
-
-    def faults(self) -> list[str]:
-        """Describe the invalid numbers; the other schedules do the same."""
-        return beyond(self, PREFIX, {"rate_per_s": RATE})
+    kind: Literal["constant"] = "constant"
+    rate_per_s: Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
     """A rate that changes evenly from one to another over over_s seconds, and then stays."""
 
-    from_per_s: float
-    to_per_s: float
-    over_s: float
-
-    def faults(self) -> list[str]:
-        bounds = {"from_per_s": (0, RATE_MAX_PER_S), "to_per_s": RATE, "over_s": SECONDS}
-        return beyond(self, PREFIX, bounds)
+    kind: Literal["ramp"] = "ramp"
+    from_per_s: Annotated[Number, within(0, RATE_MAX_PER_S)]
+    to_per_s: Rate
+    over_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """Constant rates, one after the other; the last one stays. steps: (rate per s, seconds)."""
 
-    steps: tuple[tuple[float, float], ...]
-
-    def faults(self) -> list[str]:
-        if self.steps and all(_is_in(r, RATE) and _is_in(s, SECONDS) for r, s in self.steps):
-            return []
-        rates, seconds = (f"{least:,} to {most:,}" for least, most in (RATE, SECONDS))
-        return [f"{PREFIX}steps: one or more wanted, a rate of {rates} for {seconds} s"]
+    kind: Literal["steps"] = "steps"
+    steps: Annotated[tuple[tuple[Rate, Seconds], ...], wanted("one or more", bool)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poisson:
     """Independent arrivals: exponential distances of that mean rate."""
 
-    rate_per_s: float
-
-    def faults(self) -> list[str]:
-        return beyond(self, PREFIX, {"rate_per_s": RATE})
+    kind: Literal["poisson"] = "poisson"
+    rate_per_s: Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bursts:
     """Bursts of messages at once, every `every_s` seconds."""
 
-    count: int
-    every_s: float
-
-    def faults(self) -> list[str]:
-        found = beyond(self, PREFIX, {"count": (1, COUNT_MAX), "every_s": SECONDS})
-        if not found and self.count / self.every_s > RATE_MAX_PER_S:
-            found = [f"{PREFIX}count, every_s: {RATE_MAX_PER_S:,} a second at most"]
-        return found
+    kind: Literal["bursts"] = "bursts"
+    count: Count
+    every_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Recorded times: ns since the first. speed: 2 plays them twice as fast."""
 
-    offsets_ns: tuple[int, ...]
-    speed: float = 1.0
-
-    def faults(self) -> list[str]:
-        found = beyond(self, PREFIX, {"speed": SPEED})
-        offsets = self.offsets_ns
-        if not offsets or offsets[0] < 0 or any(a > b for a, b in itertools.pairwise(offsets)):
-            found.append(f"{PREFIX}offsets_ns: one or more wanted, 0 or more, never decreasing")
-        return found
+    kind: Literal["replay"] = "replay"
+    speed: Speed = 1.0
+    offsets_ns: Annotated[
+        tuple[Whole, ...], wanted("one or more, 0 or more, never decreasing,", _never_decrease)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +96,8 @@ class Closed:
     loop are too low. It measures rates, not latencies.
     """
 
-    count: int
-
-    def faults(self) -> list[str]:
-        return beyond(self, PREFIX, {"count": (1, COUNT_MAX)})
+    kind: Literal["closed"] = "closed"
+    count: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +108,9 @@ class Steered:
     one of them.
     """
 
-    rate_per_s: float
-    count: int
-
-    def faults(self) -> list[str]:
-        return beyond(self, PREFIX, {"rate_per_s": RATE, "count": (1, COUNT_MAX)})
+    kind: Literal["steered"] = "steered"
+    rate_per_s: Rate
+    count: Count
 
 
 Schedule: TypeAlias = Constant | Ramp | Steps | Poisson | Bursts | Replay | Closed | Steered
@@ -175,10 +138,6 @@ def intended(schedule: Schedule, *, seed: int = 0) -> Iterator[int]:
 def striped(whole: Iterator[T], *, number: int, of: int) -> Iterator[T]:
     """Return the part of one of `of` processes that share a schedule, or records; number: 0 to of - 1."""
     return itertools.islice(whole, number, None, of)
-
-
-def _is_in(value: float, bounds: tuple[float, float]) -> bool:
-    return bounds[0] <= value <= bounds[1]
 
 
 def _ramp(ramp: Ramp) -> Iterator[int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["ACKS", "DURABILITIES", "PREFETCH_MAX", "SYSTEMS", "About"]
-
 DURABILITIES = ("fsync", "page-cache", "none")
 WITHOUT_NONE = ("fsync", "page-cache")
 # each: the application answers every delivery by itself. many: one answer for a quarter of the prefetch

@@ -26,8 +26,6 @@ from messagebus import (
 from messagebus.stats import Published
 from ops.local.cluster import LocalCluster
 
-__all__ = ["APPLICATION_FAULTS"]
-
 # A queue's limit, and the number of stops of its consumer with everything unanswered.
 DELIVERY_LIMIT, RESTARTS = 20, 25
 # More than 32: a dead-letter worker that cannot forward 32 messages takes no more.

@@ -28,14 +28,12 @@ import click
 import httpx
 from rich.console import Console
 
+from bench import options
 from bench.errors import BenchError, DoesNotHold
 from bench.processes import wait_until
 from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
-from ops.local.layout import DEFAULT_NETWORK
-
-__all__ = ["Trial", "Verdict", "handlers"]
 
 PROCESSES = 2
 # The most messages published and not handled; it keeps brokers' memory flat, too.
@@ -57,19 +55,11 @@ LIFE_S, GROWTH_MAX = 90.0, 1.3
     epilog="Example: python -m bench handlers --messages 1000000",
     short_help="Have a worker survive whatever messages do to it.",
 )
-@click.option(
-    "--messages",
-    type=click.IntRange(min=100),
-    default=100_000,
-    show_default=True,
-    help="So many in all.",
-)
-@click.option(
-    "--brokers", type=click.IntRange(min=1), default=3, show_default=True, help="So many."
-)
+@options.number("--messages", default=100_000, help="So many in all.", least=100)
+@options.number("--brokers", default=3, help="So many.")
 @click.option("--seed", type=int, help="Of what handlers do. Default: one that is printed.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.folder("Default: a temporary one.")
+@options.network
 def handlers(
     messages: int, brokers: int, seed: int | None, folder: Path | None, network: str
 ) -> None:
@@ -83,12 +73,9 @@ def handlers(
     place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-handlers-"))).resolve()
     console.print(f"seed {seed}, {messages:,} messages, in {place}")
     cluster = LocalCluster(place / "cluster", brokers, network=network, say=console.print)
-    try:
-        cluster.up()
+    with cluster.running():
         trial = Trial(cluster.client_env(), place / "run", messages, seed, say=console.print)
         verdict = trial.run()
-    finally:
-        cluster.down(wipe=True)
     for line in verdict.lines:
         console.print(line)
     if verdict.faults:

@@ -27,8 +27,6 @@ from messagebus.telemetry.otel import OpenTelemetry
 from messagebus.telemetry.prometheus import PrometheusHooks
 from messagebus.telemetry.tracecontext import TraceContext
 
-__all__ = ["DONE_BYTES", "FOLDER_SETTING", "KINDS", "OUT", "QUEUES", "Kind", "app"]
-
 FOLDER_SETTING = "HANDLERS_TRIAL_FOLDER"
 FOLDER = Path(os.environ.get(FOLDER_SETTING, "."))
 QUEUES = ("queue:trial-coroutine", "queue:trial-plain", "queue:trial-batch")

@@ -35,8 +35,6 @@ from messagebus.stats import Durability, Published
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 
-__all__ = ["OTHER_CLOCK", "OUTER_FAULTS", "Trial", "lying"]
-
 # The limit for every promise: a busy machine with two clusters takes its time.
 WITHIN_S = 120.0
 TOLD_WITHIN_S = 30.0

@@ -16,20 +16,17 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from bench import options
 from bench.audit import DOUBLED, Audit
 from bench.audit_tables import print_audit
 from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
 from bench.harness.control import read_progress
-from bench.harness.workers import Workers, at_work, open_ended
+from bench.harness.workers import Workers, at_work
 from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OUTER_FAULTS
-from messagebus import BusConfig, declare
 from messagebus.recording.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
-from ops.local.layout import DEFAULT_NETWORK
-
-__all__ = ["ALL_FAULTS", "Soak", "draws", "soak"]
 
 ALL_FAULTS = FAULTS | OUTER_FAULTS | APPLICATION_FAULTS
 
@@ -49,9 +46,7 @@ CUT_STEP_NS = 500_000_000
     epilog="Example: python -m bench soak --minutes 15 --seed 7",
     short_help="Break a cluster under load; nothing may be lost.",
 )
-@click.option(
-    "--minutes", type=click.FloatRange(min=0.1), default=15.0, show_default=True, help="So long."
-)
+@options.number("--minutes", default=15.0, help="So long.", least=0.1)
 @click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
 @click.option(
     "--faults",
@@ -60,23 +55,10 @@ CUT_STEP_NS = 500_000_000
     metavar="NAME,...",
     help=f"Default: all, which are {', '.join(ALL_FAULTS)}.",
 )
-@click.option(
-    "--every-s",
-    type=click.FloatRange(min=1),
-    default=EVERY_S,
-    show_default=True,
-    help="A fault so often.",
-)
-@click.option(
-    "--rate",
-    "rate_per_s",
-    type=click.FloatRange(min=1),
-    default=RATE_PER_S,
-    show_default=True,
-    help="Messages a second.",
-)
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Default: a temporary one.")
-@click.option("--network", default=DEFAULT_NETWORK, show_default=True, help="Of all addresses.")
+@options.number("--every-s", default=EVERY_S, help="A fault so often.")
+@options.number("--rate", "rate_per_s", default=RATE_PER_S, help="Messages a second.")
+@options.folder("Default: a temporary one.")
+@options.network
 def soak(
     minutes: float,
     seed: int | None,
@@ -96,14 +78,11 @@ def soak(
     place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-soak-"))).resolve()
     console.print(f"seed {seed}, {minutes:g} min, a fault every {every_s:g} s, events in {place}")
     cluster = LocalCluster(place / "cluster", BROKERS, network=network, say=console.print)
-    try:
-        cluster.up()
+    with cluster.running():
         run = Soak(cluster, place / "run", say=console.print, rate_per_s=rate_per_s)
         manifest, result = run.run(
             lasts_s=minutes * 60, every_s=every_s, faults=draws(seed, cluster.names, chosen)
         )
-    finally:
-        cluster.down(wipe=True)
     print_audit(result, manifest, console)
     console.print(
         "delivered twice: "
@@ -166,19 +145,22 @@ class Soak:
         self, *, lasts_s: float, every_s: float, faults: Callable[[], tuple[str, str]]
     ) -> tuple[Manifest, Audit]:
         """Do the run. Raises BenchError when a process ends, or the cluster is not whole again in time."""
-        cluster, env = self._cluster, self._cluster.client_env()
-        declare(BusConfig.from_env(env), PLACES)
-        profile = open_ended(
-            "soak",
+        cluster = self._cluster
+        # A forged list then names a cluster or a host that no client accepts.
+        env = {
+            "MESSAGEBUS_CLUSTER": cluster.layout.cluster,
+            "MESSAGEBUS_BROKER_HOSTS_ALLOWED": "127.*",
+        }
+        load = at_work(
+            cluster,
+            self._folder,
             PLACES * READERS,
             publishers=PUBLISHERS,
             rate_per_s=self._rate_per_s,
             body_bytes=BODY_BYTES,
+            env=env,
         )
-        # A forged list then names a cluster or a host that no client accepts.
-        env["MESSAGEBUS_CLUSTER"] = cluster.layout.cluster
-        env["MESSAGEBUS_BROKER_HOSTS_ALLOWED"] = "127.*"
-        with at_work(profile, self._folder, env) as clients:
+        with load as clients:
             self._began_s = time.monotonic()
             number = 0
             while (number := number + 1) * every_s < lasts_s:
@@ -190,8 +172,7 @@ class Soak:
             self._wait_until(lasts_s)
             self._say(f"{self._at()} the end: what is open is waited for")
             clients.finish()
-        brokers = [cluster.node(name).broker for name in cluster.names]
-        manifest, _, result = clients.judged(brokers, self._incidents)
+        manifest, _, result = clients.judged(cluster.brokers, self._incidents)
         return manifest, result
 
     def _do(self, fault: Fault, clients: Workers) -> None:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from bench.analysis.verdict import is_of_load
 
-__all__ = ["Knee", "Try", "fault_of"]
-
 GROWTH = 2.0
 # The precision of the answer: smaller differences are within the variation of one machine.
 PRECISION = 0.1

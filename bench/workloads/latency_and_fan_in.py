@@ -9,21 +9,10 @@ from typing import Any
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step, in_rounds, middle, samples, trusted, turns_of
 from bench.analysis.summary import Summary, faults_of
-from bench.figures.form import Figure, median_of
+from bench.figures.form import Figure, Maker
 from bench.load.profile import Profile
 from reports.page import Bar
 from reports.text import significant
-
-__all__ = [
-    "MATRIX",
-    "fan_in_figures",
-    "fan_in_steps",
-    "fan_in_told",
-    "matrix_figures",
-    "matrix_steps",
-    "matrix_told",
-    "shorter",
-]
 
 MATRIX = ("latency-256", "latency-1024", "latency-5120", "latency-1024-25", "latency-1048576")
 SHOWN = ("p50", "p90", "p99", "p99.9", "p99.99", "p99.999", "p100")
@@ -90,13 +79,9 @@ def matrix_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
         ):
             for each in ("p50", "p99", "p99.9"):
                 if values := samples(of.get(measure, {}).get(each) for of in found):
-                    yield median_of(
-                        values,
-                        id=f"measure.latency_matrix.{name.removeprefix('latency-')}.{measure}_{each}_ms",
-                        what=f"Latency matrix, {name}: {each} until confirmed, {words}",
-                        unit="ms",
-                        repeat=command,
-                    )
+                    id = f"{name.removeprefix('latency-')}.{measure}_{each}_ms"
+                    what = f"Latency matrix, {name}: {each} until confirmed, {words}"
+                    yield Maker("measure.latency_matrix", command)(id, what, values, "ms")
 
 
 def fan_in_steps(base: Profile, repeat: int = 1, part: int = 1) -> list[Step]:
@@ -157,10 +142,6 @@ def fan_in_figures(results: Mapping[str, Mapping[str, Any]], command: str) -> It
         for part, words in (("client", "client CPU us"), ("broker", "broker CPU us")):
             if values := samples(numbers_of(turn).get(words) for turn in turns):
                 rate = turns[0]["profile"]["load"]["schedule"]["rate_per_s"]
-                yield median_of(
-                    values,
-                    id=f"measure.fan_in.{brokers}_brokers.{part}_cpu_us",
-                    what=f"Fan-in, {rate:g}/s over {brokers} brokers: {part} CPU of a message",
-                    unit="us",
-                    repeat=command,
-                )
+                id = f"{brokers}_brokers.{part}_cpu_us"
+                what = f"Fan-in, {rate:g}/s over {brokers} brokers: {part} CPU of a message"
+                yield Maker("measure.fan_in", command)(id, what, values, "us")

@@ -7,7 +7,6 @@ a real system includes it.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.figures.form import Figure, at_most, median_of, no_goal
+from bench.figures.form import Figure, Maker, Wanted, at_most
 from bench.harness.consuming import Consuming
 from bench.harness.histograms import Latencies
 from bench.harness.interface import Delivered, End
@@ -24,8 +23,6 @@ from bench.harness.publishing import Publishing
 from bench.load.bodies import Drawer, Filler, stamped
 from bench.load.profile import Messages
 from bench.load.schedule import Constant, intended, striped
-
-__all__ = ["Overhead", "figures", "measure"]
 
 BODY_BYTES = 1024
 GOAL_RECORD_US, GOAL_MESSAGE_US = 1.0, 3.0
@@ -112,21 +109,16 @@ def _once(count: int) -> Overhead:
 
 def figures(found: Sequence[Overhead]) -> list[Figure]:
     """Make figures of the medians. Only the whole of a message has a goal, not its two parts."""
+    make, adds = Maker("measure.overhead", "python -m bench overhead"), "What the harness adds to a"
+    wanted: tuple[tuple[str, str, Wanted], ...] = (
+        ("record_us", "Recording one latency by second and broker", (at_most, GOAL_RECORD_US)),
+        ("message_us", f"{adds} message of 1 KB in all", (at_most, GOAL_MESSAGE_US)),
+        ("publish_us", f"{adds} published message of 1 KB", None),
+        ("consume_us", f"{adds} consumed message of 1 KB", None),
+    )
     return [
-        median_of(
-            [getattr(each, f"{part}_us") for each in found],
-            id=f"measure.overhead.{part}_us",
-            what=f"{what}, CPU time",
-            unit="us",
-            repeat="python -m bench overhead",
-            goal=no_goal if goal_us is None else functools.partial(at_most, goal_us, unit="us"),
-        )
-        for part, what, goal_us in (
-            ("record", "Recording one latency by second and broker", GOAL_RECORD_US),
-            ("message", "What the harness adds to a message of 1 KB in all", GOAL_MESSAGE_US),
-            ("publish", "What the harness adds to a published message of 1 KB", None),
-            ("consume", "What the harness adds to a consumed message of 1 KB", None),
-        )
+        make(id, f"{what}, CPU time", [getattr(each, id) for each in found], "us", goal)
+        for id, what, goal in wanted
     ]
 
 

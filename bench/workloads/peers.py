@@ -13,15 +13,13 @@ from typing import Any
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step, in_rounds, middle, samples, trusted, turns_of
 from bench.analysis.summary import Summary, faults_of
-from bench.figures.form import Figure, median_of
+from bench.figures.form import Figure, Maker
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
 from bench.workloads.latency_and_fan_in import shorter
 from reports.page import Bar
 from reports.text import NONE, significant
-
-__all__ = ["ARMS", "figures", "steps", "told"]
 
 ARMS = (
     System(name="messagebus", brokers=1),
@@ -141,23 +139,15 @@ def _percentiles(paced: Mapping[str, Any]) -> tuple[Mapping[str, float], Mapping
 def figures(results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
     for system in ARMS:
         words = f"{system.name}, {system.brokers} nodes, {system.durability}"
-        prefix = "measure.peers." + _name(system, "").rstrip("-").replace("-", "_")
+        arm = _name(system, "").rstrip("-").replace("-", "_")
+        make = Maker(f"measure.peers.{arm}", command)
         paced, full = (turns_of(results, _name(system, kind)) for kind in (PACED, FULL))
         if rates := samples(run["confirmed_per_s"] for run in full):
-            yield median_of(
-                rates,
-                id=f"{prefix}.rate",
-                what=f"{words}: confirmed as fast as a window of 1000 lets it",
-                unit="messages/s",
-                repeat=command,
-            )
+            what = f"{words}: confirmed as fast as a window of 1000 lets it"
+            yield make("rate", what, rates, "messages/s")
         p99s = [run["percentiles_ms"].get("confirm", {}).get("p99") for run in trusted(paced)]
         if known := samples(p99s):
             rate = paced[0]["profile"]["load"]["schedule"]["rate_per_s"]
-            yield median_of(
-                known,
-                id=f"{prefix}.confirm_p99_ms",
-                what=f"{words}: p99 until confirmed, at {rate:g}/s",
-                unit="ms",
-                repeat=command,
+            yield make(
+                "confirm_p99_ms", f"{words}: p99 until confirmed, at {rate:g}/s", known, "ms"
             )

@@ -17,13 +17,11 @@ from bench.analysis.compare import Ratio, ratio_of
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step
 from bench.analysis.summary import Summary, faults_of
-from bench.figures.form import Figure, median_of
+from bench.figures.form import Figure, Maker
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
 from reports.page import Bar
 from reports.text import significant
-
-__all__ = ["PREDECESSOR", "figures", "steps", "told"]
 
 PREDECESSOR = {"seed-s1": 2.38, "seed-s2": 1.97}
 NODES, WINDOWS = (2, 3), (1, 50)
@@ -184,13 +182,8 @@ def figures(
                 ("native", each.native, "a native cluster, quorum", measure.unit),
                 ("ratio", each.ratios, _of_what(name, measure), "times"),
             ):
-                yield median_of(
-                    values,
-                    id=f"{group}.{measure.part}_{part}",
-                    what=f"{about}: {measure.name}, {what}",
-                    unit=unit,
-                    repeat=command,
-                )
+                what = f"{about}: {measure.name}, {what}"
+                yield Maker(group, command)(f"{measure.part}_{part}", what, values, unit)
 
 
 def _of_what(name: str, measure: Measure) -> str:

@@ -18,12 +18,13 @@ from importlib.metadata import PackageNotFoundError, metadata
 
 from messagebus._io.agents.consumer_list import ListFollower
 from messagebus._io.agents.registration import credentials, topology_for
+from messagebus._io.amqp.dialer import dial_named
 from messagebus._io.amqp.link import Link, dial
 from messagebus._io.wire import Topology
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
-
-__all__ = ["AmqpWire", "namesake"]
+from messagebus.errors import LinkLost
+from messagebus.topology import GATE
 
 log = logging.getLogger("messagebus")
 
@@ -67,6 +68,19 @@ class AmqpWire:
         return await dial(
             broker or self._bus.address, credentials(self._bus), timeout_ms=timeout_ms
         )
+
+    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int) -> Link:
+        if not self._bus.list_urls:
+            raise LinkLost(broker.name, "without a consumer list no broker is known by its name")
+        link = await dial_named(broker, credentials(self._bus), timeout_ms=timeout_ms)
+        try:
+            gate = await link.try_call("queue_declare", queue=GATE, passive=True)
+            if not gate.message_count:
+                raise LinkLost(broker.name, "its gate is shut")
+        except BaseException:
+            await link.hang_up()
+            raise
+        return link
 
 
 def _own_id() -> str:

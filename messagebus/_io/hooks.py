@@ -15,8 +15,6 @@ from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message
 from messagebus.stats import Durability, Outcome, Published
 
-__all__ = ["HookChain", "Watched", "add_headers", "hook_chain", "with_id"]
-
 log = logging.getLogger("messagebus.hooks")
 
 # The first failure of a hook is logged, and then each TOLD_EVERY-th one.
@@ -112,6 +110,13 @@ class HookChain:
             except Exception as fault:
                 self._failed("published", hook, fault)
 
+    def spooled(self, destination: str, published: Published) -> None:
+        for hook in self._hooks:
+            try:
+                hook.spooled(destination, published)
+            except Exception as fault:
+                self._failed("spooled", hook, fault)
+
     def publishing_many(self, destination: str) -> AbstractContextManager[None]:
         return _Around(
             self, "publishing_many", [h.publishing_many for h in self._hooks], destination
@@ -130,6 +135,13 @@ class HookChain:
                 hook.handled(delivery, answer, error)
             except Exception as fault:
                 self._failed("handled", hook, fault)
+
+    def deduplicated(self, delivery: Delivery, verdict: str) -> None:
+        for hook in self._hooks:
+            try:
+                hook.deduplicated(delivery, verdict)
+            except Exception as fault:
+                self._failed("deduplicated", hook, fault)
 
     def _failed(self, where: str, hook: object, fault: Exception) -> None:
         if self._failures % TOLD_EVERY == 0:

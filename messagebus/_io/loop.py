@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 from messagebus.errors import Stopped
 
-__all__ = ["LoopThread", "Tasks", "now_ms", "run_blocking"]
-
 T = TypeVar("T")
 
 JOIN_TIMEOUT_S = 5.0

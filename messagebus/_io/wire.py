@@ -6,7 +6,7 @@ memory. The drivers above it are the same, so both buses behave uniform.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,8 +19,6 @@ from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
     from messagebus._io.amqp.link import Link
-
-__all__ = ["Follower", "Registration", "Topology", "Wire", "amqp_wire"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,9 @@ class Topology(Protocol):
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
         """Return whether it was created. Raises RegistrationIncomplete, LoginRefused or LinkError."""
 
+    async def plain_sources(self, destinations: Collection[str]) -> list[str]:
+        """Return the plain subscriptions and queues of these destinations; none while nobody answers."""
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:
@@ -70,10 +71,14 @@ class Topology(Protocol):
 
 
 class Follower(Protocol):
-    """The interface that keeps the consumer list fresh. brokers: the last list, None before the first."""
+    """The interface that keeps the consumer list fresh. brokers: the last list, None before the first.
+
+    until_tried: called after `on_list`; the list is told as applied when this has ended.
+    """
 
     keeper: ListKeeper
     brokers: BrokerList | None
+    until_tried: Callable[[], Awaitable[object]] | None
 
     def start(self) -> None:
         """Begin. `on_list` may be called before this returns."""
@@ -100,6 +105,12 @@ class Wire(Protocol):
         """Open a link to this broker; None: to any broker that the balancer gives.
 
         Raises LoginRefused, LinkLost or ConfigError.
+        """
+
+    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int) -> Link:
+        """Open a link to this broker, past the balancer, if it may take publishes: no other may answer there.
+
+        Raises as `dial`; also LinkLost where its gate is shut, ChannelRefused where the gate is not shown.
         """
 
 

@@ -20,13 +20,15 @@ from messagebus._io.loop import run_blocking
 from messagebus._io.wire import Registration
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.destination import Queue, Source, Subscription
+from messagebus.destination import Queue, Source, Stream, Subscription
 from messagebus.errors import (
     ConfigError,
     ListError,
+    ListInvalid,
     ListUnavailable,
     MessageBusError,
     NameInvalid,
+    NotFound,
     NotReady,
 )
 from messagebus.secret import Secret
@@ -42,6 +44,7 @@ __all__ = [
     "count_subscriptions",
     "declare",
     "delete_subscriptions",
+    "drain_broker",
     "purge_subscriptions",
 ]
 
@@ -122,16 +125,18 @@ def nearest(bus: BusConfig, name: str) -> str:
 
 
 def delete_subscriptions(
-    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+    bus: BusConfig, names: Iterable[str | Source | Stream], *, token: Secret
 ) -> Registration:
-    """Delete subscriptions and queues on all brokers, with all their messages.
+    """Delete subscriptions, queues and streams on all brokers, with all their messages.
 
     token: the operators'. A broker in `later` deletes them when it is back, before it takes publishes;
     for one in `missing` ask again. Raises ConfigError, NameInvalid, LoginRefused, ListError without a list,
     and TopologyError when one of them never existed or no majority of agents answers.
     """
     _needs_agents(bus)
-    return run_blocking(subscriptions.delete(bus, brokers(bus), _source_names(names), token=token))
+    return run_blocking(
+        subscriptions.delete(bus, brokers(bus), _source_names(names, Stream), token=token)
+    )
 
 
 def purge_subscriptions(
@@ -146,15 +151,29 @@ def purge_subscriptions(
     return run_blocking(subscriptions.purge(bus, brokers(bus), _source_names(names), token=token))
 
 
+def drain_broker(bus: BusConfig, name: str, *, draining: bool, token: Secret) -> None:
+    """Send no new connections to a broker, or again; consumers and present connections stay.
+
+    name: ``host:port``. draining: the flag that its agent keeps and tells the balancers. token: the
+    operators'. Raises NotFound for a broker that is not on the list, LinkLost when its agent does not do
+    it, LoginRefused, ListError without a list, ConfigError.
+    """
+    _needs_agents(bus)
+    listed = next((each for each in brokers(bus) if each.broker.name == name), None)
+    if listed is None:
+        raise NotFound(f"{name}: not in the consumer list")
+    run_blocking(subscriptions.set_draining(bus, listed, draining=draining, token=token))
+
+
 def _needs_agents(bus: BusConfig) -> None:
     if not bus.list_urls:
         raise ConfigError("list_urls: must be given, because the agents know the subscriptions")
 
 
-def _source_names(names: Iterable[str | Source]) -> list[str]:
+def _source_names(names: Iterable[str | Wanted], *also: type) -> list[str]:
     wanted = [parse_wanted(each) if isinstance(each, str) else each for each in names]
     for each in wanted:
-        if not isinstance(each, Subscription | Queue):
+        if not isinstance(each, (Subscription, Queue, *also)):
             raise NameInvalid(f"{each}: a subscription is TOPIC/NAME, a queue is queue:NAME")
     return [str(each) for each in wanted]
 
@@ -165,6 +184,8 @@ async def _fetch(bus: BusConfig) -> BrokerList:
         for url in bus.list_urls:
             try:
                 found = await fetch_list(http, url)
+            except ListInvalid as why:
+                fault = ListInvalid(f"{url}: {why}")
             except ListError as why:
                 fault = why
             else:

@@ -5,10 +5,12 @@ docs/howto/commands.md has the codes as a table, and every program's ``--help``.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from enum import IntEnum
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
@@ -31,8 +33,6 @@ from messagebus.errors import (
     Unroutable,
 )
 from messagebus.terminal import say
-
-__all__ = ["CODES", "HELP", "MEANINGS", "Codes", "Exit", "Program", "code_of", "run"]
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -102,12 +102,12 @@ def run(
     *,
     prog_name: str,
     codes: Codes = CODES,
-    hint: str = "",
+    hint: Callable[[], str] = str,
 ) -> int:
     """Run a command and return its exit code; print an exception as one line on standard error.
 
     argv: None for those of this process. codes: errors of the kit, beside those of messagebus; others pass
-    through. hint: is added to errors that no correction of the command line would mend.
+    through. hint: returns what is added to errors that no correction of the command line would mend.
     """
     name = prog_name.split()[-1]
 
@@ -132,7 +132,7 @@ def run(
         return Exit.FAILED
     except (*CODES, *codes) as fault:
         found = code_of(fault, codes)
-        return failed(f"{_told(fault)}{hint if found is not Exit.USAGE else ''}", found)
+        return failed(f"{_told(fault)}{hint() if found is not Exit.USAGE else ''}", found)
     return int(code) if isinstance(code, int) else Exit.DONE
 
 
@@ -142,16 +142,70 @@ def _told(fault: BaseException) -> str:
     return str(fault) or type(fault).__name__
 
 
+Later = Mapping[str, tuple[str, str]]
+
+
+class _Commands(MutableMapping[str, click.Command]):
+    """The commands of a program by name; those of `later` are imported when they are asked for."""
+
+    def __init__(self, later: Later) -> None:
+        self._later, self._made = later, dict[str, click.Command]()
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._made:
+            module, _, attribute = self._later[name][0].partition(":")
+            self._made[name] = getattr(_module(name, module), attribute)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._later, **self._made})
+
+    def __len__(self) -> int:
+        return len({**self._later, **self._made})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or name in self._later
+
+
+def beside(path: str, what: str) -> ModuleType:
+    """Import a module of a distribution beside this one, which imports it. Raises UsageError without it."""
+    try:
+        return importlib.import_module(path)
+    except ImportError as fault:
+        package = path.partition(".")[0].replace("_", "-")
+        raise click.UsageError(
+            f"{what} is a package of its own ({fault.name}): pip install {package}"
+        ) from fault
+
+
+def _module(command: str, path: str) -> ModuleType:
+    """Import the module of a command: of this package, or of a distribution beside it."""
+    if "." not in path:
+        return importlib.import_module(f"{__package__}.{path}")
+    return beside(path, f"the command {command}")
+
+
 class Program(click.Group):
     """Group of the commands of `messagebus` or of a kit, with the same help, version, completion and errors.
 
-    name: what errors begin with. codes: of its errors, see `run`. A shell completes the program under its
-    name with _NAME_COMPLETE=bash_source, as click has it.
+    name: what errors begin with. codes: of its errors, see `run`. later: commands that are imported when one
+    is used: name -> (``module:attribute`` in this package or, with a
+    dot in it, anywhere, and its line in the help).
+    A shell completes the program under its name with _NAME_COMPLETE=bash_source, as click has it.
     """
 
-    def __init__(self, name: str, *, codes: Codes = CODES, **settings: Any) -> None:
+    def __init__(
+        self, name: str, *, codes: Codes = CODES, later: Later | None = None, **settings: Any
+    ) -> None:
         """Settings: click.Group's."""
-        super().__init__(name, context_settings=HELP, **settings)
+        self._later = later or {}
+        super().__init__(name, _Commands(self._later), context_settings=HELP, **settings)
         self.codes, self.hint = codes, ""
         click.version_option(__version__, prog_name=name)(self)
 
@@ -171,7 +225,21 @@ class Program(click.Group):
         variable = f"_{name.upper()}_COMPLETE"
         if asked := os.environ.get(variable):
             return shell_complete(self, {}, name, variable, asked)
-        return run(self, args, prog_name=prog_name, codes=self.codes, hint=self.hint)
+        return run(self, args, prog_name=prog_name, codes=self.codes, hint=lambda: self.hint)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command; none is imported for it."""
+        names = self.list_commands(ctx)
+        room = formatter.width - 6 - max(map(len, names), default=0)
+        rows = [
+            (each, self._later[each][1])
+            if each in self._later
+            else (each, self.commands[each].get_short_help_str(room))
+            for each in names
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the commands."""

@@ -1,19 +1,72 @@
 """Options of a group of commands that may stand behind each of them, too, as operators type them.
 
-`bus_settings` reads the settings of the commands from the environment.
+`bus_settings` reads the settings of the commands from the environment, into which `apply_profile` puts those
+of a file. Kinds of options that several commands have are here, too.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator
-from typing import Any
+import re
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.stats import Durability
 
-__all__ = ["bus_settings", "option_anywhere", "said"]
+if TYPE_CHECKING:  # imports no client while only help is wanted
+    from messagebus.config import BusConfig
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_UNITS_S = {None: 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+# Settings that say the same: one of a profile removes the others of the environment.
+_SAME = (("LIST_URL", "LIST_URLS"), ("PASSWORD", "PASSWORD_FILE"), ("USER", "USER_FILE"))
+
+profiled: dict[str, str] = {}
+"""Variable -> the file of the profile that it came from."""
+
+
+class NumberRange(click.FloatRange):
+    """Type of a number within limits. Click lets "nan" pass, which is neither below nor above any limit."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail("nan is no number", param, ctx)
+        return found
+
+
+def confirm(question: str | Callable[[], str], yes: bool) -> None:
+    """Ask, unless yes was said already. Raises UsageError where nobody is there, and ClickException for no.
+
+    question: or a function that returns it, where that takes time.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: --yes")
+    if not click.confirm(question if isinstance(question, str) else question(), err=True):
+        raise click.ClickException("nothing was done")
+
+
+def iso(ms: int | None, timespec: str = "milliseconds") -> str | None:
+    """Return a time as text, from ms since 1970; None for one that is none, such as others have written."""
+    try:
+        return (
+            None
+            if ms is None
+            else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec=timespec)
+        )
+    except (OverflowError, ValueError, OSError, TypeError):
+        return None
 
 
 def option_anywhere(group: click.Group, option: click.Option) -> None:
@@ -56,6 +109,77 @@ def bus_settings() -> BusConfig:
 
     Raises ConfigError.
     """
+    from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
+
     PublisherConfig.from_env(os.environ)
     ConsumerConfig.from_env(os.environ)
     return BusConfig.from_env(os.environ)
+
+
+def apply_profile(name: str) -> None:
+    """Put the settings of a profile into the environment, in front of those that are there.
+
+    name: of a file in ~/.config/messagebus, in TOML, as the settings of an application. Raises ConfigError.
+    """
+    import tomllib
+
+    from messagebus.config import ENV_PREFIX, BusConfig
+    from messagebus.errors import ConfigError
+
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigError(f"profile {name!r}: letters, digits, dots and dashes")
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = home / "messagebus" / f"{name}.toml"
+    BusConfig.from_file(path)  # with every fault of all its tables
+    values = tomllib.loads(path.read_text())
+    tables = values if values.keys() & {"bus", "publisher", "consumer"} else {"bus": values}
+    for table, settings in tables.items():
+        for key, value in settings.items():
+            word = key.upper() if table == "bus" else f"{table}_{key}".upper()
+            for same in _SAME if table == "bus" else ():
+                if word in same:
+                    for other in same:
+                        os.environ.pop(ENV_PREFIX + other, None)
+            os.environ[ENV_PREFIX + word] = _as_variable(value)
+            profiled[ENV_PREFIX + word] = str(path)
+
+
+def _as_variable(value: Any) -> str:
+    match value:
+        case list():
+            return ",".join(map(str, value))
+        case dict():
+            return _inline(value)
+        case bool():
+            return str(value).lower()
+    return str(value)
+
+
+def _inline(value: Any) -> str:
+    """Write a value in TOML on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(k)} = {_inline(v)}' for k, v in value.items())}}}"
+    return json.dumps(value)
+
+
+class Duration(click.ParamType[float]):
+    """Type of a duration: ``90``, ``90s``, ``15m``, ``2h``, ``7d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        found = _DURATION.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r}: such as 90s, 15m, 2h or 7d", param, ctx)
+        return float(found[1]) * _UNITS_S[found[2]]
+
+
+durability_option = click.option(
+    "--durability",
+    type=click.Choice([each.value for each in Durability]),
+    default=Durability.FSYNC.value,
+    show_default=True,
+    help="What a confirmed message survives: a power-off, a kill of the broker, nothing.",
+)

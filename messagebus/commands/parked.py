@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -24,31 +22,13 @@ from messagebus.admin.parked import (
     ParkedProgress,
 )
 from messagebus.commands.exits import Exit, code_of
-from messagebus.commands.options import bus_settings
+from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.terminal import escaped, plural, printable, say
-
-__all__ = ["group"]
 
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
 REASONS_SHOWN, HEADERS_SHOWN = 3, 20
 PROGRESS_EVERY_S = 1.0
 MS_PER_S = 1_000
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
-_UNITS_S = {None: 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-class Duration(click.ParamType[float]):
-    """Type of a duration: ``90``, ``90s``, ``15m``, ``2h``, ``7d``."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        found = _DURATION.fullmatch(value)
-        if found is None:
-            self.fail(f"{value!r}: such as 90s, 15m, 2h or 7d", param, ctx)
-        return float(found[1]) * _UNITS_S[found[2]]
 
 
 @click.group("parked", short_help="List, read, put back or drop what was given up.")
@@ -70,6 +50,7 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
         click.option("--newer-than", "newer_than_s", type=Duration(), help="Parked since then."),
         click.option("--reason", help="A part of their reason, whatever the case."),
         click.option("--key", help="Their key, whole."),
+        click.option("--id", "message_id", help="Their id, or its beginning."),
         click.option(
             "--match",
             metavar="PATTERN",
@@ -82,7 +63,7 @@ def _filters(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)  # with the options that it has already
     def taking_options(**values: Any) -> int:
-        names = ("older_than_s", "newer_than_s", "reason", "key", "match", "brokers")
+        names = ("older_than_s", "newer_than_s", "reason", "key", "match", "brokers", "message_id")
         where = ParkedFilter(**{name: values.pop(name) for name in names})
         return command(where=where, **values)
 
@@ -157,7 +138,7 @@ def _count_row(each: ParkedCount) -> dict[str, Any]:
         "name": each.name,
         "broker": each.broker,
         "count": each.count,
-        "oldest": _iso(each.oldest_ms),
+        "oldest": iso(each.oldest_ms),
         "reasons": dict(each.reasons),
         "unseen": each.unseen,
     }
@@ -206,8 +187,8 @@ def _lines(each: ParkedMessage) -> list[str]:
         f"  exception  {short(each.exception)}" if each.exception else "",
         f"  attempts   {attempts}"
         + (f", redriven {plural(each.redriven, 'time')} before" if each.redriven else ""),
-        f"  first      {_iso(each.first_ms) or '?'}",
-        f"  parked     {_iso(each.parked_ms) or '?'}",
+        f"  first      {iso(each.first_ms) or '?'}",
+        f"  parked     {iso(each.parked_ms) or '?'}",
         f"  key        {short(each.key)}" if each.key else "",
     ]
     headers = list(each.headers.items())
@@ -245,8 +226,8 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
         "reason": each.reason,
         "exception": each.exception,
         "attempts": each.attempts,
-        "first": _iso(each.first_ms),
-        "parked": _iso(each.parked_ms),
+        "first": iso(each.first_ms),
+        "parked": iso(each.parked_ms),
         "redriven": each.redriven,
         "headers": dict(each.headers),
         "content_type": each.content_type,
@@ -262,7 +243,7 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
 @_limit_option
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=parked.REDRIVE_RATE_PER_S,
     show_default=True,
     help="Messages a second.",
@@ -433,15 +414,6 @@ def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:
         return Exit.ABSENT
     codes = {code_of(each) for each in answer.causes}
     return codes.pop() if len(codes) == 1 else Exit.FAILED
-
-
-def _iso(ms: int | None) -> str | None:
-    """Return the time in UTC; None for a time that no calendar has."""
-    try:
-        when = None if ms is None else datetime.fromtimestamp(ms / MS_PER_S, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
-    return None if when is None else when.isoformat(timespec="milliseconds")
 
 
 def _age(ms: int | None, now_ms: int) -> str:

@@ -10,13 +10,12 @@ import socket
 import click
 
 from messagebus.app import GRACE_S, App
+from messagebus.commands.options import NumberRange
 from messagebus.telemetry.jsonlog import FORMS, configure_logging
 from messagebus.worker import Supervisor, load, work
 from messagebus.worker.health import HealthServer, parse_address
 from messagebus.worker.process import Parent, say
 from messagebus.worker.supervisor import PARENT_OPTION, child_command
-
-__all__ = ["worker"]
 
 PROCESSES_MAX = 1_000
 GRACE_S_MAX = 86_400
@@ -34,7 +33,7 @@ GRACE_S_MAX = 86_400
 @click.option("--health", metavar="HOST:PORT", help="Serve /ready, /live and /metrics there.")
 @click.option(
     "--grace-s",
-    type=click.FloatRange(min=0, max=GRACE_S_MAX),
+    type=NumberRange(min=0, max=GRACE_S_MAX),
     default=GRACE_S,
     show_default=True,
     help="For handlers that run at SIGTERM.",

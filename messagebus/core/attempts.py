@@ -1,7 +1,8 @@
 """Rules for the answer to a delivery after a run of its handler, and for runs that take too long.
 
 Decides; runs nothing. `decide` turns the end of a run into the one answer that its delivery gets:
-acked, run again after a delay, parked, or dropped. `Runs` keeps the runs under way: each ends either by
+acked, run again after a delay, parked (alone, or with what follows of its key), dropped, or kept.
+`Runs` keeps the runs under way: each ends either by
 itself or by its time limit. The first of the two answers the delivery; the other does not.
 
 `Runs.started`, `Runs.ended` and `Runs.overdue` may be called from different threads: the thread that
@@ -13,8 +14,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
-
-__all__ = ["Ack", "Action", "Drop", "End", "ParkNow", "Retry", "Rule", "Run", "Runs", "decide"]
 
 T = TypeVar("T")
 
@@ -57,15 +56,25 @@ class Drop:
     """The order to drop the message: acknowledge it without another run."""
 
 
-Action = Ack | Retry | ParkNow | Drop
+@dataclass(frozen=True, slots=True)
+class ParkKey:
+    """The order to park the message, and all that follows it with its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopKey:
+    """The order to keep the message unanswered, and to hand out nothing more of its key."""
+
+
+Action = Ack | Retry | ParkNow | Drop | ParkKey | StopKey
 
 
 class Rule(NamedTuple):
     """The retry rule of a handler.
 
     attempts_max: runs in all. first_ms: delay before the second run; multiplied by `factor` before each
-    later one, up to max_ms. jitter: share of the delay, up or down. park: park after the last run, else
-    drop. limit_ms: upper bound of a delay in ms, also for delays that a handler asks for.
+    later one, up to max_ms. jitter: share of the delay, up or down. then: what follows the last run.
+    limit_ms: upper bound of a delay in ms, also for delays that a handler asks for.
     """
 
     attempts_max: int
@@ -73,7 +82,7 @@ class Rule(NamedTuple):
     max_ms: int
     factor: float
     jitter: float
-    park: bool
+    then: Action
     limit_ms: int
 
 
@@ -93,7 +102,7 @@ def decide(
             wait_ms = _delay_ms(rule, attempt, share) if after_ms is None else after_ms
             return Retry(attempt + 1, max(0, min(wait_ms, rule.limit_ms)))
         case _:
-            return ParkNow() if rule.park else Drop()
+            return rule.then
 
 
 def _delay_ms(rule: Rule, attempt: int, share: float) -> int:

@@ -9,16 +9,14 @@ Every item that `fill` takes comes back exactly once: from `answered` or from `a
 `Batch` is several messages of one destination as one AMQP message, bounded by messages and bytes. A
 lingering batch waits outside the backlog for more messages until it is full or its time has come. Any other
 batch joins the backlog at once and takes more messages until it is sent, so waiting messages travel
-together. `core.outbox` fills batches. Nothing is encoded or sent here.
+together. `core.pending` fills batches. Nothing is encoded or sent here.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
-
-__all__ = ["ConfirmWindow", "Identified", "Batch", "Packed", "Packing", "bundled"]
 
 
 class Packing(NamedTuple):
@@ -183,6 +181,11 @@ class ConfirmWindow(Generic[ItemT]):
         self._bytes = 0
         self._lowest = self._last_tag + 1
         return left
+
+    def replace(self, stand_in: Callable[[ItemT], ItemT]) -> None:
+        """Put what this returns in the place of each open item, oldest first; of the same size in bytes."""
+        for tag, item in self._open.items():
+            self._open[tag] = stand_in(item)
 
     def _forget_answered(self) -> None:
         while self._lowest not in self._open and self._lowest <= self._last_tag:

@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Ack", "FanIn", "Ledger", "Ledgers", "Receipt"]
-
 NOT_OWED = object()
 
 T = TypeVar("T")

@@ -28,18 +28,6 @@ from hashlib import blake2b
 
 from messagebus.core.route import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 
-__all__ = [
-    "Action",
-    "Dial",
-    "Drain",
-    "HangUp",
-    "Judgement",
-    "ListKeeper",
-    "Membership",
-    "State",
-    "Subset",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Dial:
@@ -104,6 +92,12 @@ class Membership:
     @property
     def states(self) -> dict[str, State]:
         return {broker: member.state for broker, member in self._members.items()}
+
+    @property
+    def untried(self) -> bool:
+        """True while a listed broker was neither attached to nor dialled in vain since it was listed."""
+        new = (State.WAITING, State.DIALING)
+        return any(m.state in new and not m.failures + m.refusals for m in self._members.values())
 
     def refresh(self, listed: Iterable[str], now_ms: int) -> list[Action]:
         """Apply a new list. A broker outside the subset counts as not listed."""

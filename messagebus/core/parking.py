@@ -25,30 +25,6 @@ from typing import Any, ClassVar
 
 from messagebus.destination import DELAY_STEPS_MS, UNDELIVERED_QUEUE, Delay, Source, delay_step
 
-__all__ = [
-    "DELIVERY_LIMIT",
-    "REDRIVEN",
-    "UNDELIVERED",
-    "UNKNOWN_REASON",
-    "Choice",
-    "Facts",
-    "Parked",
-    "Undelivered",
-    "is_dropped_by_redrive",
-    "last_death",
-    "read_facts",
-    "DELAYS",
-    "Spread",
-    "parked_marks",
-    "rest_of_delay",
-    "STEP_MARK",
-    "TTL_HEADER",
-    "Early",
-    "is_late",
-    "read_early",
-    "read_ttl_ms",
-]
-
 DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELAY_STEPS_MS)}
 """The steps of the delay ladder, by their queues."""
 
@@ -239,7 +215,8 @@ class Choice:
     """A choice of parked messages; a field of None takes all.
 
     since_ms, until_ms: range of the time of parking, ms since 1970. reason: part of the reason, in any case.
-    key: equal to the message's. pattern: found in id, key, reason, exception, headers or body.
+    message_id: the beginning of its id. key: equal to the message's.
+    pattern: found in id, key, reason, exception, headers or body.
     """
 
     since_ms: int | None = None
@@ -247,10 +224,15 @@ class Choice:
     reason: str | None = None
     key: str | None = None
     pattern: re.Pattern[str] | None = None
+    message_id: str | None = None
 
     @property
     def is_everything(self) -> bool:
         return self == Choice()
+
+    def may_take(self, raw: bytes) -> bool:
+        """Return False when properties, as they came, cannot have the id: quicker than reading them."""
+        return self.message_id is None or self.message_id.encode("utf-8", "surrogatepass") in raw
 
     def takes(self, facts: Facts, body: bytes) -> bool:
         if not self._takes_time(facts.parked_ms):
@@ -258,6 +240,8 @@ class Choice:
         if self.reason is not None and self.reason.casefold() not in facts.reason.casefold():
             return False
         if self.key is not None and self.key != facts.key:
+            return False
+        if self.message_id is not None and not facts.message_id.startswith(self.message_id):
             return False
         pattern = self.pattern
         return pattern is None or any(pattern.search(text) for text in _texts(facts, body))
@@ -354,11 +338,14 @@ def read_early(headers: Mapping[str, Any]) -> Early | None:
 
 def is_late(headers: Mapping[str, Any], now_ms: int) -> bool:
     """Return whether its time to live is over. now_ms: wall clock; the due time is by the broker's clock."""
-    ttl_ms, death = read_ttl_ms(headers), last_death(headers)
-    due = death.get("time")
-    if ttl_ms is None or str(death.get("queue")) not in DELAYS or not isinstance(due, datetime):
-        return False
-    return now_ms > due.timestamp() * 1000 + DUE_STEP_MS + ttl_ms
+    ttl_ms, due_ms = read_ttl_ms(headers), read_due_ms(headers)
+    return ttl_ms is not None and due_ms is not None and now_ms > due_ms + DUE_STEP_MS + ttl_ms
+
+
+def read_due_ms(headers: Mapping[str, Any]) -> int | None:
+    """Return when a message came out of a delay step, by its broker's clock; None if that was not its way."""
+    death = last_death(headers)
+    return _epoch_ms(death.get("time")) if str(death.get("queue")) in DELAYS else None
 
 
 def read_ttl_ms(headers: Mapping[str, Any]) -> int | None:

@@ -19,17 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Action",
-    "Adopt",
-    "Dial",
-    "HangUp",
-    "REFUSED_FIRST_MS",
-    "REFUSED_MAX_MS",
-    "Route",
-    "backoff_ms",
-]
-
 DIALS_AT_ONCE = 2
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 20, 2_000
 # Some reasons to move may hold for every broker (a stalled disk under all of them): then moving
@@ -38,14 +27,21 @@ MOVE_TRIES_MAX = 8
 # Pause after these tries. The eight take 2.5 s, so such a broker sees one login per second of a
 # publisher, not three.
 STAY_MS = 5_000
+# A balancer that gives the broker to be avoided so often in a row may give it for long: a new broker has the
+# fewest links of all. From then on every other dial goes to a broker by its name.
+AVOIDED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """The order to open a link through the balancer; then call `opened` or `lost` with this number."""
+    """The order to open a link through the balancer; then call `opened` or `lost` with this number.
+
+    by_name: not through the balancer, but to a listed broker that is not to be avoided.
+    """
 
     link: int
     timeout_ms: int
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +80,7 @@ class Route:
     _renew_at_ms: int = 0
     _leaving: str | None = None
     _move_tries: int = 0
+    _avoided: int = 0
     _stay_until_ms: int = 0
 
     def tick(self, now_ms: int) -> list[Action]:
@@ -102,13 +99,24 @@ class Route:
         self.dials += 1
         timeout_ms = min(self.timeout_max_ms, self.timeout_first_ms << min(self._failures, 10))
         self._dialing[self.dials] = now_ms + timeout_ms // 2
-        return Dial(self.dials, timeout_ms)
+        return Dial(
+            self.dials, timeout_ms, by_name=self._avoided >= AVOIDED_MAX and self.dials % 2 == 0
+        )
 
-    def opened(self, link: int, broker: str, now_ms: int, share: float) -> list[Action]:
-        """Record that a dial succeeded. broker: its name, "" when it does not say."""
+    def opened(
+        self, link: int, broker: str, now_ms: int, share: float, *, avoid: str | None = None
+    ) -> list[Action]:
+        """Record that a dial succeeded. broker: its name, "" when it does not say.
+
+        avoid: the broker that must not be adopted, nor one without a name; None: any will do.
+        """
         if link not in self._dialing:
             return [HangUp(link)]
         del self._dialing[link]
+        if avoid is not None and broker in ("", avoid):
+            self._avoided += 1
+            self._due_ms = now_ms + self._wait_ms(self._avoided, share)
+            return [HangUp(link)]
         if self.current is not None and broker and broker == self._leaving:
             self._moved_nowhere(now_ms, share)
             return [HangUp(link)]
@@ -117,7 +125,7 @@ class Route:
         self.moves += self.current is not None
         self.current, self.broker = link, broker
         self._leaving, self._failures, self._move_tries, self._due_ms = None, 0, 0, 0
-        self._refusals = 0
+        self._refusals = self._avoided = 0
         self._stay_until_ms = now_ms
         # Within 20 % at random, so that publishers started together do not renew together.
         self._renew_at_ms = now_ms + int(self.lifetime_ms * (0.8 + 0.4 * share))

@@ -44,17 +44,31 @@ from messagebus.message import (
 )
 from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
-__all__ = ["Reader", "as_payload", "reader"]
+__all__ = ["Codec", "Reader", "as_payload", "reader"]
 
 Reader = Callable[[Delivery], Any]
 """Function from a delivery to its payload. Raises WrongPayload with a reason that shows no value."""
+
+
+class Codec(typing.Protocol):
+    """A form of payloads of its own, for an `App`: asked before this module's rules."""
+
+    def reader(self, annotation: Any) -> Reader | None:
+        """Return how payloads of this annotation are read; None: they are not of this codec."""
+
+    def message(self, value: Any) -> Message | None:
+        """Return the message of a value; None: it is not of this codec. Raises MessageInvalid."""
+
 
 # Faults of a validator that are shown; all of them may be as long as the payload.
 FAULTS_TOLD_MAX = 5
 
 
-def reader(annotation: Any) -> Reader:
+def reader(annotation: Any, codecs: Iterable[Codec] = ()) -> Reader:
     """Return how a payload of that annotation is read. Raises TypeError: no payload can be of that type."""
+    for codec in codecs:
+        if (own := codec.reader(annotation)) is not None:
+            return own
     plain = bare(annotation)
     if plain is bytes:
         return _body
@@ -78,20 +92,28 @@ def reader(annotation: Any) -> Reader:
     return _json_by(read_json)
 
 
-def as_payload(value: Any) -> Payload:
+def as_payload(value: Any, codecs: Iterable[Codec] = ()) -> Payload:
     """Convert a payload for a publisher: messages, bytes and texts as they are, anything else as JSON.
 
     Raises MessageInvalid for a value that JSON cannot represent.
     """
+    for codec in codecs:
+        if (message := codec.message(value)) is not None:
+            return message
     if isinstance(value, Message | bytes | str) and not isinstance(value, enum.Enum):
         return value
     try:
-        if _is_pydantic(type(value)):
-            return Message(body=_dumped(value), content_type=JSON)
-        check_names(value)
-        return Message(body=_encode(value).encode(), content_type=JSON)
+        return Message(body=encode_json(value), content_type=JSON)
     except (TypeError, ValueError, RecursionError) as fault:
         raise MessageInvalid(f"{type(value).__name__} is not JSON: {fault}") from fault
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value as JSON. Raises TypeError, ValueError or RecursionError for one without a form."""
+    if _is_pydantic(type(value)):
+        return _dumped(value)
+    check_names(value)
+    return _encode(value).encode()
 
 
 # Reading.

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast, get_args, get_origin
 
 from messagebus._io.consume.runs import Batch, BatchHandler
 from messagebus.errors import BindingError, WrongPayload
 from messagebus.handling import Park
 from messagebus.message import Delivery
-from messagebus.payloads import Reader, reader
+from messagebus.payloads import Codec, Reader, reader
 
-__all__ = ["Bound", "bind", "bind_batch", "name_of"]
+__all__ = ["Bound", "Middleware", "bind", "bind_batch", "name_of"]
 
 Bound = Callable[[Delivery], object]
 """A coroutine function where the handler is one, else a plain function."""
+Middleware = Callable[[Callable[[Any], Any], Any], Any]
+"""Function around each run: of the next one, and of the delivery, or the list of them for a batch."""
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _WANTED = "bytes, str, dict, list, a dataclass, a pydantic model, or Delivery"
@@ -33,18 +36,25 @@ def name_of(handler: object) -> str:
     return f"{getattr(inner, '__module__', '?')}.{name}"
 
 
-def bind(handler: Callable[..., object]) -> Bound:
+def bind(
+    handler: Callable[..., object],
+    codecs: Sequence[Codec] = (),
+    middleware: Sequence[Middleware] = (),
+) -> Bound:
     """Wrap the handler as a function of the delivery alone.
 
     Its first parameter that is not a `Delivery` gets the payload, as its annotation says; one that is
-    annotated `Delivery` gets the delivery. Others must have defaults. Raises BindingError.
+    annotated `Delivery` gets the delivery, one annotated `Once` that of its message. Others must have
+    defaults. Raises BindingError.
     """
     name = name_of(handler)
-    payload, delivery = _roles(handler, name, Delivery)
-    read = None if payload is None else _reader(payload, name)
+    payload, delivery, once = _roles(handler, name, Delivery)
+    read = None if payload is None else _reader(payload, name, codecs)
     if read is None and delivery is None:
         raise BindingError(f"handler {name} takes nothing: a parameter wanted: {_WANTED}")
     call = _call(handler, read, payload, delivery)
+    if once is not None:
+        call = _call_once(handler, read, payload, delivery, once.name)
     if _is_coroutine_function(handler):
 
         async def run(given: Delivery) -> object:
@@ -54,13 +64,30 @@ def bind(handler: Callable[..., object]) -> Bound:
         def run(given: Delivery) -> object:  # type: ignore[misc] # the other kind of function
             return call(given)
 
-    return functools.update_wrapper(run, handler)
+    bound: Bound = _around(functools.update_wrapper(run, handler), name, middleware)
+    return bound
 
 
-def bind_batch(handler: Callable[..., object]) -> BatchHandler:
+def _around(run: Any, name: str, middleware: Sequence[Middleware]) -> Any:
+    """Wrap a bound handler, the first of middleware outermost. Raises BindingError."""
+    for each in reversed(middleware):
+        if _is_coroutine_function(each) != _is_coroutine_function(run):
+            kind = "a coroutine function" if _is_coroutine_function(run) else "a plain function"
+            raise BindingError(f"middleware {name_of(each)}: handler {name} wants {kind}")
+        run = functools.partial(each, run)
+    return run
+
+
+def bind_batch(
+    handler: Callable[..., object],
+    codecs: Sequence[Codec] = (),
+    middleware: Sequence[Middleware] = (),
+) -> BatchHandler:
     """Wrap a handler of batches: it takes a ``list[...]`` of payloads, a ``list[Delivery]``, or both."""
     name = name_of(handler)
-    payload, deliveries = _roles(handler, name, list[Delivery])
+    payload, deliveries, once = _roles(handler, name, list[Delivery])
+    if once is not None:
+        raise BindingError(f"handler {name}: parameter {once.name!r}: not for batches")
     read = None
     if payload is not None:
         inner = get_args(payload.annotation)
@@ -68,7 +95,8 @@ def bind_batch(handler: Callable[..., object]) -> BatchHandler:
             raise BindingError(
                 f"handler {name}: parameter {payload.name!r} of a batch: a list wanted, as in list[dict]"
             )
-        read = functools.partial(_fitting, _reader(payload.replace(annotation=inner[0]), name))
+        one = payload.replace(annotation=inner[0])
+        read = functools.partial(_fitting, _reader(one, name, codecs))
     elif deliveries is None:
         raise BindingError(f"handler {name} takes nothing: a list wanted of {_WANTED}")
 
@@ -89,7 +117,7 @@ def bind_batch(handler: Callable[..., object]) -> BatchHandler:
         def run(batch: Batch) -> object:  # type: ignore[misc] # the other kind of function
             return call(batch)
 
-    return BatchHandler(functools.update_wrapper(run, handler), read)
+    return BatchHandler(_around(functools.update_wrapper(run, handler), name, middleware), read)
 
 
 def _parameters(handler: Callable[..., object], name: str) -> list[inspect.Parameter]:
@@ -148,25 +176,37 @@ def _evaluated(parameter: inspect.Parameter, names: dict[str, Any], name: str) -
 
 def _roles(
     handler: Callable[..., object], name: str, delivery: Any
-) -> tuple[inspect.Parameter | None, inspect.Parameter | None]:
-    """Return the parameter for the payload and that for the delivery; None where there is none.
+) -> tuple[inspect.Parameter | None, inspect.Parameter | None, inspect.Parameter | None]:
+    """Return the parameters for the payload, the delivery and its `Once`; None where there is none.
 
     A parameter with a default is the application's own, unless it is annotated as the delivery.
     """
     parameters = _parameters(handler, name)
+    onces = [each for each in parameters if _is_once(each.annotation)]
+    parameters = [each for each in parameters if each not in onces]
     own = inspect.Parameter.empty
     deliveries = [each for each in parameters if each.annotation == delivery]
     payloads = [each for each in parameters if each.annotation != delivery and each.default is own]
-    for extra in (*payloads[1:], *(each for each in deliveries[1:] if each.default is own)):
+    for extra in (
+        *payloads[1:],
+        *onces[1:],
+        *(each for each in deliveries[1:] if each.default is own),
+    ):
         raise BindingError(f"handler {name}: nothing to give to parameter {extra.name!r}")
-    return next(iter(payloads), None), next(iter(deliveries), None)
+    return next(iter(payloads), None), next(iter(deliveries), None), next(iter(onces), None)
 
 
-def _reader(payload: inspect.Parameter, name: str) -> Reader:
+def _is_once(annotation: object) -> bool:
+    """Return whether it is `messagebus.inbox.Once`. Who names it has imported its module."""
+    module = sys.modules.get("messagebus.inbox")
+    return module is not None and annotation is module.Once
+
+
+def _reader(payload: inspect.Parameter, name: str, codecs: Sequence[Codec]) -> Reader:
     if payload.annotation is inspect.Parameter.empty:
         raise BindingError(f"handler {name}: parameter {payload.name!r} has no type: {_WANTED}")
     try:
-        return reader(payload.annotation)
+        return reader(payload.annotation, codecs)
     except Exception as fault:  # its parts are the application's own
         raise BindingError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
 
@@ -190,6 +230,26 @@ def _call(
     if delivery is None:
         return lambda given: handler(**{payload.name: _fitting(read, given)})
     return lambda given: handler(**{payload.name: _fitting(read, given), delivery.name: given})
+
+
+def _call_once(
+    handler: Callable[..., object],
+    read: Reader | None,
+    payload: inspect.Parameter | None,
+    delivery: inspect.Parameter | None,
+    once: str,
+) -> Callable[[Delivery], object]:
+    from messagebus._io.consume.dedup import once_of  # only where it is used
+
+    def call(given: Delivery) -> object:
+        arguments: dict[str, object] = {once: once_of(given)}
+        if read is not None and payload is not None:
+            arguments[payload.name] = _fitting(read, given)
+        if delivery is not None:
+            arguments[delivery.name] = given
+        return handler(**arguments)
+
+    return call
 
 
 def _fitting(read: Reader, given: Delivery) -> Any:

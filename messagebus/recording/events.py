@@ -48,7 +48,7 @@ class Column:
     required: bool = True
 
 
-OUTCOMES = ("confirmed", "refused", "unroutable", "unknown")
+OUTCOMES = ("confirmed", "refused", "unroutable", "unknown", "spooled")
 # acked: sent while the link lived; stale: the link had ended; none: never answered.
 ACKS = ("acked", "stale", "none")
 

@@ -79,7 +79,7 @@ SERIES_MAX = 1000
 PLACES_MAX = 10_000
 # Runs whose answer is still to come. A runner that dies between the two leaves one behind.
 RUNS_MAX = 100_000
-# Without a wanted confirm the outcome is unknown and no error: `core.outbox.unconfirmed`.
+# Without a wanted confirm the outcome is unknown and no error: `core.pending.unconfirmed`.
 NO_CONFIRM = "no confirm is waited for"
 _NOWHERE = Context()
 
@@ -198,6 +198,8 @@ class OpenTelemetry(Hooks):
             span.ended(published, error)
         elif span is not None:
             end_ns = time.time_ns()
+            if len(published.brokers) > 1 and span.is_recording():
+                span.set_attribute(semconv.BROKERS, published.brokers)
             _end(span, published.broker, error, published.reason, end_ns)
             self._meters.publish(place, published.broker, error, end_ns - start_ns)
 
@@ -239,6 +241,9 @@ class OpenTelemetry(Hooks):
         if answer == "stale":
             _fail(span, "stale", "the link had ended: the broker delivers it again")
         span.end()
+
+    def deduplicated(self, delivery: Delivery, verdict: str) -> None:
+        self._meters.deduplicated.add(_consuming(delivery.source), delivery.broker, "", verdict)
 
 
 class _Batch:
@@ -464,7 +469,7 @@ def _of_delivery(delivery: Delivery, conversation: str) -> _Attributes:
 def _error_of(published: Published) -> str:
     """Return the error's type, "" for none."""
     outcome = published.outcome
-    if outcome is Outcome.CONFIRMED:
+    if outcome in (Outcome.CONFIRMED, Outcome.SPOOLED):
         return ""
     if outcome is Outcome.UNKNOWN and published.reason == NO_CONFIRM:
         return ""
@@ -570,11 +575,11 @@ class _Series:
     __slots__ = ("_known", "_overflow")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[_Place, str, str], _Attributes] = {}
+        self._known: dict[tuple[_Place, str, str, str], _Attributes] = {}
         self._overflow: _Attributes = {semconv.SYSTEM: "rabbitmq", "otel.metric.overflow": True}
 
-    def of(self, place: _Place, broker: str, error: str) -> _Attributes:
-        key = (place, broker, error)
+    def of(self, place: _Place, broker: str, error: str, verdict: str = "") -> _Attributes:
+        key = (place, broker, error, verdict)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= SERIES_MAX:
@@ -582,6 +587,8 @@ class _Series:
             found = {**place.metric, **_server(broker)}
             if error:
                 found[semconv.ERROR_TYPE] = error
+            if verdict:
+                found[semconv.VERDICT] = verdict
             self._known[key] = found
         return found
 
@@ -596,8 +603,8 @@ class _Counted:
         self._lock = threading.Lock()
         self._counts: dict[int, list[Any]] = {}  # by the identity of their attributes
 
-    def add(self, place: _Place, broker: str, error: str) -> None:
-        self.count(self._series.of(place, broker, error))
+    def add(self, place: _Place, broker: str, error: str, verdict: str = "") -> None:
+        self.count(self._series.of(place, broker, error, verdict))
 
     def count(self, attributes: _Attributes) -> None:
         with self._lock:
@@ -612,7 +619,7 @@ class _Counted:
 
 
 class _Meters:
-    __slots__ = ("_duration", "_process", "_series", "consumed", "sent")
+    __slots__ = ("_duration", "_process", "_series", "consumed", "deduplicated", "sent")
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = metrics.get_meter(SCOPE, "", provider, semconv.SCHEMA_URL)
@@ -629,6 +636,13 @@ class _Meters:
             [self.consumed.observe],
             unit="{message}",
             description="Number of messages that were delivered to the application.",
+        )
+        self.deduplicated = _Counted(self._series)
+        meter.create_observable_counter(
+            semconv.DEDUPLICATED,
+            [self.deduplicated.observe],
+            unit="{message}",
+            description="Number of messages that were not handed to the application again.",
         )
         self._duration = meter.create_histogram(
             semconv.OPERATION_DURATION,

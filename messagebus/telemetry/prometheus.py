@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from messagebus.errors import Stopped
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
-from messagebus.stats import ConsumerStats, Published, PublisherStats, Status
+from messagebus.stats import ConsumerStats, Published, PublisherStats, RelayStats, Status
 
 __all__ = ["ClientMetrics", "PrometheusHooks", "collected"]
 
@@ -49,12 +49,14 @@ _Kind = Literal["counter", "gauge", "oldest"]
 
 
 class Watched(Protocol):
-    """Client with statistics: a publisher, consumer or app."""
+    """Client with statistics: a publisher, consumer, relay or app."""
 
     @property
     def status(self) -> Status: ...
 
-    def stats(self) -> PublisherStats | ConsumerStats | Mapping[str, ConsumerStats]: ...
+    def stats(
+        self,
+    ) -> PublisherStats | ConsumerStats | RelayStats | Mapping[str, ConsumerStats]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,10 @@ _ENDS = "Publishes by how they ended."
 _PUBLISHER = (
     *(
         _Figure(word, "publisher_messages", _ENDS, labels={"outcome": word})
-        for word in ("confirmed", "refused", "unroutable", "unknown", "unconfirmed")
+        for word in ("confirmed", "refused", "unroutable", "unknown", "spooled", "unconfirmed")
     ),
+    _Figure("redundant", "publisher_redundant_messages", "Confirmed by two brokers."),
+    _Figure("downgraded", "publisher_downgraded_messages", "Confirmed by one of two brokers."),
     _Figure("retried", "publisher_retries", "Sends after the first of a message."),
     _Figure("backlog", "publisher_backlog_messages", "Accepted and not yet sent.", "gauge"),
     _Figure("window", "publisher_window_messages", "Sent and not yet answered.", "gauge"),
@@ -97,6 +101,14 @@ _PUBLISHER = (
         1000,
     ),
     _Figure("list_faults", "publisher_list_faults", "Answers that were no good list."),
+    _Figure("spool_messages", "publisher_spool_messages", "In the disk spool now.", "gauge"),
+    _Figure("spool_bytes", "publisher_spool_bytes", "Of its files.", "gauge"),
+    _Figure(
+        "spool_oldest_s", "publisher_spool_oldest_seconds", "Age of its oldest message.", "oldest"
+    ),
+    _Figure("replayed", "publisher_replayed_messages", "Of the spool, confirmed by a broker."),
+    _Figure("spool_failures", "publisher_spool_failures", "Sends of the spool that were refused."),
+    _Figure("spool_damaged", "publisher_spool_damaged", "Places of spool files that are damaged."),
 )
 _ANSWERS = "Deliveries by how they were answered."
 _CONSUMER = (
@@ -114,6 +126,17 @@ _CONSUMER = (
     _Figure("overrunning", "consumer_overrunning_messages", "Runs past their limit.", "gauge"),
     _Figure("oldest_run_s", "consumer_oldest_run_seconds", "Age of the oldest run.", "oldest"),
     _Figure("failed", "consumer_failed_runs", "Runs of handlers that did not end well."),
+    _Figure("duplicates", "consumer_duplicates", "Acked unseen: their message had ended."),
+    _Figure("deferred", "consumer_deferred", "Had to wait for another run of their message."),
+    _Figure("dedup_too_old", "consumer_dedup_too_old", "Older than what is remembered."),
+    _Figure("undeduplicated", "consumer_undeduplicated", "Runs without a claim."),
+    _Figure("store_away_s", "consumer_store_away_seconds", "Store of deduplication.", "oldest"),
+    _Figure("store_ms", "consumer_store_call_seconds", "Mean of its last calls.", "oldest", 1000),
+    _Figure("order_waiting", "consumer_order_waiting", "Behind others of their keys.", "gauge"),
+    _Figure("order_gaps", "consumer_order_gaps", "Parked, and passed by what followed."),
+    _Figure("keys_resting", "consumer_keys_resting", "Wait for another run.", "gauge"),
+    _Figure("keys_parked", "consumer_keys_parked", "Parked until redriven.", "gauge"),
+    _Figure("keys_stopped", "consumer_keys_stopped", "Stopped after a failed run.", "gauge"),
     _Figure("list_generation", "consumer_list_generation", "Of the list applied.", "oldest"),
     _Figure(
         "list_age_ms",
@@ -123,6 +146,22 @@ _CONSUMER = (
         1000,
     ),
     _Figure("list_faults", "consumer_list_faults", "Answers that were no good list."),
+)
+
+
+# Figures of the whole table are the same in each of its relays: the largest counts, not their sum.
+_RELAY = (
+    _Figure("published", "relay_published_rows", "Rows that were confirmed."),
+    _Figure("failed", "relay_failures", "Publishes of rows that were refused or unroutable."),
+    _Figure("parked", "relay_parked_rows", "Rows given up after their last attempt."),
+    _Figure("database_faults", "relay_database_faults", "Calls of the database that failed."),
+    _Figure("held", "relay_held_rows", "Rows in memory.", "gauge"),
+    _Figure("in_flight", "relay_in_flight_rows", "Published and not yet answered.", "gauge"),
+    _Figure("shards", "relay_shards", "Parts of the outbox that it has.", "gauge"),
+    _Figure("rows_waiting", "outbox_waiting_rows", "Rows added and not published.", "oldest"),
+    _Figure("rows_retrying", "outbox_retrying_rows", "Rows that wait and failed before.", "oldest"),
+    _Figure("rows_parked", "outbox_parked_rows", "Rows that were given up.", "oldest"),
+    _Figure("oldest_s", "outbox_oldest_row_seconds", "Age of the oldest that waits.", "oldest"),
 )
 
 
@@ -323,12 +362,17 @@ class ClientMetrics(Collector):
             self._add_publisher(sums, stats, label)
         elif isinstance(stats, ConsumerStats):
             self._add_consumer(sums, stats, label)
+        elif isinstance(stats, RelayStats):
+            _add_figures(sums, _RELAY, stats, label)
         elif stats is not None:
             for subscription, each in stats.items():
                 self._add_consumer(sums, each, self._clients.value(subscription))
             publisher = _read(getattr(client, "publisher_stats", lambda: None))
             if isinstance(publisher, PublisherStats):
                 self._add_publisher(sums, publisher, label)
+            relay = _read(getattr(client, "relay_stats", lambda: None))
+            if isinstance(relay, RelayStats):
+                _add_figures(sums, _RELAY, relay, label)
 
     def _add_publisher(self, sums: _Sums, stats: PublisherStats, client: str) -> None:
         _add_figures(sums, _PUBLISHER, stats, client)
@@ -420,6 +464,12 @@ class PrometheusHooks(Hooks):
             ["subscription"],
             registry=registry,
         )
+        self._deduplicated = Counter(
+            "messagebus_deduplicated_messages",
+            "Deliveries that no handler got, by the reason.",
+            ["subscription", "verdict"],
+            registry=registry,
+        )
         # The metric of each pair of labels, found once: the library's own look-up takes twice as long.
         self._known: dict[tuple[object, str, str], Any] = {}
         self._open: dict[int, tuple[Message, float]] = {}
@@ -449,6 +499,9 @@ class PrometheusHooks(Hooks):
         subscription = str(delivery.source)
         self._of(self._handled, subscription, answer).inc()
         self._of(self._handled_bytes, subscription).inc(len(delivery.body))
+
+    def deduplicated(self, delivery: Delivery, verdict: str) -> None:
+        self._of(self._deduplicated, str(delivery.source), verdict).inc()
 
     def _of(self, metric: Counter | Histogram, name: str, word: str = "") -> Any:
         found = self._known.get((metric, name, word))

@@ -15,8 +15,10 @@ __all__ = [
     "BUCKETS_S",
     "CONSUMED",
     "CONVERSATION_ID",
+    "DEDUPLICATED",
     "DELIVERY_TAG",
     "DESTINATION",
+    "BROKERS",
     "ERROR_TYPE",
     "MESSAGE_ID",
     "OPERATION",
@@ -30,6 +32,7 @@ __all__ = [
     "SYSTEM",
     "TEMPLATE",
     "TEMPORARY",
+    "VERDICT",
     "Place",
     "error_type",
     "publishing_place",
@@ -50,11 +53,16 @@ BATCH_COUNT = "messaging.batch.message_count"
 DELIVERY_TAG = "messaging.rabbitmq.message.delivery_tag"
 SERVER_ADDRESS, SERVER_PORT = "server.address", "server.port"
 ERROR_TYPE = "error.type"
+# Our own: the brokers that confirmed a redundant publish.
+BROKERS = "messagebus.brokers"
 
 OPERATION_DURATION = "messaging.client.operation.duration"
 PROCESS_DURATION = "messaging.process.duration"
 SENT = "messaging.client.sent.messages"
 CONSUMED = "messaging.client.consumed.messages"
+# Ours: the conventions have no name for it.
+DEDUPLICATED = "messagebus.client.deduplicated.messages"
+VERDICT = "messagebus.deduplication.verdict"
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
 

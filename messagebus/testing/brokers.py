@@ -21,7 +21,7 @@ from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, due_key_of, messages_of
-from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, Stored, Taker
+from messagebus.testing.queues import NEVER_MS, Arrived, MemoryQueue, MemoryStream, Stored, Taker
 from messagebus.topology import (
     DUE,
     LADDER,
@@ -101,7 +101,8 @@ class MemoryBroker:
             self._exchanges.setdefault(exchange.name, made)
         for spec in parts.queues:
             if spec.name not in self.queues:
-                self.queues[spec.name] = MemoryQueue(
+                is_stream = spec.arguments["x-queue-type"] == "stream"
+                self.queues[spec.name] = (MemoryStream if is_stream else MemoryQueue)(
                     spec.name,
                     spec.arguments,
                     delivery_limit=self._bus.delivery_limit,
@@ -214,13 +215,22 @@ class MemoryBroker:
 
     # Links.
     def attach(
-        self, site: Site, queue: str, prefetch: int, bring: Callable[[list[Arrived]], None]
+        self,
+        site: Site,
+        queue: str,
+        prefetch: int,
+        bring: Callable[[list[Arrived]], None],
+        offset: object = "next",
     ) -> None:
-        if site.taker is not None and site.taker.queue is self.queues[queue]:
-            site.taker.again()
+        """Let a link consume. offset: the place in a stream."""
+        found = self.queues[queue]
+        if site.taker is not None and site.taker.queue is found:
+            site.taker.again(prefetch)
         else:
-            site.taker = Taker(self.queues[queue], prefetch, bring)
-        self.queues[queue].attach(site.taker)
+            site.taker = Taker(found, prefetch, bring)
+        if isinstance(found, MemoryStream):
+            found.read_from(site.taker, offset)
+        found.attach(site.taker)
 
     def detach(self, site: Site) -> None:
         """End its consuming; unanswered deliveries are given back."""
@@ -264,14 +274,20 @@ class MemoryBrokers:
         self.slow_ms = 0
         self.copies_wanted: dict[str, list[int]] = {}
         """Exchange or queue -> how many copies of each of the next publishes are stored."""
+        self.stopped: set[str] = set()
+        """Brokers that refuse new links."""
         self._frozen = False
         self._unread: list[Callable[[], None]] = []
         self._watchers: list[Callable[[], None]] = []
 
     def balance(self) -> MemoryBroker:
-        """Return the broker that the next link leads to."""
+        """Return the broker that the next link leads to: one that runs, if there is one."""
         with self.lock:
-            return self.all[next(self._turns)]
+            for _ in self.names:
+                name = next(self._turns)
+                if name not in self.stopped:
+                    break
+            return self.all[name]
 
     def declare(self, wanted: Wanted) -> Options:
         """Declare it on every broker and return its options. Raises TopologyMismatch when they differ."""
@@ -287,6 +303,13 @@ class MemoryBrokers:
     def is_declared(self, source: Source) -> bool:
         with self.lock:
             return str(source) in self._wanted
+
+    def plain_names(self) -> list[str]:
+        """Return the names of what takes no batches."""
+        with self.lock:
+            return sorted(
+                name for name, each in self._wanted.items() if getattr(each, "plain", False)
+            )
 
     def delete(self, source: Source) -> None:
         """Delete it on every broker, with its messages."""

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from messagebus.aio import AsyncConsumer, AsyncPublisher
-from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
-from messagebus.consumer import Consumer, as_source
+from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig, Spool
+from messagebus.consumer import Consumer, as_dedup, as_source
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
 from messagebus.errors import WrongPayload
 from messagebus.hooks import Hooks
 from messagebus.message import Message
 from messagebus.publisher import Publisher
+from messagebus.secret import Secret
 from messagebus.stats import RUNNING
 from messagebus.testing.brokers import MemoryBrokers
 from messagebus.testing.links import MemoryWire
 from messagebus.topology import Wanted, parse_wanted
+
+if TYPE_CHECKING:
+    from messagebus.consumer import Deduplication, Order
+    from messagebus.replay import AsyncReplay, Replay
+    from messagebus.testing.store import FaultyStore
 
 __all__ = ["MemoryBus"]
 
@@ -45,6 +54,7 @@ class MemoryBus:
         self._wire = MemoryWire(self._brokers)
         self._publishers: weakref.WeakSet[Publisher | AsyncPublisher] = weakref.WeakSet()
         self._blocking: weakref.WeakSet[Publisher | Consumer] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer | AsyncConsumer] = weakref.WeakSet()
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -53,19 +63,27 @@ class MemoryBus:
 
     # Clients.
     def publisher(
-        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+        self,
+        config: PublisherConfig | None = None,
+        *,
+        spool: Spool | str | Path | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> Publisher:
         """Make a `Publisher`, not started."""
-        made = Publisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
+        made = Publisher(BusConfig(), config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         self._blocking.add(made)
         return made
 
     def async_publisher(
-        self, config: PublisherConfig | None = None, *, hooks: Sequence[Hooks] = ()
+        self,
+        config: PublisherConfig | None = None,
+        *,
+        spool: Spool | str | Path | None = None,
+        hooks: Sequence[Hooks] = (),
     ) -> AsyncPublisher:
         """Make an `AsyncPublisher`, not started."""
-        made = AsyncPublisher(BusConfig(), config, hooks=hooks, _wire=self._wire)
+        made = AsyncPublisher(BusConfig(), config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         return made
 
@@ -76,17 +94,22 @@ class MemoryBus:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
+        order: Order | None = None,
     ) -> Consumer:
-        """Make a `Consumer`, not started."""
+        """Make a `Consumer`, not started. dedup: an address of a store stands for `store` here."""
         made = Consumer(
             BusConfig(),
             destination,
             subscription=subscription,
             config=config,
             hooks=hooks,
+            dedup=self._here(dedup, config),
+            order=order,
             _wire=self._wire,
         )
         self._blocking.add(made)
+        self._consumers.add(made)
         return made
 
     def async_consumer(
@@ -96,16 +119,48 @@ class MemoryBus:
         subscription: str = "",
         config: ConsumerConfig | None = None,
         hooks: Sequence[Hooks] = (),
+        dedup: Deduplication = None,
+        order: Order | None = None,
     ) -> AsyncConsumer:
-        """Make an `AsyncConsumer`, not started."""
-        return AsyncConsumer(
+        """Make an `AsyncConsumer`, not started. dedup: as of `consumer`."""
+        made = AsyncConsumer(
             BusConfig(),
             destination,
             subscription=subscription,
             config=config,
             hooks=hooks,
+            dedup=self._here(dedup, config),
+            order=order,
             _wire=self._wire,
         )
+        self._consumers.add(made)
+        return made
+
+    def replay(self, topic: Topic | str, **options: Any) -> Replay:
+        """Make a `Replay` of a topic whose `Stream` was declared; options: its settings."""
+        from messagebus.replay import Replay  # only where it is used
+
+        return Replay(BusConfig(), topic, _wire=self._wire, **options)
+
+    def async_replay(self, topic: Topic | str, **options: Any) -> AsyncReplay:
+        """Make an `AsyncReplay`, as `replay`."""
+        from messagebus.replay import AsyncReplay  # only where it is used
+
+        return AsyncReplay(BusConfig(), topic, _wire=self._wire, **options)
+
+    def _here(self, dedup: Deduplication, config: ConsumerConfig | None) -> Deduplication:
+        """Return the same settings with the store of this bus, where an address was given."""
+        found = as_dedup(dedup, config or ConsumerConfig())
+        if found is None:
+            return False
+        return replace(found, store=self.store) if isinstance(found.store, str | Secret) else found
+
+    @functools.cached_property
+    def store(self) -> FaultyStore:
+        """The store of deduplication that stands for every address of one; a test may `lose` it."""
+        from messagebus.testing.store import FaultyStore  # only where it is used
+
+        return FaultyStore(self._brokers.clock)
 
     def declare(self, *wanted: Wanted | str) -> None:
         """Make ``orders/billing`` or ``queue:jobs`` exist without a consumer. Raises TopologyMismatch."""
@@ -125,8 +180,8 @@ class MemoryBus:
         if ms < 0:
             raise ValueError(f"advance({seconds!r}): time does not go back")
         self._brokers.advance(ms)
-        for publisher in list(self._publishers):
-            _put_forward(publisher, ms)
+        for client in [*self._publishers, *self._consumers]:
+            _put_forward(client, ms)
 
     def freeze(self) -> None:
         """Let no broker read or answer anything from now on: backlogs fill, deadlines pass."""
@@ -159,6 +214,21 @@ class MemoryBus:
         comes again; answers to earlier deliveries are stale. The clients dial again at once.
         """
         return self._brokers.lose(broker)
+
+    def stop_brokers(self, *names: str) -> None:
+        """Cut the links to these brokers, and refuse new ones; to all brokers when none is named.
+
+        Queues keep what they have.
+        """
+        if unknown := [each for each in names if each not in self._brokers.all]:
+            raise ValueError(f"no broker {unknown[0]!r}: one of {', '.join(self.brokers)}")
+        for name in names or self.brokers:
+            self._brokers.stopped.add(name)
+            self._brokers.lose(name)
+
+    def start_brokers(self, *names: str) -> None:
+        """Let clients in again, to all brokers when none is named; they dial by themselves."""
+        self._brokers.stopped.difference_update(names or self.brokers)
 
     # Questions.
     def published(self, destination: Destination | str) -> list[Message]:
@@ -278,28 +348,34 @@ def _address(destination: Destination | Source | str) -> str:
     return destination.exchange if isinstance(destination, Topic) else destination.amqp_queue
 
 
-def _put_forward(publisher: Publisher | AsyncPublisher, ms: int) -> None:
-    """Advance a publisher's clock.
+def _put_forward(client: Publisher | AsyncPublisher | Consumer | AsyncConsumer, ms: int) -> None:
+    """Advance a client's clock.
 
-    An asyncio publisher that belongs to another thread's loop has it advanced one turn of that loop later.
+    An asyncio client that belongs to another thread's loop has it advanced one turn of that loop later.
     """
-    driver = publisher._driver
-    if publisher.status is not RUNNING or driver is None:
+    driver = client._driver
+    if client.status is not RUNNING or driver is None:
         return
-    if isinstance(publisher, Publisher):
+
+    def put_forward() -> None:
+        driver.put_forward(ms)
+        if isinstance(client, Publisher | AsyncPublisher) and client._fleet is not None:
+            client._fleet.put_forward(ms)
+
+    if isinstance(client, Publisher | Consumer):
         noticed = threading.Event()
 
         def notice() -> None:
-            driver.put_forward(ms)
+            put_forward()
             noticed.set()
 
-        publisher._running()[0].call_soon(notice)
+        client._running()[0].call_soon(notice)
         noticed.wait(NOTICE_TIMEOUT_S)
-    elif not publisher._loop.is_closed():
-        if publisher._loop is _running_loop():
-            driver.put_forward(ms)
+    elif not client._loop.is_closed():
+        if client._loop is _running_loop():
+            put_forward()
         else:
-            publisher._loop.call_soon_threadsafe(driver.put_forward, ms)
+            client._loop.call_soon_threadsafe(put_forward)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from messagebus._io.amqp.frames import Bare
 from messagebus._io.amqp.link import Link
+from messagebus._io.amqp.properties import STREAM_OFFSET
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.membership import ListKeeper
@@ -21,7 +22,7 @@ from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
 from messagebus.testing.queues import Arrived, Taker
-from messagebus.topology import Wanted
+from messagebus.topology import Wanted, topic_of
 
 __all__ = ["MemoryLink", "MemoryWire"]
 
@@ -51,7 +52,12 @@ class MemoryWire:
         if brokers.frozen:
             await asyncio.wait_for(_thawed(brokers), timeout_ms / 1000)
         site = brokers.balance() if broker is None else brokers.all[broker.name]
+        if site.name in brokers.stopped:
+            raise LinkLost(site.name, "stopped by the test")
         return cast(Link, MemoryLink(brokers, site))
+
+    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int) -> Link:
+        return await self.dial(broker, timeout_ms=timeout_ms)
 
 
 async def _thawed(brokers: MemoryBrokers) -> None:
@@ -83,6 +89,9 @@ class _MemoryTopology:
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
         return self._brokers.is_declared(queue)
 
+    async def plain_sources(self, destinations: Collection[str]) -> list[str]:
+        return [name for name in self._brokers.plain_names() if topic_of(name) in destinations]
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:
@@ -98,6 +107,7 @@ class _MemoryFollower:
     def __init__(self, names: Sequence[str], on_list: Callable[[BrokerList], None]) -> None:
         self.keeper = ListKeeper()
         self.brokers: BrokerList | None = None
+        self.until_tried: Callable[[], Awaitable[object]] | None = None
         self._names, self._on_list = names, on_list
 
     def start(self) -> None:
@@ -224,11 +234,22 @@ class MemoryLink:
     def _basic_qos(self, *, prefetch_count: int) -> None:
         self._prefetch = prefetch_count
 
-    def _basic_consume(self, *, queue: str, consumer_tag: str, **_callbacks: Any) -> None:
+    def _queue_declare(self, *, queue: str, passive: bool) -> None:
         if queue not in self.site.queues:
             self.end(NOT_FOUND, f"NOT_FOUND - no queue '{queue}'")
-            return
-        self.site.attach(self, queue, self._prefetch, self.bring)
+
+    def _basic_consume(
+        self,
+        *,
+        queue: str,
+        consumer_tag: str,
+        arguments: Mapping[str, Any] | None = None,
+        **_callbacks: Any,
+    ) -> None:
+        self._queue_declare(queue=queue, passive=True)
+        if queue in self.site.queues:
+            offset = (arguments or {}).get(STREAM_OFFSET, "next")
+            self.site.attach(self, queue, self._prefetch, self.bring, offset)
 
     def cancel(self, callback: Callable[[Any], None] | None) -> None:
         """Stop deliveries; those that came before may still be answered."""

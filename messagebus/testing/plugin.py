@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from messagebus.consumer import Consumer
     from messagebus.publisher import Publisher
     from messagebus.testing.bus import MemoryBus
+    from messagebus.testing.store import FaultyStore
 
 __all__ = [
     "messagebus_bus",
     "messagebus_cluster",
     "messagebus_consumer",
     "messagebus_publisher",
+    "messagebus_store",
 ]
 
 BROKERS_INI = "messagebus_brokers"
@@ -61,6 +63,12 @@ def messagebus_bus(request: pytest.FixtureRequest) -> Iterator[MemoryBus]:
     bus = MemoryBus(**(marker.kwargs if marker else {}))
     yield bus
     bus.close()
+
+
+@pytest.fixture
+def messagebus_store(messagebus_bus: MemoryBus) -> FaultyStore:
+    """The store of deduplication of `messagebus_bus`, for its faults: ``messagebus_store.lose()``."""
+    return messagebus_bus.store
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from datetime import datetime
+from typing import Any, Protocol
 
-from messagebus._io.amqp.copy_headers import counted, read_ttl_ms
+from messagebus._io.amqp.copy_headers import counted, numbered, read_ttl_ms
+from messagebus._io.amqp.properties import read_stamp_ms
 
-__all__ = ["Address", "Arrived", "MemoryQueue", "Stored", "Taker"]
+__all__ = ["Address", "Arrived", "MemoryQueue", "MemoryStream", "Stored", "Taker"]
 
 NEVER_MS = 1 << 62
 # Flag in the first byte of a property list: the message has a time to live.
@@ -63,8 +65,9 @@ class Taker:
         self.last_tag = 0
         self._before = 0
 
-    def again(self) -> None:
+    def again(self, prefetch: int) -> None:
         """Consume again: deliveries that the cancelled consumer left unanswered take none of its room."""
+        self.prefetch = prefetch
         self._before = self.last_tag
 
     @property
@@ -273,3 +276,55 @@ class MemoryQueue:
     @property
     def unacked(self) -> int:
         return sum(len(taker.unacked) for taker in (*self.takers, *self._leaving))
+
+
+class MemoryStream(MemoryQueue):
+    """Stream: keeps what is put, and each taker reads it from a place of its own."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kept: list[Stored] = []
+        self._next: dict[Taker, int] = {}
+
+    def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
+        self.kept.append(stored)
+
+    def read_from(self, taker: Taker, offset: object) -> None:
+        """Set the place of a taker: "first", "last", "next", an offset, or a time."""
+        end = len(self.kept)
+        match offset:
+            case "last":
+                at = max(0, end - 1)
+            case int():
+                at = offset
+            case datetime():
+                since_ms = int(offset.timestamp()) * 1000
+                later = (n for n, each in enumerate(self.kept) if _stamp_ms(each) >= since_ms)
+                at = next(later, end)
+            case _:
+                at = 0 if offset == "first" else end
+        self._next[taker] = at
+
+    def detach(self, taker: Taker) -> None:
+        if taker in self.takers:
+            self.takers.remove(taker)
+        self._leaving.discard(taker)
+        self._next.pop(taker, None)
+        taker.unacked.clear()
+
+    def hand_out(self) -> None:
+        for taker in self.takers:
+            at = self._next[taker]
+            given: list[Arrived] = []
+            for stored in self.kept[at : at + max(0, taker.room)]:
+                taker.last_tag += 1
+                taker.unacked[taker.last_tag] = stored
+                raw = numbered(stored.raw, at + len(given))
+                given.append((taker.last_tag, False, raw, stored.body))
+            if given:
+                self._next[taker] = at + len(given)
+                taker.bring(given)
+
+
+def _stamp_ms(stored: Stored) -> int:
+    return read_stamp_ms(stored.raw) or 0

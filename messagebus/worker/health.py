@@ -2,7 +2,7 @@
 
 | path | 200 | 503 |
 |---|---|---|
-| /ready | attached to brokers, and not stopping | else |
+| /ready | attached to brokers, not stopping, no store of deduplication awaited for 30 s | else |
 | /live | the loop turns, or the application is still imported | it has not turned for LIVE_S |
 | /metrics | Prometheus text, where prometheus-client is installed | (404 without it) |
 """
@@ -26,8 +26,6 @@ import httpx
 from messagebus.app import App
 from messagebus.errors import ConfigError
 from messagebus.worker.pulse import LIVE_S, Look, Pulse
-
-__all__ = ["Answer", "HealthServer", "answer_of", "parse_address"]
 
 REQUEST_TIMEOUT_S = 5.0
 # Probes come one by one; when there are more, the oldest is disconnected.
@@ -68,6 +66,19 @@ def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
         # The import of an application may take any time: its start is watched by /ready.
         turns = age_s < LIVE_S or not pulse.begun
         return respond(path, look, None if turns else f"no turn for {age_s:.1f} s")
+
+    return ask
+
+
+def relay_answers(relay: AsyncRelay) -> Ask:
+    """Return the answers of a relay of an outbox: ready while database and brokers answer it."""
+    metrics = metrics_of(relay, "relay")
+
+    def ask(path: str) -> Answer:
+        if path == "/metrics" and metrics is not None:
+            return Answer(200, *metrics())
+        faults = relay.faults()
+        return respond(path, {"ready": not faults, "faults": faults}, None)
 
     return ask
 
@@ -185,6 +196,8 @@ class _Request(BaseHTTPRequestHandler):
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from messagebus.outbox.relay import AsyncRelay
+
 __all__ = ["Metrics", "merged", "metrics_of", "scraped"]
 
 log = logging.getLogger("messagebus.worker")
@@ -199,7 +212,7 @@ SCRAPE_TIMEOUT_S = 4.0
 SCRAPES_AT_ONCE = 32
 
 
-def metrics_of(app: App) -> Metrics | None:
+def metrics_of(app: App | AsyncRelay, name: str = CLIENT) -> Metrics | None:
     """Return all metrics that the application registers, and its subscriptions' unless it shows them itself.
 
     None: prometheus-client is not installed.
@@ -211,7 +224,7 @@ def metrics_of(app: App) -> Metrics | None:
     except ImportError:
         return None
     ours = CollectorRegistry()
-    ClientMetrics(ours).watch(app, CLIENT)
+    ClientMetrics(ours).watch(app, name)
 
     def scrape() -> tuple[str, bytes]:
         with collected() as theirs:
@@ -220,7 +233,7 @@ def metrics_of(app: App) -> Metrics | None:
             return CONTENT_TYPE_LATEST, shown + generate_latest(ours)
         if not any(each.watches(app) for each in theirs):
             # Ours beside theirs would give the same families a second time.
-            theirs[0].watch(app, CLIENT)
+            theirs[0].watch(app, name)
             shown = generate_latest()
         return CONTENT_TYPE_LATEST, shown
 

@@ -27,8 +27,6 @@ from messagebus.handling import Words
 from messagebus.worker.health import HealthServer, answer_of, metrics_of
 from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look, of_application
 
-__all__ = ["EXIT_STOPPED", "EXIT_UNFINISHED", "STOP", "Parent", "say", "work", "load"]
-
 log = logging.getLogger("messagebus.worker")
 
 EXIT_STOPPED, EXIT_UNFINISHED = 0, 1

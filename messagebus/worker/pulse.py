@@ -19,8 +19,6 @@ from typing import Any
 from messagebus.app import App
 from messagebus.stats import ConsumerStats, Status
 
-__all__ = ["LIVE_S", "Pulse", "Watchdog", "beat", "look", "of_application"]
-
 log = logging.getLogger("messagebus.worker")
 
 BEAT_S = 0.5
@@ -29,6 +27,8 @@ STUCK_S = 2.0
 # Not live after this: several times a loop's delay on a loaded machine, less than two heartbeats.
 LIVE_S = 10.0
 FRAMES_TOLD = 3
+# Not ready after this, where handlers wait for the store of deduplication.
+STORE_AWAY_S = 30.0
 
 Look = Mapping[str, Any]
 """State of an app: JSON."""
@@ -44,7 +44,7 @@ class Pulse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.begun = False
-        """Whether the loop has said anything yet."""
+        """True once the loop has said anything."""
         self._last: tuple[float, Look] = (clock(), {"ready": False, "status": "starting"})
 
     def tell(self, look: Look) -> None:
@@ -66,9 +66,15 @@ def look(app: App) -> Look:
     attached = all(
         any(broker.state == "open" for broker in each.brokers.values()) for each in stats.values()
     )
+    # Other workers may reach the store, and the application's operators look at this.
+    waiting = any(
+        each.dedup_state == "waiting" and each.store_away_s > STORE_AWAY_S
+        for each in stats.values()
+    )
+    stopped = any(each.keys_stopped for each in stats.values())
     running, ended = app.status is Status.RUNNING, getattr(app, "ended", {})
     return {
-        "ready": running and attached and not ended,
+        "ready": running and attached and not ended and not waiting and not stopped,
         "status": app.status.value if running else "stopping" if stats else "starting",
         "subscriptions": {name: _of(each) for name, each in stats.items()},
         **({"ended": dict(ended)} if ended else {}),
@@ -82,6 +88,18 @@ def _of(stats: ConsumerStats) -> Look:
         "oldest_run_s": round(stats.oldest_run_s, 1),
         "parked": stats.parked,
         "retried": stats.retried,
+        **({"dedup": _of_dedup(stats)} if stats.dedup_state else {}),
+        **({"keys_stopped": stats.keys_stopped} if stats.keys_stopped else {}),
+    }
+
+
+def _of_dedup(stats: ConsumerStats) -> Look:
+    return {
+        "state": stats.dedup_state,
+        "away_s": round(stats.store_away_s, 1),
+        "duplicates": stats.duplicates,
+        "deferred": stats.deferred,
+        "undeduplicated": stats.undeduplicated,
     }
 
 

@@ -25,8 +25,6 @@ from messagebus.worker.health import TEXT, Answer, Ask, respond, scraped
 from messagebus.worker.process import LEAVE_AFTER_S, STOP
 from messagebus.worker.pulse import LIVE_S, Look
 
-__all__ = ["PARENT_OPTION", "Supervisor", "how_it_ended", "together"]
-
 PARENT_OPTION = "--parent-fd"
 EXIT_STOPPED, EXIT_FAILED, EXIT_USAGE, EXIT_SILENT = 0, 1, 2, 6
 # Ends by a signal that a terminal or systemd sends to all, before the child has set its handlers.

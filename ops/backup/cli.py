@@ -41,10 +41,8 @@ from ops.cluster.view import View
 from ops.commands import kits
 from ops.errors import OpsError
 from ops.local import secrets
-from ops.run.command import confirm, inventory_option, locked
+from ops.run.command import confirm, inventory_option, locked, yes_option
 from ops.run.runner import HostRunner
-
-__all__ = ["backup", "restore"]
 
 INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
 # Topology of an older backup comes back by name only, where no agent remembers the deletions since.
@@ -133,7 +131,7 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
     help="With --files: also this file, outside of the inventory's folder. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what is missing without restoring it.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @inventory_option
 def restore(
     archive: Path,

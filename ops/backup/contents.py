@@ -30,23 +30,6 @@ from typing import Any
 from ops.cluster.topology import latest, wanted_items
 from ops.errors import OpsError
 
-__all__ = [
-    "Archive",
-    "Missing",
-    "Rights",
-    "age_of",
-    "definitions_of",
-    "files_named",
-    "generation_of",
-    "is_named",
-    "missing_definitions",
-    "missing_topology",
-    "read_archive",
-    "topology_of",
-    "without_memory",
-    "write_archive",
-]
-
 CONTENTS = "contents.json"
 FORMAT = 1
 # Definitions of a broker with 10,000 queues are 10 MB.

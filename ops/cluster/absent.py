@@ -16,8 +16,6 @@ from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.run.plan import Command
 from ops.run.runner import HostRunner, Runner
 
-__all__ = ["dead_balancers", "find_absent"]
-
 PARALLEL = 16
 
 

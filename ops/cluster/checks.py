@@ -15,35 +15,6 @@ from ops.cluster.view import View
 from ops.errors import NoAnswer
 from ops.run.plan import Blocked, Check, as_check
 
-__all__ = [
-    "Steady",
-    "agents_serve_the_list",
-    "all_ready",
-    "answers",
-    "applied_and_attached",
-    "behind",
-    "both",
-    "clients_at_generation",
-    "holds_back",
-    "is_dead",
-    "knows_the_topology",
-    "left_by_clients",
-    "left_by_publishers",
-    "listed_ready",
-    "lists_all",
-    "nobody_answers",
-    "nobody_is_connected",
-    "not_ready",
-    "off_the_list",
-    "others_serve",
-    "publishes_arrive",
-    "some",
-    "topology_is_there",
-    "unattached",
-    "unused",
-    "takes_publishes",
-]
-
 NAMES_SHOWN = 5
 
 

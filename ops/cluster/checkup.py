@@ -24,6 +24,8 @@ from messagebus.commands.exits import Exit
 from messagebus.errors import ConfigError, ListInvalid
 from messagebus.terminal import plural, say
 from messagebus.tls import TlsFiles, certificate_fault
+from messagebus_tools.observing.rules import RULES, Past
+from messagebus_tools.observing.snapshot import Answer, Bus, Seen
 from ops.cluster.topology import drift
 from ops.cluster.view import View
 from ops.commands import kits
@@ -36,22 +38,14 @@ from ops.provision.wanted import BROKER_UNIT, wanted_host
 from ops.run import shell
 from ops.run.command import inventory_option
 
-__all__ = [
-    "Finding",
-    "check",
-    "of_balancers",
-    "of_broker",
-    "of_certificate",
-    "of_clock",
-    "of_disks",
-    "of_health",
-    "of_lists",
-]
-
 # Other machines judge certificates and "parked since" by their own clocks.
 CLOCK_S_MAX = 1.0
-# A broker with less free disk than this multiple of its limit will soon refuse publishes.
-DISK_FREE_LIMITS = 3
+# The rules about one broker that are true or not at one look.
+OBSERVED = tuple(
+    rule
+    for rule in RULES
+    if rule.name in ("BrokerAlarm", "BrokerDiskFillsUp", "BrokerMemoryHigh", "Coverage")
+)
 DISK_PERCENT_MAX = 85
 # Enough time for an authority, and earlier than the alert of `ops/monitoring`.
 CERTIFICATE_DAYS_LEFT = 30
@@ -97,16 +91,18 @@ def _of_served(inventory: Inventory, ours: BrokerList, one: Served) -> Iterator[
         yield Finding(where, f"serves another list of generation {one.generation}")
 
 
-def of_health(name: str, health: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield faults of a broker by its agent's answer."""
-    if health["verdict"] != "ready":
-        reason = health.get("reason", "no reason given")
-        yield Finding(name, f"takes no new publishers: {health['verdict']}, {reason}")
+def of_observed(name: str, answer: Answer) -> Iterator[Finding]:
+    """Yield faults of a broker by its agent's answer, as the rules of `messagebus_tools` say them."""
+    state = answer.state
+    if state.verdict != "ready":
+        reason = state.reason or "no reason given"
+        yield Finding(name, f"takes no new publishers: {state.verdict}, {reason}")
+    bus = Bus(at_ms=answer.received_at_ms, brokers=(Seen(broker=name, last=answer),))
+    for rule in OBSERVED:
+        yield from (Finding(name, found.text) for found in rule.find(bus, Past()))
 
 
-def of_broker(
-    node: Node, overview: Mapping[str, Any], resources: Mapping[str, Any]
-) -> Iterator[Finding]:
+def of_broker(node: Node, overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield faults of a broker by its own answers."""
     version = str(overview.get("rabbitmq_version", ""))
     if node.version and node.version.partition("-")[0] != version:
@@ -114,13 +110,6 @@ def of_broker(
     own = overview.get("cluster_name")
     if own != str(node.address):
         yield Finding(node.name, f"calls itself {own!r}, not {str(node.address)!r}")
-    for what in ("mem", "disk_free"):
-        if resources.get(f"{what}_alarm"):
-            yield Finding(node.name, f"{'memory' if what == 'mem' else 'disk'} alarm")
-    free, limit = resources.get("disk_free"), resources.get("disk_free_limit")
-    if isinstance(free, int) and isinstance(limit, int) and free < DISK_FREE_LIMITS * limit:
-        what = f"{free // 1_000_000:,} MB of disk are free; below {limit // 1_000_000:,} it takes no more"
-        yield Finding(node.name, what)
 
 
 def of_balancers(inventory: Inventory, shown: Mapping[str, Any]) -> Iterator[Finding]:
@@ -224,11 +213,10 @@ def _broker(view: View, node: Node) -> Iterator[Finding]:
         yield Finding(node.name, f"nobody listens on its {name}, {getattr(node, name)}")
     try:
         if "agent" not in closed:
-            yield from of_health(node.name, view.health(node.name))
+            yield from of_observed(node.name, view.observed(node.name))
         if "management" not in closed:
-            overview, resources = view.overview(node.name), view.resources(node.name)
-            yield from of_broker(node, overview, resources)
-    except NoAnswer as fault:
+            yield from of_broker(node, view.overview(node.name))
+    except (NoAnswer, ConfigError) as fault:
         yield Finding(node.name, str(fault))
 
 

@@ -17,10 +17,10 @@ from ops.cluster.management import DEFAULT_VHOST, Queue
 from ops.cluster.view import View
 from ops.run.plan import Blocked
 
-__all__ = ["HELD_WITHIN_S", "Emptying", "Left", "delayed", "in_words"]
-
 DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
 """Queue whose messages leave by themselves -> seconds after which they do."""
+# Streams keep what was read: their messages hold nobody up.
+STREAMS = "mb.stream/"
 # A delayed message that is there for this much longer than its step does not leave any more.
 DELAY_GRACE_S = 60.0
 # Time without an answer while nothing else moves: the worker is dead, or as good as dead. RabbitMQ's
@@ -87,7 +87,7 @@ class Emptying:
         self._moves, self._may_be_held = moves, may_be_held
         self._first: tuple[float, int] | None = None
         self._left = 0
-        self._queues = self._untried = 0
+        self._queues = self._untried = self._replayable = 0
         self._delayed_since: dict[str, float] = {}
         self._zero = Steady(interval_s, clock)
         self._stuck = Steady(interval_s if unread_within_s is None else unread_within_s, clock)
@@ -97,7 +97,9 @@ class Emptying:
         self.is_held = False
 
     def __call__(self) -> str:
-        queues = self._view.all_queues(self._name)
+        found = self._view.all_queues(self._name)
+        queues = [each for each in found if not each.name.startswith(STREAMS)]
+        self._replayable = sum(each.messages or 0 for each in found if each not in queues)
         if any(queue.messages is None for queue in queues):
             return "counts are not there yet"
         left = Left.of(queues)
@@ -121,9 +123,9 @@ class Emptying:
 
     def proof(self) -> str:
         but = f", {self._untried} of them counted alone" if self._untried else ""
-        return (
-            f"0 messages are left in {plural(self._queues, 'queue')}, counted twice and tried{but}"
-        )
+        kept = f"; {plural(self._replayable, 'message')} of streams" if self._replayable else ""
+        queues = plural(self._queues, "queue")
+        return f"0 messages are left in {queues}, counted twice and tried{but}{kept}"
 
     def _confirm(self, queues: list[Queue]) -> str:
         if not self._zero.holds():

@@ -13,8 +13,6 @@ from messagebus.terminal import plural
 from messagebus.tls import certificate_fault, speaks_no_tls
 from ops.errors import NoAnswer
 
-__all__ = ["DEFAULT_VHOST", "Connection", "Queue", "request"]
-
 TIMEOUT_S = 3.0
 DEFAULT_VHOST = "/"
 SINGLE_ACTIVE = "x-single-active-consumer"

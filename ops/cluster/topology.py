@@ -20,23 +20,10 @@ from messagebus.terminal import plural, say
 from messagebus.topology import LADDER, declarations, with_options
 from ops.cluster.view import View
 from ops.errors import OpsError
-from ops.run.command import confirm, inventory_option, locked
-
-__all__ = [
-    "Difference",
-    "Link",
-    "differences",
-    "drift",
-    "foreign",
-    "latest",
-    "newer_than",
-    "strangers",
-    "topology",
-    "wanted_items",
-]
+from ops.run.command import confirm, inventory_option, locked, yes_option
 
 # Prefixes of queues that we declare; others are not ours.
-OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/")
+OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/", "mb.stream/")
 
 Entry = Mapping[str, Any]
 """An entry of an agent's map: wanted, number, origin, alive, and options."""
@@ -251,7 +238,7 @@ def sync(file: Path) -> None:
 
 @topology.command(short_help="Rebuild the topology after most agents lost it.")
 @inventory_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def adopt(file: Path, yes: bool) -> None:
     """Rebuild the topology from the agents that still have it, after a majority of agents lost it.
 

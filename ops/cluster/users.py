@@ -29,9 +29,7 @@ from ops.local.secrets import is_hash_of, password_hash
 from ops.provision.hosts import read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run import shell
-from ops.run.command import confirm, inventory_option, locked
-
-__all__ = ["STAND_IN", "change_password", "find_user", "users"]
+from ops.run.command import confirm, inventory_option, locked, yes_option
 
 SECRET_BYTES = 24
 STAND_IN = ".next"
@@ -185,7 +183,7 @@ def users() -> None:
     help="Leave out this node, whose broker is dead. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @inventory_option
 def password(
     name: str,

@@ -6,6 +6,7 @@ out in silence.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,10 @@ from lb.runtime import ServerState
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from messagebus.topology import GATE
+from messagebus_tools.observing.snapshot import Answer, read_answer
 from ops.cluster.management import DEFAULT_VHOST, Connection, Queue, request
 from ops.errors import NoAnswer
 from ops.run import shell
-
-__all__ = ["Absent", "View", "next_file"]
 
 # An agent makes a change, and settles it, before it answers.
 CHANGE_TIMEOUT_S = 30.0
@@ -78,16 +78,16 @@ NOBODY = Absent()
 class View:
     """The cluster of one inventory, which is read anew for every question.
 
-    absent: nodes and balancers that are left out of questions to all.
+    file: the inventory's. absent: nodes and balancers that are left out of questions to all.
     """
 
-    def __init__(self, inventory: Path, absent: Absent = NOBODY) -> None:
-        self._path = inventory
+    def __init__(self, file: Path, absent: Absent = NOBODY) -> None:
+        self.file = file
         self.absent = absent
 
     @property
     def inventory(self) -> Inventory:
-        return load(self._path)
+        return load(self.file)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -201,18 +201,35 @@ class View:
         ).json()
         return answer
 
+    def observed(self, name: str) -> Answer:
+        """Return what a broker's agent knows of it. Raises NoAnswer, also for an agent of before."""
+        node = self.node(name)
+        answer = self._agent(node, "/observe", auth=self.inventory.proof_to(node))
+        try:
+            return read_answer(answer.json(), received_at_ms=time.time_ns() // 1_000_000)
+        except ValueError as fault:
+            raise NoAnswer(f"agent of {name}: {fault}") from fault
+
     def _all(self, path: str) -> list[tuple[str, httpx.Response]]:
         asked = [node for node in self.nodes if node.name not in self.absent.agents]
         with ThreadPoolExecutor(PARALLEL) as pool:
             return list(pool.map(lambda node: (node.name, self._agent(node, path)), asked))
 
-    def _agent(self, node: Node, path: str, *, fine: tuple[int, ...] = (200,)) -> httpx.Response:
+    def _agent(
+        self,
+        node: Node,
+        path: str,
+        *,
+        fine: tuple[int, ...] = (200,),
+        auth: httpx.Auth | None = None,
+    ) -> httpx.Response:
         inventory = self.inventory
         return request(
             f"agent of {node.name}",
             "GET",
             f"{inventory.agent_url(node)}{path}",
             fine=fine,
+            auth=auth,
             verify=inventory.certificates(),
         )
 
@@ -337,11 +354,6 @@ class View:
         """Ask one broker for its version and its own name. Raises NoAnswer."""
         answer: dict[str, Any] = self._manage(name, "GET", "/api/overview").json()
         return answer
-
-    def resources(self, name: str) -> dict[str, Any]:
-        """Ask one broker for memory, disk, and their alarms. Raises NoAnswer."""
-        found = self._manage(name, "GET", "/api/nodes").json()
-        return dict(found[0]) if found else {}
 
     def definitions(self, name: str) -> dict[str, Any]:
         """Return all definitions of one broker, with hashes of passwords. Raises NoAnswer."""

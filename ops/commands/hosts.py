@@ -11,35 +11,6 @@ from ops.provision.changes import COOKIE_COPY
 from ops.provision.wanted import AGENT_USER, COOKIE, STATE
 from ops.run.plan import Command
 
-__all__ = [
-    "AGENT_UNIT",
-    "BROKER_UNIT",
-    "address",
-    "agent_folder",
-    "as_root",
-    "broker_folder",
-    "check_disk",
-    "close_mount_point",
-    "disable",
-    "erase",
-    "forget_death",
-    "hand_over_cookie",
-    "has_file_system",
-    "is_mounted",
-    "make_file_system",
-    "mount",
-    "mount_state",
-    "node_name",
-    "on",
-    "power",
-    "same_node",
-    "say_dead",
-    "service",
-    "settle",
-    "unmount",
-    "unmount_state",
-]
-
 BROKER_UNIT = "rabbitmq-server"
 AGENT_UNIT = "messagebus-agent"
 AGENT_FOLDER = "messagebus"

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ops.run.plan import Command
 
-__all__ = ["CHECKOUT", "kit", "lb", "lists", "ops"]
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

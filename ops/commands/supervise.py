@@ -15,8 +15,6 @@ from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
 from ops.run.plan import Command
 
-__all__ = ["ENDED", "LocalNodes", "Supervisor", "SystemdNodes"]
-
 BROKER_UNIT = "rabbitmq-server"
 # systemd's words for a unit without a process.
 ENDED = ("inactive", "failed")
@@ -159,7 +157,7 @@ class SystemdNodes:
 
     def genesis(self, name: str) -> tuple[Command, ...]:
         """Prepare the agent's first start in a new cluster."""
-        script = f"from messagebus.agent import genesis; genesis({STATES[1]!r})"
+        script = f"from messagebus_agent import genesis; genesis({STATES[1]!r})"
         program = ("env", f"PYTHONPATH={PROGRAM}", "python3", "-P", "-c", script)
         argv = ("runuser", "-u", AGENT_USER, "--", *program)
         return (Command((*self._root(name), *argv), self.hosts[name]),)

@@ -17,10 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from inventory.files import write_whole
+from ops.local.layout import CA
 
-__all__ = ["CA", "Authority", "issue_missing"]
-
-CA = "ca.pem"
 CA_DAYS = 3_650
 # The longest that devices accept; `issue_missing` renews them before.
 LEAF_DAYS = 397

@@ -20,8 +20,7 @@ from ops.commands.kits import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
 from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
 from ops.local.roots import ENV_ROOT, RELEASES, of_version
-
-__all__ = ["default_dir", "local"]
+from ops.local.servers import CHOICES, choices_of, url
 
 _SIGNALS = {"STOP": signal.SIGSTOP, "CONT": signal.SIGCONT, "KILL": signal.SIGKILL}
 
@@ -75,6 +74,13 @@ def local() -> None:
     "--tls", is_flag=True, help="Make a new cluster whose brokers and agents speak only TLS."
 )
 @click.option(
+    "--with",
+    "servers",
+    default="",
+    metavar="SERVER[,SERVER]...",
+    help=f"Servers to have beside the brokers: {', '.join(CHOICES)}; redis:always for its appendfsync.",
+)
+@click.option(
     "--rabbitmq",
     type=click.Choice(list(RELEASES)),
     help="RabbitMQ version of a new cluster; default the installed one.",
@@ -91,6 +97,7 @@ def up(
     port_offset: int | None,
     balancers: int,
     tls: bool,
+    servers: str,
     rabbitmq: str | None,
     root: Path | None,
 ) -> None:
@@ -101,9 +108,12 @@ def up(
       python -m ops local up --brokers 3
       python -m ops local up --tls --dir /tmp/with-tls
       python -m ops local up --rabbitmq 4.3 --dir /tmp/with-4.3
+      python -m ops local up --with redis,postgresql,mariadb
+      python -m ops local up --with monitor,prometheus
     """
     if rabbitmq and root:
         raise click.UsageError("--rabbitmq or --root, not both")
+    choices = choices_of(servers)
     console = Console(stderr=True)
     with console.status("starting the local cluster") as shown:
 
@@ -120,6 +130,7 @@ def up(
             tls=tls,
             balancers=balancers,
             root=root,
+            choices=choices,
             say=lambda line: console.print(Text(printable(line))),
             show=show,
         )
@@ -127,6 +138,11 @@ def up(
     if brokers and len(cluster.names) != brokers:
         console.print(
             f"this cluster has {plural(len(cluster.names), 'broker')}; `python -m ops add NAME` adds one"
+        )
+    for server in cluster.layout.servers:
+        console.print(
+            Text(printable(f"{server.name}: {url(server)}, password in {server.password_file}")),
+            soft_wrap=True,
         )
     _print_environment(cluster)
 
@@ -171,7 +187,7 @@ def state(dir: Path, name: str) -> None:
     say("active" if LocalCluster(dir).process_of(name) else "inactive")
 
 
-@local.command(short_help="Signal a broker, its agent, haproxy or epmd.")
+@local.command(short_help="Signal a broker, its agent, haproxy, epmd or a server.")
 @_dir_option
 @click.argument("name")
 @click.option(
@@ -183,7 +199,7 @@ def state(dir: Path, name: str) -> None:
     help="The signal.",
 )
 def kill(dir: Path, name: str, word: str) -> None:
-    """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy or epmd.
+    """Signal NAME: a broker (mb2), its agent (mb2-agent), haproxy, epmd or a server (redis).
 
     \b
     Example:

@@ -9,26 +9,9 @@ from pathlib import Path
 from inventory.files import write_whole
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
-from ops.local.certificates import CA, issue_missing
-from ops.local.layout import SERVER_NAME, Layout, NodeLayout
+from ops.local.layout import CA, SERVER_NAME, Layout, NodeLayout
 from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
-from ops.provision.wanted import PLUGINS, RIGHTS
-
-__all__ = [
-    "CHECK_PEM",
-    "CLIENT",
-    "DISK_FREE_LIMIT_BYTES",
-    "OPERATOR",
-    "PROBE_CERTIFICATE",
-    "agent_toml",
-    "broker_config",
-    "definitions",
-    "first_list",
-    "inventory_toml",
-    "write_certificates",
-    "write_definitions",
-    "write_node",
-]
+from ops.provision.wanted import RIGHTS, plugins_text
 
 # RabbitMQ's default of 50 MB leaves no room for the write-ahead logs of three brokers.
 DISK_FREE_LIMIT_BYTES = 500_000_000
@@ -261,7 +244,7 @@ def write_node(layout: Layout, node: NodeLayout) -> None:
     cookie = read(layout.secret(COOKIE)).reveal()
     write_whole(node.home / ".erlang.cookie", cookie, mode=0o400)
     (node.dir / "advanced.config").write_text(broker_config(layout, node))
-    (node.dir / "enabled_plugins").write_text(PLUGINS)
+    (node.dir / "enabled_plugins").write_text(plugins_text())
     (node.dir / "agent.toml").write_text(agent_toml(layout, node))
 
 
@@ -288,6 +271,10 @@ def write_certificates(layout: Layout) -> None:
     A node's certificate is valid for its own address, for a name of its own, and for the name that clients of
     the balancer use.
     """
+    from ops.local.certificates import (
+        issue_missing,  # without TLS nobody need wait for `cryptography`
+    )
+
     wanted: dict[str, tuple[str, ...]] = {
         node.name: (node.host, SERVER_NAME, f"{node.name}.{SERVER_NAME}") for node in layout.nodes
     }

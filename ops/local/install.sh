@@ -105,7 +105,8 @@ install_packages() {
                 keep_off rabbitmq-server
                 [ -n "$had_epmd" ] || keep_off epmd.service epmd.socket
                 ;;
-            haproxy) keep_off haproxy ;;
+            haproxy | postgresql | redis-server | redis-sentinel) keep_off "$package" ;;
+            mariadb-server) keep_off mariadb ;;
         esac
     done
 }
@@ -160,6 +161,8 @@ package_is_current() {
 
 install_package() {
     pip_install --no-deps --no-build-isolation --editable .
+    # The distributions beside it are imported from the checkout as they are.
+    pwd > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
     sha256sum pyproject.toml > .venv/.package
 }
 

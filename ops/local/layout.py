@@ -12,22 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ops.errors import LocalFault
-
-__all__ = [
-    "BALANCER",
-    "BALANCERS_MAX",
-    "DEFAULT_NETWORK",
-    "EPMD",
-    "HERE",
-    "SERVER_NAME",
-    "BalancerLayout",
-    "Layout",
-    "NodeLayout",
-    "node_number",
-]
 
 DEFAULT_NETWORK = "127.0.0"
 BALANCER = "haproxy"
@@ -43,6 +30,8 @@ STATS_PORT = 8404
 
 # The name in certificates of brokers and agents, beside their own addresses.
 SERVER_NAME = "bus.test"
+CA = "ca.pem"
+"""Name of the certificate of the authority that signs all others."""
 
 # 127.0.0.10 is HAProxy, 127.0.0.11 is mb1; the last address of a network is .254.
 BALANCER_HOST = 10
@@ -163,11 +152,38 @@ class BalancerLayout:
         return self.dir / "master.pid"
 
 
+class ServerChoice(NamedTuple):
+    """A server that a cluster has beside its brokers: redis, postgresql or mariadb.
+
+    port: 0 until its first start. persistence: Redis's appendfsync, or none.
+    """
+
+    kind: str
+    port: int = 0
+    persistence: str = "everysec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One server. master: address of the Redis that it copies, or that the sentinel monitors by a name."""
+
+    name: str
+    kind: str
+    host: str
+    port: int
+    dir: Path
+    password_file: Path
+    persistence: str = "everysec"
+    master: tuple[str, int] | tuple[()] = ()
+    monitors: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A local cluster. dir: absolute. numbers: its nodes, ascending; 1 is mb1.
 
     balancers: their number, 1 to BALANCERS_MAX: haproxy, haproxy2, ...
+    choices: servers of stores and databases, at the address of the first balancer.
     tls: brokers and agents speak TLS alone, and require certificates.
     root: folder of the system whose brokers and HAProxy these are; / is this one's.
     """
@@ -181,6 +197,7 @@ class Layout:
     tls: bool = False
     root: Path = HERE
     balancers: int = 1
+    choices: tuple[ServerChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if not _NETWORK.fullmatch(self.network) or any(
@@ -252,20 +269,23 @@ class Layout:
         )
 
     @property
-    def amqp(self) -> str:
-        return self.front.amqp
-
-    @property
-    def list_address(self) -> str:
-        return self.front.list_address
+    def servers(self) -> list[Server]:
+        return [
+            Server(
+                name=choice.kind,
+                kind=choice.kind,
+                host=f"{self.network}.{BALANCER_HOST}",
+                port=choice.port,
+                dir=self.dir / "servers" / choice.kind,
+                password_file=self.secret(f"{choice.kind}.password"),
+                persistence=choice.persistence,
+            )
+            for choice in self.choices
+        ]
 
     @property
     def list_url(self) -> str:
-        return f"{self.scheme}://{self.list_address}/consumer-list"
-
-    @property
-    def stats(self) -> str:
-        return self.front.stats
+        return f"{self.scheme}://{self.front.list_address}/consumer-list"
 
     @property
     def epmd_port(self) -> int:
@@ -314,14 +334,6 @@ class Layout:
         """The operators' copy of the consumer list."""
         return self.dir / "consumer_lists" / f"{self.cluster}.txt"
 
-    @property
-    def haproxy_dir(self) -> Path:
-        return self.front.dir
-
-    @property
-    def admin_socket(self) -> Path:
-        return self.front.admin_socket
-
     def log_file(self, part: str) -> Path:
         """Return the file with the standard output of a part (mb1, mb1-agent, haproxy, epmd)."""
         return self.run_dir / f"{part}.log"
@@ -340,6 +352,7 @@ class Layout:
             "tls": self.tls,
             "root": str(self.root),
             "balancers": self.balancers,
+            "choices": self.choices,
         }
         return json.dumps(state, indent=2) + "\n"
 
@@ -350,6 +363,7 @@ class Layout:
             state = json.loads(text)
             numbers = tuple(int(number) for number in state.pop("numbers"))
             root = Path(state.pop("root", HERE))
-            return cls(dir=dir, numbers=numbers, root=root, **state)
+            choices = tuple(ServerChoice(*choice) for choice in state.pop("choices", ()))
+            return cls(dir=dir, numbers=numbers, root=root, choices=choices, **state)
         except (ValueError, TypeError, KeyError, AttributeError) as fault:
             raise LocalFault(f"{dir / 'cluster.json'} is damaged: {fault}") from fault

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lb.hosts import HAPROXY
 from ops.commands.kits import CHECKOUT
-from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout
+from ops.local import servers
+from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout, Server
 from ops.local.roots import EPMD_PROGRAM, RABBITMQ_SERVER, chrooted
-
-__all__ = [
-    "AGENT_SUFFIX",
-    "CHECKOUT",
-    "ERLANG_ARGS",
-    "Part",
-    "agent_part",
-    "broker_argv",
-    "broker_environment",
-    "epmd_argv",
-    "epmd_environment",
-    "part",
-    "part_names",
-]
 
 AGENT_SUFFIX = "-agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A long-lived program. kind: epmd, broker, agent or balancer. address: answers TCP there.
+    """A long-lived program. kind: epmd, broker, agent, balancer or server. address: answers TCP there.
 
-    stop_within_s: time between SIGTERM and SIGKILL.
+    stop: signal that ends it. stop_within_s: time between it and SIGKILL.
     """
 
     name: str
@@ -41,6 +29,7 @@ class Part:
     env: dict[str, str]
     address: tuple[str, int]
     stop_within_s: float
+    stop: signal.Signals = signal.SIGTERM
 
 
 def agent_part(node: str) -> str:
@@ -50,7 +39,9 @@ def agent_part(node: str) -> str:
 def part_names(layout: Layout) -> list[str]:
     """Return all parts in the order in which they start."""
     nodes = [node.name for node in layout.nodes]
-    return [EPMD, *nodes, *map(agent_part, nodes), *(front.name for front in layout.fronts)]
+    fronts = [front.name for front in layout.fronts]
+    kinds = [choice.kind for choice in layout.choices]
+    return [EPMD, *nodes, *map(agent_part, nodes), *fronts, *kinds]
 
 
 def part(layout: Layout, name: str) -> Part:
@@ -60,6 +51,9 @@ def part(layout: Layout, name: str) -> Part:
     for front in layout.fronts:
         if name == front.name:
             return _balancer(layout, front)
+    for server in layout.servers:
+        if name == server.name:
+            return server_part(server)
     if name.endswith(AGENT_SUFFIX):
         return _agent(layout, name)
     return _broker(layout, name)
@@ -104,6 +98,18 @@ def _agent(layout: Layout, name: str) -> Part:
         },
         address=(node.host, node.agent_port),
         stop_within_s=5,
+    )
+
+
+def server_part(server: Server) -> Part:
+    return Part(
+        name=server.name,
+        kind="server",
+        argv=servers.argv(server),
+        env=servers.environment(server),
+        address=(server.host, server.port),
+        stop_within_s=20,
+        stop=servers.kind_of(server.kind).stop,
     )
 
 

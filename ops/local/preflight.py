@@ -22,8 +22,6 @@ from ops.local import roots
 from ops.local.files import DISK_FREE_LIMIT_BYTES
 from ops.local.layout import BLOCKS, Layout
 
-__all__ = ["Claim", "check", "claim_ports", "taken"]
-
 # A broker takes 155 MB at rest and its agent 60 MB; the rest is for the first messages.
 NODE_MEMORY_BYTES = 250_000_000
 # Write-ahead log, segments, Mnesia and logs of one broker in a demo.
@@ -77,6 +75,8 @@ def _memory_available_bytes(meminfo: Path) -> int:
     raise LocalFault(f"{meminfo} does not tell MemAvailable")
 
 
+# Ports that are tried for a server beside the brokers.
+SERVER_PORTS = 100
 # Offsets of all ports of a cluster; the first free one is taken.
 OFFSETS = tuple(range(0, 30_000, 1_000))
 
@@ -119,6 +119,14 @@ def claim_ports(layout: Layout, *, port_offset: int | None = None) -> Claim:
 def taken(sockets: Iterable[tuple[str, int]]) -> list[str]:
     """Return the addresses that cannot be listened on, as ``host:port``."""
     return [f"{host}:{port}" for host, port in sockets if not _is_free(host, port)]
+
+
+def free_port(host: str, first: int) -> int:
+    """Return the first port from this one on that nobody listens at. Raises LocalFault without one."""
+    for port in range(first, first + SERVER_PORTS):
+        if not taken([(host, port)]):
+            return port
+    raise LocalFault(f"no free port on {host} from {first} to {first + SERVER_PORTS - 1}")
 
 
 def _claim_block(layout: Layout) -> tuple[int, int]:

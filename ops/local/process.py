@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "find", "kill", "marked", "recorded", "send", "spawn", "wait_gone"]
-
 MARK = "MB_LOCAL_PART"
 POLL_S = 0.02
+# States of a process that starts no other: stopped, traced, ended.
+STOPPED = ("T", "t", "Z", "X", "")
 # SIGKILL needs no consent, but a process in a disk write ends only when that is done.
 KILL_WITHIN_S = 10.0
 
@@ -118,6 +118,38 @@ def marked(mark: str) -> list[Process]:
     return [process for process in found if process.is_alive]
 
 
+def family(process: Process) -> list[Process]:
+    """Return a process and all that descend from it, alive or not.
+
+    PostgreSQL's children hide their environment, and with it their mark.
+    """
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (parent := _parent(int(entry.name))) is not None:
+            parents.setdefault(parent, []).append(int(entry.name))
+    found = [process]
+    for one in found:
+        for pid in parents.get(one.pid, ()):
+            if stat := _stat(pid):
+                found.append(Process(pid, stat[1]))
+    return found
+
+
+def hold(process: Process) -> list[Process]:
+    """Stop a process and all that descend from it by SIGSTOP, and return them.
+
+    None of them starts another meanwhile: one that was missed would outlive a kill of the others, and
+    PostgreSQL does not start while a child of the server before still has its memory.
+    """
+    held: list[Process] = []
+    while new := [one for one in family(process) if one not in held]:
+        for one in new:
+            send(one, signal.SIGSTOP)
+        _wait_while(lambda one: one.state not in STOPPED, new, within_s=KILL_WITHIN_S)
+        held += new
+    return held
+
+
 def send(process: Process, number: signal.Signals) -> bool:
     """Signal exactly this process. Returns False when it has ended."""
     try:
@@ -144,11 +176,18 @@ def kill(processes: Iterable[Process]) -> None:
 
 def wait_gone(processes: Iterable[Process], *, within_s: float) -> list[Process]:
     """Wait until these have ended. Returns those that have not ended in time."""
-    left = [process for process in processes if process.is_alive]
+    return _wait_while(lambda process: process.is_alive, processes, within_s=within_s)
+
+
+def _wait_while(
+    condition: Callable[[Process], bool], processes: Iterable[Process], *, within_s: float
+) -> list[Process]:
+    """Wait while the condition holds for any. Returns those for which it still holds."""
+    left = [process for process in processes if condition(process)]
     until = time.monotonic() + within_s
     while left and time.monotonic() < until:
         time.sleep(POLL_S)
-        left = [process for process in left if process.is_alive]
+        left = [process for process in left if condition(process)]
     return left
 
 
@@ -161,9 +200,19 @@ def _has_threads(pid: int) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """Return state and start time. The name, in parentheses, may hold anything."""
+    """Return state and start time."""
+    fields = _stat_fields(pid)
+    return (fields[0], int(fields[19])) if fields else None
+
+
+def _parent(pid: int) -> int | None:
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields behind the name, which stands in parentheses and may hold anything."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
-        return None
-    return fields[0], int(fields[19])
+        return []

@@ -18,18 +18,6 @@ from ops.errors import LocalFault
 from ops.local.layout import HERE
 from ops.run import shell
 
-__all__ = [
-    "ENV_ROOT",
-    "PROGRAMS",
-    "RELEASES",
-    "default_root",
-    "chrooted",
-    "make",
-    "missing",
-    "of_version",
-    "version",
-]
-
 ENV_ROOT = "MESSAGEBUS_LOCAL_ROOT"
 """Variable with the default root folder of new local clusters."""
 # RabbitMQ's version to the Debian release that has it.

@@ -11,18 +11,6 @@ from pathlib import Path
 from inventory.files import write_whole
 from messagebus.secret import Secret
 
-__all__ = [
-    "ADMIN",
-    "BUS",
-    "COOKIE",
-    "PROBE",
-    "TOKEN",
-    "ensure",
-    "is_hash_of",
-    "password_hash",
-    "read",
-]
-
 ADMIN, BUS, PROBE = "admin.password", "bus.password", "probe.password"
 TOKEN, COOKIE = "token", "cookie"
 SECRET_BYTES = 24

@@ -10,15 +10,12 @@ from typing import Any
 import httpx
 
 from lb.errors import LbError
-from lb.runtime import servers
+from lb.runtime import servers as balanced
 from messagebus.broker import BrokerList
 from messagebus.tls import TlsFiles
-from ops.local import files, process, secrets
-from ops.local.certificates import CA
-from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout
+from ops.local import files, process, secrets, servers
+from ops.local.layout import CA, EPMD, BalancerLayout, Layout, NodeLayout
 from ops.local.parts import Part, agent_part, part
-
-__all__ = ["answers", "cluster_status", "not_ready", "operator_tls"]
 
 PROBE_S = 0.5
 PidFile = Callable[[str], Path]
@@ -30,20 +27,29 @@ def cluster_status(layout: Layout, listed: BrokerList, pid_file: PidFile) -> dic
     return {
         "cluster": layout.cluster,
         "dir": str(layout.dir),
-        "broker": layout.amqp,
+        "broker": layout.front.amqp,
         "list_url": layout.list_url,
         "user": "bus",
         "password_file": str(layout.secret(secrets.BUS)),
         "admin_user": "admin",
         "admin_password_file": str(layout.secret(secrets.ADMIN)),
         "token_file": str(layout.secret(secrets.TOKEN)),
-        "stats_url": f"http://{layout.stats}/",
-        "admin_socket": str(layout.admin_socket),
+        "stats_url": f"http://{layout.front.stats}/",
+        "admin_socket": str(layout.front.admin_socket),
         "generation": listed.generation,
         "parts": [
             *(_node_status(layout, node, listed, pid_file) for node in layout.nodes),
             *(_part_status(part(layout, front.name), pid_file) for front in layout.fronts),
             _part_status(part(layout, EPMD), pid_file),
+            *(
+                {
+                    **_part_status(part(layout, server.name), pid_file),
+                    "address": f"{server.host}:{server.port}",
+                    "url": servers.url(server),
+                    "password_file": str(server.password_file),
+                }
+                for server in layout.servers
+            ),
         ],
     }
 
@@ -142,6 +148,6 @@ def _verdict(layout: Layout, node: NodeLayout) -> str:
 def _balancer_states(front: BalancerLayout) -> dict[str, str]:
     """Return HAProxy's verdict on each broker: up, down, drain, maint; empty when it does not answer."""
     try:
-        return {name: server.verdict for name, server in servers(front.admin_socket).items()}
+        return {name: server.verdict for name, server in balanced(front.admin_socket).items()}
     except LbError:
         return {}

@@ -21,6 +21,8 @@ from ops.mirror.options import (
     both_answer,
     check_not_dead,
     clear_alone,
+    dead_option,
+    give_up_option,
     has_agent,
     of_mirror,
     on_mirror,
@@ -32,9 +34,6 @@ from ops.mirror.options import (
 from ops.mirror.state import Status, is_split, lacks
 from ops.mirror.view import MirrorView
 from ops.run.command import RunOptions, carry, inventory_option, opened
-
-__all__ = ["drbd"]
-
 
 _overwrite_option = click.option(
     "--overwrite",
@@ -94,7 +93,7 @@ def create(opts: RunOptions, view: MirrorView, skip_sync: bool, phrases: tuple[s
     _check_node_names(view)
     erase = _to_be_erased(view, phrases, view.hosts)
     agent = has_agent(view, view.hosts[0])
-    plan = playbooks.create(view, opts.file, skip_sync=skip_sync, erase=erase, agent=agent)
+    plan = playbooks.create(view, skip_sync=skip_sync, erase=erase, agent=agent)
     run(plan, opts, view)
 
 
@@ -167,15 +166,8 @@ def disk(opts: RunOptions, view: MirrorView, host: Host, phrases: tuple[str, ...
 
 @drbd.command(short_help="Resume frozen writes: the other host is dead.")
 @on_mirror()
-@click.option(
-    "--dead",
-    metavar="HOST",
-    required=True,
-    help="Confirm that this host is off and will not start again by itself.",
-)
-@click.option(
-    "--give-up", metavar="HOST", default="", help="Accept the loss of data that only this host has."
-)
+@dead_option(required=True)
+@give_up_option
 def thaw(opts: RunOptions, view: MirrorView, dead: str, give_up: str) -> None:
     """Resume the frozen writes of the mirror NAME, because the other host is dead.
 

@@ -7,24 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = [
-    "adjust",
-    "clear_bitmap",
-    "connect",
-    "create_metadata",
-    "demote",
-    "disconnect",
-    "events",
-    "generations",
-    "load_module",
-    "promote",
-    "promote_first",
-    "set_rate",
-    "signatures",
-    "thaw",
-    "verify",
-]
-
 Argv = tuple[str, ...]
 
 

@@ -25,16 +25,12 @@ from ops.provision.wanted import WantedFile
 from ops.run import shell
 from ops.run.plan import Blocked, Plan, Step, as_check
 
-__all__ = ["connect", "create", "disconnect", "new_disk", "rate", "resolve", "set_up", "verify"]
-
 CONNECT_WITHIN_S = 60.0
 # 10 TB at 100 MB/s take 28 hours.
 COPY_WITHIN_S = 48 * 3600.0
 
 
-def create(
-    view: MirrorView, file: Path, *, skip_sync: bool, erase: Sequence[Host], agent: bool
-) -> Plan:
+def create(view: MirrorView, *, skip_sync: bool, erase: Sequence[Host], agent: bool) -> Plan:
     """Plan a new mirror on two disks, with a file system, mounted on the first host.
 
     The broker's address is taken there, too, so that `ops found` and `ops add` find a host like any other.
@@ -46,7 +42,8 @@ def create(
     name = mirror.name
     steps = (
         Step(
-            name=f"set up the hosts of {name}", commands=(kits.ops(file, "drbd", "install", name),)
+            name=f"set up the hosts of {name}",
+            commands=(kits.ops(view.file, "drbd", "install", name),),
         ),
         Step(name="load DRBD", commands=on(both, commands.load_module())),
         *(

@@ -16,7 +16,7 @@ The order is part of the correctness:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
 from inventory.inventory import Host
 from ops.cluster.view import View
@@ -29,78 +29,66 @@ from ops.mirror.view import MirrorView, amqp_answers
 from ops.playbooks import add
 from ops.run.plan import Plan, Step
 
-__all__ = ["failback", "failover", "start", "stop"]
-
 BROKER_WITHIN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """The arrival of a broker. consume_only: publishers are held back from it.
+
+    agent: the hosts run agents. absent: names of the balancers that are dead.
+    """
+
+    consume_only: bool
+    agent: bool
+    absent: Iterable[str] = ()
 
 
 def failover(
     view: MirrorView,
-    file: Path,
     host: Host,
+    how: Arrival,
     *,
     is_dead: bool,
     power: bool,
     given_up: bool,
     force: bool,
-    consume_only: bool,
-    agent: bool,
-    absent: Iterable[str] = (),
 ) -> Plan:
-    """Plan the start of the broker on `host`, whose partner is dead; see `promotion`.
-
-    agent: the hosts run agents. absent: names of the balancers that are dead.
-    """
+    """Plan the start of the broker on `host`, whose partner is dead; see `promotion`."""
     return Plan(
         name=f"storage failover {view.name}",
         steps=(
             *promotion(view, host, is_dead=is_dead, power=power, given_up=given_up, force=force),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
+            *_arriving(view, host, how),
             proof_forgotten(view, host),
         ),
     )
 
 
-def start(
-    view: MirrorView,
-    file: Path,
-    host: Host,
-    *,
-    consume_only: bool,
-    agent: bool,
-    absent: Iterable[str] = (),
-) -> Plan:
+def start(view: MirrorView, host: Host, how: Arrival) -> Plan:
     """Plan the start of the broker on `host`: the mirror is new, or both hosts were switched off."""
     alone = {"is_dead": False, "power": False, "given_up": False, "force": False}
     return Plan(
         name=f"storage start {view.name}",
         steps=(
             *promotion(view, host, **alone),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
+            *_arriving(view, host, how),
         ),
     )
 
 
-def stop(view: MirrorView, host: Host, *, agent: bool) -> Plan:
+def stop(view: MirrorView, host: Host, how: Arrival) -> Plan:
     """Plan to stop the broker and release its disk, so that the host may be switched off."""
-    return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=agent))
+    return Plan(name=f"storage stop {view.name}", steps=leaving(view, host, agent=how.agent))
 
 
-def failback(
-    view: MirrorView,
-    file: Path,
-    host: Host,
-    *,
-    consume_only: bool,
-    agent: bool,
-    absent: Iterable[str] = (),
-) -> Plan:
+def failback(view: MirrorView, host: Host, how: Arrival) -> Plan:
     """Plan the move of the broker to `host` from its partner, both alive and the mirror whole."""
     here = partner(view.inventory, view.mirror, host)
     return Plan(
         name=f"storage failback {view.name}",
         steps=(
-            *leaving(view, here, agent=agent),
+            *leaving(view, here, agent=how.agent),
             Step(
                 name=f"promote {host.name}",
                 commands=on([host], commands.promote(view.name)),
@@ -109,20 +97,12 @@ def failback(
                 check=view.has_role(host, "Primary"),
                 undo=on([host], commands.demote(view.name)),
             ),
-            *_arriving(view, file, host, consume_only=consume_only, agent=agent, absent=absent),
+            *_arriving(view, host, how),
         ),
     )
 
 
-def _arriving(
-    view: MirrorView,
-    file: Path,
-    host: Host,
-    *,
-    consume_only: bool,
-    agent: bool,
-    absent: Iterable[str],
-) -> tuple[Step, ...]:
+def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
     mirror, name = view.mirror, view.name
     mounted = ("findmnt", "--source", str(mirror.device), "--target", str(mirror.mount))
     steps = [
@@ -134,7 +114,7 @@ def _arriving(
             done=lambda: view.succeeds(host, mounted),
             undo=on([host], hosts.unmount(mirror.mount)),
         ),
-        *((state_brought(view, host),) if agent else ()),
+        *((state_brought(view, host),) if how.agent else ()),
         Step(
             name=f"bring {mirror.address or 'no address'} to {host.name}",
             commands=on([host], hosts.address("take", mirror.address)) if mirror.address else (),
@@ -152,11 +132,11 @@ def _arriving(
         ),
         Step(
             name=f"write down that {name} runs on {host.name}",
-            commands=(kits.ops(file, "inventory", "move", name, host.name),),
+            commands=(kits.ops(view.file, "inventory", "move", name, host.name),),
             is_final=True,
         ),
     ]
-    if agent:
+    if how.agent:
         steps.append(
             Step(
                 name=f"start the agent of {name} on {host.name}",
@@ -169,16 +149,16 @@ def _arriving(
             )
         )
         order = (
-            kits.ops(file, "hold", name)
-            if consume_only
-            else kits.lb(file, "ready", name, without=absent)
+            kits.ops(view.file, "hold", name)
+            if how.consume_only
+            else kits.lb(view.file, "ready", name, without=how.absent)
         )
         steps.append(
             Step(
-                name=f"{'hold publishers back from' if consume_only else 'send publishers to'} {name}",
+                name=f"{'hold publishers back from' if how.consume_only else 'send publishers to'} {name}",
                 commands=(order,),
             )
         )
         # Last, because it succeeds only when every agent serves the list, those of other brokers too.
-        steps.append(add.list_brought("bring the list to every agent", file, View(file)))
+        steps.append(add.list_brought("bring the list to every agent", View(view.file)))
     return tuple(steps)

@@ -8,19 +8,9 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
-from inventory.files import templates
+from inventory.files import Templates
 from inventory.inventory import Host, Inventory, Mirror
 from ops.provision.wanted import WantedFile
-
-__all__ = [
-    "FENCE_KEY",
-    "KNOWN_PEERS",
-    "PROGRAMS",
-    "authorized_line",
-    "files",
-    "partner",
-    "proof_of_death",
-]
 
 PROGRAMS = "/usr/local/lib/messagebus"
 """Folder on every host of a mirror, with the programs of ops/mirror/on_host/."""
@@ -36,8 +26,7 @@ def _endpoint(address: str, port: int) -> str:
     return f"{address}:{port}"
 
 
-_TEMPLATES = templates("ops.mirror")
-_TEMPLATES.filters["endpoint"] = _endpoint
+_TEMPLATES = Templates("ops.mirror", endpoint=_endpoint)
 
 
 def partner(inventory: Inventory, mirror: Mirror, host: Host) -> Host:
@@ -64,11 +53,11 @@ def files(inventory: Inventory, mirror: Mirror, host: Host) -> tuple[WantedFile,
         WantedFile(path=Path("/etc/modules-load.d/messagebus-drbd.conf"), text="drbd\n"),
         WantedFile(
             path=Path(f"/etc/messagebus/mirrors/{mirror.name}.fence"),
-            text=_TEMPLATES.get_template("mirror.fence.j2").render(names),
+            text=_TEMPLATES.render("mirror.fence.j2", names),
         ),
         WantedFile(
             path=Path(f"/etc/drbd.d/{mirror.name}.res"),
-            text=_TEMPLATES.get_template("mirror.res.j2").render(names),
+            text=_TEMPLATES.render("mirror.res.j2", names),
         ),
     )
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -21,19 +22,6 @@ from ops.mirror.state import Alone, Refused, Status, may_promote
 from ops.mirror.view import MirrorView
 from ops.run.command import RunOptions, carry, opened, run_options
 from ops.run.plan import Plan
-
-__all__ = [
-    "has_agent",
-    "both_answer",
-    "check_not_dead",
-    "record_alone",
-    "clear_alone",
-    "of_mirror",
-    "on_mirror",
-    "permitted",
-    "proof_options",
-    "run",
-]
 
 
 def on_mirror(*arguments: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -61,23 +49,19 @@ def on_mirror(*arguments: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
+dead_option = partial(
+    click.option,
+    "--dead",
+    metavar="HOST",
+    help="Confirm that this host is off and will not start again by itself.",
+)
+give_up_option = click.option(
+    "--give-up", metavar="HOST", default="", help="Accept the loss of data that only this host has."
+)
+
+
 def proof_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option(
-            "--dead",
-            metavar="HOST",
-            default="",
-            help="Confirm that this host is off and will not start again by itself.",
-        ),
-        click.option(
-            "--give-up",
-            metavar="HOST",
-            default="",
-            help="Accept the loss of data that only this host has.",
-        ),
-    ):
-        command = option(command)
-    return command
+    return give_up_option(dead_option(default="")(command))
 
 
 def of_mirror(view: MirrorView, name: str) -> Host:

@@ -17,8 +17,6 @@ from ops.mirror.view import MirrorView
 from ops.provision.wanted import STATE
 from ops.run.plan import Blocked, Command, Plan, Step, as_check
 
-__all__ = ["demote", "leaving", "promote", "promotion", "proof_forgotten", "state_brought", "thaw"]
-
 PROMOTE_WITHIN_S = 60.0
 POWER_WITHIN_S = 120.0
 # The settings of the connection call it lost after 4 s.

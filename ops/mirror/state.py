@@ -18,24 +18,6 @@ from enum import Enum, auto
 
 from ops.errors import OpsError
 
-__all__ = [
-    "COMPARING",
-    "Alone",
-    "UnexpectedOutput",
-    "Generations",
-    "Refused",
-    "Relation",
-    "Status",
-    "Verdict",
-    "Allowed",
-    "is_split",
-    "lacks",
-    "may_promote",
-    "parse_events",
-    "parse_generations",
-    "relation",
-]
-
 DOWN = "Unconfigured"
 """The link of a mirror that the kernel does not know."""
 

@@ -29,8 +29,6 @@ from ops.playbooks.step_commands import inventory
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
 
-__all__ = ["storage"]
-
 _consume_only = click.option(
     "--consume-only", is_flag=True, help="Keep publishers away until `python -m lb ready NAME`."
 )
@@ -130,10 +128,7 @@ def stop(opts: RunOptions, view: MirrorView) -> None:
         host = _where(view)
         return {"agent": has_agent(view, host), "host": host.name}
 
-    def made(view: MirrorView, _file: Path, host: Host, *, agent: bool, absent: object) -> Plan:
-        return playbooks.stop(view, host, agent=agent)
-
-    _carry(opts, view, "stop", made, decide, {})
+    _carry(opts, view, "stop", playbooks.stop, decide, {})
 
 
 def _carry(
@@ -152,11 +147,13 @@ def _carry(
     with opened(opts, name, [view.name]) as journal:
         options = options_of_run(journal, given, dict.fromkeys(given, "") | {"consume_only": False})
         decided = journal.facts.get("decided") or decide()
-        how = {key: value for key, value in decided.items() if key != "host"}
-        if "consume_only" in options:
-            how["consume_only"] = options["consume_only"]
-        how["absent"] = dead_balancers(View(opts.file), [options.get("dead", "")])
-        plan = make(view, opts.file, view.inventory.host(decided["host"]), **how)
+        how = playbooks.Arrival(
+            consume_only=options.get("consume_only", False),
+            agent=decided["agent"],
+            absent=dead_balancers(View(opts.file), [options.get("dead", "")]),
+        )
+        proof = {key: decided[key] for key in decided.keys() - {"host", "agent"}}
+        plan = make(view, view.inventory.host(decided["host"]), how, **proof)
         facts = {"options": options, "decided": decided}
         carry(plan, journal, opts, facts, brokers=[view.name])
 

@@ -27,8 +27,6 @@ from ops.mirror.state import (
 from ops.run import shell
 from ops.run.plan import as_check
 
-__all__ = ["MirrorView", "amqp_answers"]
-
 ASK_WITHIN_S = 20.0
 AMQP_WITHIN_S = 3.0
 # A dead host costs a failover 5 s each time it is asked.

@@ -22,9 +22,9 @@ would be forgotten.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from messagebus.terminal import plural
@@ -33,8 +33,6 @@ from ops.cluster.view import View
 from ops.commands import kits
 from ops.commands.supervise import Supervisor, SystemdNodes
 from ops.run.plan import Plan, Step
-
-__all__ = ["Target", "found", "joined", "list_brought", "listed", "plan", "ready", "started"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ CLIENTS_WITHIN_S = 120.0
 PUBLISHES_WITHIN_S = 10.0
 
 
-def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan:
+def plan(target: Target, view: View, nodes: Supervisor) -> Plan:
     """Plan the addition of a broker. nodes: starts and stops of brokers and agents."""
     name = target.name
     made = Step(
@@ -82,9 +80,9 @@ def plan(target: Target, inventory: Path, view: View, nodes: Supervisor) -> Plan
         steps=(
             made,
             *started(target, view, nodes),
-            *joined(target, inventory, view),
-            *listed(target, inventory, view),
-            *ready(target, inventory, view),
+            *joined(target, view),
+            *listed(target, view),
+            *ready(target, view),
         ),
     )
 
@@ -93,13 +91,8 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
     """Return steps that start broker and agent."""
     name = target.name
     return (
-        Step(
-            name=f"start broker {name}",
-            commands=nodes.start_broker(name),
-            until="it answers",
-            check=checks.answers(view, name),
-            within_s=BOOT_WITHIN_S,
-            silent_within_s=BOOT_WITHIN_S,
+        dataclasses.replace(
+            booted(name, view, nodes, within_s=BOOT_WITHIN_S),
             undo=nodes.stop_broker(name),
             undo_guard=checks.unused(view, name, target.address),
         ),
@@ -111,19 +104,30 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
     )
 
 
-def joined(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
+def booted(name: str, view: View, nodes: Supervisor, *, within_s: float) -> Step:
+    return Step(
+        name=f"start broker {name}",
+        commands=nodes.start_broker(name),
+        until="it answers",
+        check=checks.answers(view, name),
+        within_s=within_s,
+        silent_within_s=within_s,
+    )
+
+
+def joined(target: Target, view: View) -> tuple[Step, ...]:
     """Return steps that give the broker the list and the topology; it takes no publishes yet."""
     name = target.name
     return (
         Step(
             name=f"tell {name} of the others",
-            commands=(kits.lists(inventory, "push", without=view.absent.agents),),
+            commands=(kits.lists(view.file, "push", without=view.absent.agents),),
             until="every agent serves the list as it is",
             check=checks.agents_serve_the_list(view),
         ),
         Step(
             name=f"hold publishers back from {name}",
-            commands=(kits.ops(inventory, "hold", name),),
+            commands=(kits.ops(view.file, "hold", name),),
             until="its agent says so",
             check=checks.holds_back(view, name),
         ),
@@ -141,32 +145,32 @@ def topology(name: str, view: View) -> Step:
     )
 
 
-def list_brought(name: str, inventory: Path, view: View) -> Step:
+def list_brought(name: str, view: View) -> Step:
     """Make the step that pushes the list. name: name of the step, which is unique in its plan."""
     return Step(
         name=name,
-        commands=(kits.lists(inventory, "push", without=view.absent.agents),),
+        commands=(kits.lists(view.file, "push", without=view.absent.agents),),
         until="every agent serves it",
         check=checks.agents_serve_the_list(view),
     )
 
 
-def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
+def listed(target: Target, view: View) -> tuple[Step, ...]:
     """Return steps after which every client knows the broker, and consumes there as elsewhere."""
     name, address = target.name, target.address
     return (
         Step(
             name=f"put {name} on the list",
             commands=(
-                kits.lists(inventory, "add", address, "--agent-port", str(target.agent_port)),
+                kits.lists(view.file, "add", address, "--agent-port", str(target.agent_port)),
             ),
             done=lambda: address in view.listed.names,
             undo=(
-                kits.lists(inventory, "remove", address, "--if-needed"),
-                kits.lists(inventory, "push", without=view.absent.agents),
+                kits.lists(view.file, "remove", address, "--if-needed"),
+                kits.lists(view.file, "push", without=view.absent.agents),
             ),
         ),
-        list_brought(f"bring the list with {name} to every agent", inventory, view),
+        list_brought(f"bring the list with {name} to every agent", view),
         Step(
             name=f"wait for the clients at {name}",
             until="all have applied the list, and consume there what they consume elsewhere",
@@ -182,15 +186,15 @@ def listed(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
     )
 
 
-def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
+def ready(target: Target, view: View) -> tuple[Step, ...]:
     """Return steps that send publishers to the broker."""
     name, absent = target.name, view.absent.balancers
     return (
         Step(
             name=f"send publishers to {name}",
             commands=(
-                kits.lb(inventory, "apply", without=absent),
-                kits.lb(inventory, "ready", name, without=absent),
+                kits.lb(view.file, "apply", without=absent),
+                kits.lb(view.file, "ready", name, without=absent),
             ),
             guard=checks.listed_ready(view, target.address),
             until="its gate is open and its agent says ready",
@@ -209,7 +213,6 @@ def ready(target: Target, inventory: Path, view: View) -> tuple[Step, ...]:
 
 def found(
     names: Iterable[str],
-    inventory: Path,
     view: View,
     nodes: SystemdNodes,
     *,
@@ -227,7 +230,7 @@ def found(
             ),
             Step(
                 name="write the first list",
-                commands=(kits.ops(inventory, "inventory", "first-list"),),
+                commands=(kits.ops(view.file, "inventory", "first-list"),),
                 until="it names every broker",
                 check=checks.lists_all(view),
             ),
@@ -235,33 +238,23 @@ def found(
                 Step(name=f"let the agent of {name} begin", commands=nodes.genesis(name))
                 for name in names
             ),
-            *(
-                Step(
-                    name=f"start broker {name}",
-                    commands=nodes.start_broker(name),
-                    until="it answers",
-                    check=checks.answers(view, name),
-                    within_s=FIRST_BOOT_WITHIN_S,
-                    silent_within_s=FIRST_BOOT_WITHIN_S,
-                )
-                for name in names
-            ),
+            *(booted(name, view, nodes, within_s=FIRST_BOOT_WITHIN_S) for name in names),
             *(
                 Step(name=f"start the agent of {name}", commands=nodes.start_agent(name))
                 for name in names
             ),
-            list_brought("bring the list to every agent", inventory, view),
+            list_brought("bring the list to every agent", view),
             *(topology(name, view) for name in names),
             Step(
                 name="start the balancers",
                 commands=(
-                    kits.lb(inventory, "apply"),
+                    kits.lb(view.file, "apply"),
                     *(nodes.start_balancer(host) for host in balancers.values()),
                 ),
             ),
             Step(
                 name="send publishers to all",
-                commands=tuple(kits.lb(inventory, "ready", name) for name in names),
+                commands=tuple(kits.lb(view.file, "ready", name) for name in names),
                 until="every gate is open and every agent says ready",
                 check=checks.all_ready(view),
             ),

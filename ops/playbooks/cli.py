@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,8 +25,6 @@ from ops.playbooks.remove import Drain
 from ops.run.command import RunOptions, carry, opened, options_of_run, run_options
 from ops.run.journal import Journal
 from ops.run.plan import Plan
-
-__all__ = ["add", "found", "remove", "replace", "restart", "upgrade"]
 
 # The lag of RabbitMQ's counts: a queue reports at its tick, and the management plugin takes that at its
 # next sample. 5 s each unless set otherwise, which `ops local` does.
@@ -76,10 +73,10 @@ def add(name: str, dead: tuple[str, ...], opts: RunOptions) -> None:
     """
     with opened(opts, f"add {name}", [name]) as journal:
         view = _view(opts, [name], dead)
-        target = _resumed(journal, name) or _new_target(opts.file, view, name)
+        target = _resumed(journal, name) or _new_target(view, name)
         if not journal.is_resumed and target.address in view.listed.names:
             raise ConfigError(f"{name} is on the list already")
-        plan = add_playbook.plan(target, opts.file, view, _nodes(opts.file, view, [target]))
+        plan = add_playbook.plan(target, view, _nodes(view, [target]))
         _carry(plan, journal, opts, view, target, {})
 
 
@@ -106,7 +103,7 @@ def remove(
         target = _resumed(journal, name) or _known_target(view, name)
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s)
         how = _drain(view, name, **options)
-        plan = remove_playbook.plan(target, opts.file, view, _nodes(opts.file, view, [target]), how)
+        plan = remove_playbook.plan(target, view, _nodes(view, [target]), how)
         if not journal.is_resumed and view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker; `python -m ops local down` stops it")
         _carry(plan, journal, opts, view, target, options)
@@ -148,8 +145,8 @@ def restart(
             journal, {"held_within_s": held_within_s}, {"held_within_s": HELD_WITHIN_S}
         )
         how = _drain(view, "", moves=False, **options)
-        nodes = _nodes(opts.file, view, targets)
-        plan = rejoin.restart(targets, opts.file, view, nodes, how, name=called)
+        nodes = _nodes(view, targets)
+        plan = rejoin.restart(targets, view, nodes, how, name=called)
         facts = {"names": wanted, "options": options}
         carry(plan, journal, opts, facts, brokers=wanted, afterwards=_afterwards(view))
 
@@ -183,8 +180,8 @@ def upgrade(
             raise ConfigError(f"{name} is the last broker; add another one before")
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
         drain = {key: options[key] for key in ("moves", "held_within_s")}
-        nodes, how = _nodes(opts.file, view, [target]), _drain(view, name, **drain)
-        plan = rejoin.upgrade(target, opts.file, view, nodes, how, version=options["version"])
+        nodes, how = _nodes(view, [target]), _drain(view, name, **drain)
+        plan = rejoin.upgrade(target, view, nodes, how, version=options["version"])
         _carry(plan, journal, opts, view, target, options)
 
 
@@ -223,8 +220,8 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
         if view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker: the list must name another one")
         kept = opts.journals / f"replaced-{name}.toml"
-        nodes = _nodes(opts.file, view, [target])
-        plan = rejoin.replace(target, opts.file, view, nodes, kept=kept)
+        nodes = _nodes(view, [target])
+        plan = rejoin.replace(target, view, nodes, kept=kept)
         if not (opts.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
                 f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
@@ -249,7 +246,6 @@ def found(opts: RunOptions) -> None:
     hosts = {each.name: inventory.host(each.host).ssh for each in inventory.balancers if each.host}
     plan = add_playbook.found(
         names,
-        opts.file,
         view,
         _systemd(_known_target(view, name) for name in names),
         balancers=hosts,
@@ -273,14 +269,14 @@ def _carry(
 def _view(opts: RunOptions, but: Collection[str], dead: Iterable[str]) -> View:
     """Return a view of the cluster without dead nodes and balancers, which are reported."""
     view = View(opts.file)
-    absent = find_absent(view, lambda names: _of(opts.file, view, names), but, dead)
+    absent = find_absent(view, lambda names: _of(view, names), but, dead)
     if names := absent.in_words():
         say(f"note: dead, and left out: {names}", err=True)
     return View(opts.file, absent)
 
 
-def _of(file: Path, view: View, names: Iterable[str]) -> Supervisor:
-    return _nodes(file, view, [_known_target(view, name) for name in names])
+def _of(view: View, names: Iterable[str]) -> Supervisor:
+    return _nodes(view, [_known_target(view, name) for name in names])
 
 
 def _afterwards(view: View) -> list[str]:
@@ -319,7 +315,7 @@ def _known_target(view: View, name: str) -> Target:
     )
 
 
-def _new_target(file: Path, view: View, name: str) -> Target:
+def _new_target(view: View, name: str) -> Target:
     """Return the target of a broker to add.
 
     A new local node gets the address of its number; any other broker is in the inventory already.
@@ -327,7 +323,7 @@ def _new_target(file: Path, view: View, name: str) -> Target:
     inventory = view.inventory
     if inventory.supervisor != "local" or any(node.name == name for node in inventory.brokers):
         return _known_target(view, name)
-    node = LocalCluster(file.parent).layout.with_node(name).node(name)
+    node = LocalCluster(view.file.parent).layout.with_node(name).node(name)
     return Target(name=name, address=node.broker, agent_port=node.agent_port)
 
 
@@ -350,8 +346,10 @@ def _delayed(view: View, name: str) -> tuple[int, float]:
         return 0, 0.0
 
 
-def _nodes(file: Path, view: View, targets: Iterable[Target]) -> Supervisor:
-    return LocalNodes(file.parent) if view.inventory.supervisor == "local" else _systemd(targets)
+def _nodes(view: View, targets: Iterable[Target]) -> Supervisor:
+    return (
+        LocalNodes(view.file.parent) if view.inventory.supervisor == "local" else _systemd(targets)
+    )
 
 
 def _systemd(targets: Iterable[Target]) -> SystemdNodes:

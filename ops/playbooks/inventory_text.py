@@ -9,8 +9,6 @@ from typing import Any
 
 from ops.errors import OpsError
 
-__all__ = ["broker_table", "with_broker", "with_host", "without_broker"]
-
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 _KINDS = ("mirrors", "brokers")
 _HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)

@@ -34,12 +34,9 @@ from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
 from ops.run.plan import Plan, Step
 
-__all__ = ["replace", "restart", "upgrade"]
-
 
 def restart(
     targets: Iterable[Target],
-    inventory: Path,
     view: View,
     nodes: Supervisor,
     how: Drain,
@@ -47,29 +44,27 @@ def restart(
     name: str,
 ) -> Plan:
     """Plan the restarts. name: name of the plan and of its journal."""
-    steps = [step for target in targets for step in _restarted(target, inventory, view, nodes, how)]
+    steps = [step for target in targets for step in _restarted(target, view, nodes, how)]
     return Plan(name=name, steps=tuple(steps))
 
 
-def _restarted(
-    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
-) -> tuple[Step, ...]:
+def _restarted(target: Target, view: View, nodes: Supervisor, how: Drain) -> tuple[Step, ...]:
     name = target.name
     return (
         remove.others_serve(target, view, how),
-        *remove.unpublished(target, inventory, view, how),
-        *remove.released(target, inventory, view, how),
+        *remove.unpublished(target, view, how),
+        *remove.released(target, view, how),
         Step(
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
             guard=checks.others_serve(view, {name}, wanted=how.serving_min),
         ),
-        *_brought_in(target, inventory, view, nodes),
+        *_brought_in(target, view, nodes),
     )
 
 
 def upgrade(
-    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain, *, version: str = ""
+    target: Target, view: View, nodes: Supervisor, how: Drain, *, version: str = ""
 ) -> Plan:
     """Plan the upgrade. version: that of RabbitMQ's package; "" for the one in its host's package sources."""
     name = target.name
@@ -77,19 +72,19 @@ def upgrade(
         name=f"upgrade {name}",
         steps=(
             remove.others_serve(target, view, how),
-            *remove.unpublished(target, inventory, view, how),
-            *remove.drained(target, inventory, view, how),
-            *remove.released(target, inventory, view, how),
-            *remove.stopped_empty(target, inventory, view, nodes, how),
+            *remove.unpublished(target, view, how),
+            *remove.drained(target, view, how),
+            *remove.released(target, view, how),
+            *remove.stopped_empty(target, view, nodes, how),
             remove.erased(
                 f"install {name} anew, empty", target, view, nodes, nodes.reinstall(name, version)
             ),
-            *_brought_in(target, inventory, view, nodes),
+            *_brought_in(target, view, nodes),
         ),
     )
 
 
-def replace(target: Target, inventory: Path, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
+def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
     """Plan the replacement. kept: file that holds its entry of the inventory meanwhile."""
     name, address = target.name, target.address
     return Plan(
@@ -106,21 +101,21 @@ def replace(target: Target, inventory: Path, view: View, nodes: Supervisor, *, k
             ),
             Step(
                 name=f"take {name} off the list",
-                commands=(kits.lists(inventory, "remove", address),),
+                commands=(kits.lists(view.file, "remove", address),),
                 done=lambda: address not in view.listed.names,
                 is_final=True,
             ),
             Step(
                 name=f"take {name} out of the balancer",
                 commands=(
-                    kits.ops(inventory, "inventory", "drop", name, "--keep", str(kept)),
-                    kits.lb(inventory, "apply", without=view.absent.balancers),
+                    kits.ops(view.file, "inventory", "drop", name, "--keep", str(kept)),
+                    kits.lb(view.file, "apply", without=view.absent.balancers),
                 ),
             ),
-            add.list_brought(f"bring the list without {name} to every agent", inventory, view),
+            add.list_brought(f"bring the list without {name} to every agent", view),
             Step(
                 name=f"enter {name} again",
-                commands=(kits.ops(inventory, "inventory", "put", str(kept)),),
+                commands=(kits.ops(view.file, "inventory", "put", str(kept)),),
             ),
             Step(
                 name=f"make node {name} anew, empty",
@@ -129,15 +124,15 @@ def replace(target: Target, inventory: Path, view: View, nodes: Supervisor, *, k
                     checks.off_the_list(view, name, address), checks.is_dead(view, name)
                 ),
             ),
-            *_brought_in(target, inventory, view, nodes),
+            *_brought_in(target, view, nodes),
         ),
     )
 
 
-def _brought_in(target: Target, inventory: Path, view: View, nodes: Supervisor) -> tuple[Step, ...]:
+def _brought_in(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
     return (
         *add.started(target, view, nodes),
-        *add.joined(target, inventory, view),
-        *add.listed(target, inventory, view),
-        *add.ready(target, inventory, view),
+        *add.joined(target, view),
+        *add.listed(target, view),
+        *add.ready(target, view),
     )

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from ops.cluster import checks
 from ops.cluster.emptying import HELD_WITHIN_S, Emptying, in_words
@@ -36,17 +35,6 @@ from ops.commands.supervise import Supervisor
 from ops.playbooks import add
 from ops.playbooks.add import Target
 from ops.run.plan import Command, Plan, Step
-
-__all__ = [
-    "Drain",
-    "drained",
-    "erased",
-    "others_serve",
-    "plan",
-    "released",
-    "stopped_empty",
-    "unpublished",
-]
 
 # Publishers that follow the list move within a second or two; others renew after minutes.
 LEAVE_WITHIN_S = 20.0
@@ -76,23 +64,23 @@ class Drain:
     serving_min: int = 1
 
 
-def plan(target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain) -> Plan:
+def plan(target: Target, view: View, nodes: Supervisor, how: Drain) -> Plan:
     """Plan the removal of a broker."""
     name = target.name
     return Plan(
         name=f"remove {name}",
         steps=(
             others_serve(target, view, how),
-            *unpublished(target, inventory, view, how),
-            *drained(target, inventory, view, how),
-            *released(target, inventory, view, how),
-            *stopped_empty(target, inventory, view, nodes, how),
+            *unpublished(target, view, how),
+            *drained(target, view, how),
+            *released(target, view, how),
+            *stopped_empty(target, view, nodes, how),
             erased(f"clear node {name} away", target, view, nodes, nodes.forget(name)),
             Step(
                 name=f"take {name} out of the balancer",
                 commands=(
-                    kits.ops(inventory, "inventory", "drop", name),
-                    kits.lb(inventory, "apply", without=view.absent.balancers),
+                    kits.ops(view.file, "inventory", "drop", name),
+                    kits.lb(view.file, "apply", without=view.absent.balancers),
                 ),
             ),
         ),
@@ -109,13 +97,11 @@ def others_serve(target: Target, view: View, how: Drain) -> Step:
     )
 
 
-def stopped_empty(
-    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
-) -> tuple[Step, ...]:
+def stopped_empty(target: Target, view: View, nodes: Supervisor, how: Drain) -> tuple[Step, ...]:
     """Return steps that stop broker and agent when nothing is in it, and seal its files."""
     name = target.name
     return (
-        nothing_left(target, inventory, view, nodes, how),
+        nothing_left(target, view, nodes, how),
         Step(
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
@@ -139,7 +125,7 @@ def erased(
     )
 
 
-def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+def unpublished(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     """Return steps after which nobody publishes to it any more; consumers go on."""
     name, address = target.name, target.address
     left = "nobody is connected who may publish, looked at twice"
@@ -148,23 +134,23 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
     return (
         Step(
             name=f"mark {name} as draining in the list",
-            commands=(kits.lists(inventory, "drain", address),),
+            commands=(kits.lists(view.file, "drain", address),),
             done=lambda: _is_draining(view, address),
             guard=enough,
             # While the list says draining, the agent says so, too.
             undo=(
-                kits.lists(inventory, "ready", address, "--if-needed"),
-                kits.lists(inventory, "push", without=view.absent.agents),
-                kits.lb(inventory, "ready", name, without=view.absent.balancers),
+                kits.lists(view.file, "ready", address, "--if-needed"),
+                kits.lists(view.file, "push", without=view.absent.agents),
+                kits.lb(view.file, "ready", name, without=view.absent.balancers),
             ),
         ),
         dataclasses.replace(
-            add.list_brought(f"bring the list that drains {name} to every agent", inventory, view),
+            add.list_brought(f"bring the list that drains {name} to every agent", view),
             guard=enough,
         ),
         Step(
             name=f"send no publishers to {name}",
-            commands=(kits.lb(inventory, "drain", name, without=view.absent.balancers),),
+            commands=(kits.lb(view.file, "drain", name, without=view.absent.balancers),),
             guard=enough,
         ),
         Step(
@@ -176,7 +162,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
         ),
         Step(
             name=f"hang up on the publishers that are left on {name}",
-            commands=(kits.ops(inventory, "hangup", name),),
+            commands=(kits.ops(view.file, "hangup", name),),
             until=left,
             check=have_left,
             within_s=HANG_UP_WITHIN_S,
@@ -185,7 +171,7 @@ def unpublished(target: Target, inventory: Path, view: View, how: Drain) -> tupl
     )
 
 
-def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+def drained(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     """Return steps after which its consumers have emptied it, as far as they can."""
     name = target.name
     emptying = Emptying(
@@ -205,7 +191,7 @@ def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[St
     )
     close = Step(
         name=f"hang up on whoever keeps deliveries of {name} without an answer",
-        commands=(kits.ops(inventory, "hangup", name, "--holding"),),
+        commands=(kits.ops(view.file, "hangup", name, "--holding"),),
         done=lambda: not emptying.is_held,
         tells=True,
     )
@@ -221,18 +207,18 @@ def drained(target: Target, inventory: Path, view: View, how: Drain) -> tuple[St
     return wait, close, again
 
 
-def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[Step, ...]:
+def released(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     """Return steps after which no client is connected to it any more."""
     name, address = target.name, target.address
     nobody = checks.nobody_is_connected(view, name, interval_s=how.statistics_s)
     return (
         Step(
             name=f"take {name} off the list",
-            commands=(kits.lists(inventory, "remove", address),),
+            commands=(kits.lists(view.file, "remove", address),),
             done=lambda: address not in view.listed.names,
             is_final=True,
         ),
-        add.list_brought(f"bring the list without {name} to every agent", inventory, view),
+        add.list_brought(f"bring the list without {name} to every agent", view),
         Step(
             name=f"wait for the clients to let go of {name}",
             until="all have applied the list, and none is connected there",
@@ -243,7 +229,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
         ),
         Step(
             name=f"hang up on the clients that are left on {name}",
-            commands=(kits.ops(inventory, "hangup", name, "--all"),),
+            commands=(kits.ops(view.file, "hangup", name, "--all"),),
             until="no client is connected, looked at twice",
             check=nobody,
             within_s=HANG_UP_WITHIN_S,
@@ -252,9 +238,7 @@ def released(target: Target, inventory: Path, view: View, how: Drain) -> tuple[S
     )
 
 
-def nothing_left(
-    target: Target, inventory: Path, view: View, nodes: Supervisor, how: Drain
-) -> Step:
+def nothing_left(target: Target, view: View, nodes: Supervisor, how: Drain) -> Step:
     """Make the step that checks that no message is left, and moves the rest when it is to be moved.
 
     A run may have been interrupted at the stop of the broker, so the step starts the broker to look.
@@ -263,7 +247,7 @@ def nothing_left(
     # Counts of messages that were just moved are late, and later on a busy machine.
     unread_s = MOVED_LAGS * how.statistics_s if how.moves else how.statistics_s
     emptying = Emptying(view, name, interval_s=how.statistics_s, unread_within_s=unread_s)
-    move = Command(kits.ops(inventory, "move", name).argv, within_s=MOVE_WITHIN_S)
+    move = Command(kits.ops(view.file, "move", name).argv, within_s=MOVE_WITHIN_S)
     return Step(
         name=f"see that nothing is left on {name}",
         commands=(*nodes.start_broker(name), *((move,) if how.moves else ())),

@@ -22,8 +22,6 @@ from ops.errors import OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option
 
-__all__ = ["hangup", "hold", "inventory", "move"]
-
 PROGRESS_EVERY_S = 0.5
 
 

@@ -23,8 +23,6 @@ from ops.provision.wanted import (
     WantedHost,
 )
 
-__all__ = ["COOKIE_COPY", "Change", "Observed", "changes", "observe", "restart_wanted"]
-
 Argv = Sequence[str]
 Ask = Callable[[Argv], str]
 """Runs a command on the host, and returns its output, whatever its exit code. Raises CommandFailed."""

@@ -18,19 +18,8 @@ from ops.provision.changes import COOKIE_COPY, Change, Observed, changes, observ
 from ops.provision.program import Program, pack, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost, secret_files, wanted_host
 from ops.run import shell
-from ops.run.command import inventory_option, locked
+from ops.run.command import inventory_option, locked, yes_option
 from ops.run.shell import Remote
-
-__all__ = [
-    "ASK_WITHIN_S",
-    "Root",
-    "check_room",
-    "look",
-    "make",
-    "provision",
-    "read_secrets",
-    "root_of",
-]
 
 ASK_WITHIN_S = 60.0
 UNPACK_WITHIN_S = 300.0
@@ -124,7 +113,7 @@ def make(
 @click.command(short_help="Set up the hosts NAMES, or all.")
 @click.argument("names", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @inventory_option
 def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> None:
     """Set up the hosts NAMES, or all: packages, settings, users, policies, the agent, time.

@@ -21,9 +21,8 @@ from ops.commands.kits import CHECKOUT
 from ops.errors import OpsError
 from ops.provision.wanted import PROGRAMS
 
-__all__ = ["Program", "pack", "unpack_command"]
-
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+PACKAGES = ("messagebus", "messagebus_tools", "messagebus_agent")
 COMPILED = (".so", ".pyd")
 DIGEST_CHARS = 16
 
@@ -61,9 +60,10 @@ def unpack_command(program: Program) -> tuple[str, ...]:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """Yield name in the archive and file."""
-    for path in (CHECKOUT / "messagebus").rglob("*.py"):
-        yield str(path.relative_to(CHECKOUT)), path
-    for name in _needed():
+    for package in PACKAGES:
+        for path in (CHECKOUT / package).rglob("*.py"):
+            yield str(path.relative_to(CHECKOUT)), path
+    for name in needed((CHECKOUT, CHECKOUT / "messagebus_tools", CHECKOUT / "messagebus_agent")):
         for file in distribution(name).files or ():
             text = str(file)
             if text.endswith(COMPILED):
@@ -72,10 +72,19 @@ def _files() -> Iterator[tuple[str, Path]]:
                 yield text, Path(str(file.locate()))
 
 
-def _needed() -> set[str]:
-    """Return the names of all distributions, with all their dependencies."""
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    waiting = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
+def needed(folders: Iterable[Path]) -> set[str]:
+    """Return the names of all libraries of distributions of ours, with all their dependencies.
+
+    folders: of their pyproject.toml. Raises OpsError when a library is not installed here.
+    """
+    waiting = [
+        requirement
+        for folder in folders
+        for requirement in tomllib.loads((folder / "pyproject.toml").read_text())["project"][
+            "dependencies"
+        ]
+        if not _name(requirement).startswith("messagebus-")
+    ]
     found: set[str] = set()
     while waiting:
         name = _name(waiting.pop())
@@ -85,7 +94,7 @@ def _needed() -> set[str]:
         try:
             waiting += _required(distribution(name).requires or ())
         except PackageNotFoundError as fault:
-            raise OpsError(f"the agent needs {name}, which is not installed here") from fault
+            raise OpsError(f"{name} is needed, and not installed here") from fault
     return found
 
 

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import click
 
 import lb.keeper
-from inventory.files import templates
+from inventory.files import Templates
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
-
-__all__ = ["BALANCER_STATE_UNIT", "KEEPER", "TEMPLATES", "balancer_files", "units", "worker_files"]
 
 UNITS = Path("/etc/systemd/system")
 KEEPER = Path("/usr/local/lib/messagebus/keeper.py")
@@ -25,7 +24,13 @@ WORKER_GRACE_S = 30
 # Descriptors beside two for each connection: listeners, checks, logs.
 FILES_BESIDE = 1_000
 
-TEMPLATES = templates("ops.provision")
+
+def _quoted(value: object) -> str:
+    """Return a string literal of TOML and Erlang, which are as JSON's for the values of an inventory."""
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+TEMPLATES = Templates("ops.provision", quoted=_quoted)
 """Templates of this folder; `ops.provision.wanted` uses them too."""
 
 
@@ -56,7 +61,7 @@ def worker_files(program: Path) -> dict[Path, str]:
 
 
 def _render(template: str, words: dict[str, object]) -> str:
-    return TEMPLATES.get_template(template).render(words)
+    return TEMPLATES.render(template, words)
 
 
 @click.command(short_help="Show the files that a host needs for systemd.")

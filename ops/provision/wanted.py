@@ -20,25 +20,6 @@ from ops.errors import OpsError
 from ops.local.secrets import password_hash
 from ops.provision.units import BALANCER_STATE_UNIT, TEMPLATES, balancer_files
 
-__all__ = [
-    "AGENT_UNIT",
-    "AGENT_USER",
-    "BROKER_UNIT",
-    "COOKIE",
-    "PASSWORD_FILES",
-    "PROGRAMS",
-    "STATE",
-    "Secrets",
-    "WantedFile",
-    "WantedHost",
-    "all_users",
-    "definitions",
-    "rights",
-    "hosts_of",
-    "secret_files",
-    "wanted_host",
-]
-
 AGENT_UNIT, BROKER_UNIT, BALANCER_UNIT = "messagebus-agent", "rabbitmq-server", "haproxy"
 AGENT_USER = "messagebus"
 ETC, STATE, PROGRAMS = Path("/etc/messagebus"), Path("/var/lib/messagebus"), Path("/opt/messagebus")
@@ -46,7 +27,7 @@ RABBIT_ETC, RABBIT_DATA = Path("/etc/rabbitmq"), Path("/var/lib/rabbitmq/mnesia"
 COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
 PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
 """The files of a broker's host that change with a password."""
-PLUGINS = "[rabbitmq_management,rabbitmq_event_exchange].\n"
+PLUGINS = ("management", "event_exchange")
 
 # tags; configure, write, read. docs/security.md has the same table. The rights to read an exchange and to
 # write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
@@ -63,15 +44,16 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "application": (
         "",
         "^$",
-        r"^(mb\.(topic|to|delay)/.*|amq\.default)$",
-        r"^mb\.(sub|queue|park)/.*",
+        r"^(mb\.(topic|to|delay)/.*|mb\.ready|amq\.default)$",
+        r"^mb\.(sub|queue|park|stream)/.*",
     ),
-    "publisher": ("", "^$", r"^mb\.(topic|to|delay)/.*", "^$"),
+    "publisher": ("", "^$", r"^(mb\.(topic|to|delay)/.*|mb\.ready)$", "^$"),
     # Retries and parked messages are copies: through the delay ladder, or the default exchange.
-    "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park)/.*"),
+    "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park|stream)/.*"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
-    # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it. The right to write is
-    # harmless: the gate is filled through the default exchange, and only readers empty it.
+    # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it, also of publishers past
+    # the balancer. The right to write is harmless: the gate is filled through the default exchange, and only
+    # readers empty it.
     "probe": ("", "^$", r"^mb\.ready$", "^$"),
 }
 
@@ -190,7 +172,9 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
 
     yield rendered("rabbitmq-env.conf.j2", RABBIT_ETC / "rabbitmq-env.conf")
     yield rendered("advanced.config.j2", RABBIT_ETC / "advanced.config")
-    yield WantedFile(path=RABBIT_ETC / "enabled_plugins", text=PLUGINS)
+    yield WantedFile(
+        path=RABBIT_ETC / "enabled_plugins", text=plugins_text(inventory.provision.plugins)
+    )
     yield secret(PASSWORD_FILES[0], definitions(inventory, node, secrets), rabbit)
     yield rendered(
         "rabbitmq-limits.conf.j2",
@@ -207,6 +191,11 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
         # Broker and agent both read it: the agent's user is in the group of the broker's.
         yield secret(ETC / "node.key", secrets[folder / f"{node.name}.key"].reveal(), rabbit)
     yield rendered("messagebus-agent.service.j2", Path(f"/etc/systemd/system/{AGENT_UNIT}.service"))
+
+
+def plugins_text(more: Iterable[str] = ()) -> str:
+    """Return the text of the file enabled_plugins. more: "stomp", by the inventory."""
+    return f"[{','.join(f'rabbitmq_{name}' for name in (*PLUGINS, *more))}].\n"
 
 
 def _management_ip(inventory: Inventory, node: Node) -> str:
@@ -307,12 +296,4 @@ def _salt(inventory: Inventory, user: User, secrets: Secrets) -> bytes:
 
 
 def _render(template: str, words: Mapping[str, Any]) -> str:
-    return TEMPLATES.get_template(template).render(words)
-
-
-def _quoted(value: object) -> str:
-    """Return a string literal of TOML and Erlang, which are as JSON's for the values of an inventory."""
-    return json.dumps(str(value), ensure_ascii=False)
-
-
-TEMPLATES.filters["quoted"] = _quoted
+    return TEMPLATES.render(template, words)

@@ -38,22 +38,6 @@ from ops.run.plan import Plan
 from ops.run.runner import HostRunner, carry_out, done_before
 from ops.run.runner import undo as undo_plan
 
-__all__ = [
-    "JOURNALS",
-    "LOCK",
-    "RunOptions",
-    "carry",
-    "confirm",
-    "run_options",
-    "file_lock",
-    "cluster_lock",
-    "inventory_option",
-    "journal_of",
-    "locked",
-    "opened",
-    "options_of_run",
-]
-
 LOCK = "ops.lock"
 JOURNALS = "journal"
 # Others may have changed the cluster since a run that was interrupted longer ago.
@@ -76,19 +60,15 @@ class RunOptions:
         return self.file.parent / JOURNALS
 
 
-def inventory_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option of the inventory.
-
-    A link is followed, so that all its names share one lock and one journal.
-    """
-    option = click.option(
-        "--inventory",
-        "file",
-        type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-        default=lambda: said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
-        help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
-    )
-    return option(command)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+# A link is followed, so that all its names share one lock and one journal.
+inventory_option = click.option(
+    "--inventory",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
+    default=lambda: said("inventory") or Path(os.environ.get(ENV_PATH) or DEFAULT_PATH),
+    help=f"Default ${ENV_PATH}, else {DEFAULT_PATH}.",
+)
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +83,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Callable[..., Any] = gathered
     for option in (
         click.option("--dry-run", is_flag=True, help="Print the commands without running them."),
-        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        yes_option,
         click.option("--undo", is_flag=True, help="Undo an unfinished run."),
         click.option(
             "--resume", is_flag=True, help="With --yes: resume an unfinished run of any age."

@@ -19,8 +19,6 @@ from typing import Any
 from inventory.files import write_whole
 from ops.errors import JournalUnreadable
 
-__all__ = ["FORMAT", "Journal", "OpenRun", "abandon", "open_runs"]
-
 FORMAT = 2
 """Format of the lines; a run of another format is not resumed."""
 _AT = "%Y-%m-%dT%H:%M:%S%z"

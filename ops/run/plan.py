@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ParamSpec
 
-__all__ = ["COMMAND_WITHIN_S", "Blocked", "Check", "Command", "Plan", "Step", "as_check", "spell"]
-
 COMMAND_WITHIN_S = 300.0
 # A part that does not answer for this long is down or hangs: an operator must look.
 SILENT_WITHIN_S = 60.0

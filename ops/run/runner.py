@@ -14,8 +14,6 @@ from ops.run import shell
 from ops.run.journal import Journal
 from ops.run.plan import Blocked, Check, Command, Plan, Step
 
-__all__ = ["HostRunner", "Runner", "carry_out", "done_before", "undo"]
-
 POLL_S = 0.25
 
 

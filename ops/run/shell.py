@@ -24,17 +24,6 @@ import sh
 
 from ops.errors import CommandFailed
 
-__all__ = [
-    "ENV_SSH_CONFIG",
-    "Remote",
-    "connections_kept",
-    "fabric_task",
-    "forwarded",
-    "remote",
-    "run",
-    "run_over_ssh",
-]
-
 ENV_SSH_CONFIG = "MESSAGEBUS_SSH_CONFIG"
 TIMED_OUT = -1
 NOT_FOUND = 127

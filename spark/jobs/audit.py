@@ -33,8 +33,6 @@ from spark.pages import (
     window_for,
 )
 
-__all__ = ["BROKEN", "HOLDS", "UNSHOWN", "command", "measure"]
-
 LATE = "late"
 SUSPECTS_MAX = 200
 SUBSCRIPTIONS_MAX = 40
@@ -229,8 +227,8 @@ WORDS = {
     "names it: recorders learn of others by what they receive.",
     "pending": "confirmed within the grace before the end, and not delivered yet: neither delivered nor "
     "lost.",
-    "unconfirmed": "refused, unroutable or of unknown outcome. Of unknown ones this audit says what they "
-    "became: delivered or absent.",
+    "unconfirmed": "refused, unroutable, spooled or of unknown outcome. Of the last two this audit says what "
+    "they became: delivered or absent. A spooled one that is absent may wait on its publisher's disk.",
     "again": "owed: the delivery before it by that broker was never answered; acked without proof: its "
     "broker was killed soon after the ack, which AMQP does not confirm; unknown: one more copy may "
     "be stored, for the publish was sent more than once, and each comes once; unexplained: none of "

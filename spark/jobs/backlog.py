@@ -36,8 +36,6 @@ from spark.pages import (
     window_for,
 )
 
-__all__ = ["command", "measure"]
-
 TABLE = "backlog"
 SECOND_NS = 1_000_000_000
 WORDS = {

@@ -18,13 +18,13 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.commands.exits import HELP
 from messagebus.recording.events import FAULTS
 from reports.charts import DASHED, Series, percentiles
 from reports.page import Figure, Page, Section
 from reports.svg import COLOURS
 from reports.text import NONE, Table
 from spark.command import (
-    HELP,
     Answer,
     check_day,
     exit_code,
@@ -36,14 +36,13 @@ from spark.command import (
 )
 from spark.jobs import audit
 from spark.lake.ingest import Ingested, ingested
+from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures import hdr, latency
 from spark.measures.faults import bad_faults, counted, of_publishes, said
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, MEASURE_NAMES
 from spark.measures.run import Run
 from spark.pages import collected
-
-__all__ = ["Row", "command", "compared", "numbers", "worse"]
 
 NS_PER_MS = 1_000_000
 PERCENTILES = (50, 99, 99.9, 100)
@@ -58,9 +57,7 @@ MORE_IS_BETTER = (RATE, CONFIRMED)
     context_settings=HELP,
     short_help="Compare two runs of a lake, or two days.",
 )
-@click.option(
-    "--lake", "root", required=True, type=click.Path(path_type=Path), help="What was ingested."
-)
+@click.option("--lake", "root", required=True, type=PlaceType(), help="What was ingested.")
 @out_option
 @click.option(
     "--worse-max",

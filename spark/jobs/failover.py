@@ -26,8 +26,6 @@ from spark.measures.faults import counted, unconfirmed
 from spark.measures.run import Run
 from spark.pages import collected, page_of, since_s
 
-__all__ = ["command", "measure"]
-
 NS_PER_MS, NS_PER_S = 1_000_000, 1_000_000_000
 BROKER_DIMS = ["broker", "topic", "subscription"]
 # Incidents that are shown above the tables.

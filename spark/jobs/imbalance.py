@@ -47,8 +47,6 @@ from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.pages import collected, page_of
 
-__all__ = ["broker_bars", "command", "measure"]
-
 HOT_MAX = 20
 WORDS = {
     "largest / mean": "1 is even; n is all on one of n.",

@@ -15,12 +15,12 @@ if __package__ in (None, ""):
 
 import click
 
+from messagebus.commands.exits import HELP
 from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.page import Figure, Page, Section, section_of
 from reports.text import cell, megabytes
 from spark.command import (
-    HELP,
     Answer,
     allow_option,
     exit_code,
@@ -31,11 +31,10 @@ from spark.command import (
     write,
 )
 from spark.lake.ingest import Ingested, Plan, ingest, plan
+from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures.faults import Fault, bad_faults, said
 from spark.pages import bad_lines
-
-__all__ = ["command"]
 
 
 @click.command(
@@ -49,10 +48,10 @@ __all__ = ["command"]
     "folders",
     multiple=True,
     required=True,
-    type=click.Path(path_type=Path),
+    type=PlaceType(),
     help="Folder of a run; several may be given.",
 )
-@click.option("--lake", "root", type=click.Path(path_type=Path), help="Default: OUT/tables.")
+@click.option("--lake", "root", type=PlaceType(), help="Default: OUT/tables.")
 @out_option
 @max_bad_option
 @allow_option

@@ -38,8 +38,6 @@ from spark.measures.latency import (
 from spark.measures.run import Run
 from spark.pages import collected, marks_and_spans, page_of, since_s
 
-__all__ = ["command", "lines", "measure", "timeline"]
-
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
 TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
 NS_PER_MS = 1_000_000

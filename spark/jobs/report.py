@@ -20,13 +20,15 @@ import click
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.commands.exits import HELP
 from messagebus.terminal import plural
 from reports.charts import Panel, over_time
 from reports.page import Figure, Page, Section, section_of
 from reports.text import NONE, Cell, Table, megabytes, milliseconds, plain
-from spark.command import HELP, Answer, allow_option, carry_out, exit_code, max_bad_option
+from spark.command import Answer, allow_option, carry_out, exit_code, max_bad_option
 from spark.jobs import audit, failover, imbalance, latency, throughput
 from spark.lake.ingest import plan
+from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures import gaps, hdr
 from spark.measures.audit import REPEATS, first_deliveries
@@ -36,8 +38,6 @@ from spark.measures.sift import Unsifted
 from spark.measures.throughput import CONFIRMED, publishers, window
 from spark.pages import bad_lines, collected, marks_and_spans, page_of
 from spark.summary import Found, Rows, check, summarize
-
-__all__ = ["ask", "command", "measure"]
 
 # A report waits for the driver's planning as much as for its cores: two jobs run at a time.
 AT_ONCE = 2
@@ -211,7 +211,7 @@ BROKERS: dict[str, Cell] = {
 }
 PUBLISHERS: dict[str, Cell] = {
     **{name: name for name in ("publisher", "published", "confirmed", "refused")},
-    **{name: name for name in ("unroutable", "unknown")},
+    **{name: name for name in ("unroutable", "unknown", "spooled")},
     "sent more than once": "retried",
     "MB": lambda row: megabytes(row["bytes"]),
     "lost": "lost",
@@ -226,7 +226,9 @@ def _sections(found: Found, summary: Mapping[str, Any]) -> tuple[Section, ...]:
     around, *_ = found.failover.page.sections
     fates, when, verdicts, subscriptions, *others = found.audit.page.sections
     ends = ", ".join(
-        f"{n:,} {plain(outcome)}" for outcome, n in found.audit.found["outcomes"].items()
+        f"{n:,} {plain(outcome)}"
+        for outcome, n in found.audit.found["outcomes"].items()
+        if n or outcome != "spooled"  # nearly no run has a spool
     )
     return (
         Section(
@@ -308,7 +310,7 @@ def _over_time(found: Found) -> str:
     "--events",
     "folder",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PlaceType(),
     help="Folder of the run: manifest.json, published-*.ndjson, delivered-*.ndjson.",
 )
 @click.option(
@@ -317,15 +319,18 @@ def _over_time(found: Found) -> str:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for report.html, report.txt, audit.json and tables/.",
 )
+@click.option("--lake", "root", type=PlaceType(), help="Default: OUT/tables.")
 @max_bad_option
 @allow_option
-def command(folder: Path, out: Path, bad_max: int, allow: tuple[str, ...]) -> int:
+def command(
+    folder: Path, out: Path, root: Path | None, bad_max: int, allow: tuple[str, ...]
+) -> int:
     """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
 
     Exits with 0 only when nothing was lost, altered or doubled without explanation, nothing went without
     a confirm or was left out of the record, and there were no more bad lines than --max-bad allows.
     """
-    lake = Lake(out / "tables")
+    lake = Lake(root or out / "tables")
     return carry_out(
         "report",
         measure,

@@ -27,8 +27,6 @@ from spark.measures.run import Run
 from spark.measures.throughput import CONFIRMED, DELIVERED
 from spark.pages import collected, marks_and_spans, page_of, series_by, since_s, window_for
 
-__all__ = ["command", "measure", "panels"]
-
 # Tables in which one kind alone has a meaning.
 KINDS = {"subscriptions": (DELIVERED,), "publishers": (CONFIRMED,)}
 WORDS = {

@@ -26,20 +26,8 @@ from pyspark.sql.types import (
 from messagebus.recording.events import ACKS, EVENTS, OUTCOMES, Column
 from messagebus.recording.manifest import Manifest
 from spark.lake.files import ANCHOR, DIGEST, NDJSON, NOT_PLAIN, PARQUET, PLAIN, EventFile
-from spark.lake.tables import DATE, RUN, SOURCE, pattern_of
-
-__all__ = [
-    "ANCHOR",
-    "AT",
-    "REASONS",
-    "counted",
-    "line_counts",
-    "parse",
-    "quarantined",
-    "read_lines",
-    "rows_of",
-    "schema_of",
-]
+from spark.lake.places import pattern_of
+from spark.lake.tables import DATE, RUN, SOURCE
 
 JSON_TYPES: dict[str, DataType] = {
     "text": StringType(),

@@ -23,20 +23,7 @@ import pyarrow.parquet as pq
 from messagebus.recording.events import EVENTS, SCHEMA, Column
 from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import Manifest, RunInvalid, parse_anchor
-
-__all__ = [
-    "ANCHOR",
-    "DIGEST",
-    "NDJSON",
-    "NOT_PLAIN",
-    "PARQUET",
-    "PLAIN",
-    "EventFile",
-    "Files",
-    "anchor_noted",
-    "find_files",
-    "source_of",
-]
+from spark.lake.places import digest_of
 
 ANCHOR = "anchor"
 NDJSON, PARQUET = "ndjson", "parquet"
@@ -203,15 +190,12 @@ def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
 
 def _look(path: Path) -> _Seen:
     kind = path.name.split("-")[0]
+    digest, size = digest_of(path)
+    if not size:
+        return _Seen(path, kind, 0, digest, {})
+    if path.suffix == f".{PARQUET}":
+        return _look_parquet(path, kind, size, digest)
     with path.open("rb") as file:
-        # The present content of a growing file: Spark does not get more than it finds either.
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = file.tell()
-        if not size:
-            return _Seen(path, kind, 0, digest, {})
-        if path.suffix == f".{PARQUET}":
-            return _look_parquet(path, kind, size, digest)
-        file.seek(0)
         first = file.readline(TAIL_BYTES).decode(errors="replace").rstrip("\r\n")
         start = max(0, size - TAIL_BYTES)
         file.seek(start)
@@ -222,7 +206,8 @@ def _look(path: Path) -> _Seen:
 
 def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
     try:
-        schema = pq.read_schema(path)
+        with path.open("rb") as file:
+            schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as fault:
         return _Seen(path, kind, size, digest, {}, wrong=f"not Parquet: {str(fault).split('.')[0]}")
     head = _object((schema.metadata or {}).get(METADATA, b""))

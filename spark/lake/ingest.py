@@ -24,7 +24,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from messagebus.recording.events import EVENTS
 from messagebus.recording.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
 from spark.lake.events import (
-    ANCHOR,
     FOREIGN,
     counted,
     line_counts,
@@ -32,10 +31,8 @@ from spark.lake.events import (
     rows_of,
     schema_of,
 )
-from spark.lake.files import EventFile, Files, anchor_noted, find_files
+from spark.lake.files import ANCHOR, EventFile, Files, anchor_noted, find_files
 from spark.lake.tables import DATE, RUN, SOURCE, Lake
-
-__all__ = ["QUARANTINE", "Ingested", "Plan", "ingest", "ingested", "plan"]
 
 QUARANTINE = "quarantine"
 NOTE = "ingested"

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from messagebus.recording.manifest import RunInvalid
-
-__all__ = ["DATE", "RUN", "SOURCE", "Lake", "address_of", "pattern_of"]
+from spark.lake.places import address_of, identity_of, pattern_of, remove, write_whole
 
 DATE, RUN, SOURCE = "date", "run_id", "source"
 # A note for each run and table: the source of its rows.
@@ -33,7 +30,7 @@ NOTES = "runs"
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """All tables below one folder of a file system that all workers see."""
+    """All tables below one folder, or address, that all workers see."""
 
     root: Path
 
@@ -68,8 +65,8 @@ class Lake:
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy(*by).parquet(address_of(self.folder(name)))
         for path, identity in earlier.items():
-            if path.exists() and _identity(path) == identity:
-                shutil.rmtree(path)
+            if path.exists() and identity_of(path) == identity:
+                remove(path)
 
     def note(self, run_id: str, name: str) -> dict[str, Any]:
         """Return the note about a run's table; empty when there is none."""
@@ -86,9 +83,7 @@ class Lake:
         """
         path = self._note_path(run_id, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        candidate = path.with_name(f".{path.name}.{os.getpid()}")
-        candidate.write_text(json.dumps(noted, indent=1) + "\n")
-        candidate.replace(path)
+        write_whole(path, json.dumps(noted, indent=1) + "\n")
 
     def runs(self) -> list[str]:
         """Return the names of the ingested runs."""
@@ -119,28 +114,9 @@ class Lake:
     def _note_path(self, run_id: str, name: str) -> Path:
         return self.run_folder(run_id) / f"{name}.json"
 
-    def _partitions(self, name: str, patterns: Sequence[str]) -> dict[Path, tuple[int, int]]:
+    def _partitions(self, name: str, patterns: Sequence[str]) -> dict[Path, tuple[Any, ...]]:
         return {
-            path: _identity(path)
+            path: identity_of(path)
             for pattern in patterns
             for path in self.folder(name).glob(pattern)
         }
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """Return the identity of a folder: it changes when Spark replaces the folder."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_mtime_ns
-
-
-def address_of(path: Path) -> str:
-    """Return the address of a path of this machine, for any default file system of Spark.
-
-    Nothing is %-escaped.
-    """
-    return f"file://{path.resolve()}"
-
-
-def pattern_of(path: Path) -> str:
-    """Return the same for reading, where Spark takes every path for a pattern: this one file or folder."""
-    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", address_of(path))

@@ -23,24 +23,11 @@ from pyspark.sql import functions as F
 from messagebus.recording.manifest import Manifest
 from spark.measures.throughput import whole, window
 
-__all__ = [
-    "COUNTED",
-    "COUNTS",
-    "FAULTS",
-    "JUDGED",
-    "REPEATS",
-    "TOTALS",
-    "VERDICTS",
-    "fates",
-    "first_deliveries",
-    "repeats",
-    "suspects",
-    "totals",
-]
-
 REPEATS = ("unknown", "owed", "acked_without_proof", "unexplained")
 # A message that is published again after an unknown outcome counts as its best outcome: the first.
-OUTCOME_ORDER = ("confirmed", "unknown", "refused", "unroutable")
+OUTCOME_ORDER = ("confirmed", "spooled", "unknown", "refused", "unroutable")
+# A spooled message is sent later, by whichever process; again after each crash before its cursor was written.
+SPOOLED_COPIES = 1_000
 # Verdicts on a message; the first that applies. Every message has exactly one.
 VERDICTS = (
     "orphan",
@@ -279,6 +266,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
     )
     sent_out = F.col("sent.attempts")
     turned_away = F.col("sent.outcome").isin(*TURNED_AWAY).cast("int")
+    from_spool = (F.col("sent.outcome") == "spooled").cast("int") * SPOOLED_COPIES
     several = [
         F.min(f"sent.{name}") != F.max(f"sent.{name}") for name in ("body_hash", "size", "topic")
     ]
@@ -287,7 +275,7 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
     return rows.groupBy("message_id").agg(
         F.min("sent").alias("best"),
         attempts.alias("attempts"),
-        F.sum(F.greatest(sent_out - turned_away, F.lit(0))).alias("copies"),
+        F.sum(F.greatest(sent_out - turned_away + from_spool, F.lit(0))).alias("copies"),
         reduce(Column.__or__, several, confirms > 1).alias("reused"),
         F.when(attempts == 1, F.min("sent.sent_ns"))
         .otherwise(F.min("sent.intended_ns"))

@@ -13,8 +13,6 @@ from pyspark.sql import functions as F
 
 from spark.measures.throughput import window
 
-__all__ = ["DIMS", "depths", "drains", "left", "sampled", "still", "together", "waits"]
-
 SECOND_NS = 1_000_000_000
 DIMS = ("broker", "topic", "subscription")
 FAR_NS = 1 << 62

@@ -17,22 +17,6 @@ from spark.lake.ingest import Ingested
 from spark.measures import gaps, latency, throughput
 from spark.measures.run import Run
 
-__all__ = [
-    "PROMISE",
-    "DoesNotAddUp",
-    "Fault",
-    "allowed",
-    "clocks",
-    "counted",
-    "lost_at_least",
-    "missing_at_least",
-    "bad_faults",
-    "of_publishes",
-    "said",
-    "standing",
-    "unconfirmed",
-]
-
 # Faults that break the promise that a confirmed message arrives; all others say that it was not shown.
 PROMISE = tuple(FAULTS)[: tuple(FAULTS).index("pending")]
 SHOWN_MAX = 5

@@ -13,8 +13,6 @@ from pyspark.sql import functions as F
 
 from messagebus.recording.manifest import Incident
 
-__all__ = ["INCIDENT", "around", "every", "incident_rows", "longest"]
-
 # A gap belongs to incidents while it lasted, or up to this time before its beginning: publishers notice
 # a death by a deadline, and a list is fetched in its interval.
 FOLLOWS_NS = 5_000_000_000

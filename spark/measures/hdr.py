@@ -13,21 +13,6 @@ from hdrh.histogram import HdrHistogram
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = [
-    "BELOW",
-    "DIGITS",
-    "TOP_NS",
-    "bins",
-    "highest",
-    "histogram",
-    "index",
-    "lowest",
-    "name",
-    "percentiles",
-    "shown",
-    "supported",
-]
-
 # Largest value of every histogram that is written: 39 hours, in ns; and its significant digits.
 TOP_NS = 1 << 47
 DIGITS = 3

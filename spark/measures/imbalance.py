@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-__all__ = [
-    "OF_BROKERS", "OF_CONNECTIONS", "OF_DELIVERIES", "OF_KEYS", "OF_RATES", "Imbalance",
-    "hot_keys", "imbalance", "imbalance_of", "key_loads", "keys",
-]  # fmt: skip
-
 # Names of the judged loads.
 OF_BROKERS, OF_RATES = "brokers, messages confirmed", "brokers, rate while they took any"
 OF_DELIVERIES = "brokers, deliveries"

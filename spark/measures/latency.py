@@ -14,27 +14,6 @@ from messagebus.recording.manifest import Manifest
 from spark.measures import hdr, throughput
 from spark.measures.run import Run
 
-__all__ = [
-    "BIN_WINDOW_S",
-    "BROKER",
-    "CONFIRM",
-    "CURVE",
-    "END_TO_END",
-    "MEASURES",
-    "MEASURE_NAMES",
-    "ONE_CLOCK",
-    "RECEIVED_SENT",
-    "SENT",
-    "SUBSCRIPTION",
-    "WHOLE",
-    "below",
-    "bins",
-    "clock_counts",
-    "names",
-    "samples",
-    "scoped",
-]
-
 CONFIRM = "confirm_from_intended"
 SENT = "confirm_from_sent"
 END_TO_END = "received_from_intended"

@@ -13,17 +13,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-__all__ = [
-    "ARRIVAL",
-    "arrivals",
-    "by_time",
-    "left_out",
-    "of_streams",
-    "out_of_order",
-    "renumbered",
-    "shaken",
-]
-
 # A broker gives a queue to each of its consumers in the order of the queue.
 STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher", "key")
 

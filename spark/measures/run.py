@@ -19,8 +19,6 @@ from spark.lake.ingest import Ingested
 from spark.lake.tables import DATE, RUN, Lake
 from spark.measures import audit, throughput
 
-__all__ = ["Run"]
-
 FATES = "fates"
 # Version of the rules of `audit.fates`; with other rules kept fates are made again.
 RULES = 2

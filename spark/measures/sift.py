@@ -25,10 +25,6 @@ from spark.measures.audit import COUNTS, EARLY_NS, TOTALS
 from spark.measures.order import ARRIVAL
 from spark.measures.run import Run
 
-__all__ = [
-    "Sifted", "arrivals", "counts", "has_origins", "held", "odd", "only", "plain", "sifted", "without",
-]  # fmt: skip
-
 # A message's subscriptions are bits of one number. Topics with more have no plain messages.
 SUBSCRIPTIONS_MAX = 32
 # In place of its bit, for a delivery that makes its message odd: all bits together cannot undo it.

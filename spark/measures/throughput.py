@@ -7,17 +7,6 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-__all__ = [
-    "CONFIRMED",
-    "DELIVERED",
-    "per_second",
-    "publishers",
-    "totals",
-    "whole",
-    "window",
-    "windows",
-]
-
 SECOND_NS = 1_000_000_000
 CONFIRMED = "confirmed"
 DELIVERED = "delivered"
@@ -79,7 +68,7 @@ def windows(seconds: DataFrame, width_s: int) -> DataFrame:
 
 def publishers(published: DataFrame) -> DataFrame:
     """Return publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
-    outcomes = ("confirmed", "refused", "unroutable", "unknown")
+    outcomes = ("confirmed", "refused", "unroutable", "unknown", "spooled")
     return published.groupBy("publisher").agg(
         F.count(F.lit(1)).alias("published"),
         *[F.count_if(F.col("outcome") == name).alias(name) for name in outcomes],

@@ -83,6 +83,11 @@ class Bus:
         return self._memory
 
     @property
+    def config(self) -> BusConfig:
+        assert self._config is not None
+        return self._config
+
+    @property
     def is_memory(self) -> bool:
         return self._config is None
 
@@ -101,6 +106,16 @@ class Bus:
             return await self._made(self._publisher(config, None, hooks), True)
         nowhere = BusConfig(broker=NOWHERE)
         return await self._made(self._publisher(config, nowhere, hooks), True)
+
+    async def away_publisher(self, **settings: Any) -> Client:
+        """Return a publisher that finds no broker; `brokers_are_back` for those that follow."""
+        if self._config is None:
+            self._memory.stop_brokers()
+        nowhere = None if self._config is None else BusConfig(broker=NOWHERE)
+        return await self._made(self._publisher(PublisherConfig(**settings), nowhere, ()), True)
+
+    def brokers_are_back(self) -> None:
+        self._memory.start_brokers()
 
     def _publisher(
         self, config: PublisherConfig, bus: BusConfig | None, hooks: Sequence[Hooks]
@@ -121,6 +136,7 @@ class Bus:
         destination: Destination | Source | str = "",
         start: bool = True,
         hooks: Sequence[Hooks] = (),
+        dedup: Any = None,
         **settings: Any,
     ) -> Client:
         """Return a consumer that is attached to every broker and registered."""
@@ -128,10 +144,12 @@ class Bus:
         inner: Consumer | AsyncConsumer
         if self._config is None:
             make = self._memory.consumer if self.face == "blocking" else self._memory.async_consumer
-            inner = make(to, subscription=subscription, config=config, hooks=hooks)
+            inner = make(to, subscription=subscription, config=config, hooks=hooks, dedup=dedup)
         else:
             face = Consumer if self.face == "blocking" else AsyncConsumer
-            inner = face(self._config, to, subscription=subscription, config=config, hooks=hooks)
+            inner = face(
+                self._config, to, subscription=subscription, config=config, hooks=hooks, dedup=dedup
+            )
         return await self._made(inner, start, require="all", timeout_s=READY_WITHIN_S)
 
     async def _made(

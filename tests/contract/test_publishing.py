@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +22,14 @@ from messagebus import (
     PublisherConfig,
     Queue,
     Refused,
+    Spool,
     Stopped,
     Unroutable,
 )
 from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
 
-WITHIN_S = 10
+WITHIN_S = 60
 
 
 async def receive(consumer: Client, count: int) -> list[Any]:
@@ -350,3 +352,23 @@ async def test_a_publisher_is_used_between_start_and_stop(bus: Bus) -> None:
             await publisher.call(method, *arguments)
     assert publisher.status == "stopped"
     assert (await publisher.call("stats")).confirmed == 0
+
+
+@pytest.mark.guarantee("spooled-is-sent-later")
+async def test_what_was_spooled_without_a_broker_is_delivered_by_the_next_publisher(
+    bus: Bus, tmp_path: Path
+) -> None:
+    consumer = await bus.consumer()
+    away = await bus.away_publisher(spool=Spool(tmp_path, after_ms=50))
+    messages = [Message.text(f"{number}", headers={"n": number}) for number in range(20)]
+    ends = await away.call("send_many", bus.topic, messages)
+    assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+    await away.call("stop")
+    bus.brokers_are_back()
+    publisher = await bus.publisher(spool=Spool(tmp_path))
+    await publisher.call("flush")
+    await publisher.call("send_safe", bus.topic, b"last", timeout_s=WITHIN_S)
+    got = await receive(consumer, 21)
+    assert [each.body for each in got] == [b"%d" % number for number in range(20)] + [b"last"]
+    assert [each.message_id for each in got[:20]] == [end.message_id for end in ends]
+    assert [each.headers["n"] for each in got[:20]] == list(range(20))

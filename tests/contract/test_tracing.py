@@ -18,7 +18,7 @@ from messagebus.telemetry.tracecontext import TraceContext
 from tests.contract.conftest import Bus, Client
 from tests.support.eventually import eventually_async
 
-WITHIN_S = 30
+WITHIN_S = 60
 RETRY = RetryPolicy(attempts_max=5, first_delay_s=1, jitter=0)
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 DIAL_TIMEOUT_MS = 500
 # On top of the dialer's own bounds: two loaded cores take that to notice.
 SLACK_S = 2.0 * FACTOR
-ANSWERED_WITHIN_S = 15.0
+ANSWERED_WITHIN_S = 60.0
 # leastconn gives one of three in turn: some of them would go to the frozen broker.
 STARTS = 6
 

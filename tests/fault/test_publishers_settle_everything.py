@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 OPEN = 50
 # Messages that came before the open ones, to have a link.
 WARM_UPS = 2
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 STOP_S = 1.0
 DEADLINE_MS = 1_500
 # Higher than any wait here: the broker is not left for being slow.

@@ -106,7 +106,7 @@ def test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_f
 ) -> None:
     """gate: not-asked is the control, a balancer that only looks whether the port answers."""
     register(broken, f"{topic}/billing")
-    config = (broken.layout.haproxy_dir / "haproxy.cfg").read_text()
+    config = broken.layout.front.config.read_text()
     if gate == "not-asked":
         config = _without_gate_check(config)
     with balancer_configured(broken, config):

@@ -6,11 +6,8 @@ import re
 import secrets
 import subprocess
 import sys
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
 from messagebus import BusConfig, Consumer, Publisher
@@ -120,19 +117,6 @@ class Cluster:
         assert done.returncode == 0, (words, done.stdout[-3000:], done.stderr[-3000:])
         return done.stdout + done.stderr
 
-    def forget_clients(self, *hosts: str) -> None:
-        """Restart agents: they know a client that has ended for up to 90 s, and a playbook waits for it."""
-        for name in hosts:
-            self.lab[name].run("systemctl restart messagebus-agent")
-        for name in hosts:
-            eventually(partial(self._is_ready, name), within_s=DEADLINE_S, what=f"agent of {name}")
-
-    def _is_ready(self, host: str) -> bool:
-        with suppress(httpx.HTTPError):
-            answer = httpx.get(f"http://{self.lab[host].address}:8081/health", trust_env=False)
-            return bool(answer.json()["verdict"] == "ready")
-        return False
-
     def bus(self, user: str) -> BusConfig:
         address = self.lab["mbA"].address
         return BusConfig(
@@ -230,7 +214,6 @@ def test_a_second_host_is_set_up_and_its_broker_added_while_everything_runs(both
 def test_an_upgrade_over_ssh_under_load_loses_and_doubles_nothing(both: Cluster) -> None:
     host = both.lab["mbB"]
     born = host.run("stat -c %W /var/lib/rabbitmq/mnesia/mb2@localhost")
-    both.forget_clients("mbA", "mbB")
     load = AuditedLoad(both.bus("app"), "upgraded")
     with load.running(publishers=1, consumers=1):
         told = both.well("upgrade", "mb2", "--yes")

@@ -22,7 +22,8 @@ import pytest
 
 from bench.faults import alarm
 from messagebus import BusConfig, Consumer, Publisher
-from messagebus.agent.config import AgentConfig
+from messagebus_agent.config import AgentConfig
+from ops.commands.kits import CHECKOUT
 from ops.local import parts
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
@@ -218,7 +219,7 @@ def test_a_broker_that_serves_without_its_agent_makes_a_change_incomplete(
     assert set(answer["missing"]) == {broken.node("mb2").broker}
     broken.start("mb2", agent=True)
     eventually(
-        lambda: register(broken, f"{topic}/billing")["complete"], within_s=10, what="complete"
+        lambda: register(broken, f"{topic}/billing")["complete"], within_s=60, what="complete"
     )
 
 
@@ -270,7 +271,7 @@ def test_a_broker_that_makes_no_quorum_queues_any_more_does_so_again(
 ) -> None:
     """It is as after a deletion at a bad moment of a boot: RabbitMQ does not start that supervisor again."""
     erl(broken, "mb2", "supervisor:terminate_child(rabbit_sup, rabbit_fifo_dlx_sup)")
-    eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=30)
+    eventually(lambda: register(broken, f"{topic}/billing")["complete"], within_s=60)
     assert queue_exists(broken, "mb2", f"mb.sub/{topic}/billing")
 
 
@@ -307,7 +308,7 @@ def test_a_wiped_agent_adopts_the_map_from_the_others(broken: LocalCluster, topi
     broken.stop("mb3", agent=True)
     shutil.rmtree(broken.node("mb3").agent_dir)
     broken.start("mb3", agent=True)
-    eventually(lambda: agent_answer(broken, "mb3", "/topology")["intact"], within_s=10)
+    eventually(lambda: agent_answer(broken, "mb3", "/topology")["intact"], within_s=60)
     assert entry_of(broken, "mb3", topic) == entry_of(broken, "mb1", topic)
 
 
@@ -322,9 +323,9 @@ def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothi
     register(broken, topic, f"{topic}/billing")
     (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK.format(years=years))
     with monkeypatch.context() as other:
-        other.setattr(parts, "CHECKOUT", f"{tmp_path}:{parts.CHECKOUT}")
+        other.setattr(parts, "CHECKOUT", f"{tmp_path}:{CHECKOUT}")
         restart_agent(broken, "mb1")
-    eventually(lambda: agent_answer(broken, "mb1", "/topology")["informed"], within_s=10)
+    eventually(lambda: agent_answer(broken, "mb1", "/topology")["informed"], within_s=60)
     # Deleted by the agent whose clock is off, while another one is away: it must not come back.
     broken.kill("mb3", agent=True)
     unregister(broken, f"{topic}/billing")
@@ -333,7 +334,7 @@ def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothi
     restart_agent(broken, "mb1")
     restart_agent(broken, "mb2")
     for name in ("mb1", "mb2", "mb3"):
-        eventually(lambda name=name: is_brought_about(broken, name), within_s=20)  # type: ignore[misc]
+        eventually(lambda name=name: is_brought_about(broken, name), within_s=60)  # type: ignore[misc]
         found = agent_answer(broken, name, "/topology")
         assert found["intact"]
         assert found["informed"]
@@ -369,7 +370,7 @@ def test_a_liar_at_an_agents_address_makes_nobody_forget(broken: LocalCluster, t
 
     with ThreadingHTTPServer((node.host, node.agent_port), Liar) as liar:
         threading.Thread(target=liar.serve_forever, daemon=True).start()
-        eventually(lambda: asked.count("/topology") > 6, within_s=20)
+        eventually(lambda: asked.count("/topology") > 6, within_s=60)
         for name in ("mb1", "mb2"):
             found = agent_answer(broken, name, "/topology")
             assert found["intact"]
@@ -377,7 +378,7 @@ def test_a_liar_at_an_agents_address_makes_nobody_forget(broken: LocalCluster, t
             assert entry_of(broken, name, f"{topic}/billing")["alive"]
         liar.shutdown()
     broken.start("mb3", agent=True)
-    eventually(lambda: register(broken, f"{topic}/crm")["complete"], within_s=20)
+    eventually(lambda: register(broken, f"{topic}/crm")["complete"], within_s=60)
     assert entry_of(broken, "mb3", f"{topic}/billing")["alive"]
     assert entry_of(broken, "mb3", f"{topic}/crm")["number"] < 2**40
 
@@ -403,7 +404,7 @@ def test_a_vanished_queue_is_told_and_made_again(cluster: LocalCluster, topic: s
     delete_queue(cluster, "mb1", f"mb.sub/{topic}/audit")
     eventually(
         lambda: any(loss["repaired_at_ms"] for loss in losses_of(cluster, "mb1", f"{topic}/audit")),
-        within_s=15,
+        within_s=60,
         what="repaired",
     )
     (loss,) = losses_of(cluster, "mb1", f"{topic}/audit")
@@ -424,8 +425,8 @@ def test_a_vanished_binding_is_told_and_made_again(cluster: LocalCluster, topic:
             f"/api/bindings/%2F/e/{quote(f'mb.topic/{topic}', safe='')}/q/{quote(queue, safe='')}"
         )
         management.delete(f"{path}/{binding['properties_key']}").raise_for_status()
-    eventually(lambda: bindings_of(cluster, "mb1", topic, queue), within_s=15, what="bound")
-    eventually(lambda: losses_of(cluster, "mb1", f"{topic}/audit"), within_s=5, what="told")
+    eventually(lambda: bindings_of(cluster, "mb1", topic, queue), within_s=60, what="bound")
+    eventually(lambda: losses_of(cluster, "mb1", f"{topic}/audit"), within_s=60, what="told")
 
 
 def test_what_vanished_while_the_agent_was_away_is_told_too(
@@ -435,7 +436,7 @@ def test_what_vanished_while_the_agent_was_away_is_told_too(
     broken.stop("mb1", agent=True)
     delete_queue(broken, "mb1", f"mb.sub/{topic}/audit")
     broken.start("mb1", agent=True)
-    eventually(lambda: queue_exists(broken, "mb1", f"mb.sub/{topic}/audit"), within_s=10)
+    eventually(lambda: queue_exists(broken, "mb1", f"mb.sub/{topic}/audit"), within_s=60)
     (loss,) = losses_of(broken, "mb1", f"{topic}/audit")
     assert loss["how"] == "start"
 
@@ -447,19 +448,19 @@ def test_the_verdict_of_a_broker_in_alarm_is_drain(broken: LocalCluster) -> None
     assert checked(broken, "mb1") == "ready\n"
     try:
         alarm(broken, "mb1", on=True)
-        eventually(lambda: get(broken, "mb1", "/health").status_code == 404, within_s=10)
+        eventually(lambda: get(broken, "mb1", "/health").status_code == 404, within_s=60)
         assert "memory" in get(broken, "mb1", "/health").json()["reason"]
         assert checked(broken, "mb1") == "drain\n"
     finally:
         alarm(broken, "mb1", on=False)
-    eventually(lambda: checked(broken, "mb1") == "ready\n", within_s=10)
+    eventually(lambda: checked(broken, "mb1") == "ready\n", within_s=60)
 
 
 def test_operators_drain_outlives_the_agent(broken: LocalCluster) -> None:
     operators_drain(broken, "mb2", True)
     broken.kill("mb2", agent=True)
     broken.start("mb2", agent=True)
-    eventually(lambda: get(broken, "mb2", "/health").status_code == 404, within_s=10)
+    eventually(lambda: get(broken, "mb2", "/health").status_code == 404, within_s=60)
     assert get(broken, "mb2", "/health").json()["draining"] is True
     assert checked(broken, "mb2") == "drain\n"
     operators_drain(broken, "mb2", False)
@@ -468,7 +469,7 @@ def test_operators_drain_outlives_the_agent(broken: LocalCluster) -> None:
 
 def test_a_killed_broker_is_down_and_its_gate_opens_again(broken: LocalCluster) -> None:
     broken.kill("mb3")
-    eventually(lambda: get(broken, "mb3", "/health").status_code == 503, within_s=5)
+    eventually(lambda: get(broken, "mb3", "/health").status_code == 503, within_s=60)
     assert checked(broken, "mb3") == "drain\n"
     assert get(broken, "mb3", "/live").status_code == 200
     broken.start("mb3")
@@ -513,10 +514,10 @@ def test_the_gate_stays_shut_while_a_queue_has_no_leader(broken: LocalCluster, t
     log, words = broken.dir / "run" / "mb2-agent.log", "queues are read from disk"
     before = log.read_text().count(words)
     broken.start("mb2", agent=True, wait=False)
-    eventually(lambda: log.read_text().count(words) > before, within_s=30)
+    eventually(lambda: log.read_text().count(words) > before, within_s=60)
     assert not agent_answer(broken, "mb2", "/settled")["gate"]
     ra(broken, "mb2", queue, "ra_leaderboard:record(N, {N, node()}, [{N, node()}])")
-    eventually(lambda: agent_answer(broken, "mb2", "/settled")["gate"], within_s=30)
+    eventually(lambda: agent_answer(broken, "mb2", "/settled")["gate"], within_s=60)
 
 
 def is_brought_about(cluster: LocalCluster, name: str) -> bool:
@@ -552,7 +553,7 @@ def test_a_waiting_fetch_hears_of_a_new_list_within_a_second(broken: LocalCluste
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: client_of(broken, "mb2", "c7"), within_s=5)
+    eventually(lambda: client_of(broken, "mb2", "c7"), within_s=60)
     written_s = time.monotonic()
     write_list(broken, broken.names)
     waiting.join()
@@ -573,7 +574,7 @@ def test_a_bad_list_changes_nothing_and_is_counted(broken: LocalCluster) -> None
     before = get(broken, "mb2", "/consumer-list")
     faults = metric(broken, "mb2", "list_faults_total")
     broken.node("mb2").list_file.write_text("<html>503</html>\n")
-    eventually(lambda: metric(broken, "mb2", "list_faults_total") == faults + 1, within_s=5)
+    eventually(lambda: metric(broken, "mb2", "list_faults_total") == faults + 1, within_s=60)
     assert get(broken, "mb2", "/consumer-list").text == before.text
     broken.node("mb2").list_file.write_text(before.text)
     write_list(broken, broken.names)
@@ -582,7 +583,7 @@ def test_a_bad_list_changes_nothing_and_is_counted(broken: LocalCluster) -> None
             get(broken, "mb2", "/consumer-list").headers["MB-Generation"]
             != before.headers["MB-Generation"]
         ),
-        within_s=5,
+        within_s=60,
     )
 
 

@@ -56,7 +56,7 @@ def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
         servers = runtime.servers(inventory.balancer.socket).values()
         return all(each.verdict == "up" and each.agent == SAID[0] for each in servers)
 
-    eventually(understood, within_s=5)
+    eventually(understood, within_s=60)
     checks = [each.check for each in runtime.servers(inventory.balancer.socket).values()]
     # With a star in front while the next check is under way.
     assert all(re.fullmatch(r"(\* )?L7OK( \(tcp-check\))?", check) for check in checks)
@@ -88,7 +88,7 @@ def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory)
             servers = runtime.servers(inventory.balancer.socket).values()
             return all(each.agent not in SAID for each in servers)
 
-        eventually(noticed, within_s=5)
+        eventually(noticed, within_s=60)
         verdicts = {each.verdict for each in runtime.servers(inventory.balancer.socket).values()}
         assert verdicts == {"up"}
         assert not any(_ended(connection) for connection in held)
@@ -100,19 +100,19 @@ def test_a_frozen_broker_is_left_and_comes_back(
     path = inventory.balancer.socket
     cluster.freeze("mb2")
     try:
-        eventually(lambda: runtime.servers(path)["mb2"].verdict == "down", within_s=6)
+        eventually(lambda: runtime.servers(path)["mb2"].verdict == "down", within_s=60)
         for _ in range(6):
             with _connected(cluster):
                 pass
     finally:
         cluster.thaw("mb2")
-    eventually(lambda: runtime.servers(path)["mb2"].verdict == "up", within_s=10)
+    eventually(lambda: runtime.servers(path)["mb2"].verdict == "up", within_s=60)
 
 
 def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: Inventory) -> None:
     path = inventory.balancer.socket
     # A check on a busy machine may come too late for a moment.
-    eventually(lambda: runtime.servers(path)["mb3"].verdict == "up", within_s=10)
+    eventually(lambda: runtime.servers(path)["mb3"].verdict == "up", within_s=60)
     drained = _lb(cluster, "drain", "mb3")
     assert (drained.returncode, drained.stdout.split()[:2]) == (0, ["mb3", "drain"])
     shown = json.loads(_lb(cluster, "status", "--json").stdout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures.client import stream
+from bench.figures.client import memory
 from bench.figures.client.mesh import mesh_figures, rest_figures
 from bench.figures.scene import Scene
 from messagebus import BusConfig, declare
@@ -30,10 +30,10 @@ def test_a_small_mesh_attaches_and_idles(tmp_path: Path) -> None:
 def test_a_stream_is_received_whole_and_its_memory_told(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "MESSAGES", 6000)
-    monkeypatch.setattr(stream, "PORTION", 2000)
+    monkeypatch.setattr(memory, "MESSAGES", 6000)
+    monkeypatch.setattr(memory, "PORTION", 2000)
     scene = Scene(tmp_path, print, started=cluster)
-    found = {f.id: f for f in stream.stream_figures(scene)}
+    found = {f.id: f for f in memory.stream_figures(scene)}
     assert found["client.stream.growth_mb"].what.startswith("6,000 messages")
     assert found["client.stream.memory_mb"].value > 10
     assert found["client.stream.rate"].value > 0

@@ -102,7 +102,8 @@ def test_a_broker_that_freezes_and_consumers_that_come_late_are_told_and_lose_no
     (done,) = result.about["disturbances"]
     broker = cluster.node(cluster.names[0]).broker
     assert done["what"] == f"freeze {broker}"
-    assert 2 <= done["began_s"] < 3 <= done["ended_s"]
+    assert done["began_s"] >= 2
+    assert done["ended_s"] - done["began_s"] >= 0.99  # both are rounded
     # The first message waited for its consumers, who came two seconds into the measured part.
     assert percentiles(result.bins("delivery"))["p100"] > 1000
     assert f"freeze {broker}" in render_text(result)
@@ -157,11 +158,11 @@ def test_a_coordinator_that_is_stopped_leaves_a_run_that_can_be_read(
     Standalone(cluster).declare(wanted)
     argv = [sys.executable, "-c", COORDINATOR, json.dumps(wanted.as_json())]
     with subprocess.Popen([*argv, str(folder), str(cluster.dir)], cwd=CHECKOUT) as coordinator:
-        eventually(lambda: _done(folder) > 0, within_s=60)
+        eventually(lambda: _done(folder) > 0, within_s=180)
         coordinator.send_signal(number)
-        coordinator.wait(60)
+        coordinator.wait(180)
     # Load processes notice by themselves that the coordinator is gone, and write their records.
-    eventually(lambda: len(read_parts(folder)) == 3, within_s=60)
+    eventually(lambda: len(read_parts(folder)) == 3, within_s=180)
     result = gather(folder)
     assert not result.about["complete"]
     assert result.faults[0] == why

@@ -24,7 +24,7 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import close_connections, direct
 from tests.support.load import consuming, created, drain
 
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 NOTHING_WITHIN_S = 1.0
 EACH = 30
 HANDED_OUT_MAX = 10

@@ -14,7 +14,7 @@ from messagebus import BusConfig, Consumer, LoginRefused, MessageBusError, Publi
 from ops.local.cluster import LocalCluster
 from tests.support.faults import operators_drain, register
 
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 WRONG = "wrong-but-secret-7731"
 
 

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from messagebus import Message, Publisher
+from messagebus.envelope import read_envelope
 from ops.local.cluster import LocalCluster
+from tests.support.faults import bus_config
 
 WITHIN_S = 60
 
@@ -78,7 +82,52 @@ def test_ndjson_keeps_every_byte_and_says_which_broker(shell: Shell) -> None:
     consumed = shell.run("consume", "json", "-s", "all", "--count", "1", "--ndjson")
     told = json.loads(consumed.stdout)
     assert (told["body"], told["key"]) == ('{"a": "\\n"}', "k")
-    assert told["broker"].count(":") == 1
+    assert told["received"]["broker"].count(":") == 1
+    assert told["received"]["from"] == "json/all"
+
+
+def test_what_is_consumed_can_be_published_and_consumed_again(
+    shell: Shell, cluster: LocalCluster
+) -> None:
+    """All but where and when it was received stays, of texts, bytes and headers of every kind."""
+    shell.run("declare", "first/all", "second/all")
+    headers: dict[str, Any] = {
+        "n": 1,
+        "b": b"\xff",
+        "nested": {"base64": "no bytes"},
+        "list": [None, True, "\u202e"],
+    }
+    sent = [
+        Message(body=b"\xff\x00", headers=headers, key="k", priority=3, ttl_ms=90_001),
+        Message.text("a\nb\x9b", type="t", correlation_id="c", reply_to="r"),
+        Message(body=b"", content_type="", message_id="mine"),
+    ]
+    with Publisher(bus_config(cluster)) as publisher:
+        for message in sent:
+            publisher.send_safe("first", message)
+    printed = shell.run("consume", "first", "-s", "all", "--count", "3", "--ndjson").stdout
+    assert shell.run("publish", "second", "-", "--envelope", given=printed).returncode == 0
+    again = shell.run("consume", "second", "-s", "all", "--count", "3", "--ndjson").stdout
+    first, second = (
+        {str(each.message): each for each in map(read_envelope, told.splitlines())}
+        for told in (printed, again)
+    )
+    assert first.keys() == second.keys()
+    assert {each.message.body for each in second.values()} == {each.body for each in sent}
+
+
+def test_a_list_address_that_has_no_list_is_named_at_once(
+    shell: Shell, cluster: LocalCluster
+) -> None:
+    nowhere = cluster.list_url.replace("consumer-list", "nothing")
+    env = {"MESSAGEBUS_LIST_URL": nowhere}
+    consumed = shell.run("consume", "orders", "-s", "x", env=env)
+    assert (consumed.returncode, one_line(consumed.stderr)) == (6, True)
+    assert f"{nowhere}: HTTP 404".encode() in consumed.stderr
+    other = {"MESSAGEBUS_LIST_URL": cluster.list_url.replace("consumer-list", "topology")}
+    told = shell.run("brokers", env=other)
+    assert (told.returncode, one_line(told.stderr)) == (1, True)
+    assert other["MESSAGEBUS_LIST_URL"].encode() in told.stderr
 
 
 def test_a_file_is_published_as_what_its_suffix_says_or_who_publishes_it(
@@ -149,6 +198,7 @@ NOBODY = {"MESSAGEBUS_LIST_URL": "http://127.0.0.1:9/consumer-list"}
         (["brokers"], {"MESSAGEBUS_USR": "x"}, 2),
         (["brokers"], NOBODY, 6),
         (["publish", "orders", "-"], {"MESSAGEBUS_BROKER": "127.0.0.1:9"}, 6),
+        (["publish", "orders", "-"], NOBODY, 6),
         (["consume", "orders", "-s", "x"], NOBODY, 6),
         (["consume", "orders", "-s", "x", "--idle-exit-s", "1"], NOBODY, 6),
         (["declare", "orders", "--timeout-s", "1"], NOBODY, 6),
@@ -175,14 +225,17 @@ def test_a_wrong_password_is_told_at_once(shell: Shell, tmp_path: Path) -> None:
         assert b"wrong-password" not in done.stderr
 
 
-def test_ctrl_c_ends_a_waiting_consumer_with_one_line(shell: Shell) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_waiting_consumer_with_one_line_and_its_code(
+    shell: Shell, number: signal.Signals, code: int
+) -> None:
     shell.run("declare", "idle/all")
     consumer = shell.begin("-v", "consume", "idle", "--subscription", "all")
     assert consumer.stderr is not None
     assert any(b"attached" in line for line in iter(consumer.stderr.readline, b""))
-    consumer.send_signal(signal.SIGINT)
+    consumer.send_signal(number)
     rest = consumer.communicate(timeout=WITHIN_S)[1]
-    assert consumer.returncode == 130
+    assert consumer.returncode == code
     assert b"Traceback" not in rest
 
 

@@ -55,7 +55,7 @@ def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> N
     argv = [sys.executable, "-c", fetch, url]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
         try:
-            eventually(lambda: _is_heard_of(lists, "w"), within_s=10)
+            eventually(lambda: _is_heard_of(lists, "w"), within_s=60)
             listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
             push(lists)
             told, _ = waiting.communicate(timeout=10 * FACTOR)

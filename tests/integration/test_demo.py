@@ -1,6 +1,6 @@
 """The demo as a person starts and ends it: nothing is left running, whatever happens.
 
-The whole demo with a small input is a step of its own in `make test`.
+`make test` runs the whole demo with a small input beside its tests.
 """
 
 from __future__ import annotations

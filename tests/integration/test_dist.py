@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import messagebus
-from ops.dist import build
+from ops.dist import BESIDE, build
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 300
@@ -71,6 +71,39 @@ def test_the_wheel_works_in_a_bare_environment_of_few_packages(
 def test_the_wheel_has_the_types_for_checkers(built: list[Path]) -> None:
     names = zipfile.ZipFile(built[0]).namelist()
     assert {"messagebus/py.typed", "messagebus/__init__.pyi"} <= set(names)
+
+
+@pytest.mark.parametrize("package", BESIDE)
+def test_each_distribution_beside_it_has_its_own_files_alone(
+    built: list[Path], tmp_path: Path, package: str
+) -> None:
+    wheel, _ = build(tmp_path, package=package)
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {package}
+    assert not any(name.startswith(package) for name in zipfile.ZipFile(built[0]).namelist())
+
+
+def test_the_wheel_of_the_monitor_has_its_pages(tmp_path: Path) -> None:
+    wheel, _ = build(tmp_path, package="messagebus_monitor")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "messagebus_monitor/templates/base.html",
+        "messagebus_monitor/static/vendor/inter.woff2",
+        "messagebus_monitor/static/vendor/LICENSE.inter",
+    } <= names
+
+
+@pytest.mark.parametrize("command", ["agent", "gateway", "monitor", "conform"])
+def test_the_command_of_a_checkout_finds_the_distributions_beside_it(
+    tmp_path: Path, command: str
+) -> None:
+    program = Path(sys.executable).with_name("messagebus")
+    argv = {"conform": ["--case", "99", "--", "true"]}.get(command, ["--config", "absent.toml"])
+    done = subprocess.run(
+        [program, command, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=WITHIN_S
+    )
+    assert done.returncode
+    assert "pip install" not in done.stderr
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""The sample application: its own tests, its types against the wheel, and its service under kills."""
+"""The sample applications: their own tests, their types against the wheel; `invoices` under kills."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from messagebus import App, BusConfig, Message, PublisherConfig, declare
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually_async
+from tests.support.killed import children_of
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "invoices"
+EXAMPLES = ROOT / "examples"
+EXAMPLE = EXAMPLES / "invoices"
 COMMAND_WITHIN_S = 300 * FACTOR
 HANDLED_WITHIN_S = 120
 ORDERS, SLICE = 3_000, 100
@@ -44,8 +46,9 @@ def run(*argv: str | Path, cwd: Path, **environ: str) -> str:
     return done.stdout
 
 
-def test_its_own_tests_need_no_broker(tmp_path: Path) -> None:
-    said = run(sys.executable, "-m", "pytest", "-q", cwd=EXAMPLE, PYTHONPATH=str(ROOT))
+@pytest.mark.parametrize("name", ["invoices", "orders"])
+def test_its_own_tests_need_no_server(name: str) -> None:
+    said = run(sys.executable, "-m", "pytest", "-q", cwd=EXAMPLES / name, PYTHONPATH=str(ROOT))
     assert " passed" in said.splitlines()[-1]
 
 
@@ -59,13 +62,14 @@ def test_a_users_project_passes_strict_mypy_against_the_wheel(tmp_path: Path) ->
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", tmp_path, ".", cwd=source)
     (wheel,) = tmp_path.glob("*.whl")
     python = user_environment(tmp_path / "user", wheel)
-    project = tmp_path / "project"
-    shutil.copytree(EXAMPLE, project, ignore=unwanted)
-    where = run(python, "-c", "import messagebus; print(messagebus.__file__)", cwd=project)
+    where = run(python, "-c", "import messagebus; print(messagebus.__file__)", cwd=tmp_path)
     assert where.startswith(str(tmp_path / "user"))
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", python)
-    said = run(*mypy, "--cache-dir", tmp_path / "cache", "invoices", "tests", cwd=project)
-    assert said.startswith("Success"), said
+    for name in ("invoices", "orders"):
+        project = tmp_path / name
+        shutil.copytree(EXAMPLES / name, project, ignore=unwanted)
+        said = run(*mypy, "--cache-dir", tmp_path / "cache", name, "tests", cwd=project)
+        assert said.startswith("Success"), said
     # The types are there: a wrong use is seen.
     (project / "wrong.py").write_text("from messagebus import App\nApp(5)\n")
     done = subprocess.run(
@@ -107,12 +111,8 @@ class Service:
             [*command, "--processes", "2"], cwd=folder, env=self.environ, stderr=self._log
         )
 
-    def children(self) -> list[int]:
-        pid = self.process.pid
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
     def kill_a_worker(self) -> None:
-        os.kill(self.children()[0], signal.SIGKILL)
+        os.kill(children_of(self.process.pid)[0], signal.SIGKILL)
 
     def stop(self) -> int:
         self.process.terminate()

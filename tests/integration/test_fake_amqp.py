@@ -29,7 +29,7 @@ from tests.support.eventually import eventually
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
 from tests.support.fake_list import FakeList, serve_list
 
-WITHIN_S = 10
+WITHIN_S = 60
 COUNT = 20
 QUEUE = "mb.sub/orders/billing"
 

@@ -32,7 +32,7 @@ from ops.run.command import journal_of
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain
-from tests.support.playbooks import SUBSCRIPTION, Reused, argv, forget_clients, ops
+from tests.support.playbooks import SUBSCRIPTION, Reused, argv, ops
 
 DECLARED_WITHIN_S = 5.0
 STEP_WITHIN_S = 120.0
@@ -71,7 +71,7 @@ async def foreign_link(cluster: LocalCluster, name: str) -> Link:
     """Open a link of a client that follows no list. Management lists it one statistics interval later."""
     login = Credentials(user="bus", password=cluster.password, client_id="foreign")
     link = await dial(Broker.parse(cluster.node(name).broker), login, timeout_ms=5_000)
-    await eventually_async(lambda: applications_on(cluster, name), within_s=30)
+    await eventually_async(lambda: applications_on(cluster, name), within_s=60)
     return link
 
 
@@ -84,7 +84,6 @@ async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     await asyncio.to_thread(declare, bus, [f"{topic}/{SUBSCRIPTION}"])
     with Publisher(direct(cluster, leaving)) as publisher:
         sent = {publisher.send_safe(topic, b"x", timeout_s=30).message_id for _ in range(3)}
-    await asyncio.to_thread(forget_clients, cluster)
     publishes, holds = [await foreign_link(cluster, leaving) for _ in range(2)]
     await holds.call(
         "basic_consume",
@@ -106,7 +105,6 @@ async def test_clients_that_do_not_move_are_hung_up_on_and_named(
     assert not holds.is_open
     got = await asyncio.to_thread(received, bus, topic, len(sent))
     assert got == sorted(sent)
-    await asyncio.to_thread(forget_clients, cluster)
     added = await asyncio.to_thread(ops, cluster, "add", leaving, "--yes")
     assert added.returncode == 0, added.stderr
 
@@ -150,7 +148,6 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
 
     with Publisher(direct(cluster, leaving)) as publisher:
         delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
-    forget_clients(cluster)
     removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
     assert removed.returncode == 0, removed.stderr
     # On a busy machine the delayed one comes out before it is moved.
@@ -158,7 +155,6 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     assert received(bus, topic, len(waiting) + 1) == sorted([*waiting, delayed])
     (parked,) = count_parked(bus, [subscription]).counts
     assert (parked.count, parked.reasons) == (1, {"timeout": 1})
-    forget_clients(cluster)
     assert ops(cluster, "add", leaving, "--yes").returncode == 0
 
 
@@ -207,7 +203,7 @@ def test_what_differs_is_told_and_nothing_is_changed(
     assert f"{other}: nobody listens on its agent" in told.stdout
     cluster.start(other, agent=True)
     operators_drain(cluster, name, True)
-    eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=20)
+    eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=60)
     told = ops(cluster, "topology", "diff")
     assert told.returncode == 7
     assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
@@ -219,7 +215,7 @@ def test_what_differs_is_told_and_nothing_is_changed(
     delete_queue(cluster, name, stranger)
     delete_queue(cluster, other, queue)
     cluster.wait_ready()
-    eventually(lambda: ops(cluster, "check").returncode == 0, within_s=20)
+    eventually(lambda: ops(cluster, "check").returncode == 0, within_s=60)
 
 
 def put_queue(
@@ -246,7 +242,7 @@ def test_topology_sync_brings_about_what_a_broker_lacks(
     try:
         cluster.start(node.name, agent=True)
         lacking = f"{node.name}: {wanted} is wanted: its agent does not know"
-        eventually(lambda: lacking in ops(cluster, "topology", "diff").stdout, within_s=20)
+        eventually(lambda: lacking in ops(cluster, "topology", "diff").stdout, within_s=60)
         assert f"mb.sub/{wanted}" not in queues_of(cluster, node.name)
         synced = ops(cluster, "topology", "sync")
         assert synced.returncode == 0, synced.stderr
@@ -293,8 +289,7 @@ def test_delayed_messages_are_told_and_waited_for(
             sent = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
         # Statistics show the past.
         told = "until every queue is empty, counted twice and tried, 1 delayed messages too, which takes 20 s"
-        eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=8)
-        forget_clients(cluster)
+        eventually(lambda: told in ops(cluster, "remove", last, "--dry-run").stdout, within_s=60)
         with ThreadPoolExecutor(1) as thread:
             removing = thread.submit(ops, cluster, "remove", last, "--yes")
             delivery = consumer.receive(timeout_s=60)
@@ -302,5 +297,4 @@ def test_delayed_messages_are_told_and_waited_for(
             assert delivery.message_id == sent
             consumer.ack(delivery)
             assert removing.result().returncode == 0, removing.result().stderr
-        # The agents know a client that has ended for 90 s, and this would wait for it.
         assert ops(cluster, "add", last, "--yes").returncode == 0

@@ -19,7 +19,7 @@ from tests.support.leaks import LEAKS
 from tests.support.load import Consuming, Load, consuming, publishing
 from tests.support.playbooks import ops
 
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 # A refused login is tried again after at most half a minute, plus what the file was late.
 BACK_WITHIN_S = 60.0
 WATCHED_S = 15.0

@@ -88,8 +88,8 @@ def test_what_is_recorded_makes_sense_while_nobody_has_stopped_yet(tmp_path: Pat
             bus.publisher(hooks=[recorder]) as publisher,
         ):
             publisher.send_safe("orders", b"1")
-            eventually(lambda: recorder.stats().written == 1, within_s=10)
-            eventually(lambda: "orders" in read_manifest(tmp_path).topics, within_s=10)
+            eventually(lambda: recorder.stats().written == 1, within_s=60)
+            eventually(lambda: "orders" in read_manifest(tmp_path).topics, within_s=60)
         manifest = read_manifest(tmp_path)
         assert not manifest.complete
         assert len(read_events(tmp_path, manifest).published) == 1

@@ -144,7 +144,7 @@ def test_operators_with_an_inventory_each_are_kept_apart_by_the_balancers_host(
         ):
             raise AssertionError("two hold one lock")
         other.kill()
-    eventually(lambda: is_free(theirs / "inventory.toml"), within_s=30)
+    eventually(lambda: is_free(theirs / "inventory.toml"), within_s=60)
     assert capsys.readouterr().err == ""
     write_inventory(theirs, "root@127.0.0.1:1", tmp_path)
     with locked(theirs / "inventory.toml", "add mb4"):

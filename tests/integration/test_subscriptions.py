@@ -88,7 +88,7 @@ def test_what_waits_is_listed_by_subscription_and_broker_and_purged_everywhere(
     }
     assert {row["consumers"] for row in rows.values()} == {0}
     told = shell.run("list").stdout.splitlines()
-    assert told[0].split() == ["NAME", "BROKER", "READY", "UNACKED", "CONSUMERS"]
+    assert told[0].split() == ["NAME", "BROKER", "READY", "UNACKED", "CONSUMERS", "OLDEST"]
     mine = [line.split()[:3] for line in told if line.startswith(f"{name} ")]
     assert mine == [[name, cluster.node(each).broker, str(n)] for each, n in counts.items()]
     assert len([line for line in told if line.startswith(f"queue:{topic} ")]) == 3

@@ -24,6 +24,7 @@ from messagebus.errors import MessageBusError
 from ops.cluster import absent, checks, view
 from ops.cluster.absent import find_absent
 from ops.mirror import storage_cli
+from ops.mirror.failover import Arrival
 from ops.playbooks import cli, rejoin
 from ops.playbooks.add import Target
 from ops.run import command, runner
@@ -104,7 +105,7 @@ class World:
         self.file = folder / "inventory.toml"
         self.folder = folder
         monkeypatch.setattr(cli, "View", lambda _file, absent=None: self._view(absent))
-        monkeypatch.setattr(cli, "_new_target", lambda _file, view, name: _target(name))
+        monkeypatch.setattr(cli, "_new_target", lambda view, name: _target(name))
         monkeypatch.setattr(
             cli, "find_absent", lambda *words: find_absent(*words, runner=self.cluster)
         )
@@ -115,7 +116,7 @@ class World:
         monkeypatch.setattr(command, "confirm", self._confirmed)
 
     def _view(self, absent: Any) -> SimulatedView:
-        return SimulatedView(self.cluster, absent) if absent else SimulatedView(self.cluster)
+        return SimulatedView(self.cluster, self.file, absent or view.NOBODY)
 
     def play(self, word: str, name: str, **said: object) -> str:
         """Run a playbook as its command does. Returns how it ended, "" for well."""
@@ -469,7 +470,7 @@ class Pair:
         """Run the failover. Returns how it ended, "" for well."""
         self._cluster.kill_in = kill_in
         go = RunOptions(file=self._file, dry_run=False, yes=True, undo=False)
-        decided = {"host": "db2" if dead == "db1" else "db1"}
+        decided = {"host": "db2" if dead == "db1" else "db1", "agent": False}
         try:
             storage_cli._carry(
                 go, cast(Any, self), "failover", self._plan, lambda: decided, {"dead": dead}
@@ -482,7 +483,7 @@ class Pair:
             self._cluster.kill_in = None
         return ""
 
-    def _plan(self, _view: Any, _file: Path, host: str, **_how: object) -> Plan:
+    def _plan(self, _view: Any, host: str, _how: Arrival) -> Plan:
         words = ("promote the mirror", "start the broker", "bring the list", "forget the proof")
         steps = (Step(name=word, check=functools.partial(self._did, word, host)) for word in words)
         return Plan(name="storage failover mb1", steps=tuple(steps))

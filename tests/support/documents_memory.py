@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from messagebus import App, AsyncConsumer, Consumer, Delivery, aio, consumer, publisher
+from messagebus import App, AsyncConsumer, Consumer, Delivery, aio, consumer, publisher, replay
 from messagebus.admin import directory
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.testing import MemoryBus
@@ -65,7 +65,7 @@ class Program:
 def lead_into_memory(monkeypatch: pytest.MonkeyPatch, bus: MemoryBus) -> None:
     """Have every client and every tool of the directory use this bus, until the patch is undone."""
     wire = bus._wire
-    for module in (publisher, consumer, aio):
+    for module in (publisher, consumer, aio, replay):
         monkeypatch.setattr(module, "amqp_wire", lambda _config: wire)
     monkeypatch.setattr(directory, "topology_for", lambda _config: wire.topology())
     monkeypatch.setattr(Consumer, "receive", _ending(Consumer.receive))

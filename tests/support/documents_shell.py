@@ -32,7 +32,20 @@ KITS: dict[str, click.Command] = {
     "bench": bench_cli,
     "spark": spark_jobs,
 }
-OTHERS = {"cd", "echo", "seq", "sort", "tail", "head", "uniq", "set", "export", ".", "mkdir"}
+OTHERS = {
+    "cd",
+    "curl",
+    "echo",
+    "seq",
+    "sort",
+    "tail",
+    "head",
+    "uniq",
+    "set",
+    "export",
+    ".",
+    "mkdir",
+}
 # On real hosts, and tools of others.
 OF_HOSTS = {"ssh", "openssl", "promtool", "rabbitmqctl", "systemctl", "journalctl", "df"}
 _EVAL = re.compile(r'eval "\$\((.*)\)"')

@@ -199,13 +199,19 @@ class FakeRabbit:
         return self.on_loop(lambda: self.remove(queue))
 
     def block(self, reason: str = "low on memory") -> None:
-        """Send Connection.Blocked to all clients, also to later ones."""
+        """Send Connection.Blocked to all clients, and to later ones when they publish; confirm nothing."""
         self.blocked = reason
         self._each(lambda connection: connection.send(0, spec.Connection.Blocked(reason)))
 
     def unblock(self) -> None:
         self.blocked = ""
-        self._each(lambda connection: connection.send(0, spec.Connection.Unblocked()))
+
+        def unblock(connection: Connection) -> None:
+            connection.send(0, spec.Connection.Unblocked())
+            for channel in list(connection.channels.values()):
+                channel.confirm()
+
+        self._each(unblock)
 
     def close_connections(self, code: int = 320, text: str = "CONNECTION_FORCED") -> None:
         """Send Connection.Close to all clients, as an operator's ``close_all_connections``."""

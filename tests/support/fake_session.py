@@ -177,8 +177,6 @@ class Connection(asyncio.Protocol):
             return
         self.is_open = True
         self.send(0, spec.Connection.OpenOk())
-        if self.rabbit.blocked:
-            self.send(0, spec.Connection.Blocked(self.rabbit.blocked))
         if not self.rabbit.manners.reads:
             self.stop_reading()
         self._step("open")
@@ -312,6 +310,9 @@ class Channel:
         first, last = self._confirmed + 1, self._published
         how = self.rabbit.manners.confirms
         if not self._confirms or self._closing or last < first or how == "never":
+            return
+        if self.rabbit.blocked:  # as a broker in an alarm, which reads nothing from it any more
+            self.connection.send(0, spec.Connection.Blocked(self.rabbit.blocked))
             return
         self._confirmed = last
         if how == "multiple":

@@ -242,7 +242,7 @@ def _ask_balancer(cluster: LocalCluster, command: str) -> str:
     try:
         with socket.socket(socket.AF_UNIX) as admin:
             admin.settimeout(SOCKET_TIMEOUT_S)
-            admin.connect(str(cluster.layout.admin_socket))
+            admin.connect(str(cluster.layout.front.admin_socket))
             admin.sendall(command.encode() + b"\n")
             return b"".join(iter(lambda: admin.recv(65_536), b"")).decode()
     except OSError:
@@ -252,7 +252,7 @@ def _ask_balancer(cluster: LocalCluster, command: str) -> str:
 @contextmanager
 def balancer_configured(cluster: LocalCluster, text: str) -> Iterator[None]:
     """Run HAProxy with another configuration while the block runs."""
-    config = cluster.layout.haproxy_dir / "haproxy.cfg"
+    config = cluster.layout.front.config
     before = config.read_text()
     try:
         config.write_text(text)

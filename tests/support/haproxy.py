@@ -19,7 +19,7 @@ from ops.local.roots import chrooted, default_root
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
 
-__all__ = ["HOST", "Rig"]
+__all__ = ["HOST", "Rig", "free_ports"]
 
 HOST = "127.0.0.1"
 
@@ -43,7 +43,7 @@ class Rig:
         self.brokers: list[FakeBroker] = []
         self.agents: list[FakeAgent] = []
         self.hosts = hosts or {}
-        self.ports, *self.further = [_free_ports(3) for _ in range(fronts)]
+        self.ports, *self.further = [free_ports(3) for _ in range(fronts)]
         self.masters: dict[str, subprocess.Popen[bytes]] = {}
         for _ in range(nodes):
             self.brokers.append(stack.enter_context(fake_broker()))
@@ -97,7 +97,7 @@ class Rig:
             self.masters[inventory.balancer.name] = subprocess.Popen(
                 argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        eventually(lambda: self.servers(inventory), within_s=10, what="HAProxy answers")
+        eventually(lambda: self.servers(inventory), within_s=60, what="HAProxy answers")
 
     def kill(self) -> None:
         """Kill HAProxy as a crash would: nothing is saved. A master goes when its worker is killed."""
@@ -182,7 +182,7 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [server.getsockname()[1] for server in servers]

@@ -25,7 +25,6 @@ __all__ = [
     "AuditedLoad",
     "Reused",
     "argv",
-    "forget_clients",
     "lb",
     "ops",
 ]
@@ -61,14 +60,6 @@ def _ended(argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=within_s)
 
 
-def forget_clients(cluster: LocalCluster) -> None:
-    """Restart the agents: they know a client that has ended for up to 90 s, and a playbook waits for it."""
-    for name in cluster.names:
-        cluster.kill(name, agent=True)
-        cluster.start(name, agent=True, wait=False)
-    cluster.wait_ready()
-
-
 class Audit(NamedTuple):
     """Ids of confirmed messages that nobody received, and of messages received twice."""
 
@@ -89,33 +80,39 @@ class AuditedLoad:
         self.confirmed: dict[str, str] = {}
         self.received: Counter[str] = Counter()
         self.consumed_from: Counter[str] = Counter()
+        self._confirmed_by: Counter[str] = Counter()
+        self._counting = threading.Lock()
         self._told: set[str] = set()
 
     @property
     def lost(self) -> set[str]:
-        return set(self.confirmed) - set(self.received)
+        return self._ids() - set(dict(self.received))
+
+    def _ids(self) -> set[str]:
+        """Return the confirmed ids. To copy a dict is one step; to iterate over it is not."""
+        return set(dict(self.confirmed))
 
     @property
     def doubled(self) -> list[str]:
-        return [id for id, times in self.received.items() if times > 1]
+        return [id for id, times in dict(self.received).items() if times > 1]
 
     def audit(self, *, but: Collection[str] = ()) -> Audit:
         """Wait until all that is confirmed by now was received, and tell what is lost or doubled.
 
         Each id is told once: the next audit is about the time since. but: ids that are not waited for.
         """
-        wanted = self.confirmed.keys() - self._told
+        wanted = self._ids() - self._told
         with suppress(AssertionError):
             eventually(
                 lambda: self.received.keys() >= wanted.difference(but), within_s=AUDITED_WITHIN_S
             )
         doubled = {id for id, times in list(self.received.items()) if times > 1}
-        told = Audit(wanted - self.received.keys(), doubled - self._told)
+        told = Audit(wanted - set(dict(self.received)), doubled - self._told)
         self._told |= told.lost | told.doubled
         return told
 
     def confirmed_by(self, broker: str) -> int:
-        return sum(each == broker for each in list(self.confirmed.values()))
+        return self._confirmed_by[broker]
 
     @contextmanager
     def running(self, publishers: int = 4, consumers: int = 4) -> Iterator[None]:
@@ -156,6 +153,8 @@ class AuditedLoad:
                     self._topic, Message.text("x"), timeout_s=SEND_WITHIN_S
                 )
                 self.confirmed[published.message_id] = published.broker
+                with self._counting:
+                    self._confirmed_by[published.broker] += 1
 
     def _consume(self, consumer: Consumer) -> None:
         quiet_s = 0.0
@@ -175,8 +174,7 @@ class Reused:
     """A cluster of three brokers that several tests change, and the load on it.
 
     Each test leaves three brokers, all ready, and no unfinished run. A test that does not fails alone: the
-    next has a new cluster. The load goes on between tests: the agents know the clients of one that has ended
-    for 90 s, and a playbook waits for them.
+    next has a new cluster. The load goes on between tests, too.
     """
 
     def __init__(self, make: MakeCluster) -> None:

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -436,8 +437,9 @@ def as_node(name: str) -> Any:
 class SimulatedView:
     """View of a simulated cluster, as `ops.cluster.view.View`."""
 
-    def __init__(self, cluster: SimulatedCluster, absent: Absent = NOBODY) -> None:
+    def __init__(self, cluster: SimulatedCluster, file: Path, absent: Absent = NOBODY) -> None:
         self._cluster = cluster
+        self.file = file
         self.absent = absent
 
     @property

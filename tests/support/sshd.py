@@ -70,7 +70,7 @@ def ssh_server(folder: Path) -> Iterator[Sshd]:
     log = (folder / "sshd.log").open("wb")
     process = subprocess.Popen(_command(folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        eventually(lambda: _answers(port) or process.poll() is not None, within_s=10)
+        eventually(lambda: _answers(port) or process.poll() is not None, within_s=60)
         assert process.poll() is None, (folder / "sshd.log").read_text()
         yield Sshd(f"{getpass.getuser()}@{HOST}:{port}", folder / "ssh_config", folder, process)
     finally:

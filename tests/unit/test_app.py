@@ -309,3 +309,18 @@ async def test_a_batch_larger_than_the_default_prefetch_becomes_full() -> None:
         await app.publisher.send_many("queue:jobs", ["x"] * 2_000)
         await bus.handled()
     assert sizes == [1_000, 1_000]
+
+
+def test_deduplication_that_cannot_work_is_refused_where_it_is_declared() -> None:
+    app = App()
+    with pytest.raises(ConfigError, match="store"):
+        App(dedup="rabbit://h")
+    with pytest.raises(ConfigError, match="store"):
+        app.subscriber("orders", subscription="billing", dedup="rabbit://h")
+    with pytest.raises(ConfigError, match="at_most_once"):
+        app.subscriber(
+            "orders",
+            subscription="billing",
+            dedup="memory:",
+            config=ConsumerConfig(at_most_once=True),
+        )

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus.broker import Broker
-from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig
+from messagebus.config import Batching, BusConfig, ConsumerConfig, PublisherConfig, Spool
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 
@@ -48,6 +48,11 @@ def test_what_operators_and_tests_set_is_no_setting() -> None:
     others = ["MESSAGEBUS_INVENTORY", "MESSAGEBUS_LOCAL_DIR", "MESSAGEBUS_LOCAL_ROOT"]
     others += ["MESSAGEBUS_TEST_TIME_FACTOR"]
     assert BusConfig.from_env(dict.fromkeys(others, "x")) == BusConfig()
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_a_variable_of_several_words_that_is_empty_is_none(text: str) -> None:
+    assert BusConfig.from_env({"MESSAGEBUS_BROKER_HOSTS_ALLOWED": text}).broker_hosts_allowed == ()
 
 
 def test_an_unknown_variable_names_the_nearest() -> None:
@@ -373,3 +378,72 @@ def test_a_client_id_that_does_not_print_is_refused(client_id: str) -> None:
     with pytest.raises(ConfigError, match=r"client_id .*: at most 200 printing ASCII characters"):
         BusConfig(client_id=client_id)
     assert BusConfig(client_id="shop api, host-1:42 [blue]").client_id
+
+
+def test_redundant_destinations_come_from_everywhere_in_one_spelling() -> None:
+    wanted = PublisherConfig(redundant=("orders", "queue:jobs"), redundancy="preferred")
+    environ = {
+        "MESSAGEBUS_PUBLISHER_REDUNDANT": "orders, queue:jobs",
+        "MESSAGEBUS_PUBLISHER_REDUNDANCY": "preferred",
+    }
+    assert PublisherConfig.from_env(environ) == wanted
+    given = {"redundant": ["orders", "queue:jobs"], "redundancy": "preferred"}
+    assert PublisherConfig.from_mapping(given) == wanted
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_nothing_is_redundant_where_the_variable_is_empty(text: str) -> None:
+    assert PublisherConfig.from_env({"MESSAGEBUS_PUBLISHER_REDUNDANT": text}).redundant == ()
+    spool = {"MESSAGEBUS_PUBLISHER_SPOOL": "/s", "MESSAGEBUS_PUBLISHER_REDUNDANT": text}
+    assert PublisherConfig.from_env(spool).spool == Spool("/s")
+    with pytest.raises(ConfigError, match="redundant: "):
+        PublisherConfig.from_env({"MESSAGEBUS_PUBLISHER_REDUNDANT": "orders,,jobs"})
+
+
+def test_every_fault_of_redundancy_is_told_together() -> None:
+    with pytest.raises(ConfigError) as raised:
+        PublisherConfig(redundant=("or ders",), redundancy="twice")
+    assert "redundant: " in str(raised.value)
+    assert "redundancy 'twice': required or preferred" in str(raised.value)
+    with pytest.raises(ConfigError, match="several destinations wanted"):
+        PublisherConfig(redundant="orders")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "spool"),
+    [
+        ("/var/spool/shop", Spool("/var/spool/shop")),
+        (
+            '{path = "/s", bytes_max = 100000, always = true}',
+            Spool("/s", bytes_max=100_000, always=True),
+        ),
+        ("", None),
+    ],
+)
+def test_a_spool_is_a_path_or_a_table(text: str, spool: Spool | None) -> None:
+    assert PublisherConfig.from_env({"MESSAGEBUS_PUBLISHER_SPOOL": text}).spool == spool
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"bytes_max": 1}, "path: a folder wanted"),
+        ({"path": "/s", "byte_max": 1}, "unknown setting 'byte_max'; did you mean 'bytes_max'"),
+        ({"path": "/s", "bytes_max": 1, "after_ms": -1}, "bytes_max 1: .* after_ms -1: "),
+        (17, "dict wanted, not int"),
+    ],
+)
+def test_what_is_wrong_with_a_spool_is_told_at_once(value: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        PublisherConfig.from_mapping({"spool": value})
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "a\ud800b"])
+def test_a_path_that_no_file_system_takes_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"path .*: a folder wanted"):
+        Spool(path)
+
+
+def test_what_two_brokers_have_to_confirm_has_no_place_in_a_spool() -> None:
+    with pytest.raises(ConfigError, match="redundant and spool: "):
+        PublisherConfig(redundant=("orders",), spool=Spool("/s"))

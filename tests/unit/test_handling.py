@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagebus import ConfigError, Delivery, Message, Park, Queue, Receipt, Reject, RetryLater
-from messagebus.core.attempts import End
+from messagebus.core.attempts import Drop, End
 from messagebus.handling import (
     TEXT_BYTES_MAX,
     RetryPolicy,
@@ -43,7 +43,8 @@ def delivery(attempt: int = 1) -> Delivery:
         ({"retry_on": ValueError}, "retry_on <class 'ValueError'>: a tuple of exception classes"),
         ({"retry_on": (1,)}, "retry_on (1,): a tuple"),
         ({"give_up_on": [KeyError]}, "give_up_on"),
-        ({"then": "drown"}, "then 'drown': 'park' or 'drop'"),
+        ({"then": "drown"}, "then 'drown': 'park', 'drop', 'park-key', 'stop'"),
+        ({"where": "here"}, "where 'here': 'ladder', 'place' or None"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_told(wrong: dict[str, Any], told: str) -> None:
@@ -59,7 +60,7 @@ def test_all_faults_of_a_policy_are_told_at_once() -> None:
 
 def test_a_policy_becomes_the_rule_of_the_machine_in_ms() -> None:
     rule = rule_of(RetryPolicy(attempts_max=3, first_delay_s=0.5, delay_max_s=2, then="drop"))
-    assert rule[:6] == (3, 500, 2_000, 2.0, 0.2, False)
+    assert rule[:6] == (3, 500, 2_000, 2.0, 0.2, Drop())
 
 
 # Judging.

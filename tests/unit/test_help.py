@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
+
+from messagebus.__main__ import LATER, cli
 
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
@@ -89,7 +93,19 @@ OPTIONS = [
     if isinstance(option, click.Option) and not option.hidden
 ]
 # Options with one name and two meanings, which the command tells apart.
-TWICE = ("--dead", "--dir", "--events", "--keep", "--lines", "--ndjson", "--out", "--rate", "--run")
+TWICE = (
+    "--database",
+    "--dead",
+    "--dir",
+    "--envelope",
+    "--events",
+    "--keep",
+    "--lines",
+    "--ndjson",
+    "--out",
+    "--rate",
+    "--run",
+)
 
 
 def test_every_option_says_what_it_is_for() -> None:
@@ -154,3 +170,17 @@ def test_every_command_completes_in_bash() -> None:
 
 
 COMPLETES = {"_MESSAGEBUS_COMPLETE": "bash_complete", "COMP_WORDS": "messagebus p"}
+
+
+def test_commands_that_are_imported_later_are_told_by_their_own_words() -> None:
+    room = WIDTH
+    later = {name: line for name, (_place, line) in LATER.items()}
+    assert later == {name: cli.commands[name].get_short_help_str(room) for name in LATER}
+
+
+def test_help_imports_no_client() -> None:
+    """It is typed most often, and a client with pika and httpx takes four times as long to import."""
+    code = "import sys; from messagebus.__main__ import cli; cli.run(['--help'], prog_name='messagebus');"
+    code += "sys.exit(bool(sys.modules.keys() & {'pika', 'httpx', 'asyncio', 'ssl'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

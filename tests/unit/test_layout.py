@@ -15,7 +15,7 @@ PACKAGES = sorted(
     {path.parent.relative_to(ROOT) for kit in KITS for path in (ROOT / kit).rglob("*.py")}
 )
 # Package -> the tests that run it, because it is all sockets, processes or sessions.
-TESTED_ELSEWHERE: dict[str, str] = {}
+TESTED_ELSEWHERE = {"messagebus/_io/admin": "tests/integration/test_parked.py"}
 NAMES = r"(?: import (\([^)]*\)|.*))?"
 IMPORT = re.compile(rf"^(?:from|import) ((?:{'|'.join(KITS)})\b[\w.]*){NAMES}", re.MULTILINE)
 DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pika.data
@@ -114,7 +116,7 @@ def test_what_cannot_be_sent_is_refused_with_the_reason(fields: dict[str, Any], 
     [
         lambda: Message.text("\ud800"),
         lambda: Message.text(7),  # type: ignore[arg-type]
-        lambda: Message.json({1, 2}),
+        lambda: Message.json(object()),
         lambda: Message.json(float("nan")),
         lambda: Message.json("\ud800"),
         lambda: Message.json(_deep()),
@@ -186,3 +188,8 @@ def test_forged_marks_give_numbers_that_can_be_written_again(forged: object, att
     assert delivery.attempt == attempt
     assert 0 < delivery.first_ms < 1 << 51
     pika.data.encode_table([], retry_headers(delivery, delivery.attempt + 1, "why"))
+
+
+def test_json_takes_the_values_that_an_app_publishes() -> None:
+    value = {"price": Decimal("1.50"), "day": date(2030, 1, 31), "tags": {"a"}}
+    assert Message.json(value).body == b'{"price":"1.50","day":"2030-01-31","tags":["a"]}'

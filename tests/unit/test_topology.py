@@ -128,6 +128,8 @@ def test_single_active_is_an_argument_of_the_queue_and_not_of_its_parking() -> N
     parking, queue = declarations(Subscription(Topic("t"), "s", single_active=True)).queues
     assert queue.arguments["x-single-active-consumer"] is True
     assert "x-single-active-consumer" not in parking.arguments
+    _parking, queue = declarations(Queue("jobs", single_active=True)).queues
+    assert queue.arguments["x-single-active-consumer"] is True
 
 
 @pytest.mark.parametrize("durability", Durability)
@@ -178,13 +180,16 @@ def test_of_any_text_only_name_invalid_escapes(text: str) -> None:
 durabilities = st.sampled_from(Durability)
 everything = st.one_of(
     st.builds(Topic, st.just("orders"), durabilities),
-    st.builds(Queue, st.just("jobs"), durabilities),
+    st.builds(
+        Queue, st.just("jobs"), durabilities, single_active=st.booleans(), plain=st.booleans()
+    ),
     st.builds(
         Subscription,
         st.builds(Topic, st.just("orders"), durabilities),
         st.just("billing"),
         single_active=st.booleans(),
         expires_s=st.integers(0, 4_294_967),
+        plain=st.booleans(),
     ),
     st.builds(Delay, st.sampled_from(DELAY_STEPS_MS)),
 )
@@ -213,8 +218,10 @@ def test_an_item_is_a_name_unless_something_else_is_asked() -> None:
         {"name": 7},
         {"name": "queue:jobs", "durability": "paper"},
         {"name": "queue:jobs", "durability": 1},
-        {"name": "queue:jobs", "single_active": True},
+        {"name": "queue:jobs", "single_active": 1},
         {"name": "orders", "expires_s": 5},
+        {"name": "orders", "plain": True},
+        {"name": "orders/b", "plain": 1},
         {"name": "orders/b", "expires_s": -1},
         {"name": "orders/b", "expires_s": True},
         {"name": "orders/b", "expires_s": 2**32},
@@ -247,6 +254,12 @@ def test_an_item_that_makes_no_sense_is_refused(item: object) -> None:
             Topic("orders"),
             {"durability": "none"},
             "orders: durability is wanted fsync and exists none",
+        ),
+        (BILLING, {"plain": True}, ""),
+        (
+            Subscription(Topic("orders"), "billing", plain=True),
+            {},
+            "orders/billing: plain is wanted True and exists False",
         ),
         (BILLING, {"durability": "none", "single_active": True, "expires_s": 5}, ""),
         (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +9,12 @@ from typing import Any
 
 from bench.clients.jvm import processes
 from bench.clients.jvm.maven import ARTEMIS
-from bench.clients.jvm.processes import Node
+from bench.clients.jvm.processes import UP_WITHIN_S, Node
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.processes import Children
-
-__all__ = ["CORE_PORT", "NODES", "Artemis", "broker_xml", "durability", "is_cluster", "started"]
+from bench.processes import Children, wait_until
 
 # The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_ARTEMIS_NODES"
@@ -140,18 +136,14 @@ class Artemis:
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Artemis]:
     """Run nodes with folders and addresses of their own; remove them afterwards."""
-    ARTEMIS.fetch()
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    hosts = processes.hosts(network, profile.system.brokers)
-    try:
-        nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
-        say(f"Artemis {ARTEMIS.version}: {len(nodes)} nodes start")
-        with processes.running(nodes, folder) as children:
-            if is_cluster(profile):
-                _wait_for_all(nodes, folder)
-            yield Artemis(nodes, children, profile)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with processes.started(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
+        if is_cluster(profile):
+            _wait_for_all(nodes, children)
+        yield Artemis(nodes, children, profile)
+
+
+def _all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
+    return [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
 
 
 def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> Node:
@@ -171,10 +163,11 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
     return Node(number, hosts[number - 1], (STOMP_PORT, CORE_PORT), argv)
 
 
-def _wait_for_all(nodes: Sequence[Node], folder: Path) -> None:
+def _wait_for_all(nodes: Sequence[Node], children: Children) -> None:
     """Wait until every node's log reports a bridge to each other node. Raises BenchError."""
-    logs = [processes.log_of(node, folder) for node in nodes]
-    processes.wait_until(
+    logs = [children.log_of(node.name) for node in nodes]
+    wait_until(
         lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
-        "Artemis' nodes are not all joined",
+        within_s=UP_WITHIN_S,
+        what="Artemis' nodes are not all joined",
     )

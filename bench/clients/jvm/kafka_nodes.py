@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,23 +14,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.clients.jvm import processes
 from bench.clients.jvm.maven import KAFKA
-from bench.clients.jvm.processes import Node
+from bench.clients.jvm.processes import UP_WITHIN_S, Node
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from bench.processes import Children
-
-__all__ = [
-    "MESSAGE_BYTES_MAX",
-    "SERVERS",
-    "Kafka",
-    "durability",
-    "in_sync",
-    "partitions",
-    "properties",
-    "started",
-]
+from bench.processes import Children, run, wait_until
 
 # Hides its log messages while nodes start and stop.
 QUIET: dict[str, Any] = {"log_level": 2}
@@ -152,7 +138,11 @@ class Kafka:
 
     def wait_for_all(self) -> None:
         """Wait until every node knows all nodes. Raises BenchError."""
-        processes.wait_until(self._are_all_known, "Kafka's nodes do not all know each other")
+        wait_until(
+            self._are_all_known,
+            within_s=UP_WITHIN_S,
+            what="Kafka's nodes do not all know each other",
+        )
 
     def _are_all_known(self) -> bool:
         try:
@@ -164,20 +154,17 @@ class Kafka:
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Kafka]:
     """Run nodes with folders and addresses of their own; remove them afterwards."""
-    KAFKA.fetch()
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-run-"))
-    hosts = processes.hosts(network, profile.system.brokers)
-    try:
-        nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(_format, (node.argv[-1] for node in nodes)))
-        say(f"Kafka {KAFKA.version}: {len(nodes)} nodes start")
-        with processes.running(nodes, folder) as children:
-            kafka = Kafka(nodes, children, profile)
-            kafka.wait_for_all()
-            yield kafka
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with processes.started(KAFKA, profile, network, say, _all_prepared) as (nodes, children):
+        kafka = Kafka(nodes, children, profile)
+        kafka.wait_for_all()
+        yield kafka
+
+
+def _all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
+    nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(_format, (node.argv[-1] for node in nodes)))
+    return nodes
 
 
 def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> Node:
@@ -190,12 +177,5 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
 def _format(file: str) -> None:
     """Format a node's data folder with the cluster's id. Raises BenchError."""
     argv = ["java", *SHORT_JVM, "-cp", KAFKA.classpath, "kafka.tools.StorageTool"]
-    done = subprocess.run(
-        [*argv, "format", "-t", CLUSTER_ID, "-c", file],
-        capture_output=True,
-        text=True,
-        timeout=FORMAT_WITHIN_S,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchError(f"Kafka cannot format: {(done.stderr or done.stdout).strip()[-500:]}")
+    argv += ["format", "-t", CLUSTER_ID, "-c", file]
+    run(argv, within_s=FORMAT_WITHIN_S, what="Kafka cannot format")

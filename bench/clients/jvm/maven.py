@@ -7,30 +7,32 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 import click
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
+from bench.processes import run
 
-__all__ = ["ARTEMIS", "KAFKA", "PACKAGES", "PERF_TEST", "Package", "fetch", "pom"]
-
-CACHE = Path(__file__).resolve().parents[3] / ".cache"
+CACHE = CHECKOUT / ".cache"
 PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 FETCH_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A program with its artifacts, ``group:artifact:version``; their dependencies are fetched too."""
+    """A program with its artifacts, ``group:artifact:version``; their dependencies are fetched too.
+
+    alone: artifacts that are fetched without theirs.
+    """
 
     name: str
     version: str
     artifacts: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -64,10 +66,8 @@ class Package:
             fresh.mkdir(parents=True)
             file = fresh / "pom.xml"
             file.write_text(pom(self))
-            _run(
-                self.name,
-                ["mvn", "-q", "-B", "-f", str(file), PLUGIN, f"-DoutputDirectory={fresh}"],
-            )
+            argv = ["mvn", "-q", "-B", "-f", str(file), PLUGIN, f"-DoutputDirectory={fresh}"]
+            run(argv, within_s=FETCH_WITHIN_S, what=f"{self.name}: cannot be fetched")
             if not self.is_here:
                 fresh.rename(self.folder)
         finally:
@@ -95,7 +95,22 @@ ARTEMIS = Package(
         "org.slf4j:slf4j-simple:2.0.17",
     ),
 )
-PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS)}
+# Spark's way to S3, for the Hadoop of PySpark 4.3, with the parts of Amazon's client that it loads: the whole
+# client would be 600 MB.
+S3A = Package(
+    "s3a",
+    "3.5.0",
+    (
+        "software.amazon.awssdk:s3:2.35.4",
+        "software.amazon.awssdk:s3-transfer-manager:2.35.4",
+        "software.amazon.awssdk:sts:2.35.4",
+    ),
+    alone=(
+        "org.apache.hadoop:hadoop-aws:3.5.0",
+        "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+    ),
+)
+PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS, S3A)}
 
 
 @click.command(
@@ -110,11 +125,12 @@ def fetch(name: str) -> None:
 
 def pom(package: Package) -> str:
     """Return a Maven project that only has the package's dependencies."""
+    nothing = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     dependencies = "".join(
-        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
-            *map(escape, artifact.split(":"))
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>".format(
+            *map(escape, artifact.split(":")), nothing if artifact in package.alone else ""
         )
-        for artifact in package.artifacts
+        for artifact in (*package.artifacts, *package.alone)
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
@@ -122,15 +138,3 @@ def pom(package: Package) -> str:
         f"<version>1</version><packaging>pom</packaging>"
         f"<dependencies>{dependencies}</dependencies></project>\n"
     )
-
-
-def _run(name: str, argv: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=FETCH_WITHIN_S, check=False
-        )
-    except subprocess.TimeoutExpired as fault:
-        raise BenchError(f"{name}: not fetched within {FETCH_WITHIN_S:.0f} s") from fault
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise BenchError(f"{name}: cannot be fetched: {said[-1] if said else 'Maven said nothing'}")

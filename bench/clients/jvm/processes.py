@@ -5,24 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.clients.jvm.maven import Package
 from bench.errors import BenchError
 from bench.harness.sampling import Probe
-from bench.processes import Children
-
-__all__ = ["NODES_MAX", "Node", "hosts", "log_of", "probes", "run_tool", "running", "wait_until"]
+from bench.load.profile import Profile
+from bench.processes import Children, wait_until
 
 NODES_MAX = 9
 # Nodes of a local cluster have 127.x.y.11 to .109, HAProxy .10: both can run on one network.
 HOST_FIRST = 201
 UP_WITHIN_S = 90.0
 CONNECT_WITHIN_S = 1.0
-POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,27 @@ def hosts(network: str, count: int) -> list[str]:
     return [f"{network}.{HOST_FIRST + each}" for each in range(count)]
 
 
+Prepare = Callable[[Sequence[str], Path, Profile], list[Node]]
+"""Writes the files of nodes at these addresses into a folder."""
+
+
+@contextmanager
+def started(
+    program: Package, profile: Profile, network: str, say: Callable[[str], None], prepare: Prepare
+) -> Iterator[tuple[list[Node], Children]]:
+    """Fetch a program and run nodes of it with folders and addresses of their own; remove them afterwards.
+
+    Raises BenchError.
+    """
+    program.fetch()
+    with tempfile.TemporaryDirectory(prefix="messagebus-run-", ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        nodes = prepare(hosts(network, profile.system.brokers), folder, profile)
+        say(f"{program.name.capitalize()} {program.version}: {len(nodes)} nodes start")
+        with running(nodes, folder) as children:
+            yield nodes, children
+
+
 @contextmanager
 def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
     """Run the nodes; enter the context when all their ports answer. Raises BenchError."""
@@ -63,28 +83,13 @@ def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
             children.start(node.name, ["java", *node.argv], env, folder)
         wait_until(
             lambda: all(_answers(node.host, port) for node in nodes for port in node.ports),
-            "not all ports answer",
-            lambda: children.check(names),
+            within_s=UP_WITHIN_S,
+            what="not all ports answer",
+            check=lambda: children.check(names),
         )
         yield children
     finally:
         children.stop_all()
-
-
-def log_of(node: Node, folder: Path) -> Path:
-    return folder / "logs" / f"{node.name}.log"
-
-
-def wait_until(
-    condition: Callable[[], bool], what: str, check: Callable[[], object] = lambda: None
-) -> None:
-    """Wait for a condition. Raises BenchError with `what` after a timeout, or any error of `check`."""
-    until_s = time.monotonic() + UP_WITHIN_S
-    while not condition():
-        check()
-        if time.monotonic() > until_s:
-            raise BenchError(f"not up within {UP_WITHIN_S:.0f} s: {what}")
-        time.sleep(POLL_S)
 
 
 def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:

@@ -6,21 +6,16 @@ where their interface allows it; aio-pika has no other way than to answer each b
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-from bench.environment import CHECKOUT
-from bench.errors import BenchError
-from bench.figures.form import Figure, below, median_of
+from bench.figures.form import Figure, Maker, below
 from bench.figures.scene import Scene, repeat_command
 from bench.figures.turns import Against, Line, Table, Turns, interleaved, sized
 from bench.harness.loop import best_loop
 from bench.harness.turn import Task
-
-__all__ = ["consume", "handlers", "memory_bus_figures", "of_memory_bus"]
+from bench.processes import run
 
 WINDOW = 1000
 WHAT = "Received and acked, 1 KB"
@@ -92,7 +87,9 @@ def handlers(task: Task, scene: Scene) -> Table:
         made = replace(plain, way=way, traced=traced)
         table.lines.append(Line(name, f"{name}_", what, made))
         more = f"{what}: CPU time on top of the loop, per message"
-        table.against.append(Against(name, "receive", f"{name}_more_us", more, goal, of_cpu=True))
+        table.against.append(
+            Against(name, "receive", f"{name}_more_us", more, goal, of_cpu="difference")
+        )
     return table
 
 
@@ -122,17 +119,8 @@ def memory_bus_figures(scene: Scene) -> Iterator[Figure]:
 
 def import_ms() -> float:
     """Measure the import of the bus in memory. Raises BenchError."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=IMPORT_WITHIN_S,
-        check=False,
-    )
-    if done.returncode:
-        raise BenchError(f"importing messagebus.testing: {done.stderr.strip()[-200:]}")
-    return float(done.stdout)
+    argv = [sys.executable, "-c", IMPORT]
+    return float(run(argv, within_s=IMPORT_WITHIN_S, what="importing messagebus.testing"))
 
 
 def of_memory_bus(
@@ -141,18 +129,8 @@ def of_memory_bus(
     what = "In memory: published, received and acked, 1 KB, both asyncio clients in one process"
     table = Table([Line("async", "", what, task, rate=100_000.0)])
     yield from table.figures(MEMORY, turns, repeat)
-    yield median_of(
-        [turn.took_s * 1000 for turn in turns["start"]],
-        id=f"{MEMORY}.start_ms",
-        what="In memory: a whole test with both blocking clients and one message, without imports",
-        unit="ms",
-        repeat=repeat,
-        goal=partial(below, 50.0, unit="ms"),
-    )
-    yield median_of(
-        imports,
-        id=f"{MEMORY}.import_ms",
-        what="Importing messagebus.testing with all behind it, once in a process",
-        unit="ms",
-        repeat=repeat,
-    )
+    make, took_ms = Maker(MEMORY, repeat), [turn.took_s * 1000 for turn in turns["start"]]
+    what = "In memory: a whole test with both blocking clients and one message, without imports"
+    yield make("start_ms", what, took_ms, "ms", (below, 50.0))
+    what = "Importing messagebus.testing with all behind it, once in a process"
+    yield make("import_ms", what, imports, "ms")

@@ -9,27 +9,27 @@ nothing is lost.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
+import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from bench.errors import BenchError
 from bench.faults import fault_of
-from bench.figures.client.relay import Relay
-from bench.figures.form import Figure, at_most
-from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.form import Figure, Maker, at_most
+from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from bench.harness.control import read_progress
-from bench.harness.workers import Workers, at_work, open_ended
+from bench.harness.workers import Workers, at_work
 from bench.processes import wait_until
-from messagebus import BusConfig, declare
 from messagebus.broker import Broker
 from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
-
-__all__ = ["GROUP", "KINDS", "Kind", "figures_of", "gaps_s"]
 
 NAME = "client.gap"
 SUBSCRIPTION, PUBLISHER = "sink", "publisher-0"
@@ -64,31 +64,19 @@ def gap_figures(scene: Scene) -> Iterator[Figure]:
     lost = 0
     for kind in KINDS:
         topic = f"gap{kind.name}"
-        declare(BusConfig.from_env(scene.cluster.client_env()), [f"{topic}/{SUBSCRIPTION}"])
         gaps, result = _measure(scene, kind, topic, events)
         lost += result
         yield from figures_of(kind, gaps, repeat)
-    yield Figure(
-        id=f"{NAME}.lost",
-        what=f"Confirmed messages lost in all {len(KINDS)} x {events} events, by their ids",
-        value=lost,
-        unit="messages",
-        repeat=repeat,
-        **at_most(0, lost, "messages"),
-    )
+    what = f"Confirmed messages lost in all {len(KINDS)} x {events} events, by their ids"
+    yield Maker(NAME, repeat)("lost", what, lost, "messages", (at_most, 0))
 
 
 def figures_of(kind: Kind, gaps: Sequence[float], repeat: str) -> Iterator[Figure]:
-    yield Figure(
-        id=f"{NAME}.{kind.name}_s",
-        what=f"{kind.what}: longest time of its publisher without a confirm, "
-        f"worst of {len(gaps)} events",
-        value=max(gaps),
-        unit="s",
-        repeat=repeat,
-        samples=tuple(round(gap, 4) for gap in gaps),
-        **at_most(kind.goal_s, max(gaps), "s"),
+    what = (
+        f"{kind.what}: longest time of its publisher without a confirm, worst of {len(gaps)} events"
     )
+    rounded = [round(gap, 4) for gap in gaps]
+    yield Maker(NAME, repeat)(f"{kind.name}_s", what, rounded, "s", (at_most, kind.goal_s), max)
 
 
 def gaps_s(confirmed_ns: Sequence[int], events_ns: Sequence[int], watched_s: float) -> list[float]:
@@ -112,20 +100,30 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
     """Return the gap of each event, and the number of confirmed messages that were never delivered."""
     cluster = scene.cluster
     balancer = Broker.parse(cluster.broker)
-    place = f"{topic}/{SUBSCRIPTION}"
-    profile = open_ended(topic, [place], publishers=1, rate_per_s=RATE_PER_S, body_bytes=BODY_BYTES)
     incidents = []
     with Relay(balancer.host, balancer.port) as relay:
         is_silence = kind.name == "silence"
         strike = partial(_silence, relay) if is_silence else partial(_strike, kind)
         env = {"MESSAGEBUS_BROKER": relay.address} if is_silence else {}
-        with at_work(profile, scene.folder / kind.name, cluster.client_env() | env) as clients:
+        load = at_work(
+            cluster,
+            scene.folder / kind.name,
+            [f"{topic}/{SUBSCRIPTION}"],
+            publishers=1,
+            rate_per_s=RATE_PER_S,
+            body_bytes=BODY_BYTES,
+            env=env,
+        )
+        with load as clients:
             for number in range(events):
                 incidents.append(_event(clients, cluster, strike))
                 scene.say(f"{kind.what}: event {number + 1} of {events}")
             time.sleep(BEFORE_S)
             clients.finish()
-    return _judged(clients, cluster, incidents)
+    rows, result = clients.whole(cluster.brokers, incidents, may_lose=True)
+    confirmed = sorted(row["confirmed_ns"] for row in rows.published if "confirmed_ns" in row)
+    gaps = gaps_s(confirmed, [incident.at_ns for incident in incidents], WATCHED_S)
+    return gaps, result.total("lost")
 
 
 def _event(
@@ -174,17 +172,110 @@ def _at_broker(clients: Workers, cluster: LocalCluster) -> str:
     return next(name for name in cluster.names if cluster.node(name).broker == found[-1])
 
 
-def _judged(
-    clients: Workers, cluster: LocalCluster, incidents: Sequence[Incident]
-) -> tuple[list[float], int]:
-    """Return the gaps and the number of lost messages. Raises BenchError for any other fault of the audit."""
-    brokers = [cluster.node(name).broker for name in cluster.names]
-    _, rows, result = clients.judged(brokers, incidents)
-    lost = result.total("lost")
-    if not lost and not result.holds:
-        raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
-    confirmed = sorted(row["confirmed_ns"] for row in rows.published if "confirmed_ns" in row)
-    return gaps_s(confirmed, [incident.at_ns for incident in incidents], WATCHED_S), lost
+READ_BYTES = 65_536
+START_WITHIN_S = 10.0
+STOP_WITHIN_S = 10.0
 
 
-GROUP = Group(NAME, 3, "HAProxy before three brokers", gap_figures)
+class Relay:
+    """A TCP relay that can silently drop all data of its open connections, without a reset.
+
+    It simulates a path that loses its packets: open connections stay open and silent in both directions; new
+    connections work. It listens on a loopback port of its own choice, passes bytes to host:port, and runs on
+    a thread of its own.
+
+    with Relay("127.0.0.10", 5672) as relay:
+        connect_to(relay.address)
+        relay.swallow()
+    """
+
+    def __init__(self, host: str, port: int, *, listen: str = "127.0.0.1") -> None:
+        self._target = (host, port)
+        self._listen = listen
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._stopping: asyncio.Event | None = None
+        self._pairs: set[_Pair] = set()
+        self._thread = threading.Thread(target=self._work, name="relay", daemon=True)
+        self.address = ""
+
+    def swallow(self) -> None:
+        """Drop all data of the connections that are open now, from now on."""
+        self._loop.call_soon_threadsafe(self._swallow)
+
+    def heal(self) -> None:
+        """End every connection whose data was dropped, like a recovered path that no longer knows it."""
+        self._loop.call_soon_threadsafe(self._heal)
+
+    def _heal(self) -> None:
+        for pair in [pair for pair in self._pairs if pair.silent]:
+            pair.close()
+
+    def _swallow(self) -> None:
+        for pair in self._pairs:
+            pair.silent = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        if not self._started.wait(START_WITHIN_S):
+            raise TimeoutError("the relay does not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stopping is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(STOP_WITHIN_S)
+
+    def _work(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        server = await asyncio.start_server(self._accept, self._listen, 0)
+        host, port = server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+        self._started.set()
+        await self._stopping.wait()
+        server.close()
+        for pair in list(self._pairs):
+            pair.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = _Pair(writer, far_writer)
+        self._pairs.add(pair)
+        try:
+            await asyncio.gather(pair.pass_on(reader, far_writer), pair.pass_on(far_reader, writer))
+        finally:
+            self._pairs.discard(pair)
+            pair.close()
+
+
+class _Pair:
+    """The two ends of one connection."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.silent = False
+        self._ends = (near, far)
+
+    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass data until one end closes. While the pair is silent, the other end does not notice."""
+        with contextlib.suppress(OSError):
+            while block := await reader.read(READ_BYTES):
+                if not self.silent:
+                    writer.write(block)
+                    await writer.drain()
+        if not self.silent:
+            writer.close()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
+GROUP = Group(NAME, 3, BEHIND_HAPROXY, gap_figures)

@@ -11,11 +11,10 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from bench.clients.ways import check
 from bench.errors import BenchError
-from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.form import Figure, Maker, at_least, at_most
 from bench.figures.scene import Group, Scene, repeat_command
 from bench.figures.turns import (
     DIRECT,
@@ -32,19 +31,6 @@ from bench.harness.loop import best_loop, event_loop
 from bench.harness.turn import Task, slices
 from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Published, declare
 from messagebus.destination import delay_step
-
-__all__ = [
-    "DELAY",
-    "LATENCY",
-    "Late",
-    "added_percent",
-    "delay_tasks",
-    "late_figures",
-    "latency_figures",
-    "latency_tasks",
-    "percentile_ms",
-    "waiting_figures",
-]
 
 NAME = "client.latency"
 RATE_PER_S = 3_000.0
@@ -95,27 +81,19 @@ def latency_figures(turns: Turns, repeat: str) -> Iterator[Figure]:
             raise BenchError(
                 f"{name} came to {min(behind):,.0f} of {RATE_PER_S:,.0f}/s: the machine is too busy"
             )
+    make = Maker(NAME, repeat)
     for end, words in ENDS.items():
         said = f"Latency until {words} at {RATE_PER_S:,.0f}/s of 1 KB"
         for name, client in WORDS.items():
             if name != "pika":
-                goal: Goal = partial(at_most, GOAL_ADDED_PERCENT, unit="%")
-                yield median_of(
-                    added_percent(turns, name, end),
-                    id=f"{NAME}.{end}.{name}_added_p50",
-                    what=f"{said}, {client}: median, more than {WORDS['pika']} directly",
-                    unit="%",
-                    repeat=repeat,
-                    goal=goal if name == "ours" else no_goal,
-                )
+                what = f"{said}, {client}: median, more than {WORDS['pika']} directly"
+                goal = (at_most, GOAL_ADDED_PERCENT) if name == "ours" else None
+                added = added_percent(turns, name, end)
+                yield make(f"{end}.{name}_added_p50", what, added, "%", goal)
             for percentile in ("p50", "p99.9"):
-                yield median_of(
-                    [turn.percentiles_ms[end][percentile] for turn in turns[name]],
-                    id=f"{NAME}.{end}.{name}_{percentile.replace('.', '_')}_ms",
-                    what=f"{said}, {client}: {percentile[1:]} %",
-                    unit="ms",
-                    repeat=repeat,
-                )
+                id, what = f"{end}.{name}_{percentile.replace('.', '_')}_ms", f"{percentile[1:]} %"
+                found = [turn.percentiles_ms[end][percentile] for turn in turns[name]]
+                yield make(id, f"{said}, {client}: {what}", found, "ms")
 
 
 def added_percent(turns: Turns, name: str, end: str) -> list[float]:
@@ -218,25 +196,15 @@ async def _receive(consumer: AsyncConsumer, late: dict[int, list[float]], count:
 
 
 def late_figures(late: Late, repeat: str) -> Iterator[Figure]:
+    make = Maker(DELAYED, repeat)
     for step, repetitions in late.items():
         for name, percent in PERCENTS.items():
-            yield median_of(
-                [percentile_ms(seconds, percent) for seconds in repetitions],
-                id=f"{DELAYED}.late_{step}s_{name}_ms",
-                what=f"How late a message delayed by {step} s comes: {name}",
-                unit="ms",
-                repeat=repeat,
-            )
+            what = f"How late a message delayed by {step} s comes: {name}"
+            found = [percentile_ms(seconds, percent) for seconds in repetitions]
+            yield make(f"late_{step}s_{name}_ms", what, found, "ms")
     early = sum(s < 0 for repetitions in late.values() for seconds in repetitions for s in seconds)
-    yield Figure(
-        id=f"{DELAYED}.early",
-        what="Delayed messages that came before they were due, of all steps",
-        value=early,
-        unit="messages",
-        repeat=repeat,
-        goal="0 messages",
-        met=early == 0,
-    )
+    what = "Delayed messages that came before they were due, of all steps"
+    yield make("early", what, early, "messages", (at_most, 0))
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float:
@@ -295,32 +263,22 @@ def delay_tasks(task: Task, scene: Scene) -> dict[str, Task]:
 
 
 def waiting_figures(turns: Turns, repeat: str) -> Iterator[Figure]:
+    make = Maker(DELAYED, repeat)
     for state, words in STATES.items():
         fast, steady = turns[f"consume.{state}"], turns[f"latency.{state}"]
-        yield median_of(
-            [turn.rate_per_s for turn in fast],
-            id=f"{DELAYED}.consume_{state}_rate",
-            what=f"Received and acked, 1 KB, {words} for the same topic",
-            unit="messages/s",
-            repeat=repeat,
-        )
+        what = f"Received and acked, 1 KB, {words} for the same topic"
+        rates = [turn.rate_per_s for turn in fast]
+        yield make(f"consume_{state}_rate", what, rates, "messages/s")
         for name in ("p50", "p99"):
-            yield median_of(
-                [turn.percentiles_ms["delivery"][name] for turn in steady],
-                id=f"{DELAYED}.latency_{state}_{name}_ms",
-                what=f"Latency at {DELAY_RATE_PER_S:,.0f}/s of 1 KB, {words} for the same topic: {name}",
-                unit="ms",
-                repeat=repeat,
+            what = (
+                f"Latency at {DELAY_RATE_PER_S:,.0f}/s of 1 KB, {words} for the same topic: {name}"
             )
+            found = [turn.percentiles_ms["delivery"][name] for turn in steady]
+            yield make(f"latency_{state}_{name}_ms", what, found, "ms")
     pairs = zip(turns["consume.waiting"], turns["consume.idle"], strict=True)
-    yield median_of(
-        [a.rate_per_s / b.rate_per_s for a, b in pairs],
-        id=f"{DELAYED}.consume_ratio",
-        what=f"A consumer's rate with {WAITING:,} delayed messages waiting, over without",
-        unit="times",
-        repeat=repeat,
-        goal=partial(at_least, GOAL_RATIO, unit="times"),
-    )
+    ratios = [a.rate_per_s / b.rate_per_s for a, b in pairs]
+    what = f"A consumer's rate with {WAITING:,} delayed messages waiting, over without"
+    yield make("consume_ratio", what, ratios, "times", (at_least, GOAL_RATIO))
 
 
 DELAY = Group(DELAYED, 1, DIRECT, _delay)

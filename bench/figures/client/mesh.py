@@ -11,28 +11,21 @@ address of their list and serves until its standard input ends.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
-import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import psutil
 
-from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.figures.form import Figure, below
+from bench.figures.form import Figure, Maker, below
 from bench.figures.scene import Group, Scene, repeat_command
+from bench.processes import Answering
 from ops.local.cluster import LocalCluster
-
-__all__ = ["GROUP", "MB", "figures_of", "mesh_figures", "rest_figures", "rss_bytes_of"]
 
 NAME = "client.mesh"
 TOPIC, SUBSCRIPTION = "mesh", "sink"
@@ -41,7 +34,6 @@ IDLE_S = 30.0
 # Seconds after the last has attached, when the work of the start is over.
 SETTLE_S = 5.0
 ANSWER_WITHIN_S = 240.0
-STOP_WITHIN_S = 10.0
 GOAL_CPU_PERCENT, GOAL_MB = 1.0, 100.0
 # The default of half a second is meant for brokers with a machine of their own. Here one process serves
 # all of them. 3,200 handshakes at once take it longer than that, and an abandoned dial is lost work.
@@ -57,12 +49,11 @@ Answer = Mapping[str, Any]
 def mesh_figures(scene: Scene) -> Iterator[Figure]:
     brokers, consumers = scene.part(BROKERS, 8), scene.part(CONSUMERS, 5)
     with ExitStack() as stack:
-        server = _Child(stack, "mesh", str(brokers), f"{TOPIC}/{SUBSCRIPTION}")
+        server = _child(stack, "mesh", str(brokers), f"{TOPIC}/{SUBSCRIPTION}")
         env = {"MESSAGEBUS_LIST_URL": server.line(), **DIAL}
         before = rss_bytes_of(server.pid)
         clients = [
-            _Child(stack, "idle", "consumer", TOPIC, SUBSCRIPTION, env=env)
-            for _ in range(consumers)
+            _child(stack, "idle", "consumer", TOPIC, SUBSCRIPTION, **env) for _ in range(consumers)
         ]
         for client in clients:
             client.answer()
@@ -89,41 +80,19 @@ def figures_of(
 ) -> Iterator[Figure]:
     """Make the figures: the worst of all consumers; memory per link is the mean."""
     mesh = f"{brokers} brokers and {len(idle)} consumers"
-    figure = partial(Figure, repeat=repeat)
-    yield figure(
-        id=f"{NAME}.attach_s",
-        what=f"{mesh}, all starting at once on this machine: until the last is attached to all",
-        value=max(answer["attach_s"] for answer in attached),
-        unit="s",
-    )
+    make = Maker(NAME, repeat)
+    what = f"{mesh}, all starting at once on this machine: until the last is attached to all"
+    yield make("attach_s", what, max(answer["attach_s"] for answer in attached), "s")
     cpu = max(answer["cpu_percent"] for answer in idle)
-    yield figure(
-        id=f"{NAME}.idle_cpu_percent",
-        what=f"{mesh}: CPU of the busiest consumer at rest, of one core",
-        value=cpu,
-        unit="%",
-        **below(GOAL_CPU_PERCENT, cpu, "%"),
-    )
+    what = f"{mesh}: CPU of the busiest consumer at rest, of one core"
+    yield make("idle_cpu_percent", what, cpu, "%", (below, GOAL_CPU_PERCENT))
     memory = max(answer["rss_bytes"] for answer in idle) / MB
-    yield figure(
-        id=f"{NAME}.consumer_mb",
-        what=f"{mesh}: memory of the largest consumer process",
-        value=memory,
-        unit="MB",
-        **below(GOAL_MB, memory, "MB"),
-    )
-    yield figure(
-        id=f"{NAME}.link_kb",
-        what=f"{mesh}: memory of one link in the consumer",
-        value=sum(answer["link_bytes"] for answer in idle) / len(idle) / 1e3,
-        unit="KB",
-    )
-    yield figure(
-        id=f"{NAME}.server_link_kb",
-        what=f"{mesh}: memory of one link in the process of the brokers, which are not RabbitMQ",
-        value=server_link_bytes / 1e3,
-        unit="KB",
-    )
+    what = f"{mesh}: memory of the largest consumer process"
+    yield make("consumer_mb", what, memory, "MB", (below, GOAL_MB))
+    of_link = sum(answer["link_bytes"] for answer in idle) / len(idle)
+    yield make("link_kb", f"{mesh}: memory of one link in the consumer", of_link / 1e3, "KB")
+    what = f"{mesh}: memory of one link in the process of the brokers, which are not RabbitMQ"
+    yield make("server_link_kb", what, server_link_bytes / 1e3, "KB")
 
 
 def rest_figures(
@@ -131,30 +100,18 @@ def rest_figures(
 ) -> Iterator[Figure]:
     """Measure one publisher or consumer of a cluster at rest."""
     with ExitStack() as stack:
-        client = _Child(stack, "idle", kind, topic, subscription, env=cluster.client_env())
+        client = _child(stack, "idle", kind, topic, subscription, **cluster.client_env())
         client.answer()
         _asked([client])
         time.sleep(REST_SETTLE_S)
         _asked([client])
         time.sleep(rest_s)
         (found,) = _asked([client])
-    memory_mb, cpu_percent = found["rss_bytes"] / MB, found["cpu_percent"]
-    yield Figure(
-        id=f"way.rest.{kind}_mb",
-        what=f"Memory of a {kind} at rest, the interpreter included",
-        value=memory_mb,
-        unit="MB",
-        repeat=REST_REPEAT,
-        **below(GOAL_REST_MB, memory_mb, "MB"),
-    )
-    yield Figure(
-        id=f"way.rest.{kind}_cpu_percent",
-        what=f"CPU of a {kind} at rest, of one core",
-        value=cpu_percent,
-        unit="%",
-        repeat=REST_REPEAT,
-        **below(GOAL_CPU_PERCENT, cpu_percent, "%"),
-    )
+    make = Maker("way.rest", REST_REPEAT)
+    what = f"Memory of a {kind} at rest, the interpreter included"
+    yield make(f"{kind}_mb", what, found["rss_bytes"] / MB, "MB", (below, GOAL_REST_MB))
+    what, goal = f"CPU of a {kind} at rest, of one core", (below, GOAL_CPU_PERCENT)
+    yield make(f"{kind}_cpu_percent", what, found["cpu_percent"], "%", goal)
 
 
 def rss_bytes_of(pid: int) -> int:
@@ -162,68 +119,18 @@ def rss_bytes_of(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _asked(clients: Sequence[_Child]) -> list[Answer]:
+def _asked(clients: Sequence[Answering]) -> list[Answer]:
     """Tell all clients to continue, then read their answers."""
     for client in clients:
-        client.go_on()
+        client.tell()
     return [client.answer() for client in clients]
 
 
-@dataclass(slots=True, init=False)
-class _Child:
-    """A process of a module beside this one. It is controlled by lines and answers in lines.
-
-    env: the settings of its client. It ends with the stack.
-    """
-
-    process: subprocess.Popen[str]
-
-    def __init__(
-        self, stack: ExitStack, module: str, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> None:
-        plain = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"bench.figures.client.{module}", *arguments],
-            cwd=CHECKOUT,
-            env=plain | dict(env or {}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.callback(self._stop)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def line(self) -> str:
-        """Read the next line. Raises BenchError when none comes."""
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], ANSWER_WITHIN_S)[0]:
-            raise BenchError(f"no answer within {ANSWER_WITHIN_S:.0f} s")
-        if not (line := self.process.stdout.readline().strip()):
-            raise BenchError(f"a process of the mesh ended: {self.process.wait(STOP_WITHIN_S)}")
-        return line
-
-    def answer(self) -> Answer:
-        found: Answer = json.loads(self.line())
-        return found
-
-    def _stop(self) -> None:
-        """Close the pipes, which ends the process; kill it if it does not end."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            self.process.wait(STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(STOP_WITHIN_S)
+def _child(stack: ExitStack, module: str, *arguments: str, **settings: str) -> Answering:
+    """Start a process of a module beside this one. settings: of its client. It ends with the stack."""
+    plain = {key: text for key, text in os.environ.items() if not key.startswith("MESSAGEBUS_")}
+    argv = [sys.executable, "-m", f"bench.figures.client.{module}", *arguments]
+    return stack.enter_context(Answering(argv, plain | settings, ANSWER_WITHIN_S))
 
 
 GROUP = Group(NAME, 0, "brokers that speak AMQP and are not RabbitMQ; no HAProxy", mesh_figures)

@@ -14,8 +14,6 @@ from bench.figures.turns import Against, Line, Table, sized
 from bench.harness.loop import best_loop
 from bench.harness.turn import Task
 
-__all__ = ["batch", "publish", "threads", "through_haproxy"]
-
 # A turn lasts some 2 s: long against the window, short against changes of the machine's load.
 OURS, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500
 AIO_PIKA_WINDOW = 500
@@ -154,3 +152,23 @@ def through_haproxy(task: Task, scene: Scene) -> Table:
         [Line("ours", "", what, ours), Line("pika", "pika_", other, peer)],
         [Against("ours", "pika", "ratio", ratio, 8.0)],
     )
+
+
+def redundant(task: Task, scene: Scene) -> Table:
+    """Two confirms of two brokers against one of one, through HAProxy."""
+    table = Table()
+    base = replace(task, env=scene.cluster.client_env(), window=1000, loop=best_loop())
+    for way, infix in WAYS.items():
+        once = replace(sized(base, scene, OURS), way=way)
+        twice = replace(once, redundant=True)
+        what = f"Safe publishes of 1 KB through HAProxy, window 1000, AsyncPublisher.{way}"
+        both = f"{what}, confirmed by two brokers"
+        table.lines.append(Line(f"{way}.once", f"{infix}plain_", what, once))
+        table.lines.append(Line(f"{way}.twice", infix, both, twice))
+        for of_cpu, name, said, goal in (
+            ("", "ratio", "how many times as fast as on one broker", 0.45),
+            ("ratio", "cpu_ratio", "CPU time of the client against one broker", 1.6),
+        ):
+            one, other, id = f"{way}.twice", f"{way}.once", f"{infix}{name}"
+            table.against.append(Against(one, other, id, f"{both}: {said}", goal, of_cpu))
+    return table

@@ -23,12 +23,10 @@ import click
 
 from bench.environment import CHECKOUT, describe
 from bench.errors import BenchError
-from bench.figures.form import Figure, at_most
+from bench.figures.form import Figure, Maker, at_most
 from bench.figures.measure.made import RUN_ID, Planted, lay
 from bench.figures.measure.watched import Cost, watched
 from bench.figures.scene import Group, Scene, repeat_command
-
-__all__ = ["GROUP", "MEMORY_GROUP", "agree", "growth", "main", "millions", "submit"]
 
 NAME, MEMORY_NAME = "measure.audit", "measure.memory"
 MILLION = 1_000_000
@@ -77,15 +75,9 @@ def _compared(name: str, messages: int, ours: Cost, duck: Cost, repeat: str) -> 
     """Make the figures of both, and their ratio, which has a goal at `MESSAGES`."""
     yield from _costs(f"{name}.spark", "Audit by Spark", messages, ours, repeat)
     yield from _costs(f"{name}.duckdb", "The same audit by DuckDB", messages, duck, repeat)
-    ratio = ours.cpu_s / duck.cpu_s
-    yield Figure(
-        id=f"{name}.ratio",
-        what=f"Audit, {millions(messages)} rows: CPU of Spark over DuckDB's",
-        value=ratio,
-        unit="times",
-        repeat=repeat,
-        **(at_most(GOAL_RATIO, ratio, "times") if messages == MESSAGES else {}),
-    )
+    what = f"Audit, {millions(messages)} rows: CPU of Spark over DuckDB's"
+    goal = (at_most, GOAL_RATIO) if messages == MESSAGES else None
+    yield Maker(name, repeat)("ratio", what, ours.cpu_s / duck.cpu_s, "times", goal)
 
 
 def millions(messages: int) -> str:
@@ -100,7 +92,7 @@ def _costs(name: str, what: str, messages: int, cost: Cost, repeat: str) -> Iter
         ("row_us", "CPU time a row", cost.cpu_s / messages / 2 * 1e6, "us"),
     ):
         what_of = f"{what}, {millions(messages)} rows: {words}"
-        yield Figure(id=f"{name}.{of}", what=what_of, value=value, unit=unit, repeat=repeat)
+        yield Maker(name, repeat)(of, what_of, value, unit)
 
 
 def _not_found(found: Mapping[str, Any], planted: Planted) -> list[str]:
@@ -148,14 +140,8 @@ def memory_figures(scene: Scene) -> Iterator[Figure]:
         what = f"Audit by spark-submit --driver-memory {heap}"
         yield from _costs(f"{MEMORY_NAME}.{heap}", what, messages, cost, repeat)
     needed_mib = found[least][0].memory_mib
-    yield Figure(
-        id=f"{MEMORY_NAME}.same",
-        what=f"Memory with which the audit answers the same as with {most}",
-        value=needed_mib,
-        unit="MiB",
-        repeat=repeat,
-        **at_most(MEMORY_MAX_MIB, needed_mib, "MiB"),
-    )
+    what = f"Memory with which the audit answers the same as with {most}"
+    yield Maker(MEMORY_NAME, repeat)("same", what, needed_mib, "MiB", (at_most, MEMORY_MAX_MIB))
 
 
 def submit(heap: str) -> tuple[str, ...]:
@@ -208,13 +194,8 @@ def growth(costs: Mapping[int, Cost]) -> Iterator[Figure]:
         (costs[many].cpu_s - costs[few].cpu_s) / (many - few)
         for few, many in ((small, middle), (middle, large))
     )
-    yield Figure(
-        id=f"{NAME}.start_s",
-        what="Audit by Spark: CPU time before and beside all rows",
-        value=costs[small].cpu_s - first * small,
-        unit="s",
-        repeat=LARGE,
-    )
+    what = "Audit by Spark: CPU time before and beside all rows"
+    yield Maker(NAME, LARGE)("start_s", what, costs[small].cpu_s - first * small, "s")
     yield Figure(
         id=f"{NAME}.flat",
         what=f"Audit by Spark: CPU of a row from {middle:,} to {large:,} messages over that from "

@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 
 from messagebus.recording.events import EVENTS
 
-__all__ = ["RUN_ID", "WALL_NS", "Planted", "lay"]
-
-
 RUN_ID, TOPIC, SUBSCRIPTION = "made", "orders", "billing"
 BROKERS = tuple(f"127.0.0.{11 + n}:5672" for n in range(4))
 PUBLISHERS, CONSUMERS = 50, 4

@@ -18,8 +18,6 @@ from hdrh.histogram import HdrHistogram
 
 from bench.figures.measure.made import WALL_NS
 
-__all__ = ["answer", "audit", "opened"]
-
 Answer: TypeAlias = list[list[Any]]
 
 THREADS, MEMORY = 2, "4GB"

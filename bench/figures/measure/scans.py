@@ -26,16 +26,11 @@ import pyarrow.parquet as pq
 from hdrh.histogram import HdrHistogram
 
 from bench.errors import BenchError
-from bench.figures.form import Figure, Goal, at_least, at_most, median_of, no_goal
+from bench.figures.form import Figure, Maker, Wanted, at_least, at_most
 from bench.figures.measure.audit import millions
 from bench.figures.measure.made import RUN_ID, lay
 from bench.figures.measure.watched import Asked, asking
 from bench.figures.scene import Group, Scene, repeat_command
-
-__all__ = [
-    "BACKLOG", "CELLS_MIN", "DUCKDB", "GROUPS", "JOIN", "MESSAGES", "SCANS", "SPARK", "Both",
-    "Questions", "agreed", "different", "fed",
-]  # fmt: skip
 
 SPARK, DUCKDB = "spark", "duckdb"
 NAMES = {SPARK: "Spark", DUCKDB: "DuckDB"}
@@ -119,7 +114,7 @@ class Questions:
     what: Mapping[str, str]
     asked: Sequence[str]
     alone: Sequence[str] = ()
-    ratios: Mapping[str, tuple[str, Asking, Asking, Goal]] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[str, Asking, Asking, Wanted]] = field(default_factory=dict)
     first: Callable[[Both, Path], Costs] = lambda _asked, _lake: {}
 
     def measure(self, scene: Scene) -> Iterator[Figure]:
@@ -135,40 +130,26 @@ class Questions:
 
     def told(self, messages: int, costs: Costs, repeat: str) -> Iterator[Figure]:
         """Make a figure of each cost, and of the median of each ratio over all rounds."""
-        rows = f"{millions(messages)} rows"
+        make, rows = Maker(self.name, repeat), f"{millions(messages)} rows"
         for (who, question), used in costs.items():
             if who == CELLS:
                 yield _cells(int(used[0]), messages)
                 continue
-            yield median_of(
-                used,
-                id=f"{self.name}.{question}.{who}.cpu_s",
-                what=f"{NAMES[who]}, {rows}, {self.what[question]}: CPU time",
-                unit="s",
-                repeat=repeat,
-            )
+            what = f"{NAMES[who]}, {rows}, {self.what[question]}: CPU time"
+            yield make(f"{question}.{who}.cpu_s", what, used, "s")
         for id, (what, used_by, over, goal) in self.ratios.items():
             pairs = zip(costs[used_by], costs[over], strict=True)
-            yield median_of(
-                [one / other for one, other in pairs],
-                id=f"{self.name}.{id}.ratio",
-                what=f"{rows}, {what}",
-                unit="times",
-                repeat=repeat,
-                goal=goal if messages == MESSAGES else no_goal,
-            )
+            ratios = [one / other for one, other in pairs]
+            wanted = goal if messages == MESSAGES else None
+            yield make(f"{id}.ratio", f"{rows}, {what}", ratios, "times", wanted)
 
 
 CELLS = "cells"
 
 
-def _at_most(bound: float) -> Goal:
-    return lambda value: at_most(bound, value, "times")
-
-
-def _over_duckdb(question: str, what: str) -> tuple[str, Asking, Asking, Goal]:
+def _over_duckdb(question: str, what: str) -> tuple[str, Asking, Asking, Wanted]:
     words = f"{what}: CPU of Spark over DuckDB's"
-    return words, (SPARK, question), (DUCKDB, question), _at_most(RATIO_MAX)
+    return words, (SPARK, question), (DUCKDB, question), (at_most, RATIO_MAX)
 
 
 def fed(lake: Path) -> Histograms:
@@ -209,14 +190,9 @@ def _percentiles(asked: Both, lake: Path) -> Costs:
 
 
 def _cells(count: int, messages: int) -> Figure:
-    return Figure(
-        id=f"{SCANS.name}.percentiles",
-        what=f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's",
-        value=count,
-        unit="",
-        repeat=repeat_command(SCANS.name),
-        **at_least(CELLS_MIN, count),
-    )
+    what = f"Percentiles of {messages:,} latencies that were compared, and are hdrhistogram's"
+    make = Maker(SCANS.name, repeat_command(SCANS.name))
+    return make("percentiles", what, count, "", (at_least, CELLS_MIN))
 
 
 def _fates(asked: Both, _lake: Path) -> Costs:
@@ -249,7 +225,7 @@ SCANS = Questions(
             "exact percentiles: CPU over that of percentile_approx",
             (SPARK, "latency"),
             (SPARK, "approximate"),
-            _at_most(APPROXIMATE_MAX),
+            (at_most, APPROXIMATE_MAX),
         ),
     },
     first=_percentiles,
@@ -278,7 +254,7 @@ JOIN = Questions(
             "fates by a full outer join: CPU over that of the audit",
             (SPARK, "joined"),
             (SPARK, "verdicts"),
-            lambda value: at_least(JOIN_MIN, value, "times"),
+            (at_least, JOIN_MIN),
         )
     },
     first=_joined,

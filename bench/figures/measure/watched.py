@@ -5,13 +5,12 @@ The cost of an answer is the work of a running process, without its start.
 
 from __future__ import annotations
 
-import json
-import select
+import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,7 @@ import psutil
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
-
-__all__ = ["Answered", "Asked", "Cost", "asking", "watched"]
+from bench.processes import Answering
 
 WATCH_S = 0.1
 WITHIN_S, ANSWER_WITHIN_S = 3600.0, 600.0
@@ -103,54 +101,28 @@ class Answered:
 class Asked:
     """A process made by `asking`; it reads a question a line, and answers each with a line of JSON."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Answering) -> None:
         self._process = process
         self._root = psutil.Process(process.pid)
 
     def ask(self, question: str) -> Answered:
         """Ask a question. Raises BenchError when the process ends, or takes longer than `ANSWER_WITHIN_S`."""
         before_s = self._cpu_s()
-        assert self._process.stdin
-        assert self._process.stdout
-        try:
-            print(question, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            raise BenchError(f"it ended before it was asked for {question}") from None
-        readable, _, _ = select.select([self._process.stdout], [], [], ANSWER_WITHIN_S)
-        line = self._process.stdout.readline() if readable else ""
-        if not line.endswith("\n"):
-            raise BenchError(f"no answer to {question}")
-        return Answered(json.loads(line), self._cpu_s() - before_s)
+        self._process.tell(question)
+        found = self._process.answer()
+        return Answered(found, self._cpu_s() - before_s)
 
     def _cpu_s(self) -> float:
         used = 0.0
         for each in _tree(self._root):
-            try:
+            with suppress(psutil.Error):
                 times = each.cpu_times()
-            except psutil.Error:
-                continue
-            used += times.user + times.system
+                used += times.user + times.system
         return used
 
 
 @contextmanager
 def asking(argv: Sequence[str]) -> Iterator[Asked]:
-    """Start a process; end it on exit. Raises BenchError with its last line of output if it failed."""
-    pipe = subprocess.PIPE
-    with (
-        tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(
-            argv, cwd=CHECKOUT, stdin=pipe, stdout=pipe, stderr=complaints, text=True
-        ) as process,
-    ):
-        try:
-            yield Asked(process)
-        except BenchError as fault:
-            process.kill()
-            complaints.seek(0)
-            last = ([str(fault), *complaints.read().splitlines()])[-1]
-            raise BenchError(f"{' '.join(argv[1:3])}: {fault}: {last}") from fault
-        finally:
-            # The process ends when its input ends.
-            assert process.stdin
-            process.stdin.close()
+    """Start a process; end it on exit."""
+    with Answering(argv, os.environ, ANSWER_WITHIN_S) as process:
+        yield Asked(process)

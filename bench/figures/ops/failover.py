@@ -13,10 +13,8 @@ from pathlib import Path
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.figures.form import Figure, median_of
+from bench.figures.form import Figure, Maker
 from bench.figures.scene import Group, Scene, repeat_command
-
-__all__ = ["GROUP", "Failover", "failovers", "figures_of"]
 
 NAME = "ops.failover"
 FOLDER = CHECKOUT / "out" / "hosts"
@@ -56,39 +54,21 @@ def _read(file: Path) -> Failover:
 
 def figures_of(found: Sequence[Failover]) -> Iterator[Figure]:
     """Make figures of the medians. Hosts swap roles between runs: steps have the names of the first run."""
-    yield median_of(
-        [each.serving_s for each in found],
-        id=f"{NAME}.serving_s",
-        what="Power-off of a mirrored broker's host: until a publish is confirmed again",
-        unit="s",
-        repeat=REPEAT,
-    )
+    make = Maker(NAME, REPEAT)
+    what = "Power-off of a mirrored broker's host: until a publish is confirmed again"
+    yield make("serving_s", what, [each.serving_s for each in found], "s")
     steps = [step for step, _ in found[0].steps_s]
     if any(len(each.steps_s) != len(steps) for each in found):
         raise InputInvalid(f"the failovers in {FOLDER} are of different playbooks: measure again")
     playbook = [sum(s for _, s in each.steps_s) for each in found]
-    yield median_of(
-        [each.serving_s - took_s for each, took_s in zip(found, playbook, strict=True)],
-        id=f"{NAME}.rest_s",
-        what="of it beside the steps: the command's start, and the first publish afterwards",
-        unit="s",
-        repeat=REPEAT,
-    )
+    rest = [each.serving_s - took_s for each, took_s in zip(found, playbook, strict=True)]
+    what = "of it beside the steps: the command's start, and the first publish afterwards"
+    yield make("rest_s", what, rest, "s")
     for number, step in enumerate(steps):
-        yield median_of(
-            [each.steps_s[number][1] for each in found],
-            id=f"{NAME}.step{number + 1:02}_s",
-            what=f"of it in step {number + 1}: {step}",
-            unit="s",
-            repeat=REPEAT,
-        )
-    yield median_of(
-        [each.resync_s for each in found],
-        id=f"{NAME}.resync_s",
-        what="The host is back: until both disks are alike again",
-        unit="s",
-        repeat=REPEAT,
-    )
+        took = [each.steps_s[number][1] for each in found]
+        yield make(f"step{number + 1:02}_s", f"of it in step {number + 1}: {step}", took, "s")
+    what = "The host is back: until both disks are alike again"
+    yield make("resync_s", what, [each.resync_s for each in found], "s")
 
 
 GROUP = Group(NAME, 0, "two virtual hosts with a mirrored disk, without HAProxy", failover_figures)

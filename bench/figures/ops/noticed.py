@@ -13,28 +13,12 @@ from dataclasses import dataclass
 
 from bench.audit import longest_gap
 from bench.errors import BenchError
-from bench.figures.form import Figure, at_most
+from bench.figures.form import Figure, Maker, at_most
 from bench.rows import Events, Row
 from lb.runtime import servers
 from messagebus import BusConfig, Publisher, PublisherConfig
 from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
-
-__all__ = [
-    "Act",
-    "Run",
-    "Took",
-    "a_lifetime_passes",
-    "attach_s",
-    "doubled",
-    "excess_s",
-    "figures_of",
-    "gaps_s",
-    "lost",
-    "resting",
-    "sessions",
-    "unevenness",
-]
 
 # Together with the load's publishers 36, which two, three, four or six brokers can share evenly.
 RESTING = 32
@@ -64,7 +48,7 @@ def a_lifetime_passes() -> None:
 
 def sessions(cluster: LocalCluster) -> Mapping[str, int]:
     """Return a broker's name -> connections through HAProxy. Raises BalancerUnreachable."""
-    found = servers(cluster.layout.admin_socket)
+    found = servers(cluster.layout.front.admin_socket)
     return {name: state.sessions for name, state in found.items()}
 
 
@@ -123,94 +107,36 @@ def attach_s(attached: Mapping[str, Mapping[str, int]], broker: str, from_ns: in
 
 
 def figures_of(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
+    make, silence = Maker("ops", repeat), "longest time of a publisher without a confirm"
     quiet_s = max(gaps_s(events, run.quiet).values())
-    yield Figure(
-        id="ops.quiet.gap_s",
-        what=f"Nothing is done for {run.quiet.seconds:.0f} s: longest time of a publisher without "
-        "a confirm",
-        value=quiet_s,
-        unit="s",
-        repeat=repeat,
-    )
+    what = f"Nothing is done for {run.quiet.seconds:.0f} s: {silence}"
+    yield make("quiet.gap_s", what, quiet_s, "s")
     for act, times in run.acts:
-        yield from _figures_of_act(act, times, events, quiet_s, repeat)
-    yield Figure(
-        id="ops.add.attach_s",
-        what=f"Broker added: from the push of the list until all {run.consumers} consumers "
-        "are attached to it",
-        value=run.attached_s,
-        unit="s",
-        repeat=repeat,
-        **at_most(GOAL_ATTACH_S, run.attached_s, "s"),
+        excess = excess_s([gaps_s(events, took) for took in times], quiet_s)
+        what = f"{act.what}: {silence}, above that of the quiet period, worst of {len(excess)}"
+        yield make(f"{act.name}.gap_s", what, excess, "s", (at_most, GOAL_GAP_S), max)
+        seconds = [round(took.seconds, 3) for took in times]
+        yield make(f"{act.name}.s", f"{act.what}: the whole command", seconds, "s", of=max)
+    what = (
+        f"Broker added: from the push of the list until all {run.consumers} consumers are attached "
+        "to it"
     )
-    uneven = unevenness(run.sessions)
-    yield Figure(
-        id="ops.add.spread",
-        what="Broker added, one lifetime of a connection later: farthest broker from an even share "
-        f"of {sum(run.sessions.values())} publishers",
-        value=uneven,
-        unit="%",
-        repeat=repeat,
-        **at_most(GOAL_SPREAD, uneven, "%"),
+    yield make("add.attach_s", what, run.attached_s, "s", (at_most, GOAL_ATTACH_S))
+    what = (
+        "Broker added, one lifetime of a connection later: farthest broker from an even share of "
+        f"{sum(run.sessions.values())} publishers"
     )
-    yield from _fates(run, events, repeat)
-
-
-def _figures_of_act(
-    act: Act, times: Sequence[Took], events: Events, quiet_s: float, repeat: str
-) -> Iterator[Figure]:
-    excess = excess_s([gaps_s(events, took) for took in times], quiet_s)
-    yield Figure(
-        id=f"ops.{act.name}.gap_s",
-        what=f"{act.what}: longest time of a publisher without a confirm, above that of the quiet "
-        f"period, worst of {len(excess)}",
-        value=max(excess),
-        unit="s",
-        repeat=repeat,
-        samples=tuple(excess),
-        **at_most(GOAL_GAP_S, max(excess), "s"),
-    )
-    seconds = [took.seconds for took in times]
-    yield Figure(
-        id=f"ops.{act.name}.s",
-        what=f"{act.what}: the whole command",
-        value=max(seconds),
-        unit="s",
-        repeat=repeat,
-        samples=tuple(round(each, 3) for each in seconds),
-    )
-
-
-def _fates(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
+    yield make("add.spread", what, unevenness(run.sessions), "%", (at_most, GOAL_SPREAD))
     missing = lost(events)
     on_disk = [row for row in missing if _lay_on_its_disk(row, run.killed)]
-    total = len(missing) - len(on_disk)
-    yield Figure(
-        id="ops.lost",
-        what="Confirmed messages lost in all of these, but for what lay on the disk of the broker "
-        "that died",
-        value=total,
-        unit="messages",
-        repeat=repeat,
-        **at_most(0, total, "messages"),
-    )
+    what = "Confirmed messages lost in all of these, but for what lay on the disk of the broker that died"
+    yield make("lost", what, len(missing) - len(on_disk), "messages", (at_most, 0))
     twice = doubled(events.delivered, until_ns=run.killed.at_ns)
-    yield Figure(
-        id="ops.doubled",
-        what="Messages delivered twice while nobody is killed",
-        value=twice,
-        unit="messages",
-        repeat=repeat,
-        **at_most(0, twice, "messages"),
-    )
-    yield Figure(
-        id="ops.replace.on_disk",
-        what="Dead broker replaced: confirmed messages that lay on its disk, of "
-        f"{sum(row['outcome'] == 'confirmed' for row in events.published):,} in the run",
-        value=len(on_disk),
-        unit="messages",
-        repeat=repeat,
-    )
+    what = "Messages delivered twice while nobody is killed"
+    yield make("doubled", what, twice, "messages", (at_most, 0))
+    confirmed = sum(row["outcome"] == "confirmed" for row in events.published)
+    what = f"Dead broker replaced: confirmed messages that lay on its disk, of {confirmed:,} in the run"
+    yield make("replace.on_disk", what, len(on_disk), "messages")
 
 
 def gaps_s(events: Events, took: Took) -> dict[str, float]:

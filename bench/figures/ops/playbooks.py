@@ -11,13 +11,10 @@ Only the last act kills a broker before its replacement. Only messages on that b
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 
-from bench.environment import CHECKOUT
-from bench.errors import BenchError
 from bench.figures.form import Figure
 from bench.figures.ops.noticed import (
     Act,
@@ -29,16 +26,12 @@ from bench.figures.ops.noticed import (
     resting,
     sessions,
 )
-from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from bench.harness.control import read_progress
-from bench.harness.workers import Workers, at_work, open_ended
-from bench.processes import wait_until
-from bench.rows import Events
-from messagebus import BusConfig, declare
+from bench.harness.workers import Workers, at_work
+from bench.processes import run, wait_until
 from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
-
-__all__ = ["GROUP", "acts_on"]
 
 NAME = "ops.playbooks"
 TOPIC, SUBSCRIPTION = "playbooks", "sink"
@@ -53,19 +46,19 @@ FOUND_WITHIN_S = 30.0
 
 
 def playbook_figures(scene: Scene) -> Iterator[Figure]:
-    cluster, place = scene.cluster, f"{TOPIC}/{SUBSCRIPTION}"
-    declare(BusConfig.from_env(cluster.client_env()), [place])
-    profile = open_ended(
-        TOPIC,
-        [place] * CONSUMERS,
+    load = at_work(
+        scene.cluster,
+        scene.folder / "load",
+        [f"{TOPIC}/{SUBSCRIPTION}"] * CONSUMERS,
         publishers=PUBLISHERS,
         rate_per_s=RATE_PER_S,
         body_bytes=BODY_BYTES,
     )
-    with at_work(profile, scene.folder / "load", cluster.client_env()) as clients:
+    with load as clients:
         run = _perform(scene, clients)
         clients.finish()
-    yield from figures_of(run, _judged(clients, cluster, run), repeat_command(NAME))
+    events, _ = clients.whole(scene.cluster.brokers, [run.killed], may_lose=True)
+    yield from figures_of(run, events, repeat_command(NAME))
 
 
 def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
@@ -128,19 +121,9 @@ def _do(scene: Scene, clients: Workers, act: Act) -> Took:
     """Do an act and return its times. Raises BenchError with the command's last line when it fails."""
     env = {**os.environ, "MESSAGEBUS_INVENTORY": str(scene.cluster.inventory)}
     from_ns = time.monotonic_ns()
-    ended = subprocess.run(
-        [sys.executable, "-m", *act.words],
-        cwd=CHECKOUT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_WITHIN_S,
-        check=False,
-    )
+    argv, what = [sys.executable, "-m", *act.words], " ".join(act.words)
+    run(argv, within_s=COMMAND_WITHIN_S, what=what, env=env)
     done_ns = time.monotonic_ns()
-    if ended.returncode:
-        said = ended.stderr.strip().splitlines() or ["it said nothing"]
-        raise BenchError(f"{' '.join(act.words)}: {said[-1]}")
     clients.check()
     time.sleep(AFTER_S)
     took = Took(from_ns, done_ns, time.monotonic_ns())
@@ -171,13 +154,4 @@ def _pushed_ns(cluster: LocalCluster) -> int:
     return min(file.stat().st_mtime_ns for file in files) + monotonic
 
 
-def _judged(clients: Workers, cluster: LocalCluster, run: Run) -> Events:
-    """Return the recorded events. Raises BenchError when the audit finds a fault other than a loss."""
-    brokers = [cluster.node(name).broker for name in cluster.names]
-    _, events, result = clients.judged(brokers, [run.killed])
-    if not result.total("lost") and not result.holds:
-        raise BenchError(f"the audit of {clients.folder} does not hold: {'; '.join(result.faults)}")
-    return events
-
-
-GROUP = Group(NAME, 3, "HAProxy before three brokers", playbook_figures)
+GROUP = Group(NAME, 3, BEHIND_HAPROXY, playbook_figures)

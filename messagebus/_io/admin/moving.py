@@ -25,8 +25,6 @@ from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, re
 from messagebus.destination import PARKING_PREFIX, Delay
 from messagebus.errors import LinkLost, TopologyError
 
-__all__ = ["WINDOW", "Mover"]
-
 # Messages published and not yet confirmed, over all targets; up to as many are duplicated after a kill.
 WINDOW = 200
 DIAL_TIMEOUT_MS = 5_000

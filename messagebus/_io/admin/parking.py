@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from messagebus._io.admin.queues import CALL_TIMEOUT_S, NOT_FOUND, answered, opened, ready_messages
 from messagebus._io.amqp.copy_headers import copied
@@ -39,8 +39,6 @@ from messagebus.core.parking import (
 )
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
-__all__ = ["Parking", "SCAN_MAX", "Inspection"]
-
 DIAL_TIMEOUT_MS = 2_000
 # After this time without a delivery another consumer holds the rest.
 IDLE_S = 3.0
@@ -58,13 +56,20 @@ Moved = Callable[[int], None]
 Turn = Callable[[], Awaitable[None]]
 
 
-class _Taken(NamedTuple):
-    """A parked message, unanswered at its broker. raw: its properties."""
+class _Taken:
+    """A parked message, unanswered at its broker. raw: its properties; facts: theirs, read when asked."""
 
-    tag: int
-    facts: Facts
-    raw: bytes
-    body: bytes
+    __slots__ = ("_facts", "_source", "body", "raw", "tag")
+
+    def __init__(self, tag: int, source: Parked, raw: bytes, body: bytes) -> None:
+        self.tag, self._source, self.raw, self.body = tag, source, raw, body
+        self._facts: Facts | None = None
+
+    @property
+    def facts(self) -> Facts:
+        if self._facts is None:
+            self._facts = _facts(self.raw, self._source)
+        return self._facts
 
     @property
     def content_type(self) -> str:
@@ -218,7 +223,7 @@ class _Taking:
             if self.is_over:
                 return  # goes back unseen
             self.seen += 1
-            taken = _Taken(tag, _facts(raw, self._source), raw, body)
+            taken = _Taken(tag, self._source, raw, body)
             if not arrived(taken) or self.seen >= self._wanted:
                 self.is_over = True
             self._event.set()
@@ -309,7 +314,7 @@ class _Pass:
         return 1
 
     def _arrived(self, taken: _Taken) -> bool:
-        if not self._choice.takes(taken.facts, taken.body):
+        if not (self._choice.may_take(taken.raw) and self._choice.takes(taken.facts, taken.body)):
             return True
         if self._waiting and self._waiting_bytes + len(taken.body) > WAITING_BYTES_MAX:
             self.left_out += 1

@@ -13,8 +13,6 @@ from messagebus.broker import Broker
 from messagebus.config import BusConfig
 from messagebus.errors import ChannelRefused, LinkLost
 
-__all__ = ["CALL_TIMEOUT_S", "NOT_FOUND", "answered", "opened", "ready_messages"]
-
 CALL_TIMEOUT_S = 10.0
 NOT_FOUND = 404
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -27,8 +27,6 @@ from messagebus.errors import (
     ListUnavailable,
     MessageBusError,
 )
-
-__all__ = ["ListFollower", "fetch_list"]
 
 log = logging.getLogger("messagebus.list")
 
@@ -104,6 +102,8 @@ class ListFollower:
         self._on_list = on_list
         self.keeper = ListKeeper(cluster=bus.cluster, hosts_allowed=bus.broker_hosts_allowed)
         self.brokers: BrokerList | None = None
+        self.until_tried: Callable[[], Awaitable[object]] | None = None
+        """Called after `on_list`; ends when the brokers were dialled. Then the list is told as applied."""
         self._applied = -1
         self._task: asyncio.Task[None] | None = None
 
@@ -160,6 +160,8 @@ class ListFollower:
         if judgement is Judgement.NEWER and found != self.brokers:
             self._write_cache(found)
             self._apply(found)
+            if self.until_tried is not None:
+                await self.until_tried()
             if found.generation:
                 return
         # A list without generation cannot be waited for: ask again after the interval.

@@ -10,10 +10,9 @@ import httpx
 
 from messagebus.config import BusConfig
 
-__all__ = ["http_client"]
-
 # A request that is given up during its TLS handshake waits up to this for the end of the handshake.
 HANDSHAKE_WITHIN_S = 1.0
+LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
 
 
 def http_client(
@@ -21,10 +20,12 @@ def http_client(
     *,
     timeout: float | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
+    limits: httpx.Limits | None = None,
 ) -> httpx.AsyncClient:
     """Return a client for `bus.list_urls`, with the current certificates. Raises ConfigError.
 
     timeout: seconds for each phase; None: each request says its own. transport: a substitute, for tests.
+    limits: of connections; None: LIMITS.
     """
 
     async def name(request: httpx.Request) -> None:
@@ -36,7 +37,7 @@ def http_client(
     return httpx.AsyncClient(
         verify=certificates,
         timeout=timeout,
-        transport=transport or _Transport(verify=certificates),
+        transport=transport or _Transport(verify=certificates, limits=limits or LIMITS),
         event_hooks={"request": [name]},
     )
 

@@ -7,11 +7,12 @@ Both run on one asyncio loop, and both are idempotent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urljoin
 
 import httpx
@@ -49,14 +50,15 @@ from messagebus.topology import (
     Wanted,
     declarations,
     to_item,
+    topic_of,
 )
-
-__all__ = ["credentials", "read_registration", "topology_for"]
 
 log = logging.getLogger("messagebus.topology")
 
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
+# A start waits for so long to learn of subscriptions that take no batches.
+PLAIN_TIMEOUT_S = 2.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
 # An agent that has just started knows nothing yet, and any agent may be behind one address. Each agent whose
 # broker takes publishes knows what was declared.
@@ -176,15 +178,30 @@ class Agents:
                     raise RegistrationIncomplete(str(queue), missing)
                 await asyncio.sleep(wait_ms / 1000)
 
-    async def _alive(self, http: httpx.AsyncClient, url: str) -> set[str]:
-        """Return the living names of an agent's map."""
+    async def plain_sources(self, destinations: Collection[str]) -> list[str]:
+        """Ask each list address once: publishers start without a bus, too."""
+        async with http_client(
+            self._bus, timeout=PLAIN_TIMEOUT_S, transport=self._transport
+        ) as http:
+            for url in self._bus.list_urls:
+                with contextlib.suppress(httpx.HTTPError, MessageBusError):
+                    found = await self._alive(http, urljoin(url, "topology"))
+                    return sorted(
+                        name
+                        for name, entry in found.items()
+                        if entry.get("plain") and topic_of(name) in destinations
+                    )
+        return []
+
+    async def _alive(self, http: httpx.AsyncClient, url: str) -> dict[str, dict[str, Any]]:
+        """Return the living entries of an agent's map, by name."""
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
         answer = await http.get(url, auth=who)
         if answer.status_code in (401, 403):
             raise LoginRefused(url, "user or password refused by the agent")
         try:
             told = answer.raise_for_status().json()
-            return {each["wanted"] for each in told["entries"] if each["alive"]}
+            return {each["wanted"]: each for each in told["entries"] if each["alive"]}
         except (ValueError, TypeError, KeyError) as fault:
             raise LinkLost(url, "not an agent's answer") from fault
 
@@ -281,6 +298,9 @@ class Alone:
         finally:
             await link.close()
         return True
+
+    async def plain_sources(self, destinations: Collection[str]) -> list[str]:
+        return []  # a broker alone remembers no options
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
         try:

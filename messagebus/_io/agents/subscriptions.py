@@ -23,17 +23,7 @@ from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
 from messagebus.secret import Secret
-from messagebus.topology import OPTION_KINDS, with_options
-
-__all__ = [
-    "PurgedMessages",
-    "SubscriptionCount",
-    "SubscriptionCounts",
-    "count",
-    "delete",
-    "known",
-    "purge",
-]
+from messagebus.topology import OPTION_KINDS, Wanted, with_options
 
 CONNECT_TIMEOUT_S = 2.0
 # An agent asks all others before it answers a change, and one broker with 1,000 queues takes seconds.
@@ -145,19 +135,38 @@ async def delete(
     raise TopologyError(f"nothing is known to be deleted: {fault}")
 
 
+async def set_draining(
+    bus: BusConfig, listed: ListedBroker, *, draining: bool, token: Secret
+) -> None:
+    """Set the flag that a broker's agent keeps. Raises LoginRefused, LinkLost, ConfigError for a token."""
+    url = _agent_url(bus, listed, "/drain")
+    auth = _proof(token)(listed.broker.name)
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        try:
+            answer = await http.post(url, json={"draining": draining}, auth=auth)
+        except httpx.HTTPError as fault:
+            raise LinkLost(listed.broker.name, str(fault) or type(fault).__name__) from fault
+    _raise_if_refused(url, answer)
+    if answer.status_code != httpx.codes.OK:
+        raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
+
+
 async def known(bus: BusConfig) -> list[Source]:
     """Return all subscriptions and queues that any agent knows. Raises TopologyError."""
+    return [each for each in await topology(bus) if isinstance(each, Subscription | Queue)]
+
+
+async def topology(bus: BusConfig) -> list[Wanted]:
+    """Return all names that any agent knows, topics too. Raises TopologyError."""
     fault = "no list address: only agents know the subscriptions"
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
         for url in bus.list_urls:
             try:
                 told = (await http.get(urljoin(url, "topology"))).raise_for_status().json()
                 alive = [entry for entry in told["entries"] if entry["alive"]]
-                wanted = [with_options(each["wanted"], _options(each)) for each in alive]
+                return [with_options(each["wanted"], _options(each)) for each in alive]
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as trouble:
                 fault = f"{url}: {trouble or type(trouble).__name__}"
-            else:
-                return [each for each in wanted if isinstance(each, Subscription | Queue)]
     raise TopologyError(f"no agent says which subscriptions there are: {fault}")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from struct import Struct
 from struct import error as StructError
 
-__all__ = ["BATCH_TYPE", "BatchDamaged", "EntryShape", "decode_batch", "encode_entry"]
-
 BATCH_TYPE = "application/vnd.messagebus.batch"
 """The content type of a batch."""
 # Larger than any publisher's batch: `config.Batching`.

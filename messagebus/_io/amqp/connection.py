@@ -45,20 +45,6 @@ from messagebus._io.amqp.frames import (
     encode_nack,
 )
 
-__all__ = [
-    "FrameConnection",
-    "Frames",
-    "GuardedConnection",
-    "HotSink",
-    "RawProperties",
-    "Transport",
-    "UniformFrames",
-    "connection_class",
-    "guard_problem",
-    "seam_problem",
-    "transport_for",
-]
-
 log = logging.getLogger("messagebus")
 
 HOT_PATH = "MESSAGEBUS_HOT_PATH"

@@ -9,24 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus._io.amqp.link import NOT_FOUND, Credentials, Link, dial
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkLost, LoginRefused
 from messagebus.topology import GATE, Declarations, QueueSpec
-
-__all__ = [
-    "EVENT_EXCHANGE",
-    "Control",
-    "Right",
-    "mismatch",
-    "mismatch_text",
-    "node_is_gone",
-    "port_refuses",
-    "rights_of",
-]
 
 # Made by the plugin rabbitmq_event_exchange; durable, so it is still there when the plugin is off.
 EVENT_EXCHANGE = "amq.rabbitmq.event"
@@ -41,7 +30,7 @@ EPMD_ASK, EPMD_ANSWER = 122, 119
 CALL_TIMEOUT_S = 5.0
 # Time for the check of one right, many of which are under way.
 RIGHT_MS = 10
-ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 404, 405, 406
+ACCESS_REFUSED, RESOURCE_LOCKED, PRECONDITION_FAILED = 403, 405, 406
 # No exchange has this name, and no user needs a right on it.
 NOWHERE = "mb.nowhere"
 _INEQUIVALENT = re.compile(
@@ -103,6 +92,13 @@ class Control:
                 raise
             return None
         return found.message_count, found.consumer_count
+
+    async def count_all(self, queues: Sequence[str]) -> dict[str, tuple[int, int] | None]:
+        """Return `counts` of many queues, asked at once."""
+        if self.link.connection.params.channel_max == 1:
+            return {queue: await self.counts(queue) for queue in queues}
+        found = await self._bounded(self.link.count_all(queues), "queue.declare of all")
+        return dict(zip(queues, found, strict=True))
 
     async def purge(self, queue: str) -> int | None:
         """Drop the ready messages of a queue. Returns how many; None when it does not exist."""

@@ -28,14 +28,13 @@ from messagebus._io.amqp.properties import (
     OF_DEAD_LETTERING,
     PRIORITY,
     REPLY_TO,
+    STREAM_OFFSET,
     TIMESTAMP,
     TYPE,
     read_headers,
 )
 from messagebus.core.parking import TTL_HEADER
 from messagebus.message import BINARY
-
-__all__ = ["PROPERTIES_BYTES_MAX", "copied", "counted", "dead_lettered", "read_ttl_ms"]
 
 # Properties must fit into one frame, of 128 KiB by default, or the broker ends the link.
 PROPERTIES_BYTES_MAX = 120 * 1024
@@ -182,10 +181,19 @@ def read_ttl_ms(raw: bytes) -> int | None:
 
 def counted(raw: bytes, deliveries: int) -> bytes:
     """Add the number of earlier deliveries, as a quorum queue does that delivers again."""
+    return _with(raw, DELIVERY_COUNT, deliveries)
+
+
+def numbered(raw: bytes, offset: int) -> bytes:
+    """Add the offset of a message, as a stream does."""
+    return _with(raw, STREAM_OFFSET, offset)
+
+
+def _with(raw: bytes, header: str, value: int) -> bytes:
     properties = _properties(raw)
     if properties is None:
         return raw
-    properties.headers = {**(properties.headers or {}), DELIVERY_COUNT: deliveries}
+    properties.headers = {**(properties.headers or {}), header: value}
     return _encoded(properties)
 
 

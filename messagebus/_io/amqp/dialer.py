@@ -16,8 +16,6 @@ from messagebus.broker import Broker
 from messagebus.core.distinct import Distinct
 from messagebus.errors import LinkError, LinkLost
 
-__all__ = ["Dialed", "Target", "dial_distinct"]
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -38,6 +36,15 @@ class Dialed:
 
     links: tuple[Link, ...]
     dials: int
+
+
+async def dial_named(broker: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
+    """Dial as `link.dial` does. Raises LinkLost also when another broker answers, or one without a name."""
+    link = await _dial_target(Target.named(broker), credentials, timeout_ms=timeout_ms)
+    if not link.broker:
+        await link.hang_up()
+        raise LinkLost(broker.name, "the broker there does not say its name")
+    return link
 
 
 async def _dial_target(target: Target, credentials: Credentials, *, timeout_ms: int) -> Link:

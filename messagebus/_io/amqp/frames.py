@@ -14,18 +14,6 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple, Protocol
 
-__all__ = [
-    "UniformPublishFrames",
-    "Arrived",
-    "Bare",
-    "Confirm",
-    "Contents",
-    "FrameParser",
-    "PublishFrames",
-    "encode_ack",
-    "encode_nack",
-]
-
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 KINDS = frozenset({METHOD, HEADER, BODY, HEARTBEAT})
 FRAME_END = 0xCE

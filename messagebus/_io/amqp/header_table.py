@@ -14,8 +14,6 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-__all__ = ["entry_spans", "read_table"]
-
 # RabbitMQ carries any table that fits a frame; values nested deeper are read as None.
 DEPTH_MAX = 32
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

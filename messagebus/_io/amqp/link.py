@@ -12,12 +12,13 @@ import functools
 import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pika
 import pika.exceptions
+import pika.spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
@@ -26,8 +27,6 @@ from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
-
-__all__ = ["CLOSING_TIMEOUT_S", "TOO_LATE", "Credentials", "Link", "dial"]
 
 # pika logs as errors what it also raises; we log the relevant ones ourselves.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
@@ -41,6 +40,7 @@ ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come this much after ours. It fails when two end in one turn of the loop:
 # 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
+NOT_FOUND = 404
 # Text for a TimeoutError, which has none.
 TOO_LATE = "no answer in time"
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
@@ -192,6 +192,52 @@ class Link:
             raise LinkLost(self.address.name, _reason(fault)) from fault
         finally:
             self._calls.discard(answer)
+            if channel.is_open:
+                channel.close()
+
+    async def count_all(self, queues: Sequence[str]) -> list[tuple[int, int] | None]:
+        """Return ready messages and consumers of each queue, None for a missing one. Raises as `call`.
+
+        All are asked at once, on a channel of their own: 500 in 40 ms. A missing one costs another channel.
+        """
+        counts = list[tuple[int, int] | None]()
+        while len(counts) < len(queues):
+            channel = await self._new_channel()
+            try:
+                await self._count_on(channel, queues[len(counts) :], counts)
+            except ChannelRefused as refused:
+                if refused.code != NOT_FOUND:
+                    raise
+                counts.append(None)
+        return counts
+
+    async def _count_on(
+        self, channel: Channel, queues: Sequence[str], counts: list[tuple[int, int] | None]
+    ) -> None:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        wanted = len(counts) + len(queues)
+
+        def answered(frame: Any) -> None:
+            counts.append((frame.method.message_count, frame.method.consumer_count))
+            if len(counts) == wanted and not ended.done():
+                ended.set_result(None)
+
+        def closed(_channel: Channel, why: BaseException) -> None:
+            if not ended.done():
+                ended.set_exception(_translate(self.address, why))
+
+        channel.add_on_close_callback(closed)
+        self._calls.add(ended)
+        try:
+            channel.add_callback(answered, [pika.spec.Queue.DeclareOk], one_shot=False)
+            for queue in queues:
+                # `queue_declare` would wait for each answer before it sends the next.
+                channel._send_method(pika.spec.Queue.Declare(queue=queue, passive=True))
+            await ended
+        except pika.exceptions.AMQPError as fault:
+            raise LinkLost(self.address.name, _reason(fault)) from fault
+        finally:
+            self._calls.discard(ended)
             if channel.is_open:
                 channel.close()
 

@@ -18,31 +18,12 @@ from messagebus._io.amqp.header_table import read_table
 from messagebus.core.parking import TTL_HEADER, read_ttl_ms
 from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
 
-__all__ = [
-    "ALONE",
-    "A_MADE_ID",
-    "KEY_HEADER",
-    "bare_entry_shape",
-    "bare_shape",
-    "decode",
-    "due_first",
-    "IN_BATCH",
-    "encode",
-    "encode_entry",
-    "is_bare",
-    "is_batch",
-    "in_batch",
-    "read_content_type",
-    "read_headers",
-    "read_library_headers",
-    "read_message_id",
-    "read_stamp_ms",
-    "with_headers",
-    "NO_TRACEPARENT",
-    "find_traceparent",
-]
-
 KEY_HEADER = "mb-key"
+# The field of a header table: length and text of the name, S for a text; its length and itself follow.
+_KEY_FIELD = b"\x06mb-keyS"
+_KEY_AFTER = len(_KEY_FIELD) + 4
+# Its place without a content type: behind the flags and the table's length.
+_KEY_AT = 2 + 4 + _KEY_AFTER
 # Ids made by the library have this length.
 A_MADE_ID = "0" * 32
 
@@ -50,6 +31,7 @@ CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
 DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
 CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
 MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+_WITH_TYPE, _ENCODED, _WITH_HEADERS = CONTENT_TYPE >> 8, CONTENT_ENCODING >> 8, HEADERS >> 8
 RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPLY_TO | EXPIRATION
 
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
@@ -58,10 +40,15 @@ BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 STAMP_S_MAX = 1 << 40
 # RabbitMQ's own headers of dead-lettering, by which a delayed message leaves its step.
 OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
-NOT_SHOWN = (RESERVED_PREFIX, *OF_DEAD_LETTERING)
+# Header of a message in a stream: its offset.
+STREAM_OFFSET = "x-stream-offset"
+NOT_SHOWN = (RESERVED_PREFIX, STREAM_OFFSET, *OF_DEAD_LETTERING)
 
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
+# Flags of the time stamp, of all that may follow it, and of more flags.
+AFTER_ID = 0x7F
+STAMP_AT_END_MIN = _FLAGS.size + _STAMP.size
 
 NO_TRACEPARENT = ""
 # The field of a header table: length and text of the name, S, length and text of the value: 55 bytes,
@@ -73,7 +60,7 @@ _NAME, _STATE, _BAGGAGE = b"traceparent", b"tracestate", b"baggage"
 
 def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool = True) -> bytes:
     """Encode the properties of one publish; stamp_s: seconds since 1970."""
-    stamp = _STAMP.pack(stamp_s)
+    stamp = _STAMP.pack(max(0, stamp_s))  # a clock may stand before 1970
     return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
 
 
@@ -224,6 +211,18 @@ def read_message_id(raw: bytes) -> str:
         return ""
 
 
+def read_key(raw: bytes) -> str | None:
+    """Read only the key, where it is the first header. "" for no headers; None: it needs `decode`."""
+    if len(raw) < 3 or raw[0] & _ENCODED:
+        return None
+    if not raw[0] & _WITH_HEADERS:
+        return ""
+    at = _KEY_AT + (1 + raw[2] if raw[0] & _WITH_TYPE else 0)
+    if not raw.startswith(_KEY_FIELD, at - _KEY_AFTER):
+        return None
+    return str(raw[at : at + int.from_bytes(raw[at - 4 : at])], "utf-8", "replace")
+
+
 def read_content_type(raw: bytes) -> str:
     """Read only the content type, the first property. "" for none."""
     if len(raw) < 3 or not raw[0] << 8 & CONTENT_TYPE:
@@ -250,6 +249,9 @@ def read_headers(raw: bytes) -> Mapping[str, Any]:
 
 def read_stamp_ms(raw: bytes) -> int | None:
     """Return the time of sending, in ms since 1970; None when absent or out of range."""
+    if len(raw) >= STAMP_AT_END_MIN and raw[1] & AFTER_ID == TIMESTAMP:  # nothing comes behind it
+        stamp_s = int.from_bytes(raw[-_STAMP.size :])
+        return stamp_s * 1000 if stamp_s <= STAMP_S_MAX else None
     try:
         for name, value in _properties(raw) if raw[1] & TIMESTAMP else ():
             if name == "timestamp" and len(value) == _STAMP.size:

@@ -13,8 +13,6 @@ from typing import Any
 from messagebus._io.consume.runs import Batch
 from messagebus.message import Delivery
 
-__all__ = ["Gathering"]
-
 
 class Gathering:
     """The batch being gathered. size: of a batch, at most. linger_s: wait for a batch to become full.
@@ -42,10 +40,15 @@ class Gathering:
         """Answers a delivery for which `read` raised."""
         self._held = Batch()
         self._until_s = 0.0
+        self._is_waiting = False
         self._loop = asyncio.get_running_loop()
 
     def take(self) -> Batch | None:
         """Return a batch that is full, or whose time is over; None: there is none yet."""
+        if (
+            self._is_waiting
+        ):  # without an end: it would not see the time of what was taken behind its back
+            return None
         while len(self._held) < self._size and (delivery := self._take()) is not None:
             self._add(delivery)
         if len(self._held) >= self._size or (self._held and self._loop.time() >= self._until_s):
@@ -58,7 +61,11 @@ class Gathering:
             if (batch := self.take()) is not None:
                 return batch
             wait_s = max(0.0, self._until_s - self._loop.time()) if self._held else None
-            delivery = await self._receive(wait_s)
+            self._is_waiting = wait_s is None
+            try:
+                delivery = await self._receive(wait_s)
+            finally:
+                self._is_waiting = False
             if delivery is not None:
                 self._add(delivery)
             elif self._is_over():

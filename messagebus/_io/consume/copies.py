@@ -24,8 +24,6 @@ from messagebus.message import BINARY, Header
 from messagebus.stats import Durability, Outcome, Published
 from messagebus.terminal import printable
 
-__all__ = ["PARK_REASON", "Copies", "Original", "Stored"]
-
 log = logging.getLogger("messagebus.consumer")
 
 PARK_REASON = "mb-park-reason"

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.consume.copies import Copies
 from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
+from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
@@ -36,7 +39,10 @@ from messagebus.errors import (
 from messagebus.message import Delivery, Header
 from messagebus.stats import BrokerStats, ConsumerStats
 
-__all__ = ["ConsumeDriver"]
+if TYPE_CHECKING:
+    from messagebus._io.consume.dedup import Deduplication
+    from messagebus._io.consume.runs import ClaimsOfRuns
+    from messagebus.stores import Dedup
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -56,7 +62,11 @@ DELETE_TIMEOUT_MS = 2_000
 # Bound of concurrent dials: many clients that start together would delay each other's handshakes. A dial
 # that takes longer than its turn goes on beside others: a broker that never answers must not block the rest.
 DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
+# Copies that another consumer runs wait here where order is kept, bounded by the prefetch of all brokers.
+DEFERRED_MAX = 100_000
 NOT_FOUND = 404
+# A frozen broker holds the word "applied" up for so long.
+APPLIED_HOLD_S = 1.0
 
 
 class ConsumeDriver:
@@ -71,14 +81,21 @@ class ConsumeDriver:
         wire: Wire,
         *,
         withdraw: Callable[[int, bool], list[Delivery]],
+        dedup: Dedup | None = None,
+        chain: HookChain | None = None,
     ) -> None:
         """Create the driver. on_ready: called when `take` may have a delivery, at most once a turn.
 
         withdraw: takes back deliveries that wait with the application, unseen: see `IdleLinks`.
+        chain: hooks that are told of duplicates.
         """
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
+        if dedup is not None:
+            self._deduplicate(dedup, chain)
+        if config.order != "none":
+            self._keep_order(config.order)
         self.fatal: LoginRefused | TopologyMismatch | None = None
         self.registration: Registration | None = None
         """None until an agent answered; `complete` tells whether every broker has the queue."""
@@ -87,6 +104,9 @@ class ConsumeDriver:
             subscription=str(source),
             interval_s=config.refresh_interval_s,
             on_list=self._on_list,
+        )
+        self.follower.until_tried = lambda: self.wait_until(
+            lambda: not self._members.untried, APPLIED_HOLD_S
         )
         self._loop = asyncio.get_running_loop()
         self._members = Membership(
@@ -120,7 +140,52 @@ class ConsumeDriver:
         self._paused = False
         self._stopping = False
         self._consumed = 0
+        self._prefetch = config.prefetch
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+
+    @property
+    def dedup(self) -> Deduplication | None:
+        """The claims on its deliveries; None without deduplication."""
+        return (
+            self._inbox.dedup
+        )  # an attribute of its own would be the 31st, and all of them slower
+
+    def _deduplicate(self, dedup: Dedup, chain: HookChain | None) -> None:
+        from messagebus._io.consume.dedup import Deduplication  # only where it is used
+
+        if (
+            self._config.order != "none"
+        ):  # a copy to the end of the queue would overtake, or be overtaken
+            dedup = dataclasses.replace(dedup, deferred_max=DEFERRED_MAX)
+        made = Deduplication(
+            dedup,
+            self._source,
+            self._inbox,
+            chain=chain,
+            on_turn=self._turn,
+            on_back=self.asked,
+            timeout_s=self._config.consumer_timeout_s,
+        )
+        self._inbox.deduplicate(made)
+
+    def _keep_order(self, order: str) -> None:
+        from messagebus._io.consume.ordering import Ordering  # only where it is used
+
+        self._inbox.keep_order(Ordering(order, self._inbox, self._inbox.dedup, self._turn))
+
+    def run_handlers(self) -> ClaimsOfRuns | None:
+        """Note that each delivery has an end, as handlers run; return what late ends are told to."""
+        order, dedup = self._inbox.order, self._inbox.dedup
+        if order is not None:
+            order.runs_handlers = True
+        if dedup is not None:
+            dedup.runs_handlers = True
+        return order or dedup
+
+    def put_forward(self, ms: int) -> None:
+        """Let this time pass for deliveries that rest; for tests."""
+        if self._inbox.order is not None:
+            self._inbox.order.put_forward(ms)
 
     # Life.
     def start(self) -> None:
@@ -197,7 +262,12 @@ class ConsumeDriver:
         inbox.close(untouched)
         await self.wait_until(lambda: not inbox.handed_out, drain_s)
         left = inbox.handed_out
+        if inbox.order is not None:
+            inbox.order.stop()
         await inbox.finish(FINISH_TIMEOUT_S)
+        if self.dedup is not None:
+            await self.dedup.finish(FINISH_TIMEOUT_S)
+            inbox.flush()
         links, self._links = self._links, {}
         for broker in links:  # answers are stale from now on
             inbox.disconnected(broker)
@@ -278,6 +348,11 @@ class ConsumeDriver:
         self.asked()
         self._wake()
 
+    def rest(self, prefetch: int) -> None:
+        """Give back what nobody has taken, and consume again when `asked`, with this prefetch."""
+        self._prefetch = prefetch
+        self.idle.rest()
+
     def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery came over a current link of ours."""
         return self._inbox.has(delivery)
@@ -300,16 +375,26 @@ class ConsumeDriver:
         """
         if not self._inbox.ack(delivery):
             return False
+        if self.dedup is not None and not await self._is_acked(delivery, timeout_s):
+            return False
         self._flush()
         link = self._links.get(delivery.broker)
         try:
             if link is None:
                 return False
             async with asyncio.timeout(timeout_s):
-                await link.call("basic_qos", prefetch_count=self._config.prefetch)
+                await link.call("basic_qos", prefetch_count=self._prefetch)
         except (LinkError, TimeoutError):
             return False
         return True
+
+    async def _is_acked(self, delivery: Delivery, timeout_s: float) -> bool:
+        """Wait until the end of a delivery is stored, and its ack may go out."""
+        dedup = self.dedup
+        assert dedup is not None
+        dedup.talk()
+        done = await self.wait_until(lambda: not dedup.is_acking(delivery), timeout_s)
+        return done and delivery._ledger.is_live
 
     async def retry(
         self, delivery: Delivery, *, delay_ms: int, headers: Mapping[str, Header]
@@ -324,6 +409,10 @@ class ConsumeDriver:
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Answer by a copy in the parking queue, as `retry`. An expiring subscription parks nothing."""
         return await self._inbox.park(delivery, headers=headers)
+
+    def never_seen(self, delivery: Delivery) -> None:
+        """Take note of a delivery that was taken, whose link has ended, and that nobody will answer."""
+        self._inbox.never_seen([delivery])
 
     def _wake(self) -> None:
         if not self._woken:
@@ -348,7 +437,10 @@ class ConsumeDriver:
             self._flushing.cancel()
             self._flushing = None
         self._flushed_s = self._loop.time()
-        self._inbox.flush()
+        inbox = self._inbox
+        if inbox.dedup is not None:
+            inbox.dedup.talk()
+        inbox.flush()
         if self._members.draining:
             for broker in list(self._members.draining):
                 if not self._is_open_to(broker):
@@ -388,7 +480,6 @@ class ConsumeDriver:
         try:
             async with self._turn_to_dial(), asyncio.timeout(timeout_ms / 1000):
                 link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
-                await link.call("basic_qos", prefetch_count=self._config.prefetch)
                 await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
@@ -428,15 +519,16 @@ class ConsumeDriver:
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
-        if not self.idle.is_idle(broker):
-            tag = f"messagebus-{epoch}"
+        await link.call("basic_qos", prefetch_count=self._prefetch)
+        # After `rest` it stays idle, or `_consume_again` has been here.
+        if not self.idle.is_idle(broker) and broker not in self._tags:
+            tag = self._tags[broker] = f"messagebus-{epoch}"
             await link.call(
                 "basic_consume",
                 queue=self._source.amqp_queue,
                 on_message_callback=link.transport.pika_content,
                 consumer_tag=tag,
             )
-            self._tags[broker] = tag
         if not link.is_open:
             raise LinkLost(broker, "ended while attaching")
         self._members.opened(broker)
@@ -478,6 +570,7 @@ class ConsumeDriver:
 
     async def _consume_on(self, link: Link, tag: str) -> None:
         with contextlib.suppress(LinkError):  # `_lost` is told
+            await link.call("basic_qos", prefetch_count=self._prefetch)
             await link.call(
                 "basic_consume",
                 queue=self._source.amqp_queue,
@@ -553,6 +646,8 @@ class ConsumeDriver:
     def _tick(self) -> None:
         self._perform(self._members.tick(now_ms()))
         self.idle.tick(time.monotonic_ns())
+        if self.dedup is not None:
+            self.dedup.tick()
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # Numbers.
@@ -585,4 +680,6 @@ class ConsumeDriver:
             list_generation=max(keeper.generation, 0),
             list_age_ms=keeper.age_ms(now_ms()),
             list_faults=keeper.faults,
+            **({} if self.dedup is None else self.dedup.stats()),
+            **({} if inbox.order is None else inbox.order.stats()),
         )

@@ -11,12 +11,11 @@ its deliveries would come again behind those of the next one. Runs on one asynci
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from messagebus._io.consume.inbox import Inbox
 from messagebus.message import Delivery
-
-__all__ = ["IdleLinks"]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -70,12 +69,14 @@ class IdleLinks:
         found = {broker for broker in self._inbox.brokers if self._is_old(broker, before_ns)}
         taken: dict[str, list[Delivery]] = {}
         for delivery in self._withdraw(before_ns, self._inbox.in_order):
-            if delivery._ledger.is_live:
+            if not delivery._ledger.is_live:
+                self._inbox.never_seen([delivery])
+            else:
                 taken.setdefault(delivery._ledger.broker, []).append(delivery)
                 if delivery.received_ns < before_ns:
                     found.add(delivery._ledger.broker)
         for broker in found:
-            self._rest(broker, taken.pop(broker, []), before_ns)
+            self._rest_old(broker, taken.pop(broker, []), before_ns)
         for deliveries in taken.values():  # of other brokers
             self._inbox.put_back(deliveries)
         self._inbox.finish_batches(now_ns - self._last_ns)
@@ -84,12 +85,22 @@ class IdleLinks:
         oldest = self._inbox.oldest(broker)
         return oldest is not None and oldest.received_ns < before_ns
 
-    def _rest(self, broker: str, taken: list[Delivery], before_ns: int) -> None:
+    def rest(self) -> None:
+        """Give back all that is buffered, and consume nothing until the application asks."""
+        for broker in self._inbox.brokers:
+            self._rest(broker, [], time.monotonic_ns())
+        self._was_full = False  # room is no reason to go on
+
+    def _rest(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
         self._was_full = self._was_full or self._inbox.is_full
         self._brokers.add(broker)
         if not self._cancel(broker):
             self._inbox.keep_back(broker, taken)
-        elif given_back := self._inbox.give_back(broker, taken, before_ns):
+            return 0
+        return self._inbox.give_back(broker, taken, before_ns)
+
+    def _rest_old(self, broker: str, taken: list[Delivery], before_ns: int) -> None:
+        if given_back := self._rest(broker, taken, before_ns):
             log.warning(
                 "given back untouched broker=%s deliveries=%d waited_s>=%.0f",
                 broker,

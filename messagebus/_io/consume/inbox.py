@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
+import operator
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.connection import Transport
@@ -29,11 +31,14 @@ from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.loop import Tasks
 from messagebus.core.deliveries import FanIn, Ledger, Ledgers
 from messagebus.core.parking import STEP_MARK, TTL_HEADER, is_late, read_early
-from messagebus.destination import Source, Subscription
+from messagebus.destination import Source
+from messagebus.handling import park_headers
 from messagebus.message import Delivery, Header
 from messagebus.topology import Options
 
-__all__ = ["Counters", "Inbox"]
+if TYPE_CHECKING:
+    from messagebus._io.consume.dedup import Deduplication
+    from messagebus._io.consume.ordering import Ordering
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -62,13 +67,14 @@ class Counters:
 class _Channel:
     """One broker's live link.
 
-    shut: arriving deliveries are handed out no more; `late` keeps them. copied_out: tag -> time of arrival
-    of batches with parts that were copied before the consumer timeout.
+    shut: arriving deliveries are handed out no more; `late` keeps them. kept: nor are those that rest.
+    copied_out: tag -> time of arrival of batches with parts that were copied before the consumer timeout.
     """
 
     ledger: Ledger
     transport: Transport
     shut: bool = False
+    kept: bool = False
     late: list[Delivery] = field(default_factory=list)
     copied_out: dict[int, int] = field(default_factory=dict)
 
@@ -89,6 +95,14 @@ class Inbox:
         self._fanin: FanIn[Delivery] = FanIn(handed_out_max)
         self.take = self._fanin.take
         """Returns the next delivery; None when there is none or the application holds enough."""
+        self.take_buffered = self._fanin.take
+        """Returns the next delivery that was handed out, whatever its claim."""
+        self.hand_over_of = self._fanin.arrived
+        """Gives deliveries of one live link to the application in their turn."""
+        self.dedup: Deduplication | None = None
+        """Stands between what arrives and what is handed out; None without deduplication."""
+        self.order: Ordering | None = None
+        """Stands behind deduplication; None where no order is kept."""
         self._ledgers = Ledgers()
         self._channels: dict[str, _Channel] = {}
         self._copying = Tasks()
@@ -96,7 +110,7 @@ class Inbox:
         self._begun: dict[tuple[str, int], set[int]] = {}
         self.delivery_limit = source.delivery_limit
         """Number of times that a returned message is delivered again; 0: no limit."""
-        self.in_order = isinstance(source, Subscription) and source.single_active
+        self.in_order = source.single_active
         """True when returned deliveries must come again in their order: see docs/internals.md."""
 
     def exists_as(self, options: Options) -> None:
@@ -104,6 +118,17 @@ class Inbox:
         limit = options.get("delivery_limit")
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
         self.in_order = self.in_order or options.get("single_active") is True
+
+    def deduplicate(self, dedup: Deduplication) -> None:
+        """Hand out only what this grants, and ack only what it has stored. Called before the first link."""
+        self.dedup = dedup
+        self.take = dedup.take
+
+    def keep_order(self, order: Ordering) -> None:
+        """Hand out only what is next in its lane, and never give back otherwise than in order."""
+        self.order, self.in_order = order, True
+        if self.dedup is not None:
+            self.dedup.grants_in_order = False  # each lane keeps its own order
 
     # Links.
     def connected(self, broker: str, transport: Transport) -> int:
@@ -121,6 +146,14 @@ class Inbox:
         if channel is not None:
             self._remember(channel.ledger)
             channel.ledger.end()
+            if self.dedup is not None or self.order is not None:
+                unseen = self._fanin.withdraw(broker)
+                if self.dedup is not None:
+                    unseen += self.dedup.withdraw(channel.ledger)
+                if self.order is not None:
+                    unseen += self.order.lost(channel.ledger, unseen)
+                if self.dedup is not None:
+                    self.dedup.dropped(unseen)
             self._fanin.dropped(broker)
 
     def _remember(self, ledger: Ledger) -> None:
@@ -141,7 +174,12 @@ class Inbox:
     def holds(self, broker: str) -> bool:
         """Return whether deliveries of this broker are held by the application, buffered, or being copied."""
         channel = self._channels.get(broker)
-        return channel is not None and (self._fanin.holds(broker) or channel.ledger.is_claimed)
+        if channel is None:
+            return False
+        waits = self.dedup is not None and self.dedup.holds(channel.ledger)
+        if self.order is not None:  # not that of stopped keys, which goes back with the link
+            waits = self.order.keyed.holds(channel.ledger)
+        return waits or self._fanin.holds(broker) or channel.ledger.is_claimed
 
     def owed(self, broker: str) -> int:
         """Return the number of AMQP deliveries of the live link without an answer."""
@@ -227,7 +265,12 @@ class Inbox:
         if channel.shut:
             channel.late += deliveries
             return
-        self._fanin.arrived(broker, deliveries)
+        if self.order is not None:
+            self.order.arrived(broker, deliveries)
+        elif self.dedup is None:
+            self._fanin.arrived(broker, deliveries)
+        if self.dedup is not None:
+            self.dedup.arrived(channel.ledger, deliveries)
         self.counters.delivered += len(deliveries)
         self.delivered[broker] += len(deliveries)
 
@@ -250,7 +293,12 @@ class Inbox:
     def ack(self, delivery: Delivery) -> bool:
         """Answer a delivery. False: its link has ended, or it was answered before; counted."""
         ledger = delivery._ledger
-        if not ledger.ack(delivery._tag, delivery._part):
+        if self.dedup is not None:
+            return self._ack_when_stored(self.dedup, delivery)
+        answered = ledger.ack(delivery._tag, delivery._part)
+        if self.order is not None:
+            self.order.answered(delivery)
+        if not answered:
             return self._stale()
         self.counters.acked += 1
         self._fanin.answered(ledger.broker)
@@ -259,6 +307,14 @@ class Inbox:
     def nack(self, delivery: Delivery, *, requeue: bool) -> bool:
         """Give a delivery back (requeue), or reject it into the parking queue. False: as `ack`."""
         ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
+        if self.order is not None:
+            if requeue:  # in its place: a broker would deliver it behind others
+                return self._rest(self.order, delivery, 0, {})
+            self.order.parks(delivery, {})
+            self.order.answered(delivery)
+        if self.dedup is not None:
+            # The next one to get it may be told that it runs elsewhere, and asks again.
+            self.dedup.give_back(delivery)
         if not (ledger.claim(tag, part) if part else ledger.nack(tag)):
             return self._stale()
         self.counters.nacked += 1
@@ -280,8 +336,10 @@ class Inbox:
     ) -> bool:
         """Answer by a copy for another run, with these headers. False: as `ack`.
 
-        The caller may be cancelled: the copy goes on.
+        The caller may be cancelled: the copy goes on. Where order is kept it rests here, without a copy.
         """
+        if self.order is not None:
+            return self._rest(self.order, delivery, delay_ms, headers)
         return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.again(
@@ -292,11 +350,31 @@ class Inbox:
 
     async def park(self, delivery: Delivery, *, headers: Mapping[str, Header]) -> bool:
         """Answer by a copy in the parking queue, with these headers. As `retry`."""
+        if self.order is not None:
+            self.order.parks(delivery, headers)
         return await self._answer_by_copy(
             delivery,
             lambda original, wanted: self._copies.park(original, headers, wanted),
             "parked",
         )
+
+    def _rest(
+        self, order: Ordering, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]
+    ) -> bool:
+        """Keep a delivery for its next run, in its place. False: its link has ended."""
+        ledger = delivery._ledger
+        if not ledger.is_live:
+            if self.dedup is not None:
+                self.dedup.give_back(delivery)
+            order.answered(delivery)
+            return self._stale()
+        self.counters.retried += bool(headers)
+        self._fanin.answered(ledger.broker)
+        order.rest(delivery, delay_ms, headers)
+        channel = self._channels[ledger.broker]
+        if channel.kept:
+            channel.late += self._withdrawn(channel, ())
+        return True
 
     async def _answer_by_copy(
         self,
@@ -305,18 +383,32 @@ class Inbox:
         counted: Literal["retried", "parked"],
     ) -> bool:
         ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
+        dedup, settled = self.dedup, None
         if not ledger.claim(tag, part):
+            if dedup is not None:
+                dedup.give_back(delivery)
+            if self.order is not None:
+                self.order.answered(delivery)
             return self._stale()
+        if dedup is not None and counted == "parked":
+            settled = functools.partial(dedup.parked, delivery)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         async def answer() -> None:
             try:
+                if dedup is not None and counted == "retried":
+                    await dedup.released(delivery)
                 copying = copy(_original_of(delivery), _is_live(ledger))
-                answered = await self._answer_when_stored(copying, ledger, tag, part, counted)
+                answered = await self._answer_when_stored(
+                    copying, ledger, tag, part, counted, settled
+                )
             except Exception as fault:  # the waiter gets any error
                 if not done.done():
                     done.set_exception(fault)
                 return
+            finally:
+                if self.order is not None:
+                    self.order.answered(delivery)
             if not done.done():
                 done.set_result(answered)
 
@@ -334,10 +426,12 @@ class Inbox:
         tag: int,
         part: int,
         counted: Literal["retried", "parked", ""] = "",
+        settled: Callable[[bool], Awaitable[None]] | None = None,
     ) -> bool:
         """Answer the original of a claimed delivery when its copy is stored.
 
         counted: counter of an answer by the application, which holds the delivery until then; "" for others.
+        settled: called with whether there is a copy, and awaited before the answer.
         """
         fault: Exception | None = None
         try:
@@ -346,6 +440,8 @@ class Inbox:
             Exception
         ) as raised:  # after any error the original is answered, and the waiter gets it
             stored, fault = Stored.CANNOT, raised
+        if settled is not None:
+            await settled(stored is Stored.STORED)
         if stored is Stored.UNWANTED:
             answered = False
         elif stored is Stored.CANNOT:
@@ -367,6 +463,99 @@ class Inbox:
             raise fault
         return answered
 
+    # Deduplication.
+    def _ack_when_stored(self, dedup: Deduplication, delivery: Delivery) -> bool:
+        """Ack a delivery when its end is stored.
+
+        That of a lost link is stored too: its delivery came again, and is a duplicate then.
+        """
+        live = delivery._ledger.claim(delivery._tag, delivery._part)
+        if self.order is not None:
+            self.order.answered(delivery)
+        if not dedup.ended(delivery, live=live) and live:
+            self.acked(delivery)
+        return live or self._stale()
+
+    def acked(self, delivery: Delivery) -> None:
+        """Ack a delivery that the application has acked and that is stored as done."""
+        ledger = delivery._ledger
+        if ledger.claim_done(delivery._tag, delivery._part):
+            self.counters.acked += 1
+            self._fanin.answered(ledger.broker)
+        else:
+            self._stale()
+
+    def ack_duplicate(self, delivery: Delivery) -> bool:
+        """Ack a delivery that the application never gets. False: it is answered, or its link has ended."""
+        if self.order is not None:
+            self.order.answered(delivery)
+        return delivery._ledger.ack(delivery._tag, delivery._part)
+
+    def park_unseen(self, delivery: Delivery, reason: str) -> None:
+        """Park a delivery that the application never gets."""
+        log.warning("parked unseen message=%r reason=%r", delivery.message_id, reason)
+        if self.order is not None:
+            self.order.gaps += 1
+        self.park_behind(delivery, reason)
+
+    def park_behind(self, delivery: Delivery, reason: str) -> None:
+        """Park a delivery that the application never gets, without a line of its own."""
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
+        dedup, order, settled = self.dedup, self.order, None
+        if not ledger.claim(tag, part):
+            if dedup is not None:
+                dedup.give_back(delivery)
+            if order is not None:
+                order.answered(delivery)
+            return
+        if dedup is not None:
+            dedup.settled(delivery)
+            settled = functools.partial(dedup.parked, delivery)
+        headers = park_headers(delivery, reason, "")
+
+        async def park() -> None:
+            copying = self._copies.park(_original_of(delivery), headers, _is_live(ledger))
+            answered = await self._answer_when_stored(copying, ledger, tag, part, "", settled)
+            self.counters.parked += answered
+            if order is not None:
+                order.answered(delivery)
+
+        self._copying.spawn(park())
+
+    def defer(self, delivery: Delivery, delay_ms: int) -> None:
+        """Have a delivery come again after this time, as it is, without counting an attempt."""
+        ledger, tag, part = delivery._ledger, delivery._tag, delivery._part
+        if ledger.claim(tag, part):
+            original = _original_of(delivery)
+            copying = self._copies.again(original, {}, _is_live(ledger), delay_ms=delay_ms)
+            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, part))
+
+    def hand_out(self, deliveries: Sequence[Delivery]) -> None:
+        """Give what deduplication grants to the application, in its turn."""
+        if self.order is not None:
+            self.order.granted(deliveries)
+        else:
+            self.hand_over(deliveries)
+
+    def hand_over(self, deliveries: Iterable[Delivery]) -> None:
+        """Give these to the application in their turn."""
+        for ledger, some in itertools.groupby(deliveries, _ledger_of):
+            if ledger.is_live:
+                self._fanin.arrived(ledger.broker, some)
+
+    def untake(self, delivery: Delivery) -> None:
+        """Undo `take_buffered`: the delivery is handed out again later."""
+        if delivery._ledger.is_live:
+            self._fanin.answered(delivery._ledger.broker)
+
+    def never_seen(self, deliveries: Sequence[Delivery]) -> None:
+        """Take note of deliveries that the application took and never saw, and whose link has ended."""
+        if self.dedup is not None:
+            self.dedup.dropped(deliveries)
+        if self.order is not None:
+            for delivery in deliveries:
+                self.order.answered(delivery)
+
     # Giving back untouched.
     @property
     def brokers(self) -> list[str]:
@@ -379,8 +568,17 @@ class Inbox:
         return self._fanin.is_full
 
     def oldest(self, broker: str) -> Delivery | None:
-        """Return the next delivery of this broker to hand out; None when there is none."""
-        return self._fanin.oldest(broker)
+        """Return the delivery of this broker that has waited longest unseen; None when there is none."""
+        oldest = self._fanin.oldest(broker)
+        if self.dedup is not None:
+            waiting = self.dedup.oldest(self._channels[broker].ledger)
+            found = [each for each in (oldest, waiting) if each is not None]
+            oldest = min(found, key=_received_ns_of, default=None)
+        if self.order is not None:
+            found = self.order.keyed.oldest(self._channels[broker].ledger)
+            found += [] if oldest is None else [oldest]
+            oldest = min(found, key=_received_ns_of, default=None)
+        return oldest
 
     def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
         """Give back unseen deliveries, in order; return how many.
@@ -390,19 +588,35 @@ class Inbox:
         copied to the end of the queue, if it arrived before that time.
         """
         channel, count = self._channels[broker], 0
-        self._fanin.put_back(broker, [each for each in taken if each._ledger is channel.ledger])
-        for tag, parts in _by_tag(self._fanin.withdraw(broker)).items():
+        for tag, parts in _by_tag(self._withdrawn(channel, taken)).items():
             if self._give_back_one(channel, tag, parts):
                 count += len(parts)
             elif parts[0].received_ns < before_ns:
                 channel.copied_out[tag] = parts[0].received_ns
                 self._copy_parts(channel.ledger, tag, [each._part for each in parts])
                 count += len(parts)
-            else:
+            elif self.dedup is None:
                 self._fanin.arrived(broker, parts)
+            else:
+                self.dedup.arrived(channel.ledger, parts)
         self.counters.given_back += count
         channel.transport.flush()
         return count
+
+    def _withdrawn(self, channel: _Channel, taken: Sequence[Delivery]) -> list[Delivery]:
+        """Take out all that the application has not seen of a link; claims on it are given up."""
+        ledger, broker = channel.ledger, channel.ledger.broker
+        self._fanin.put_back(broker, [each for each in taken if each._ledger is ledger])
+        found = self._fanin.withdraw(broker)
+        if self.dedup is not None:
+            self.dedup.dropped(found)
+            found += self.dedup.withdraw(ledger)
+        if self.order is not None:
+            waiting = self.order.withdraw(ledger, found)
+            if self.dedup is not None:
+                self.dedup.dropped(waiting)
+            found = list(dict.fromkeys([*found, *waiting]))
+        return found
 
     def _give_back_one(self, channel: _Channel, tag: int, parts: list[Delivery]) -> bool:
         """Give back one AMQP delivery, by a nack, or a copy if it came back too often. False: it is begun."""
@@ -452,6 +666,8 @@ class Inbox:
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Hand out next, in this order, the deliveries taken last, which nobody has seen."""
+        if self.dedup is not None:
+            self.dedup.put_back(deliveries)
         for broker, channel in self._channels.items():
             self._fanin.put_back(
                 broker, [each for each in deliveries if each._ledger is channel.ledger]
@@ -463,9 +679,8 @@ class Inbox:
         taken: handed out and never seen.
         """
         channel = self._channels[broker]
-        channel.shut = True
-        self._fanin.put_back(broker, [each for each in taken if each._ledger is channel.ledger])
-        channel.late[:0] = self._fanin.withdraw(broker)
+        channel.shut = channel.kept = True
+        channel.late[:0] = self._withdrawn(channel, taken)
 
     def finish_batches(self, before_ns: int) -> None:
         """Copy the parts that the application holds of partly copied batches that arrived before that time.
@@ -505,6 +720,8 @@ class Inbox:
 
         untouched: handed out, and the application never saw them.
         """
+        if self.dedup is not None:
+            self.dedup.dropped(untouched)  # also those of links that have ended
         for broker in self._channels:
             self.keep_back(broker, untouched)
 
@@ -532,7 +749,10 @@ class Inbox:
 
     @property
     def buffered(self) -> int:
-        return self._fanin.buffered
+        if self.order is not None:  # what waits for its claim waits in its lane as well
+            return self._fanin.buffered + self.order.keyed.waiting
+        waiting = 0 if self.dedup is None else self.dedup.pending
+        return self._fanin.buffered + waiting
 
     @property
     def handed_out(self) -> int:
@@ -542,6 +762,10 @@ class Inbox:
 def _batch_key(raw: bytes, body: bytes) -> tuple[str, int]:
     """Return the key that identifies a batch when it comes again."""
     return read_message_id(raw), hash(body)
+
+
+_received_ns_of: Callable[[Delivery], int] = operator.attrgetter("received_ns")
+_ledger_of: Callable[[Delivery], Ledger] = operator.attrgetter("_ledger")
 
 
 def _by_tag(deliveries: Iterable[Delivery]) -> dict[int, list[Delivery]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -26,9 +27,8 @@ from contextvars import Context
 
 from messagebus._io.consume.runs import Answering, Handling, Job, deliveries_of
 from messagebus.core.attempts import Run
+from messagebus.handling import Park, Reject, RetryLater
 from messagebus.message import Delivery, Header
-
-__all__ = ["HandlerThreads", "not_awaited", "Bridge"]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -156,10 +156,12 @@ class HandlerThreads:
                 if not (self._is_ending and isinstance(error, CancelledError)):
                     handling.failed(job, error)
                 return True
+            handling.ended_late(run, well=False)
         else:
             if handling.runs.ended(run):
                 handling.returned(job, result)
                 return True
+            handling.ended_late(run, well=_is_well(result))
         return self._goes_on(worker)
 
     def _called(self, worker: _Worker, run: Run[Job]) -> object:
@@ -178,6 +180,13 @@ class HandlerThreads:
             return awaits.result()
         finally:
             worker.awaits = None
+
+
+def _is_well(result: object) -> bool:
+    """Return whether a run that was answered as too long, and returned this, has done its work."""
+    return not isinstance(result, RetryLater | Park | Reject | Mapping) and not inspect.isawaitable(
+        result
+    )
 
 
 class Bridge:
@@ -284,6 +293,11 @@ class Bridge:
         self._tokens.get()
         with self._taking:
             return self._jobs.popleft()
+
+    def never_seen(self, job: Job, note: Callable[[Delivery], object]) -> None:
+        """Have each delivery of a job that no thread will run noted on the loop."""
+        for delivery in deliveries_of(job):
+            self._post(delivery, functools.partial(note, delivery))
 
     def awaited(self, result: Awaitable[object]) -> Future[object]:
         """Begin to await a handler's result on the loop, in the context of this thread."""

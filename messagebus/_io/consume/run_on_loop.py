@@ -31,8 +31,6 @@ from messagebus._io.consume.runs import Handling, Job
 from messagebus.core.attempts import Run
 from messagebus.terminal import printable
 
-__all__ = ["HandlerTasks", "LoopWatch", "watched"]
-
 log = logging.getLogger("messagebus.consumer")
 
 # Time that a run may take to end after it was cancelled.
@@ -228,6 +226,8 @@ class HandlerTasks:
         else:
             if handling.runs.ended(place.run):
                 handling.returned(job, result)
+            else:  # it was cancelled, and may have swallowed that in the middle of its work
+                handling.ended_late(place.run, well=False)
         self._leave(place)
 
     def _must_pass_on(self, error: BaseException) -> bool:
@@ -242,6 +242,7 @@ class HandlerTasks:
 
     def _failed(self, place: _Place, error: BaseException) -> None:
         if not self._handling.runs.ended(place.run):
+            self._handling.ended_late(place.run, well=False)
             return  # its time was over, and it has its answer
         if self._is_cancelling and isinstance(error, asyncio.CancelledError):
             self._give_back(place.run.item)

@@ -22,15 +22,29 @@ from typing import Any, Protocol
 
 from messagebus._io.hooks import HookChain
 from messagebus.config import BusConfig, ConsumerConfig
-from messagebus.core.attempts import Ack, Action, Drop, End, ParkNow, Retry, Run, Runs, decide
+from messagebus.core.attempts import (
+    Ack,
+    Action,
+    Drop,
+    End,
+    ParkKey,
+    ParkNow,
+    Retry,
+    Run,
+    Runs,
+    StopKey,
+    decide,
+)
 from messagebus.destination import delay_step
 from messagebus.errors import AlreadySettled, ConfigError
 from messagebus.handling import (
+    PLACE_DELAY_S_MAX,
     Park,
     Reject,
     RetryLater,
     RetryPolicy,
     Words,
+    checked_after,
     judge,
     park_headers,
     retry_headers,
@@ -39,21 +53,6 @@ from messagebus.handling import (
 )
 from messagebus.message import Delivery, Header
 from messagebus.terminal import printable
-
-__all__ = [
-    "Answering",
-    "Batch",
-    "BatchHandler",
-    "Handling",
-    "Job",
-    "Ticking",
-    "deliveries_of",
-    "handled_by",
-    "is_coroutine_handler",
-    "retry_faults",
-    "run_context",
-    "words_of",
-]
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -64,6 +63,10 @@ OVERRUNNING_MAX = 100
 TICK_S, TICK_MIN_S = 0.5, 0.01
 # Share of the brokers' consumer timeout after which a run is logged.
 NEAR_SHARE = 0.8
+# Header of a copy in the parking queue: what follows with its key is parked, too.
+PARK_KEY = "mb-park-key"
+# Delay of a retry that never comes: the key of its delivery is stopped.
+STOP_MS = -1
 
 
 _handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=None)
@@ -143,6 +146,30 @@ class Answers:
     park: Callable[[Delivery, Mapping[str, Header]], bool]
 
 
+class ClaimsOfRuns(Protocol):
+    """The claims on a consumer's deliveries, as far as runs that take too long have to do with them."""
+
+    def overran(self, deliveries: list[Delivery]) -> None:
+        """Keep the claims of a run that goes on: its answer follows. On the loop."""
+
+    def ended_late(self, deliveries: list[Delivery], *, well: bool) -> None:
+        """Give back the claims of a run that overran and has ended; well: they are done. On any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsByPost:
+    """`ClaimsOfRuns` for runs in threads. post: has a function called on the loop."""
+
+    claims: ClaimsOfRuns
+    post: Callable[[Callable[[], None]], object]
+
+    def overran(self, deliveries: list[Delivery]) -> None:
+        self.claims.overran(deliveries)
+
+    def ended_late(self, deliveries: list[Delivery], *, well: bool) -> None:
+        self.post(lambda: self.claims.ended_late(deliveries, well=well))
+
+
 def words_of(bus: BusConfig) -> Words:
     """Return words without the current password of the bus."""
     try:
@@ -174,7 +201,7 @@ class Handling:
 
     words: makes the object that hides the current passwords in texts. answers_first: at most once, so that a
     failed run can be answered no more. consumer_timeout_s: the brokers'. on_overran: called when a run's time
-    is over and its delivery has its answer.
+    is over and its delivery has its answer. order: what is kept by the consumer.
     """
 
     def __init__(
@@ -188,6 +215,7 @@ class Handling:
         words: Callable[[], Words],
         answers_first: bool,
         consumer_timeout_s: int,
+        order: str = "none",
     ) -> None:
         self.handler, self.name = handler, _name_of(handler)
         self.answering, self.chain = answering, chain
@@ -195,10 +223,14 @@ class Handling:
         """Entered around each run with its job; None for no hooks."""
         self.around = None if chain is None else chain.handling
         self.on_overran: Callable[[Run[Job]], None] = lambda _run: None
-        if faults := retry_faults(policy, answers_first):
+        self.claims: ClaimsOfRuns | None = None
+        """Set where deliveries are deduplicated; see `tick` and `ended_late`."""
+        if faults := retry_faults(policy, answers_first, order):
             raise ConfigError("; ".join(faults))
         self._policy = policy or RetryPolicy()
-        self._rule = rule_of(self._policy)
+        self._rule, self._order = rule_of(self._policy), order
+        if order != "none":
+            self._rule = self._rule._replace(limit_ms=round(PLACE_DELAY_S_MAX * 1000))
         self._limit_s = checked_limit(time_limit_s)
         self._words, self._answers_first = words, answers_first
         self.limit_ns = None if time_limit_s is None else round(time_limit_s * 1e9)
@@ -211,6 +243,11 @@ class Handling:
         self._lines_since_s = 0.0
 
     # The end of a run.
+    def ended_late(self, run: Run[Job], *, well: bool) -> None:
+        """Note the end of a run that was answered when its time was over. well: it did its work."""
+        if self.claims is not None:
+            self.claims.ended_late(deliveries_of(run.item), well=well)
+
     def returned(self, job: Job, result: object) -> None:
         """Answer for a run that ended well with this result."""
         try:
@@ -289,6 +326,8 @@ class Handling:
     def _judged(self, delivery: Delivery, error: BaseException) -> None:
         error = single(error)
         end, after_ms = judge(self._policy, error)
+        if after_ms is not None and after_ms > self._rule.limit_ms:
+            error, after_ms = self._too_long(after_ms, error), None
         share = random.random()
         action = decide(self._rule, delivery.attempt, end, after_ms=after_ms, share=share)
         if self._answers_first:
@@ -304,6 +343,14 @@ class Handling:
             asked = isinstance(error, RetryLater | Park | Reject)
             self.chain.handled(delivery, answer if live else "stale", None if asked else error)
 
+    def _too_long(self, after_ms: int, error: BaseException) -> BaseException:
+        """Return the fault of a handler that asked for a delay which its order does not allow."""
+        try:
+            checked_after(after_ms / 1000, order=self._order)
+        except ConfigError as fault:
+            return fault.with_traceback(error.__traceback__)
+        return error
+
     def _answer(
         self, delivery: Delivery, action: Action, end: End, error: BaseException
     ) -> tuple[bool, str]:
@@ -312,12 +359,20 @@ class Handling:
         match action:
             case Retry(attempt, delay_ms):
                 reason = words.text(error) if end is End.LATER else text
-                self._tell(delivery, f"retry delay_s={_seconds(delay_ms)}", words, error)
+                in_place = self._order != "none"
+                delay_s = f"{delay_ms / 1000:g}" if in_place else _seconds(delay_ms)
+                self._tell(delivery, f"retry delay_s={delay_s}", words, error)
                 headers = retry_headers(delivery, attempt, reason)
                 return self.answering.retry(delivery, delay_ms, headers), "retry"
-            case ParkNow():
+            case StopKey():
+                self._tell(delivery, "stop", words, error)
+                headers = retry_headers(delivery, delivery.attempt, text)
+                return self.answering.retry(delivery, STOP_MS, headers), "stop"
+            case ParkNow() | ParkKey():
                 self._tell(delivery, "park", words, error)
                 headers = park_headers(delivery, self._why(delivery, end, text, words, error), text)
+                if isinstance(action, ParkKey):
+                    headers[PARK_KEY] = True
                 return self.answering.park(delivery, headers), "park"
             case Drop() | Ack():
                 self._tell(delivery, "drop", words, error)
@@ -372,6 +427,8 @@ class Handling:
     def tick(self, now_ns: int) -> None:
         """Answer for the runs whose time is over."""
         for run in self.runs.overdue(now_ns):
+            if self.claims is not None:
+                self.claims.overran(deliveries_of(run.item))
             self.failed(run.item, TimeoutError(f"ran longer than its limit of {self._limit_s:g} s"))
             self.on_overran(run)
         self._warn_near(now_ns)
@@ -454,8 +511,10 @@ def checked_count(name: str, count: int) -> int:
 COUNT_MAX = 10_000
 
 
-def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
-    """Return the faults of a retry policy where a delivery is answered before its run."""
+def retry_faults(retry: RetryPolicy | None, at_most_once: bool, order: str = "none") -> list[str]:
+    """Return the faults of a retry policy where a delivery is answered before its run, or order is kept."""
+    if retry is not None and (faults := _order_faults(retry, order)):
+        return faults
     if not at_most_once or retry is None or (retry.attempts_max == 1 and retry.then == "drop"):
         return []
     return [
@@ -463,15 +522,37 @@ def retry_faults(retry: RetryPolicy | None, at_most_once: bool) -> list[str]:
     ]
 
 
+def _order_faults(retry: RetryPolicy, order: str) -> list[str]:
+    if order == "none":
+        asked = [f"where={retry.where!r}"] if retry.where == "place" else []
+        asked += [f"then={retry.then!r}"] if retry.then in ("park-key", "stop") else []
+        return [f"retry: {each} wants a consumer with order='key'" for each in asked]
+    if retry.where == "ladder":
+        return [f"retry: where='ladder' overtakes with order={order!r}; leave it out"]
+    if retry.first_delay_s > PLACE_DELAY_S_MAX:
+        told = f"first_delay_s {retry.first_delay_s!r}: at most {PLACE_DELAY_S_MAX:g}"
+        return [f"retry: {told} with order={order!r}, because its key waits"]
+    return []
+
+
 def batch_faults(
-    batch: object, linger_s: object, config: ConsumerConfig | None = None
+    batch: object,
+    linger_s: object,
+    config: ConsumerConfig | None = None,
+    *,
+    order: str | None = None,
 ) -> list[str]:
-    """Return the faults of a batch's size and its time. config: of its consumer."""
+    """Return the faults of a batch's size and its time. config: its consumer's. order: if not its own."""
     if batch is None:
         return [] if linger_s is None else [f"linger_s {linger_s!r}: of what? batch wanted"]
     faults = []
     if type(batch) is not int or not 1 <= batch <= BATCH_MAX:
         faults.append(f"batch {batch!r}: 1 to {BATCH_MAX:,}")
+    elif (order or (config and config.order)) == "partition" and batch > 1:
+        faults.append(
+            f"batch {batch}: with order='partition' one message of a broker is out at a time;"
+            " take order='key', or no batch"
+        )
     elif config is not None:
         faults += [
             f"batch {batch}: {name} is {most}, so it never becomes full"

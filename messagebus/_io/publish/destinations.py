@@ -19,11 +19,9 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.publishes import Address
 from messagebus._io.wire import Topology
-from messagebus.core.outbox import Item, Outbox
+from messagebus.core.pending import Item, PendingPublishes
 from messagebus.destination import Queue
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
-
-__all__ = ["Destinations"]
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -54,7 +52,7 @@ class Destinations:
     def __init__(
         self,
         topology: Topology,
-        outbox: Outbox,
+        pending: PendingPublishes,
         tasks: Tasks,
         *,
         link: Callable[[], Link | None],
@@ -63,7 +61,7 @@ class Destinations:
         leave: Callable[[], None],
         on_login_refused: Callable[[LoginRefused], None],
     ) -> None:
-        self._topology, self._outbox, self._tasks = topology, outbox, tasks
+        self._topology, self._pending, self._tasks = topology, pending, tasks
         self._link, self._settle, self._wake, self._leave = link, settle, wake, leave
         self._on_login_refused = on_login_refused
         self._loop = asyncio.get_running_loop()
@@ -85,13 +83,13 @@ class Destinations:
         self.known[destination] = address
         self._gone.pop(destination, None)
         if not address.wanted:
-            self._outbox.open_destination(destination)
+            self._pending.open_destination(destination)
             return
         self._tasks.spawn(self._open(address))
 
     def _refuse_again(self, destination: str, refusal: _Refusal) -> None:
         if destination not in self.known:
-            items = self._outbox.refuse_destination(
+            items = self._pending.refuse_destination(
                 destination, refusal.reason, unroutable=refusal.unroutable
             )
             self._settle(items)
@@ -99,7 +97,7 @@ class Destinations:
     @property
     def opening(self) -> int:
         """The number of destinations that are being registered and settled."""
-        return sum(not self._outbox.destination_is_open(destination) for destination in self.known)
+        return sum(not self._pending.destination_is_open(destination) for destination in self.known)
 
     async def verify(self, link: Link) -> None:
         """Check which of the destinations in use a new link has; the others wait or are refused.
@@ -109,7 +107,7 @@ class Destinations:
         used = [
             each
             for destination, each in self.known.items()
-            if self._outbox.destination_is_open(destination)
+            if self._pending.destination_is_open(destination)
         ]
         wanted = dict.fromkeys(each for address in used for each in address.wanted)
         faults = await self._topology.verify(link, wanted)
@@ -127,12 +125,12 @@ class Destinations:
         log.info("destination gone destination=%s reason=%r", address.name, reason)
         self._gone[address.destination] = address
         del self.known[address.destination]
-        self._outbox.close_destination(address.destination)
+        self._pending.close_destination(address.destination)
 
     def open_held(self) -> None:
         """Register vanished destinations again for which messages wait; others stay closed."""
         for destination, address in list(self._gone.items()):
-            if self._outbox.holds(destination):
+            if self._pending.holds(destination):
                 self.use(address)
 
     def link_lost(self, why: LinkError) -> None:
@@ -171,7 +169,7 @@ class Destinations:
         except MessageBusError as fault:
             self._refuse(address, str(fault))
         else:
-            self._outbox.open_destination(address.destination)
+            self._pending.open_destination(address.destination)
             self._wake()
 
     async def _open_later(self, address: Address) -> None:
@@ -187,8 +185,8 @@ class Destinations:
         self.known.pop(destination, None)
         until_s = time.monotonic() + (ABSENT_S if unroutable else REFUSED_S)
         self._refusals[destination] = _Refusal(reason, until_s, unroutable)
-        self._outbox.close_destination(destination)
-        self._settle(self._outbox.refuse_destination(destination, reason, unroutable=unroutable))
+        self._pending.close_destination(destination)
+        self._settle(self._pending.refuse_destination(destination, reason, unroutable=unroutable))
 
 
 def _creates(address: Address) -> bool:

@@ -1,4 +1,4 @@
-"""The publisher's driver: carries out the decisions of `core.outbox` and `core.route`, over pika.
+"""The publisher's driver: carries out the decisions of `core.pending` and `core.route`, over pika.
 
 Runs on one asyncio loop; every method must be called on it. Each callback translates, makes one core
 call, and performs the actions. Sends are coalesced: one `_pump` sends all messages submitted in one
@@ -14,9 +14,9 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import pika.exceptions
 
@@ -26,6 +26,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Bundle,
+    Copy,
     Many,
     Publish,
     Sender,
@@ -35,16 +36,20 @@ from messagebus._io.publish.publishes import (
     message_ids,
     tell,
 )
-from messagebus._io.wire import Wire
-from messagebus.broker import BrokerList
+from messagebus._io.wire import Follower, Wire
+from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
-from messagebus.core.outbox import Entry, Item, Outbox
+from messagebus.core.pending import (
+    DEADLINE_PASSED,
+    PUBLISHER_STOPPED,
+    Entry,
+    Item,
+    PendingPublishes,
+)
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 from messagebus.message import Message
-
-__all__ = ["PublishDriver"]
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -71,7 +76,18 @@ class Counters:
     last_confirm_ms: int = 0
 
 
-def _encode(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
+class SpoolCounts(NamedTuple):
+    """Counts of a publisher's spool: see `messagebus.stats.PublisherStats`."""
+
+    messages: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+    replayed: int = 0
+    failures: int = 0
+    damaged: int = 0
+
+
+def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
         if target.address.routing_key and message.ttl_ms is not None:
             message = due_first(message)
@@ -80,14 +96,28 @@ def _encode(target: Target, message: Message, message_id: str, *, alone: bool) -
 
 
 class PublishDriver:
-    """All links of one publisher."""
+    """The links of one publisher to one broker after the other."""
 
     def __init__(
-        self, bus: BusConfig, config: PublisherConfig, on_room: Callable[[], None], wire: Wire
+        self,
+        bus: BusConfig,
+        config: PublisherConfig,
+        on_room: Callable[[], None],
+        wire: Wire,
+        *,
+        beside: PublishDriver | None = None,
     ) -> None:
-        """Create the driver. on_room: called when messages have left the backlog, at most once a turn."""
+        """Create the driver. on_room: called when messages have left the backlog, at most once a turn.
+
+        beside: the driver whose broker this one avoids, and whose consumer list it follows.
+        """
         self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
-        self.outbox = Outbox(
+        self._beside = beside
+        self.on_displaced: Callable[[PublishDriver, list[Item]], None] | None = None
+        """Takes the copies that may not be sent to the broker of the current link."""
+        self.on_adopted: Callable[[], None] | None = None
+        """Called when a new link has become the current one."""
+        self.pending = PendingPublishes(
             messages_max=config.backlog_messages_max,
             bytes_max=config.backlog_bytes_max,
             window=config.window,
@@ -106,9 +136,15 @@ class PublishDriver:
         """Set when a link is open, or when a login was refused (`fatal`)."""
         self._ids = message_ids()
         self._sender: Sender | None = None  # of the current link
+        self.fault = ""
+        """The reason why there is no room beside the backlog, "" where there is none to look for."""
+        self.replay_ends: dict[str, int] = {}
+        """Ends of messages sent from a spool, by outcome; `pending.ended` has them, too."""
         self._unconfirmed: set[str] = set()  # destinations whose publishes need no confirm
-        self._follower = wire.follow(
-            subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list
+        self._follower: Follower = (
+            wire.follow(subscription="", interval_s=FOLLOW_INTERVAL_S, on_list=self._on_list)
+            if beside is None
+            else beside._follower
         )
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, Link] = {}
@@ -118,7 +154,7 @@ class PublishDriver:
         self._closing = Tasks()
         self._destinations = Destinations(
             wire.topology(),
-            self.outbox,
+            self.pending,
             self._tasks,
             link=lambda: self._links.get(self.route.current or 0),
             settle=self._settle,
@@ -129,6 +165,7 @@ class PublishDriver:
         self._known_destinations = self._destinations.known
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
+        self._dialed_by_name: dict[str, int] = {}  # broker -> number of the last such dial
         self._last_fault = ""
         self._blocked = False
         self._stopping = False
@@ -142,13 +179,14 @@ class PublishDriver:
 
     # Life.
     def start(self) -> None:
-        self._follower.start()
+        if self._beside is None:
+            self._follower.start()
         self._tick()
 
     async def stop(self, timeout_s: float) -> int:
         """Wait for open publishes, settle the rest, hang up. Returns how many were still unsettled."""
         await self.flush(timeout_s)
-        left = self.outbox.give_up("the publisher was stopped")
+        left = self.pending.give_up(PUBLISHER_STOPPED)
         count = sum(item.count for item in left)
         if left:
             unknown = sum(item.count for item in left if item.attempts)
@@ -157,7 +195,8 @@ class PublishDriver:
         self._stopping = True
         self._arm()
         await self._tasks.cancel()
-        await self._follower.stop()
+        if self._beside is None:
+            await self._follower.stop()
         links, self._links = self._links, {}
         for link in links.values():
             self._closing.spawn(link.close())
@@ -166,8 +205,8 @@ class PublishDriver:
 
     async def flush(self, timeout_s: float) -> int:
         """Wait until all publishes accepted so far are settled. Returns how many are not, in time."""
-        items, done = list(self.outbox.unsettled()), self._loop.create_future()
-        self.outbox.close_batches()
+        items, done = self.unsettled(), self._loop.create_future()
+        self.pending.close_batches()
         self._wake()
         if items:
             self._flushes.append((items, done))
@@ -175,6 +214,14 @@ class PublishDriver:
                 async with asyncio.timeout(timeout_s):
                     await done
         return sum(item.count for item in items if item.end is None)
+
+    def unsettled(self) -> list[Item]:
+        """Return the accepted publishes that are not settled, in no order."""
+        return list(self.pending.unsettled())
+
+    def spool_counts(self) -> SpoolCounts:
+        """Return the counts of the spool; zeros without one."""
+        return SpoolCounts()
 
     # Accepting.
     def submit(
@@ -194,22 +241,38 @@ class PublishDriver:
         deadline_ms = time.monotonic_ns() // 1_000_000 + timeout_ms
         if message is None:
             publish = Publish(next(self._ids), target, body, None, deadline_ms, waiter)
-            self.outbox.accept(publish)
+            self.pending.accept(publish)
         else:
             message_id = message.message_id or next(self._ids)
             publish = Publish(message_id, target, body, None, deadline_ms, waiter)
-            alone = self._goes_alone(target, message)
+            alone = self.goes_alone(target, message)
             try:
                 # Encode now: the application may change its headers afterwards.
-                publish.properties = _encode(target, message, message_id, alone=alone)
+                publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
-                self.outbox.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+                self.pending.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
                 self._loop.call_soon(tell, [publish], time.monotonic_ns())
                 return publish
-            self.outbox.accept(publish, alone=alone)
+            self.pending.accept(publish, alone=alone)
         if not self._woken:
             self._wake()
         return publish
+
+    def submit_copy(self, copy: Copy) -> None:
+        """Accept one of two copies, as `submit`."""
+        if copy.target.destination not in self._known_destinations:
+            self._open_destination(copy.target)
+        self.pending.accept(copy, alone=copy.alone)
+        if not self._woken:
+            self._wake()
+
+    def take_over(self, copies: list[Copy]) -> None:
+        """Accept copies that another driver could not send, ahead of all others, in their order."""
+        for copy in reversed(copies):
+            if copy.target.destination not in self._known_destinations:
+                self._open_destination(copy.target)
+            self.pending.accept_first(copy, alone=copy.alone)
+        self._wake()
 
     def submit_encoded(
         self,
@@ -224,7 +287,7 @@ class PublishDriver:
         if target.destination not in self._known_destinations:
             self._open_destination(target)
         deadline_ms = now_ms() + timeout_ms
-        self.outbox.accept(
+        self.pending.accept(
             Publish(message_id, target, body, properties, deadline_ms, waiter), alone=True
         )
         self._wake()
@@ -237,7 +300,7 @@ class PublishDriver:
             self._open_destination(target)
         ids = list(itertools.islice(self._ids, len(bodies)))
         bundle = Bundle(ids, bodies, size, target, now_ms() + timeout_ms, waiter)
-        self.outbox.accept_bundle(bundle)
+        self.pending.accept_bundle(bundle)
         self._wake()
         return bundle
 
@@ -252,7 +315,7 @@ class PublishDriver:
     def _open_destination(self, target: Target) -> None:
         packing = self._packing(target)
         if packing is not None:
-            self.outbox.pack(target.destination, packing)
+            self.pending.pack(target.destination, packing)
         if not target.confirms:
             self._unconfirmed.add(target.destination)
         self._destinations.use(target.address)
@@ -263,7 +326,12 @@ class PublishDriver:
             return None
         return Packing(batching.count_max, batching.bytes_max, batching.linger_ms)
 
-    def _goes_alone(self, target: Target, message: Message) -> bool:
+    def packed_max(self, target: Target) -> int:
+        """Return the size in bytes below which a bare body travels in batches; 0 for none."""
+        packing = self._packing(target)
+        return 0 if packing is None else packing.bytes_max
+
+    def goes_alone(self, target: Target, message: Message) -> bool:
         """Return whether it is kept out of batches: the broker must see it, or it is too large."""
         packing = self._packing(target)
         return (
@@ -283,13 +351,41 @@ class PublishDriver:
         """Send what the window takes, in one write. Called once a turn of the loop, or after each read."""
         self._woken = False
         link = self._links.get(self.route.current or 0)
-        if link is not None and link.is_open and not self._blocked and self._sender is not None:
+        if (
+            link is not None
+            and link.is_open
+            and not self._blocked
+            and self._sender is not None
+            and (self._beside is None or self.stands_apart)
+        ):
             if not link.transport.backed_up:
                 self._send(link, self._sender)
             else:
                 self._woken = True
                 self._loop.call_later(BACKED_UP_S, self._pump)
         self._on_room()
+
+    @property
+    def stands_apart(self) -> bool:
+        """True when the current link leads to another broker than that of the driver beside it."""
+        return self.route.broker not in ("", self._avoided())
+
+    @property
+    def is_unnamed(self) -> bool:
+        """True when the current link leads to a broker that does not say its name."""
+        return self.route.current is not None and not self.route.broker
+
+    def is_usable(self, now_ms: int) -> bool:
+        """Return whether copies go out at once: to a broker with a name, which answers."""
+        return (
+            self.route.current is not None
+            and not self._blocked
+            and (self.stands_apart if self._beside is not None else bool(self.route.broker))
+            and self.pending.unanswered_ms(now_ms) < self._config.confirm_slow_ms
+        )
+
+    def _avoided(self) -> str:
+        return "" if self._beside is None else self._beside.route.broker
 
     def _lingered(self) -> None:
         """Send a batch that has lingered long enough; `_send` arms the timer for the next one."""
@@ -298,8 +394,13 @@ class PublishDriver:
 
     def _send(self, link: Link, sender: Sender) -> None:
         sent_ns = time.monotonic_ns()
-        entries = self.outbox.take(sent_ns // 1_000_000)
-        if (due_ms := self.outbox.lingers_until_ms()) is not None and self._linger is None:
+        sent_ms = sent_ns // 1_000_000
+        if self.on_displaced is not None and (
+            barred := self.pending.displace(link.broker, sent_ms)
+        ):
+            self.on_displaced(self, barred)
+        entries = self.pending.take(sent_ms)
+        if (due_ms := self.pending.lingers_until_ms()) is not None and self._linger is None:
             self._linger = self._loop.call_later((due_ms - now_ms()) / 1000, self._lingered)
         if not entries:
             return
@@ -315,7 +416,7 @@ class PublishDriver:
     def _settle_unconfirmed(self, entries: list[Entry]) -> None:
         for entry in entries:
             if entry.destination in self._unconfirmed:
-                settled = self.outbox.unconfirmed(entry)
+                settled = self.pending.unconfirmed(entry)
                 self.counters.unconfirmed += len(settled)
                 self._tell(settled)
 
@@ -329,7 +430,7 @@ class PublishDriver:
         self.counters.last_confirm_ms = now_ms()
         if self._slow_until_ms and link == self.route.current:
             self._slow_until_ms = 0  # this one answers: not all brokers are slow
-        self._tell(self.outbox.answered(link, tag, multiple=multiple, ok=ok))
+        self._tell(self.pending.answered(link, tag, multiple=multiple, ok=ok))
         if link in self._retire_at_ms:
             self._hang_up_if_answered(link)
 
@@ -344,6 +445,11 @@ class PublishDriver:
         if self._flushes:
             self._tell_flushes()
 
+    def tell_flushes(self) -> None:
+        """Tell those who wait in `flush`, if all that they wait for has ended."""
+        if self._flushes:
+            self._tell_flushes()
+
     def _tell_flushes(self) -> None:
         for items, done in self._flushes:
             while items and items[-1].end is not None:
@@ -352,23 +458,53 @@ class PublishDriver:
                 done.set_result(None)
         self._flushes = [each for each in self._flushes if not each[1].done()]
 
+    def withdraw(self, items: Sequence[Item], reason: str) -> None:
+        """Settle these before their deadline."""
+        self._settle(self.pending.withdraw(items, reason))
+
+    def resume(self) -> None:
+        """Send what could not be sent before."""
+        self._wake()
+
     # Links.
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case Dial(link, timeout_ms):
-                    self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms))
+                case Dial(link, timeout_ms, by_name):
+                    broker = self._choose(link) if by_name else None
+                    self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms, broker))
                 case Adopt(link):
                     self._adopt(link)
                 case HangUp(link):
                     self._hang_up(link)
 
-    async def _dial(self, number: int, timeout_ms: int) -> None:
-        """Try one dial: connect, log in, ask for confirms, verify the destinations in use."""
+    def _choose(self, number: int) -> Broker | None:
+        """Return the listed broker to dial by its name, in turn; None without one."""
+        brokers, avoided = self._follower.brokers, self._avoided()
+        listed = () if brokers is None else brokers.listed
+        names = {
+            each.broker.name: each.broker
+            for each in listed
+            if not each.draining and each.broker.name != avoided
+        }
+        if not names:
+            return None
+        name = min(names, key=lambda name: self._dialed_by_name.get(name, 0))
+        self._dialed_by_name[name] = number
+        return names[name]
+
+    async def _dial(self, number: int, timeout_ms: int, broker: Broker | None) -> None:
+        """Try one dial: connect, log in, ask for confirms, verify the destinations in use.
+
+        broker: None for any that the balancer gives. A broker without a gate that is open is refused.
+        """
         link: Link | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                link = await self._wire.dial(None, timeout_ms=timeout_ms)
+                if broker is None:
+                    link = await self._wire.dial(None, timeout_ms=timeout_ms)
+                else:
+                    link = await self._wire.dial_to_publish(broker, timeout_ms=timeout_ms)
                 link.transport.on_confirm = functools.partial(self._answered, number)
                 link.transport.on_turn = self._pump
                 await link.confirm_select()
@@ -401,13 +537,19 @@ class PublishDriver:
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link
         link.channel.add_on_return_callback(
-            lambda _channel, method, properties, _body: self.outbox.returned(
+            lambda _channel, method, properties, _body: self.pending.returned(
                 number, destination_name(method.exchange, method.routing_key), properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
         link.on_lost(lambda why: self._lost(number, link, why))
-        self._perform(self.route.opened(number, link.broker, now_ms(), random.random()))
+        avoid = None if self._beside is None else self._avoided()
+        if avoid is not None and not link.broker:
+            self._last_fault = f"; last fault: the broker at {link.address} does not say its name"
+        self._perform(
+            self.route.opened(number, link.broker, now_ms(), random.random(), avoid=avoid)
+        )
+        self._arm()
 
     def _adopt(self, number: int) -> None:
         new = self._links[number]
@@ -417,7 +559,7 @@ class PublishDriver:
             for other in old
             if not new.broker or self._links[other].broker in ("", new.broker)
         ]
-        self.outbox.link_opened(number, after=same)
+        self.pending.link_opened(number, after=same)
         self._sender = Sender(new.transport)
         self._blocked = False
         for other in old:
@@ -430,9 +572,11 @@ class PublishDriver:
         self.connected.set()
         log.info("link opened broker=%s dials=%d", new.broker or new.address, self.route.dials)
         self._wake()
+        if self.on_adopted is not None:
+            self.on_adopted()
 
     def _hang_up_if_answered(self, number: int) -> None:
-        if self.outbox.is_answered(number):
+        if self.pending.is_answered(number):
             self._hang_up(number)
             self._wake()
 
@@ -441,7 +585,7 @@ class PublishDriver:
         if task := self._dials.get(number):
             task.cancel()
         if link := self._links.pop(number, None):
-            self._settle(self.outbox.link_lost(number, now_ms()))
+            self._settle(self.pending.link_lost(number, now_ms()))
             self._wake()
             self._closing.spawn(link.close())
 
@@ -451,9 +595,9 @@ class PublishDriver:
         self._closing.spawn(link.close())  # `stop` waits for its socket too
         self._retire_at_ms.pop(number, None)
         self.counters.links_lost += 1
-        in_flight = self.outbox.in_flight
+        in_flight = self.pending.in_flight
         refused = isinstance(why, ChannelRefused) and why.code == PRECONDITION_FAILED
-        self._settle(self.outbox.link_lost(number, now_ms(), why.reason, refused=refused))
+        self._settle(self.pending.link_lost(number, now_ms(), why.reason, refused=refused))
         self._destinations.link_lost(why)
         log.warning("link lost broker=%s in_flight=%d reason=%r", why.broker, in_flight, why.reason)
         if self.route.current == number:
@@ -495,13 +639,13 @@ class PublishDriver:
     # Time.
     def put_forward(self, ms: int) -> None:
         """Advance the time by ms: a bus in memory has a clock that can be moved."""
-        self.outbox.put_forward(ms)
+        self.pending.put_forward(ms)
         self._wake()
         self._tick()
 
     def _tick(self) -> None:
         now = now_ms()
-        self._settle(self.outbox.expire(now, f"deadline passed{self._last_fault}"))
+        self._settle(self.pending.expire(now, f"{DEADLINE_PASSED}{self._last_fault}"))
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
@@ -525,7 +669,7 @@ class PublishDriver:
     def _leave_if_slow(self, now: int) -> None:
         """Leave a slow broker, once in 10 * confirm_slow_ms until one answers: all may stall at fsync."""
         slow_ms = self._config.confirm_slow_ms
-        if now < self._slow_until_ms or self.outbox.unanswered_ms(now) < slow_ms:
+        if now < self._slow_until_ms or self.pending.unanswered_ms(now) < slow_ms:
             return
         self._slow_until_ms = now + 10 * slow_ms
         log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)

@@ -1,7 +1,7 @@
 """A publish, from the arguments of its call to its frames on a link, and to the waiter for its end.
 
-`Outgoing` checks payload and options before anything is accepted. `Publish` is what the outbox keeps. A
-link's `Sender` encodes what the outbox gives out, on one asyncio loop; the common part of publishes, with
+`Outgoing` checks payload and options before anything is accepted. `Publish` is what `core.pending` keeps. A
+link's `Sender` encodes what `core.pending` gives out, on one asyncio loop; the common part of publishes, with
 the time stamp, once a second for each target.
 """
 
@@ -11,7 +11,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, cast
@@ -19,39 +19,25 @@ from typing import Any, Protocol, cast
 from messagebus._io.amqp.batch import BATCH_TYPE, EntryShape, encode_entry
 from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode, is_bare
+from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
-from messagebus.core.outbox import CONFIRMED, Entry, Item
+from messagebus.core.pending import CONFIRMED, SPOOLED, Entry, Item
+from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
 from messagebus.stats import Durability, Outcome, Published
 
-__all__ = [
-    "Address",
-    "Bundle",
-    "Many",
-    "Outgoing",
-    "Publish",
-    "Sender",
-    "Target",
-    "Targets",
-    "Waiter",
-    "as_message",
-    "destination_name",
-    "message_ids",
-    "tell",
-    "whole_timeout_ms",
-]
-
-NEVER_SENT = ("", 0)
+NEVER_SENT: tuple[str, int, tuple[str, ...]] = ("", 0, ())
 # More targets than any application has kinds of messages; above it the cache is cleared.
 TARGETS_MAX = 10_000
 # Costs half of the class's own constructor, which checks its arguments by name.
 _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
-_NONE = Durability.NONE
+_OTHERWISE = dict.fromkeys(_OUTCOMES, Durability.NONE) | {SPOOLED: Durability.FSYNC}
 _DELAYS = ("deliver_after_s", "deliver_at")
+_NOT_FIELDS = (*_DELAYS, "redundant")
 
 
 def whole_timeout_ms(timeout_s: float) -> int:
@@ -75,8 +61,14 @@ def as_message(payload: Payload) -> Message:
 class Outgoing:
     """Reader of the calls of one publisher. Any thread may use it."""
 
-    def __init__(self) -> None:
-        self._targets = Targets()
+    def __init__(
+        self,
+        redundant: Collection[str] = (),
+        redundancy: str = REQUIRED,
+        *,
+        has_spool: bool = False,
+    ) -> None:
+        self._targets = Targets(redundant, redundancy, has_spool=has_spool)
 
     def name_of(self, destination: Destination | str) -> str:
         """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
@@ -87,7 +79,7 @@ class Outgoing:
     ) -> tuple[Target, bytes, Message | None]:
         """Return the target, the body, and the message unless it is nothing but a body.
 
-        Raises NameInvalid or MessageInvalid.
+        Raises NameInvalid, MessageInvalid, or ConfigError for redundancy without confirms or beside a spool.
         """
         if type(payload) is bytes and not options:  # the usual case: a Message costs 2 us
             if len(payload) > BODY_BYTES_MAX:
@@ -95,25 +87,26 @@ class Outgoing:
             if isinstance(destination, str):
                 return self._targets.plain(destination), payload, None
             return self._targets.of(destination, BINARY), payload, None
-        message = as_message(payload)
-        delay_ms = 0
-        if options:
-            delay_ms = _delay_ms(options)
-            message = _with(message, options)
+        delay_ms = _delay_ms(options) if options else 0
+        message = _made(payload, options) if options else as_message(payload)
         if isinstance(destination, str):
             destination = parse_destination(destination)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
-        target = self._targets.of(destination, message.content_type, delay)
+        redundant = options.get("redundant")
+        target = self._targets.of(destination, message.content_type, delay, redundant)
         return target, message.body, None if is_bare(message) else message
 
 
-def _with(message: Message, options: Options) -> Message:
-    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _DELAYS}
+def _made(payload: Payload, options: Options) -> Message:
+    fields: dict[str, Any] = {name: v for name, v in options.items() if name not in _NOT_FIELDS}
     if "ttl_s" in fields:
         ttl_s = fields.pop("ttl_s")
         fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
     if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
         raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
+    if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
+        return Message(body=payload, **fields)
+    message = as_message(payload)
     return replace(message, **fields) if fields else message
 
 
@@ -151,7 +144,7 @@ class Waiter(Protocol):
 
 
 def destination_name(exchange: str, routing_key: str) -> str:
-    """Return the outbox's name of a place to publish to; a return of the broker names both parts."""
+    """Return the name in `core.pending` of a place to publish to; a return of the broker names both parts."""
     return f"{exchange} {routing_key}" if routing_key else exchange
 
 
@@ -184,11 +177,15 @@ class Address:
 
 
 class Target:
-    """The common part of publishes of one address and content type; compared by identity."""
+    """The common part of publishes of one address and content type; compared by identity.
 
-    __slots__ = ("address", "confirms", "content_type", "destination", "durability")
+    redundancy: "" for one broker, else how two are wanted.
+    """
 
-    def __init__(self, address: Address, content_type: str) -> None:
+    __slots__ = ("address", "confirms", "content_type", "destination", "durability", "redundancy")
+
+    def __init__(self, address: Address, content_type: str, redundancy: str = "") -> None:
+        self.redundancy = redundancy
         self.address, self.content_type, self.destination = (
             address,
             content_type,
@@ -199,10 +196,21 @@ class Target:
 
 
 class Targets:
-    """A cache of targets. Any thread may ask."""
+    """A cache of targets. Any thread may ask.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, Durability, bool, Delay | None, str], Target] = {}
+    redundant: destinations as text that are redundant unless a call says otherwise; redundancy: how.
+    """
+
+    def __init__(
+        self,
+        redundant: Collection[str] = (),
+        redundancy: str = REQUIRED,
+        *,
+        has_spool: bool = False,
+    ) -> None:
+        self._redundant, self._redundancy = frozenset(redundant), redundancy
+        self._has_spool = has_spool
+        self._known: dict[tuple[str, Durability, bool, Delay | None, str, str], Target] = {}
         self._plain: dict[str, Target] = {}
 
     def plain(self, destination: str) -> Target:
@@ -214,10 +222,19 @@ class Targets:
             target = self._plain[destination] = self.of(parse_destination(destination), BINARY)
         return target
 
-    def of(self, destination: Destination, content_type: str, delay: Delay | None = None) -> Target:
+    def of(
+        self,
+        destination: Destination,
+        content_type: str,
+        delay: Delay | None = None,
+        redundant: bool | str | None = None,
+    ) -> Target:
+        """Return the target. redundant: as of `Options`; None: as configured."""
         creates = isinstance(destination, Queue) and destination.create
         try:
-            key = (str(destination), destination.durability, creates, delay, content_type)
+            name = str(destination)
+            redundancy = self._redundancy_of(name, redundant)
+            key = (name, destination.durability, creates, delay, content_type, redundancy)
         except AttributeError:
             raise NameInvalid(
                 f"destination {destination!r}: a name, Topic or Queue wanted"
@@ -226,15 +243,32 @@ class Targets:
         if target is None:
             if len(self._known) >= TARGETS_MAX:
                 self._known.clear()
-            target = self._known[key] = Target(Address.of(destination, delay), content_type)
+            target = Target(Address.of(destination, delay), content_type, redundancy)
+            if redundancy and self._has_spool:
+                raise ConfigError(f"{name}: {NOT_BOTH}")
+            if redundancy and not target.confirms:
+                raise ConfigError(
+                    f"{name} has durability none: nothing is confirmed, so nothing is redundant"
+                )
+            self._known[key] = target
         return target
+
+    def _redundancy_of(self, destination: str, redundant: bool | str | None) -> str:
+        if redundant is None:
+            return self._redundancy if destination in self._redundant else ""
+        if isinstance(redundant, bool):
+            return self._redundancy if redundant else ""
+        if redundant not in MODES:
+            raise ConfigError(f"redundant={redundant!r}: True, False, {' or '.join(MODES)}")
+        return redundant
 
 
 class Publish(Item):
     """One publish with its bytes and its waiter.
 
     properties: encoded; None for only a body of the target's content type. sent: broker and time of the
-    last send. waiter: gets the end. settled_ns: set by `tell`.
+    last send, and the broker as `Published.brokers` has it. waiter: gets the end. settled_ns: set by
+    `tell`.
     """
 
     __slots__ = ("body", "properties", "sent", "settled_ns", "target", "waiter")
@@ -267,8 +301,11 @@ class Publish(Item):
         """Return the end of a settled publish."""
         assert self.end is not None
         outcome, reason = self.end
-        broker, sent_ns = self.sent
-        durability = self.target.durability if outcome == CONFIRMED else _NONE
+        broker, sent_ns, brokers = self.sent
+        if outcome == CONFIRMED:
+            durability = self.target.durability
+        else:
+            durability, brokers = _OTHERWISE[outcome], ()
         return _new(
             Published,
             (
@@ -280,8 +317,52 @@ class Publish(Item):
                 sent_ns,
                 self.settled_ns,
                 reason,
+                brokers,
             ),
         )
+
+
+Shape = tuple[bytes, bytes]
+"""The properties of a bare message before its id, and behind it."""
+
+
+class Copy(Publish):
+    """One of the two copies of a message that goes to two brokers; both have the very same bytes.
+
+    shape: of a bare message that does not travel in a batch; its time stamp is that of the call. alone: it
+    travels in no batch. twin, place: as in `Item`.
+    """
+
+    __slots__ = ("alone", "place", "shape", "twin")
+
+    def __init__(
+        self,
+        message_id: str,
+        target: Target,
+        body: bytes,
+        properties: bytes | None,
+        shape: Shape | None,
+        deadline_ms: int,
+        alone: bool,
+    ) -> None:
+        # Written out, as in `Publish`.
+        self.message_id = message_id
+        self.destination = target.destination
+        self.size = len(body)
+        self.count = 1
+        self.deadline_ms = deadline_ms
+        self.attempts = 0
+        self.end = None
+        self.target = target
+        self.body = body
+        self.properties = properties
+        self.sent = NEVER_SENT
+        self.waiter = None
+        self.settled_ns = 0
+        self.shape = shape
+        self.alone = alone
+        self.place = ""
+        self.twin: Copy | None = None
 
 
 class Bundle(Publish):
@@ -311,7 +392,7 @@ class Bundle(Publish):
         return [_new(Published, (message_id, *end)) for message_id in self.ids]
 
 
-def tell(settled: list[Publish], settled_ns: int) -> None:
+def tell(settled: Sequence[Ended], settled_ns: int) -> None:
     """Give each settled publish's end to its waiter, once."""
     for publish in settled:
         publish.settled_ns = settled_ns
@@ -326,6 +407,15 @@ def tell(settled: list[Publish], settled_ns: int) -> None:
             waiter.set_result(publish.published())
 
 
+class Ended(Protocol):
+    """A publish that has ended, on one broker or on two."""
+
+    settled_ns: int
+    waiter: Waiter | Many | None
+
+    def published(self) -> Published: ...
+
+
 class Many:
     """The one waiter of many publishes: `finished` gets a result when the last of them is settled.
 
@@ -334,11 +424,11 @@ class Many:
 
     def __init__(self, finished: Waiter) -> None:
         self._finished = finished
-        self.publishes: list[Publish] = []
+        self.publishes: list[Ended] = []
         self.unsettled = 1
         """Number of open publishes, plus one until `all_added`. `tell` counts it down."""
 
-    def add(self, publish: Publish) -> None:
+    def add(self, publish: Ended) -> None:
         """Add a publish made in this turn of the loop with this as its waiter."""
         self.publishes.append(publish)
         self.unsettled += 1
@@ -367,6 +457,7 @@ class Many:
 def message_ids() -> Iterator[str]:
     """Yield ids of 32 hex digits: ten random bytes for the process, six bytes of a counter.
 
+    For one thread: a generator cannot be entered by two.
     The last three digits come from a table: 0.06 us an id instead of 0.28 for formatting a number.
     """
     prefix = secrets.token_hex(10)
@@ -383,7 +474,7 @@ class Sender:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._frames: dict[str, Frames] = {}
-        self._uniform: dict[Target, UniformFrames] = {}
+        self._uniform: dict[tuple[Target, Shape | None], UniformFrames] = {}
         self._entries: dict[str, EntryShape] = {}
         self._stamp_s = 0
 
@@ -393,12 +484,21 @@ class Sender:
         if stamp_s != self._stamp_s:
             self._stamp_s = stamp_s
             self._uniform.clear()
-        out, sent = self._transport.out, (broker, sent_ns)
+        out, sent = self._transport.out, (broker, sent_ns, (broker,) if broker else ())
         run: list[Publish] = []  # of one target, with nothing but a body each
         for publish in entries:
             if type(publish) is not Publish:
+                if isinstance(publish, Copy):
+                    publish.sent = sent
+                    if publish.shape is not None:
+                        self._send_copy(run, publish)
+                        continue
                 self._send_run(run)
-                self._send_batch(publish, sent)
+                if isinstance(publish, Copy):
+                    properties = publish.properties or b""
+                    self._frames_for(publish.target).add(out, properties, publish.body)
+                else:
+                    self._send_batch(publish, sent)
                 continue
             publish.sent = sent
             if run and (publish.target is not run[0].target or publish.properties is not None):
@@ -409,12 +509,24 @@ class Sender:
                 self._frames_for(publish.target).add(out, publish.properties, publish.body)
         self._send_run(run)
 
+    def _send_copy(self, run: list[Publish], copy: Copy) -> None:
+        """Add a bare copy to the run, which has one target and one shape. No other publish has its target."""
+        if run:
+            first = run[0]
+            if first.target is not copy.target or cast(Copy, first).shape is not copy.shape:
+                self._send_run(run)
+        run.append(copy)
+
     def _send_run(self, run: list[Publish]) -> None:
         if run:
-            self._uniform_for(run[0].target).add(self._transport.out, run)
+            first = run[0]
+            shape = first.shape if isinstance(first, Copy) else None
+            self._uniform_for(first.target, shape).add(self._transport.out, run)
             run.clear()
 
-    def _send_batch(self, batch: Item | Batch[Item], sent: tuple[str, int]) -> None:
+    def _send_batch(
+        self, batch: Item | Batch[Item], sent: tuple[str, int, tuple[str, ...]]
+    ) -> None:
         parts: list[bytes] = []
         publishes = cast(Batch[Publish], batch).items
         for publish in publishes:
@@ -442,11 +554,14 @@ class Sender:
             target = self._entries[content_type] = EntryShape(bare, len(A_MADE_ID))
         return target
 
-    def _uniform_for(self, target: Target) -> UniformFrames:
-        uniform = self._uniform.get(target)
+    def _uniform_for(self, target: Target, shape: Shape | None) -> UniformFrames:
+        uniform = self._uniform.get((target, shape))
         if uniform is None:
-            properties = bare_shape(target.content_type, self._stamp_s, persistent=target.confirms)
-            uniform = self._uniform[target] = self._frames_for(target).uniform(properties)
+            properties = shape or bare_shape(
+                target.content_type, self._stamp_s, persistent=target.confirms
+            )
+            uniform = self._frames_for(target).uniform(properties)
+            self._uniform[target, shape] = uniform
         return uniform
 
     def _frames_for(self, target: Target) -> Frames:

@@ -1,4 +1,4 @@
-"""The operators' token is proved and not sent; with a whole agent in unit/agent/test_web.py."""
+"""The operators' token is proved and not sent; with a whole agent in the tests of its routes."""
 
 from __future__ import annotations
 

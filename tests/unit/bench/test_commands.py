@@ -66,7 +66,7 @@ def test_unlike_runs_are_refused_with_2(tmp_path: Path, capsys: pytest.CaptureFi
         write_run(tmp_path / arm, rate=rate)
         gather(tmp_path / arm).save()
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
-    assert "not alike: load.schedule.rate_per_s: 200 and 100" in capsys.readouterr().err
+    assert "not alike: load.schedule.rate_per_s: 200.0 and 100.0" in capsys.readouterr().err
 
 
 def test_another_system_has_the_same_load_on_as_many_brokers_as_it_may_have() -> None:
@@ -82,7 +82,7 @@ def test_another_system_keeps_the_durability_or_is_refused_when_it_has_it_not() 
     steady = profile_of("steady")
     cached = replace(steady, system=replace(steady.system, durability="page-cache"))
     assert with_system(cached, "native").system.durability == "page-cache"
-    with pytest.raises(InputInvalid, match=r"system\.durability: pika has fsync, not 'page-cache'"):
+    with pytest.raises(InputInvalid, match=r"pika: system\.durability: one of fsync"):
         with_system(cached, "pika")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from messagebus.admin.parked import ParkedCount, ParkedMessage
 from messagebus.commands import parked
+from messagebus.commands.options import Duration, iso
 
 MESSAGE = ParkedMessage(
     name="orders/billing",
@@ -33,13 +34,13 @@ MESSAGE = ParkedMessage(
     [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800)],
 )
 def test_durations_have_a_unit(text: str, seconds: float) -> None:
-    assert parked.Duration().convert(text, None, None) == seconds
+    assert Duration().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1s", "5x", "1e3", "1 h"])
 def test_what_is_no_duration_is_told(text: str) -> None:
     with pytest.raises(click.BadParameter, match="such as 90s"):
-        parked.Duration().convert(text, None, None)
+        Duration().convert(text, None, None)
 
 
 def test_a_message_is_told_with_what_it_says() -> None:
@@ -93,5 +94,5 @@ def test_ages_are_short(age_ms: int, told: str) -> None:
 
 
 def test_a_time_that_no_calendar_has_is_none() -> None:
-    assert parked._iso(1 << 62) is None
+    assert iso(1 << 62) is None
     assert parked._age(None, 0) == "?"

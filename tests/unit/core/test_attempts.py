@@ -19,7 +19,7 @@ RULE = Rule(
     max_ms=3_600_000,
     factor=2.0,
     jitter=0.0,
-    park=True,
+    then=ParkNow(),
     limit_ms=7 * DAY_MS,
 )
 
@@ -44,7 +44,10 @@ RULE = Rule(
     ],
 )
 def test_each_end_has_its_answer(end: End, attempt: int, park: bool, expected: object) -> None:
-    assert decide(RULE._replace(park=park), attempt, end, share=0.5) == expected
+    assert (
+        decide(RULE._replace(then=ParkNow() if park else Drop()), attempt, end, share=0.5)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -517,3 +517,16 @@ def test_the_list_in_hand_is_the_newest_of_the_acceptable_ones(
             believed.append(generation)
             assert made.good_ms == now_ms
         assert made.generation == max(believed, default=-1)
+
+
+def test_a_listed_broker_is_untried_until_it_is_attached_or_a_dial_failed() -> None:
+    made, told = Membership(), list[bool]()
+    made.refresh([A, B], 0)
+    told.append(made.untried)
+    made.opened(A)
+    told.append(made.untried)
+    made.lost(B, 0, 0.5)
+    told.append(made.untried)
+    made.refresh([A, B, "mb3:5672"], 10)
+    told.append(made.untried)
+    assert told == [True, True, False, True]

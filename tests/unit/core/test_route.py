@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from messagebus.core.route import (
+    AVOIDED_MAX,
     BACKOFF_MAX_MS,
     DIALS_AT_ONCE,
     MOVE_TRIES_MAX,
@@ -429,3 +430,43 @@ def test_at_least_half_of_the_full_wait_is_certain(
 def test_one_more_failure_never_shortens_the_wait(failures: int, share: float) -> None:
     before = backoff_ms(failures, first_ms=20, max_ms=2_000, share=share)
     assert backoff_ms(failures + 1, first_ms=20, max_ms=2_000, share=share) >= before
+
+
+def test_a_broker_to_be_avoided_is_hung_up_and_soon_dialled_around_by_name() -> None:
+    made, now_ms, named = route(), 0, []
+    for _ in range(3 * AVOIDED_MAX):
+        (dial,) = made.tick(now_ms)
+        assert isinstance(dial, Dial)
+        named.append(dial.by_name)
+        assert made.opened(dial.link, A, now_ms, 1.0, avoid=A) == [HangUp(dial.link)]
+        assert made.current is None
+        assert now_ms < due(made) <= now_ms + BACKOFF_MAX_MS
+        now_ms = due(made)
+    assert not any(named[:AVOIDED_MAX])
+    assert set(named[AVOIDED_MAX:]) == {True, False}  # in turns: a name may be out of reach
+    (dial,) = made.tick(now_ms)
+    assert isinstance(dial, Dial)
+    assert made.opened(dial.link, B, now_ms, 0.5, avoid=A) == [Adopt(dial.link)]
+
+
+def test_a_broker_without_a_name_is_avoided_where_one_is() -> None:
+    made = route()
+    made.tick(0)
+    assert made.opened(1, "", 0, 0.5, avoid="") == [HangUp(1)]
+
+
+def test_once_a_link_is_adopted_the_balancer_is_trusted_again() -> None:
+    made, now_ms = route(), 0
+    for _ in range(AVOIDED_MAX):
+        (dial,) = made.tick(now_ms)
+        made.opened(dial.link, A, now_ms, 0.0, avoid=A)
+        now_ms = due(made)
+    (dial,) = made.tick(now_ms)
+    made.opened(dial.link, B, now_ms, 0.5, avoid=A)
+    made.lost(dial.link, now_ms, 0.5)
+    for _ in range(2):
+        (dial,) = made.tick(now_ms)
+        assert isinstance(dial, Dial)
+        assert not dial.by_name
+        made.lost(dial.link, now_ms, 0.0)
+        now_ms = due(made)

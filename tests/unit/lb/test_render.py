@@ -170,3 +170,34 @@ def test_without_tls_nothing_is_said_of_it() -> None:
     assert "ssl" not in text
     assert "TLS" not in text
     assert "tcp-check connect\n" in text
+
+
+def with_gateways(**more: object) -> Inventory:
+    values = inventory_values()
+    values["balancer"]["http"] = "10.0.0.1:8080"
+    values["gateways"] = [
+        {"name": f"gw{n}", "address": f"10.0.2.{n}:8080", "admin": f"10.0.2.{n}:8081"}
+        for n in (1, 2)
+    ]
+    found = parse({**values, **more}, base=BASE)
+    balancer = dataclasses.replace(found.balancer, probe_password=Secret(PASSWORD))
+    return dataclasses.replace(found, balancers=(balancer,))
+
+
+def test_a_key_meets_the_same_gateway_again_while_that_is_ready() -> None:
+    section = _section(render(with_gateways()), "backend mb_gateways")
+    assert [line for line in section if line.startswith("server ")] == [
+        "server gw1 10.0.2.1:8080 check addr 10.0.2.1 port 8081",
+        "server gw2 10.0.2.2:8080 check addr 10.0.2.2 port 8081",
+    ]
+    assert {"balance hdr(Idempotency-Key)", "option httpchk GET /readyz"} <= set(section)
+    assert "option abortonclose" in section
+    assert "mb_gateways" not in render(inventory())
+
+
+def test_gateways_and_their_frontend_go_together() -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        with_gateways(gateways=[])
+    entry = {"address": "10.0.2.1:8080", "admin": "10.0.2.1:8081"}
+    with pytest.raises(ConfigError, match=r"10\.0\.2\.1:8080 is used twice, by gw1 and gw2"):
+        with_gateways(gateways=[entry | {"name": "gw1"}, entry | {"name": "gw2"}])

@@ -39,7 +39,7 @@ def test_times_are_nanoseconds_and_ids_are_16_bytes(columns: tuple[Column, ...])
 
 
 def test_the_words_differ() -> None:
-    assert len(set(OUTCOMES)) == 4
+    assert len(set(OUTCOMES)) == 5
     assert len(set(ACKS)) == 3
 
 

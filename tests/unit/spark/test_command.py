@@ -14,7 +14,6 @@ from messagebus.recording.manifest import RunInvalid
 from reports.page import Page, render_text
 from spark.command import (
     Answer,
-    bad_faults,
     check_day,
     in_one_line,
     is_no_interrupt,
@@ -24,6 +23,7 @@ from spark.command import (
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
+from spark.measures.faults import bad_faults
 from spark.measures.run import Run
 from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted

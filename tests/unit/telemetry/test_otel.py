@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from messagebus._io.hooks import HookChain, Watched
 from messagebus._io.publish.publishes import Targets
 from messagebus.core.deliveries import Receipt
-from messagebus.core.outbox import Outbox
+from messagebus.core.pending import PendingPublishes
 from messagebus.destination import Subscription, Topic
 from messagebus.message import Delivery, Message
 from messagebus.stats import Durability, Outcome, Published
@@ -170,13 +170,23 @@ def test_an_end_without_confirm_is_an_error(bench: Bench, outcome: Outcome) -> N
     assert point.attributes["error.type"] == outcome.value
 
 
+def test_a_redundant_publish_names_both_brokers(bench: Bench) -> None:
+    bench.publish(brokers=(BROKER, "mb2:5672"))
+    bench.publish(brokers=(BROKER,))
+    two, one = bench.spans
+    assert two.attributes is not None
+    assert one.attributes is not None
+    assert two.attributes["messagebus.brokers"] == (BROKER, "mb2:5672")
+    assert "messagebus.brokers" not in one.attributes
+
+
 def test_where_no_confirm_is_wanted_none_is_missed(bench: Bench) -> None:
     bench.publish(outcome=Outcome.UNKNOWN, reason=NO_CONFIRM)
     assert bench.one("publish orders").status.status_code is StatusCode.UNSET
 
 
-def test_the_reason_of_an_unconfirmed_publish_is_the_outboxes(bench: Bench) -> None:
-    assert NO_CONFIRM in str(Outbox.unconfirmed.__code__.co_consts)
+def test_the_reason_of_an_unconfirmed_publish_is_the_pending_publishes(bench: Bench) -> None:
+    assert NO_CONFIRM in str(PendingPublishes.unconfirmed.__code__.co_consts)
 
 
 def test_a_message_that_carries_a_context_keeps_it_and_is_linked_to(bench: Bench) -> None:

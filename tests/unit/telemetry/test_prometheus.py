@@ -22,6 +22,7 @@ from messagebus.stats import (
     Outcome,
     Published,
     PublisherStats,
+    RelayStats,
     Status,
 )
 from messagebus.telemetry.prometheus import ClientMetrics, PrometheusHooks
@@ -98,9 +99,10 @@ def test_a_publisher_is_shown_whole(page: Page) -> None:
     at = {"client": "api"}
     ends = {
         word: page.value("messagebus_publisher_messages_total", **at, outcome=word)
-        for word in ("confirmed", "refused", "unroutable", "unknown", "unconfirmed")
+        for word in ("confirmed", "refused", "unroutable", "unknown", "spooled", "unconfirmed")
     }
-    assert list(ends.values()) == [7, 1, 2, 3, 4]
+    assert list(ends.values()) == [7, 1, 2, 3, 0, 4]
+    assert page.value("messagebus_publisher_spool_messages", **at) == 0
     assert page.value("messagebus_publisher_backlog_messages", **at) == 6
     assert page.value("messagebus_publisher_links_lost_total", **at) == 11
     assert page.value("messagebus_publisher_last_confirm_age_seconds", **at) == 1.5
@@ -131,10 +133,17 @@ def test_a_consumer_is_shown_by_broker(page: Page) -> None:
 def test_every_number_of_the_statistics_is_shown(page: Page) -> None:
     from messagebus.telemetry import prometheus
 
-    shown = {figure.stat for figure in prometheus._PUBLISHER} | {"broker"}
+    shown = {figure.stat for figure in prometheus._PUBLISHER} | {"broker", "spool_fault"}
     assert shown == set(PublisherStats.__dataclass_fields__)
-    shown = {figure.stat for figure in prometheus._CONSUMER} | {"brokers", "delivered"}
+    shown = {figure.stat for figure in prometheus._CONSUMER}
+    shown |= {"brokers", "delivered", "dedup_state"}  # the last one is told by the time it is away
     assert shown >= set(ConsumerStats.__dataclass_fields__)
+
+
+def test_every_number_of_a_relay_is_shown() -> None:
+    from messagebus.telemetry import prometheus
+
+    assert {figure.stat for figure in prometheus._RELAY} == set(RelayStats.__dataclass_fields__)
 
 
 def test_an_app_is_shown_by_its_subscriptions(page: Page) -> None:

@@ -590,3 +590,18 @@ def test_a_delivery_is_answered_by_the_consumer_that_received_it_and_once() -> N
         other = theirs.receive(WITHIN_S)
         assert other is not None
         theirs.ack(other)
+
+
+async def test_a_publisher_that_would_batch_to_a_plain_subscription_is_refused_with_its_name() -> (
+    None
+):
+    bus = MemoryBus()
+    config = PublisherConfig(batch={"orders": Batching()})
+    with bus.consumer(Subscription(Topic("orders"), "go", plain=True)) as consumer:
+        assert consumer.registered
+        with pytest.raises(ConfigError, match="orders/go take no batches"):
+            bus.publisher(config).start()
+        with pytest.raises(ConfigError, match="orders/go take no batches"):
+            await bus.async_publisher(config).start()
+        with bus.publisher(PublisherConfig(batch={"clicks": Batching()})) as publisher:
+            publisher.send_safe("orders", b"plain")

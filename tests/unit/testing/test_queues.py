@@ -74,7 +74,7 @@ def test_one_taker_that_consumes_again_gets_new_tags_and_all_of_its_prefetch() -
     for body in "abcdefg":
         bench.put(body)
     bench.queue.cancel(taker)
-    taker.again()
+    taker.again(taker.prefetch)
     bench.queue.attach(taker)
     assert [tag for tag, _, _, _ in arrived] == [1, 2, 3, 4]
     assert [each.body for each in bench.queue.ack(taker, 1, False)] == [b"a"]

@@ -30,6 +30,7 @@ STATS = ConsumerStats(
     oldest_run_s=1.25,
 )
 ALONE = replace(STATS, brokers={"b1:5672": BrokerStats(state="dialing", delivered=0, owed=0)})
+AWAY = replace(STATS, dedup_state="waiting", store_away_s=31)
 
 
 class Clock:
@@ -54,6 +55,10 @@ class FakeApp(App):
         (FakeApp(Status.RUNNING, orders=STATS), True, "running"),
         (FakeApp(Status.RUNNING, orders=STATS, jobs=ALONE), False, "running"),
         (FakeApp(Status.STOPPED, orders=STATS), False, "stopping"),
+        (FakeApp(Status.RUNNING, orders=replace(AWAY, store_away_s=29)), True, "running"),
+        (FakeApp(Status.RUNNING, orders=AWAY), False, "running"),
+        (FakeApp(Status.RUNNING, orders=replace(AWAY, dedup_state="open")), True, "running"),
+        (FakeApp(Status.RUNNING, orders=replace(STATS, keys_stopped=1)), False, "running"),
         (FakeApp(Status.INITIALIZED), False, "starting"),
     ],
 )

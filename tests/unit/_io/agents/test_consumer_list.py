@@ -317,3 +317,27 @@ async def test_an_agent_that_is_not_there_is_unavailable_and_a_strange_answer_in
 async def test_an_address_that_is_none_is_unavailable() -> None:
     with pytest.raises(ListUnavailable):
         await fetch(text(GOOD), url="http://host:port/")
+
+
+async def test_a_list_is_told_as_applied_when_its_brokers_were_tried(follow: Follow) -> None:
+    """The next request, which says so, waits for that."""
+    bus = BusConfig(list_urls=(URL,), client_id="me")
+    agent = Agent(text(GOOD), text(NEWER))
+    tried, known = asyncio.Event(), asyncio.Event()
+    follower = ListFollower(
+        bus,
+        subscription="",
+        interval_s=0,
+        on_list=lambda found: known.set(),
+        transport=httpx.MockTransport(agent),
+    )
+    follower.until_tried = tried.wait
+    follower.start()
+    try:
+        await asyncio.wait_for(known.wait(), 5)
+        assert len(agent.requests) == 1
+        tried.set()
+        await asyncio.wait_for(agent.idle.wait(), 5)
+        assert [each.url.params["applied"] for each in agent.requests][:2] == ["0", "7"]
+    finally:
+        await follower.stop()

@@ -326,3 +326,21 @@ async def test_what_the_rights_do_not_cover_costs_that_destination_and_is_no_ref
     with pytest.raises(ChannelRefused, match=r"ACCESS_REFUSED.*do not cover orders") as raised:
         await register(asked)
     assert raised.value.code == 403
+
+
+async def test_plain_sources_of_a_publishers_destinations_are_told() -> None:
+    entries = [
+        {"wanted": name, "alive": name != "orders/gone", "plain": name != "orders/all"}
+        for name in ("orders", "orders/go", "orders/gone", "orders/all", "clicks/go", "queue:jobs")
+    ]
+    entries[0].pop("plain")
+    asked = Asked(told({"entries": entries}))
+    assert await agents(asked).plain_sources(["orders", "queue:jobs"]) == [
+        "orders/go",
+        "queue:jobs",
+    ]
+
+
+async def test_a_publisher_starts_while_nobody_can_say_who_is_plain() -> None:
+    for trouble in (said("busy", 503), said("", 401), httpx.ConnectError("refused")):
+        assert await agents(Asked(trouble)).plain_sources(["orders"]) == []

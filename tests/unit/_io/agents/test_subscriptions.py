@@ -7,10 +7,16 @@ import json
 import httpx
 import pytest
 
-from messagebus import BusConfig, ConfigError, LoginRefused, Secret, TopologyError
+from messagebus import BusConfig, ConfigError, LinkLost, LoginRefused, Secret, TopologyError
 from messagebus._io.agents import subscriptions as module
 from messagebus._io.agents.http import http_client
-from messagebus._io.agents.subscriptions import SubscriptionCount, count, delete, purge
+from messagebus._io.agents.subscriptions import (
+    SubscriptionCount,
+    count,
+    delete,
+    purge,
+    set_draining,
+)
 from messagebus.broker import BrokerList
 from tests.support.proving import proven
 
@@ -148,6 +154,17 @@ async def test_nothing_is_said_to_be_deleted_when_nobody_can(agents: Agents) -> 
     agents.answers = {"GET mb2:9000/topology": told(MAP), "POST mb2:9000/topology": told({})}
     with pytest.raises(TopologyError, match="nothing is known to be deleted"):
         await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+
+
+async def test_a_broker_is_drained_by_its_own_agent(agents: Agents) -> None:
+    second = list(BROKERS)[1]
+    agents.answers = {"POST mb2:9000/drain": told({"draining": True})}
+    await set_draining(BUS, second, draining=True, token=TOKEN)
+    assert json.loads(agents.requests[-1].content) == {"draining": True}
+    for answer in (told({"error": "not stored: disk full"}, 503), httpx.ConnectError("refused")):
+        agents.answers = {"POST mb2:9000/drain": answer}
+        with pytest.raises(LinkLost, match=r"disk full|refused"):
+            await set_draining(BUS, second, draining=True, token=TOKEN)
 
 
 @pytest.mark.parametrize("text", ["", "two lines\nof it", "with blanks", "münchen", "nul\0"])

@@ -25,6 +25,7 @@ from messagebus._io.amqp.properties import (
     is_bare,
     is_batch,
     read_content_type,
+    read_key,
     read_message_id,
     with_headers,
 )
@@ -74,6 +75,7 @@ def test_a_message_survives_the_wire_and_is_not_changed(message: Message) -> Non
     assert decode(raw, message.body) == message == before
     assert read_message_id(raw) == message.message_id
     assert read_content_type(raw) == message.content_type
+    assert read_key(raw) in (message.key, None if message.headers else message.key)
     entry = encode_entry(message, message.message_id)
     assert IN_BATCH.message(entry, message.body) == message
     assert IN_BATCH.message_id(entry) == message.message_id
@@ -209,6 +211,7 @@ def test_whatever_other_clients_set_arrives_as_far_as_it_makes_sense(
     assert message.headers.keys() == ours
     assert read_message_id(raw) == message.message_id
     assert read_content_type(raw) == message.content_type
+    assert read_key(raw) in (message.key, None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -13,7 +13,7 @@ from messagebus._io.publish import destinations as module
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import Address
 from messagebus._io.wire import Registration
-from messagebus.core.outbox import Item, Outbox
+from messagebus.core.pending import Item, PendingPublishes
 from messagebus.destination import Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
     ChannelRefused,
@@ -57,16 +57,19 @@ class FakeTopology:
         self.verified.append(list(destinations))
         return {each: fault for each, fault in self.missing.items() if each in self.verified[-1]}
 
+    async def plain_sources(self, destinations: Collection[str]) -> list[str]:
+        return []
+
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         raise AssertionError("a publisher deletes nothing")
 
 
 class Bench:
-    """Destinations over a real outbox."""
+    """Destinations over real pending publishes."""
 
     def __init__(self, topology: FakeTopology) -> None:
         self.topology = topology
-        self.outbox = Outbox(
+        self.pending = PendingPublishes(
             messages_max=100,
             bytes_max=1000,
             window=10,
@@ -80,7 +83,7 @@ class Bench:
         self.login: list[LoginRefused] = []
         self.destinations = Destinations(
             topology,
-            self.outbox,
+            self.pending,
             self.tasks,
             link=lambda: None,
             settle=self.settled.extend,
@@ -94,11 +97,11 @@ class Bench:
 
     def publish(self, destination: Destination) -> None:
         self.destinations.use(Address.of(destination))
-        self.outbox.accept(Item("id", destination.exchange, 1, 10_000))
+        self.pending.accept(Item("id", destination.exchange, 1, 10_000))
 
     async def opened(self, destination: Destination) -> None:
         await eventually_async(
-            lambda: self.outbox.destination_is_open(destination.exchange), within_s=5
+            lambda: self.pending.destination_is_open(destination.exchange), within_s=5
         )
 
 
@@ -106,7 +109,7 @@ async def test_a_destination_is_registered_once_and_then_open() -> None:
     bench = Bench(FakeTopology())
     bench.publish(ORDERS)
     bench.publish(ORDERS)
-    assert not bench.outbox.destination_is_open(ORDERS.exchange)
+    assert not bench.pending.destination_is_open(ORDERS.exchange)
     await bench.opened(ORDERS)
     assert bench.topology.asked == 1
     assert bench.settled == []
@@ -151,7 +154,7 @@ async def test_a_forbidden_destination_is_refused_for_a_while_and_no_other(
     assert [each.destination for each in bench.settled] == [SECRETS.exchange]
     bench.publish(SECRETS)
     await eventually_async(lambda: len(bench.settled) == 2, within_s=5)
-    assert bench.outbox.destination_is_open(ORDERS.exchange)
+    assert bench.pending.destination_is_open(ORDERS.exchange)
     monkeypatch.setattr("time.monotonic", lambda: float("inf"))
     bench.publish(SECRETS)
     await bench.tasks.cancel()
@@ -173,13 +176,13 @@ async def test_a_destination_that_was_deleted_costs_the_others_nothing_and_is_no
     for topic in (ORDERS, SECRETS):
         bench.publish(topic)
         await bench.opened(topic)
-    bench.outbox.link_opened(1, after=())
-    bench.outbox.take(0)
+    bench.pending.link_opened(1, after=())
+    bench.pending.take(0)
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
     await bench.destinations.verify(link)
     assert bench.topology.verified == [[ORDERS, SECRETS]]
-    assert bench.outbox.destination_is_open(ORDERS.exchange)
-    assert not bench.outbox.destination_is_open(SECRETS.exchange)
+    assert bench.pending.destination_is_open(ORDERS.exchange)
+    assert not bench.pending.destination_is_open(SECRETS.exchange)
     assert (bench.settled, bench.topology.asked) == ([], 2)
     bench.topology.missing = {}
     await bench.destinations.verify(link)
@@ -196,11 +199,11 @@ async def test_what_waits_for_a_destination_that_was_deleted_has_it_registered_a
     bench.topology.missing = {SECRETS: ChannelRefused("mb1:5672", 404, "no exchange")}
     await bench.destinations.verify(link)  # its publish is still in the backlog
     await bench.opened(SECRETS)
-    bench.outbox.link_opened(1, after=())
-    bench.outbox.take(0)
+    bench.pending.link_opened(1, after=())
+    bench.pending.take(0)
     await bench.destinations.verify(link)
     assert bench.topology.asked == 2
-    bench.outbox.link_lost(1, 0)  # and comes back with the link that it went out on
+    bench.pending.link_lost(1, 0)  # and comes back with the link that it went out on
     bench.destinations.link_lost(LinkLost("mb1:5672", "ended"))
     await bench.opened(SECRETS)
     assert (bench.topology.asked, bench.settled) == (3, [])
@@ -214,7 +217,7 @@ async def test_what_exists_otherwise_on_a_new_link_is_refused_and_no_other() -> 
     bench.topology.missing = {SECRETS: TopologyMismatch("durability is wanted ...")}
     await bench.destinations.verify(cast(Link, None))
     assert [each.destination for each in bench.settled] == [SECRETS.exchange]
-    assert bench.outbox.destination_is_open(ORDERS.exchange)
+    assert bench.pending.destination_is_open(ORDERS.exchange)
 
 
 @pytest.mark.parametrize(

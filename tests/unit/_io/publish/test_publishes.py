@@ -29,7 +29,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus.core.confirms import Batch
-from messagebus.core.outbox import End, Entry
+from messagebus.core.pending import End, Entry
 from messagebus.destination import Queue, Topic, delay_step
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Message
@@ -185,11 +185,11 @@ def test_an_address_names_exchange_and_routing_key_as_a_return_does() -> None:
 async def test_who_waits_is_told_the_end_once() -> None:
     future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
     one = waited(future)
-    one.attempts, one.sent, one.end = 2, ("mb1:5672", 5), End("confirmed")
+    one.attempts, one.sent, one.end = 2, ("mb1:5672", 5, ("mb1:5672",)), End("confirmed")
     tell([one], 9)
     tell([one], 10)
     assert await future == Published(
-        "id", Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 2, 5, 9, ""
+        "id", Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 2, 5, 9, "", ("mb1:5672",)
     )
 
 
@@ -253,11 +253,11 @@ async def test_every_message_of_a_bundle_has_the_end_under_its_own_id() -> None:
     bundle, single = Bundle(["a", "b"], [b"1", b"22"], 3, target, 1_000, many), waited(many)
     for each in (bundle, single):
         many.add(each)
-        each.attempts, each.sent, each.end = 1, ("mb1:5672", 5), End("confirmed")
+        each.attempts, each.sent, each.end = 1, ("mb1:5672", 5, ("mb1:5672",)), End("confirmed")
     many.all_added()
     tell([bundle, single], 9)
     await finished
-    rest = (Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 1, 5, 9, "")
+    rest = (Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 1, 5, 9, "", ("mb1:5672",))
     assert many.results() == [Published(name, *rest) for name in ("a", "b", "id")]
     assert (bundle.count, bundle.size) == (2, 3)
 
@@ -326,7 +326,7 @@ def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
 def test_what_was_sent_knows_to_whom_and_when() -> None:
     one = publish(b"x")
     sent(one)
-    assert one.sent == ("mb1:5672", 5)
+    assert one.sent == ("mb1:5672", 5, ("mb1:5672",))
 
 
 def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
@@ -342,7 +342,7 @@ def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
         (b"first", "", "application/octet-stream"),
         (b"second", "k", "text/x"),
     ]
-    assert first.sent == second.sent == ("mb1:5672", 5)
+    assert first.sent == second.sent == ("mb1:5672", 5, ("mb1:5672",))
 
 
 def test_a_bundle_leaves_as_the_same_batch_as_its_messages_one_by_one() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bench.audit import Audit, BrokerAudit, PublisherAudit, SubscriptionAudit
-from bench.demo.cli import disagreements, read_report
 from bench.errors import BenchError
+from bench.second_audit import disagreements, read_report
 
 
 def ours() -> Audit:

@@ -1,7 +1,6 @@
 import io
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,13 @@ from rich.console import Console
 from bench.errors import InputInvalid
 from bench.figures.form import (
     Figure,
+    Maker,
     Results,
     at_least,
     below,
     figures_table,
     goal,
     markdown,
-    median_of,
     newest,
 )
 from reports.text import significant
@@ -97,14 +96,7 @@ def test_the_table_marks_what_was_missed() -> None:
 def test_no_goal_is_met_while_a_repetition_misses_it(
     samples: tuple[float, ...], met: bool, told: str
 ) -> None:
-    figure = median_of(
-        samples,
-        id="way.x",
-        what="X",
-        unit="times",
-        repeat="again",
-        goal=partial(at_least, 8, unit="times"),
-    )
+    figure = Maker("way", "again")("x", "X", samples, "times", (at_least, 8))
     assert (figure.met, goal(figure)) == (met, told)
     # Also for a file that says otherwise.
     assert Figure.from_json(figure.as_json() | {"met": True}).met is met

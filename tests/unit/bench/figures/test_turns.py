@@ -54,7 +54,7 @@ def test_lines_are_compared_within_a_repetition() -> None:
     turns = {"ours": [turn(100, 9), turn(10, 8)], "other": [turn(50, 4), turn(5, 5)]}
     against = [
         Against("ours", "other", "ratio", "x", 1.5),
-        Against("ours", "other", "more_us", "x", 4, of_cpu=True),
+        Against("ours", "other", "more_us", "x", 4, of_cpu="difference"),
         Against("ours", "missing", "ratio_missing", "x"),
     ]
     ratio, more = Table(against=against).figures("client.x", turns, "y")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.load.profile import Load, Profile, Time
 from bench.load.schedule import (
     Bursts,
     Closed,
@@ -90,8 +91,8 @@ def test_processes_share_a_schedule_exactly(of: int, count: int) -> None:
         (Ramp(from_per_s=-5, to_per_s=-5, over_s=0), ["from_per_s", "to_per_s", "over_s"]),
         (Steps(steps=((1, 1),)), []),
         (Steps(steps=()), ["steps"]),
-        (Steps(steps=((0, 1),)), ["steps"]),
-        (Steps(steps=((1, -1),)), ["steps"]),
+        (Steps(steps=((0, 1),)), ["steps[0][0]"]),
+        (Steps(steps=((1, -1),)), ["steps[0][1]"]),
         (Bursts(count=5000, every_s=5), []),
         (Bursts(count=0, every_s=0), ["count", "every_s"]),
         (Bursts(count=10_000_000, every_s=1), ["count, every_s"]),
@@ -105,6 +106,7 @@ def test_processes_share_a_schedule_exactly(of: int, count: int) -> None:
     ],
 )
 def test_a_number_that_makes_no_sense_is_named(schedule: Schedule, named: list[str]) -> None:
-    assert [each.split(":")[0] for each in schedule.faults()] == [
+    profile = Profile(name="x", load=Load(schedule=schedule), time=Time(warm_up_s=0))
+    assert [each.split(":")[0] for each in profile.faults()] == [
         f"load.schedule.{name}" for name in named
     ]

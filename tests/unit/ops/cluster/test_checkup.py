@@ -9,9 +9,11 @@ import pytest
 from consumer_lists.nodes import Served
 from inventory.inventory import Inventory, load
 from messagebus.broker import BrokerList
+from messagebus_tools.observing.snapshot import Room
 from ops.cluster import checkup
 from ops.local import files
 from ops.local.layout import Layout
+from tests.support.observed import answer
 
 GOOD = "# cluster: local\n# generation: 3\n127.0.0.11:5672\n127.0.0.12:5672\n"
 
@@ -69,12 +71,10 @@ def test_an_agent_that_serves_nothing_is_told(inventory: Inventory) -> None:
     assert lists(inventory, GOOD, fault="refused") == ["agent of mb1: serves no list: refused"]
 
 
-def broker(inventory: Inventory, version: str = "", **resources: Any) -> list[str]:
+def broker(inventory: Inventory, version: str = "") -> list[str]:
     node = replace(inventory.brokers[0], version=version)
     overview = {"rabbitmq_version": "3.10.8", "cluster_name": str(node.address)}
-    free = {"disk_free": 10**12, "disk_free_limit": 10**9}
-    found = checkup.of_broker(node, overview, {**free, **resources})
-    return [each.what for each in found]
+    return [each.what for each in checkup.of_broker(node, overview)]
 
 
 def test_a_broker_of_the_wanted_version_with_room_differs_in_nothing(inventory: Inventory) -> None:
@@ -83,11 +83,7 @@ def test_a_broker_of_the_wanted_version_with_room_differs_in_nothing(inventory: 
 
 def test_what_is_wrong_with_a_broker_is_told(inventory: Inventory) -> None:
     assert broker(inventory, "3.12.1-1") == ["runs RabbitMQ 3.10.8, not 3.12.1-1"]
-    assert broker(inventory, mem_alarm=True) == ["memory alarm"]
-    assert broker(inventory, disk_free=2 * 10**9) == [
-        "2,000 MB of disk are free; below 1,000 it takes no more"
-    ]
-    other = checkup.of_broker(inventory.brokers[0], {"cluster_name": "rabbit@x"}, {})
+    other = checkup.of_broker(inventory.brokers[0], {"cluster_name": "rabbit@x"})
     assert "calls itself 'rabbit@x', not '127.0.0.11:5672'" in [each.what for each in other]
 
 
@@ -120,9 +116,24 @@ def test_clocks_and_disks_may_be_a_little_off() -> None:
 
 
 def test_what_an_agent_says_is_told_with_its_reason() -> None:
-    assert list(checkup.of_health("mb1", {"verdict": "ready"})) == []
-    (found,) = checkup.of_health("mb1", {"verdict": "drain", "reason": "disk alarm"})
-    assert found.what == "takes no new publishers: drain, disk alarm"
+    assert observed() == []
+    assert observed(verdict="drain", reason="disk alarm") == [
+        "takes no new publishers: drain, disk alarm"
+    ]
+
+
+def observed(**told: Any) -> list[str]:
+    room = Room(disk_free=10**12, disk_limit=10**9, memory_used=1, memory_limit=9)
+    answered = answer("mb1", **{"room": room, **told})
+    return [each.what for each in checkup.of_observed("mb1", answered)]
+
+
+def test_what_is_wrong_with_a_broker_is_said_as_everywhere() -> None:
+    assert observed(alarm="alarm: memory") == [
+        "Broker mb1 is in alarm: memory: its publishers leave it"
+    ]
+    room = Room(disk_free=2 * 10**9, disk_limit=10**9, memory_used=1, memory_limit=9)
+    assert observed(room=room) == ["2,000 MB of disk are free on mb1; below 1,000 it takes no more"]
 
 
 @pytest.mark.parametrize(

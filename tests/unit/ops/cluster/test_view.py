@@ -151,7 +151,7 @@ def test_who_is_absent_is_left_out_of_every_question_to_all(
     answers["127.0.0.11:8081/topology"] = {"entries": []}
     with pytest.raises(NoAnswer, match="agent of mb2"):
         view.maps()
-    without = View(view._path, Absent(brokers=frozenset({"mb1"}), agents=frozenset({"mb2"})))
+    without = View(view.file, Absent(brokers=frozenset({"mb1"}), agents=frozenset({"mb2"})))
     assert without.maps() == {"mb1": {}}
     assert [node.name for node in without.brokers] == ["mb2"]
     assert without.absent.nodes == ["mb1", "mb2"]
@@ -181,7 +181,7 @@ def test_a_silent_balancer_is_named_and_an_absent_one_is_left_out(
     assert view.silent_balancers() == ["haproxy2"]
     with pytest.raises(NoAnswer, match="balancer haproxy2: refused"):
         view.sending()
-    without = View(view._path, Absent(balancers=frozenset({"haproxy2"})))
+    without = View(view.file, Absent(balancers=frozenset({"haproxy2"})))
     assert without.sending() == {"haproxy": {"mb1"}}
     fronts["haproxy2"] = {"mb2": dataclasses.replace(UP, name="mb2")}
     assert without.sending() == {"haproxy": {"mb1"}, "haproxy2": {"mb2"}}, "it is back by itself"

@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 from inventory.inventory import load, parse
-from messagebus.agent import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import GATE
+from messagebus_agent import AgentConfig
 from ops.local import files
 from ops.local.certificates import issue_missing
 from ops.local.layout import Layout
@@ -80,7 +80,7 @@ def test_the_inventory_names_every_broker() -> None:
     assert [node.name for node in inventory.brokers] == ["mb1", "mb2"]
     assert str(inventory.brokers[1].address) == NODE.broker
     assert inventory.list_file == LAYOUT.list_file
-    assert inventory.balancer.socket == LAYOUT.admin_socket
+    assert inventory.balancer.socket == LAYOUT.front.admin_socket
 
 
 def with_tls(folder: Path) -> Layout:

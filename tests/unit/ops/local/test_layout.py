@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.errors import LocalFault
-from ops.local.layout import BALANCERS_MAX, BLOCK_SIZE, NODES_MAX, Layout, node_number
+from ops.local.layout import (
+    BALANCERS_MAX,
+    BLOCK_SIZE,
+    NODES_MAX,
+    Layout,
+    ServerChoice,
+    node_number,
+)
 
 DIR = Path("/tmp/cluster")
 
@@ -26,7 +34,7 @@ def test_every_node_has_an_address_of_its_own_and_the_ports_of_a_real_host() -> 
         "127.0.0.11:8081",
         "127.0.0.11:8082",
     )
-    assert (layout().amqp, layout().list_address, layout().stats) == (
+    assert (layout().front.amqp, layout().front.list_address, layout().front.stats) == (
         "127.0.0.10:5672",
         "127.0.0.10:8081",
         "127.0.0.10:8404",
@@ -52,7 +60,17 @@ def test_a_node_comes_and_goes() -> None:
 
 def test_a_written_layout_is_read_back() -> None:
     wanted = layout(network="127.0.7", offset=1000, block=3, tls=True, root=Path("/r"), balancers=2)
+    wanted = replace(wanted, choices=(ServerChoice("redis", 6379, "always"),))
     assert Layout.from_json(DIR, wanted.to_json()) == wanted
+
+
+def test_a_server_has_a_folder_and_a_password_file_of_its_own() -> None:
+    wanted = layout(choices=(ServerChoice("redis", 6380), ServerChoice("mariadb", 3307)))
+    assert [(server.host, server.port, str(server.dir)) for server in wanted.servers] == [
+        ("127.0.0.10", 6380, "/tmp/cluster/servers/redis"),
+        ("127.0.0.10", 3307, "/tmp/cluster/servers/mariadb"),
+    ]
+    assert wanted.servers[0].password_file == DIR / "secrets" / "redis.password"
 
 
 @pytest.mark.parametrize(

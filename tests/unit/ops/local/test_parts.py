@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.errors import LocalFault
-from ops.local.layout import Layout
+from ops.local.layout import Layout, ServerChoice
 from ops.local.parts import broker_argv, broker_environment, epmd_argv, part, part_names
 
 LAYOUT = Layout(dir=Path("/c"), numbers=(1, 2))
@@ -14,6 +16,17 @@ LAYOUT = Layout(dir=Path("/c"), numbers=(1, 2))
 
 def test_parts_start_in_this_order() -> None:
     assert part_names(LAYOUT) == ["epmd", "mb1", "mb2", "mb1-agent", "mb2-agent", "haproxy"]
+
+
+def test_servers_start_last_and_postgresql_does_not_wait_for_its_clients_to_leave() -> None:
+    layout = replace(
+        LAYOUT, choices=(ServerChoice("redis", 6379), ServerChoice("postgresql", 5432))
+    )
+    assert part_names(layout)[-3:] == ["haproxy", "redis", "postgresql"]
+    assert part(layout, "redis").argv[-1] == "/c/servers/redis/redis.conf"
+    assert part(layout, "redis").stop is signal.SIGTERM
+    assert part(layout, "postgresql").stop is signal.SIGINT
+    assert part(layout, "postgresql").address == ("127.0.0.10", 5432)
 
 
 def test_an_agent_is_the_command_of_the_wheel() -> None:

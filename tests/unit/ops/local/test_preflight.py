@@ -31,7 +31,7 @@ def test_too_little_is_told_with_both_numbers() -> None:
 
 def test_a_long_folder_is_told_before_haproxy_stumbles_over_it(tmp_path: Path) -> None:
     layout = Layout(dir=tmp_path / ("x" * 100), numbers=(1,))
-    assert preflight._too_long(layout.admin_socket).startswith("path of HAProxy's socket")
+    assert preflight._too_long(layout.front.admin_socket).startswith("path of HAProxy's socket")
     layout.dir.mkdir()
     with pytest.raises(LocalFault, match="choose another folder"):
         preflight.check(layout, to_start=1)

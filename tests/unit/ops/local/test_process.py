@@ -48,6 +48,38 @@ def test_a_pid_that_belongs_to_somebody_else_is_never_signalled(
     assert process.find(tmp_path / "pid") is None
 
 
+def test_a_family_is_a_process_and_all_that_it_started(tmp_path: Path) -> None:
+    started = process.spawn(
+        ["/bin/sh", "-c", "(setsid sleep 60 & wait) & wait"],
+        env={"PATH": "/usr/bin:/bin"},
+        log=tmp_path / "log",
+        pid_file=tmp_path / "pid",
+        mark=str(tmp_path),
+    )
+    # Two shells, and the sleeper in a session of its own.
+    family = eventually(
+        lambda: found if len(found := process.family(started)) == 3 else [], within_s=10
+    )
+    process.kill(family)
+    assert [member for member in family if member.is_alive] == []
+
+
+def test_a_family_that_grows_is_held_whole(tmp_path: Path) -> None:
+    """A child that was missed would outlive the kill of all others."""
+    started = process.spawn(
+        ["/bin/sh", "-c", "while :; do sleep 60 & sleep 0.002; done"],
+        env={"PATH": "/usr/bin:/bin"},
+        log=tmp_path / "log",
+        pid_file=tmp_path / "pid",
+        mark=str(tmp_path),
+    )
+    eventually(lambda: len(process.family(started)) > 3, within_s=10)
+    held = process.hold(started)
+    assert {one.state for one in held} <= set(process.STOPPED)
+    process.kill(held)
+    assert process.marked(str(tmp_path)) == []
+
+
 def test_a_killed_child_is_gone_at_once_and_leaves_no_zombie(sleeper: Process) -> None:
     process.kill([sleeper])
     assert not sleeper.is_alive

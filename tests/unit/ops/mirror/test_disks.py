@@ -15,7 +15,7 @@ from tests.support.mirrors import mirror_view, ran
 
 def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
     seen = mirror_view(file)
-    plan = playbooks.create(seen, file, skip_sync=False, erase=[seen.hosts[1]], agent=True)
+    plan = playbooks.create(seen, skip_sync=False, erase=[seen.hosts[1]], agent=True)
     assert ran(plan) == [
         f"here: {sys.executable} -m ops drbd install mb1 --inventory {file}",
         "db1: modprobe drbd",
@@ -41,7 +41,7 @@ def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
 
 
 def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
-    plan = playbooks.create(mirror_view(file), file, skip_sync=True, erase=[], agent=False)
+    plan = playbooks.create(mirror_view(file), skip_sync=True, erase=[], agent=False)
     assert "db1: drbdadm new-current-uuid --clear-bitmap mb1/0" in ran(plan)
     assert "db1: drbdadm primary mb1" in ran(plan)
     assert not any("--force" in line and "primary" in line for line in ran(plan))
@@ -49,7 +49,7 @@ def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
 
 def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) -> None:
     """The journal may lack a step that was done: metadata and file systems are looked for first."""
-    plan = playbooks.create(mirror_view(file), file, skip_sync=False, erase=[], agent=False)
+    plan = playbooks.create(mirror_view(file), skip_sync=False, erase=[], agent=False)
     destroys = [
         step
         for step in plan.steps

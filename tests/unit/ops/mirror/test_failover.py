@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ops.mirror import failover as storage
+from ops.mirror.failover import Arrival
 from ops.mirror.view import MirrorView
 from ops.run.plan import Plan
 from tests.support.mirrors import FakeHosts, mirrored_inventory
@@ -35,23 +36,21 @@ def ran(plan: Plan) -> list[str]:
     ]
 
 
-def failover(view: MirrorView, file: Path, *, agent: bool, consume_only: bool = False) -> Plan:
+def failover(view: MirrorView, *, agent: bool, consume_only: bool = False) -> Plan:
     return storage.failover(
         view,
-        file,
         view.hosts[1],
+        Arrival(consume_only=consume_only, agent=agent),
         is_dead=True,
         power=False,
         given_up=False,
         force=False,
-        consume_only=consume_only,
-        agent=agent,
     )
 
 
 def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
     note = f"here: {sys.executable} -m ops drbd alone mb1 db2 --inventory {file}"
-    assert ran(failover(view, file, agent=False)) == [
+    assert ran(failover(view, agent=False)) == [
         "db2: install -D -m 600 /dev/null /run/messagebus/dead/mb1.db1",
         note,
         "db2: drbdadm primary mb1",
@@ -67,14 +66,14 @@ def test_what_a_failover_runs(view: MirrorView, file: Path) -> None:
 
 
 def test_the_agent_holds_publishers_back_or_lets_them_in(view: MirrorView, file: Path) -> None:
-    full = ran(failover(view, file, agent=True))
+    full = ran(failover(view, agent=True))
     started = full.index("db2: systemctl start messagebus-agent")
     assert full[started - 1].endswith("/var/lib/rabbitmq/.erlang.cookie /etc/messagebus/cookie")
     bound = full.index("db2: mount --bind /var/lib/rabbitmq/messagebus /var/lib/messagebus")
     assert full.index("db2: mount /dev/drbd0 /var/lib/rabbitmq") < bound < started
     assert full[-2].endswith(f"-m consumer_lists --inventory {file} push")
     assert f"here: {sys.executable} -m lb --inventory {file} ready mb1" in full
-    held = ran(failover(view, file, agent=True, consume_only=True))
+    held = ran(failover(view, agent=True, consume_only=True))
     assert f"here: {sys.executable} -m ops hold mb1 --inventory {file}" in held
     assert not any(line.endswith("ready mb1") for line in held)
 
@@ -82,7 +81,7 @@ def test_the_agent_holds_publishers_back_or_lets_them_in(view: MirrorView, file:
 def test_nothing_is_mounted_before_it_is_promoted_nor_started_before_it_is_mounted(
     view: MirrorView, file: Path
 ) -> None:
-    lines = ran(failover(view, file, agent=True))
+    lines = ran(failover(view, agent=True))
     words = ["dead", "primary", "check-disk", " mount ", "take", "same-node", "rabbitmq-server"]
     words.append("agent")
     places = [next(n for n, line in enumerate(lines) if word in line) for word in words]
@@ -90,13 +89,13 @@ def test_nothing_is_mounted_before_it_is_promoted_nor_started_before_it_is_mount
 
 
 def test_there_is_no_way_back_from_a_promotion_but_forward(view: MirrorView, file: Path) -> None:
-    final = [step.name for step in failover(view, file, agent=False).steps if step.is_final]
+    final = [step.name for step in failover(view, agent=False).steps if step.is_final]
     assert final[0] == "promote db2"
 
 
 def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
     seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
-    plan = storage.failback(seen, file, seen.hosts[0], consume_only=False, agent=False)
+    plan = storage.failback(seen, seen.hosts[0], Arrival(consume_only=False, agent=False))
     assert ran(plan) == [
         "db2: systemctl stop rabbitmq-server",
         "db2: /usr/local/lib/messagebus/move-address drop 10.0.0.9/24",
@@ -114,7 +113,7 @@ def test_a_failback_leaves_in_good_order_and_then_arrives(file: Path) -> None:
 
 def test_a_failback_can_be_taken_back_until_it_is_written_down(file: Path) -> None:
     seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
-    plan = storage.failback(seen, file, seen.hosts[0], consume_only=False, agent=False)
+    plan = storage.failback(seen, seen.hosts[0], Arrival(consume_only=False, agent=False))
     *before, last = plan.steps
     assert all(step.undo for step in before)
     assert last.is_final
@@ -123,7 +122,7 @@ def test_a_failback_can_be_taken_back_until_it_is_written_down(file: Path) -> No
 def test_a_start_and_a_stop_are_halves_of_a_failback(file: Path) -> None:
     seen = MirrorView(file, "mb1", FakeHosts({"db1": "06 B", "db2": "06 A"}).connect)
     home, standby = seen.hosts
-    whole = ran(storage.failback(seen, file, home, consume_only=False, agent=True))
-    stop = ran(storage.stop(seen, standby, agent=True))
-    start = ran(storage.start(seen, file, home, consume_only=False, agent=True))
+    whole = ran(storage.failback(seen, home, Arrival(consume_only=False, agent=True)))
+    stop = ran(storage.stop(seen, standby, Arrival(consume_only=False, agent=True)))
+    start = ran(storage.start(seen, home, Arrival(consume_only=False, agent=True)))
     assert stop + [each for each in start if " drbd alone " not in each] == whole

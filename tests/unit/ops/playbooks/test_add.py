@@ -14,7 +14,7 @@ TARGET = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
 
 
 def test_the_order_of_an_addition() -> None:
-    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    plan = add.plan(TARGET, View(FILE), LocalNodes(Path("/c")))
     assert [step.name for step in plan.steps] == [
         "make node mb4",
         "start broker mb4",
@@ -33,7 +33,7 @@ def test_the_order_of_an_addition() -> None:
 
 
 def test_exactly_what_an_addition_runs() -> None:
-    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    plan = add.plan(TARGET, View(FILE), LocalNodes(Path("/c")))
     local = f"{sys.executable} -m ops local"
     lists = f"{sys.executable} -m consumer_lists --inventory /c/inventory.toml"
     balancer = f"{sys.executable} -m lb --inventory /c/inventory.toml"
@@ -52,13 +52,13 @@ def test_exactly_what_an_addition_runs() -> None:
 
 
 def test_there_is_no_way_back_once_publishers_are_sent() -> None:
-    plan = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
+    plan = add.plan(TARGET, View(FILE), LocalNodes(Path("/c")))
     assert [step.name for step in plan.steps if step.is_final] == ["send publishers to mb4"]
 
 
 def test_on_hosts_the_same_steps_run_over_ssh() -> None:
-    local = add.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")))
-    remote = add.plan(TARGET, FILE, View(FILE), SystemdNodes({"mb4": "mb4.example"}))
+    local = add.plan(TARGET, View(FILE), LocalNodes(Path("/c")))
+    remote = add.plan(TARGET, View(FILE), SystemdNodes({"mb4": "mb4.example"}))
     assert [step.name for step in remote.steps] == [step.name for step in local.steps]
     assert {command.host for step in remote.steps for command in step.commands} == {
         "",
@@ -75,7 +75,7 @@ def test_what_a_journal_keeps_makes_the_same_target_again() -> None:
 
 def founding() -> Plan:
     nodes = SystemdNodes({"mb1": "h1", "mb2": "op@h2"}, frozenset({"mb2"}))
-    return add.found(["mb1", "mb2"], FILE, View(FILE), nodes, balancers={"lb": "h1"})
+    return add.found(["mb1", "mb2"], View(FILE), nodes, balancers={"lb": "h1"})
 
 
 def test_agents_begin_before_they_run_and_publishers_come_last() -> None:

@@ -18,7 +18,7 @@ TARGET = TARGETS[1]
 def restarting() -> Plan:
     nodes = LocalNodes(Path("/c"))
     how = Drain(statistics_s=1.5)
-    return rejoin.restart(TARGETS, FILE, View(FILE), nodes, how, name="restart all")
+    return rejoin.restart(TARGETS, View(FILE), nodes, how, name="restart all")
 
 
 def test_one_broker_is_back_before_the_next_is_touched() -> None:
@@ -52,7 +52,7 @@ def test_step_names_are_unique_so_that_a_journal_can_tell_them_apart() -> None:
 
 def upgrading(version: str = "") -> Plan:
     nodes, how = LocalNodes(Path("/c")), Drain(statistics_s=1.5)
-    return rejoin.upgrade(TARGET, FILE, View(FILE), nodes, how, version=version)
+    return rejoin.upgrade(TARGET, View(FILE), nodes, how, version=version)
 
 
 def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_before_it_is_listed() -> (
@@ -97,7 +97,7 @@ def test_an_upgrade_erases_what_was_seen_empty_by_whoever_stopped_it() -> None:
 
 def replacing() -> Plan:
     kept = Path("/c/journal/replaced-mb2.toml")
-    return rejoin.replace(TARGET, FILE, View(FILE), LocalNodes(Path("/c")), kept=kept)
+    return rejoin.replace(TARGET, View(FILE), LocalNodes(Path("/c")), kept=kept)
 
 
 def test_nobody_knows_the_dead_broker_before_a_new_one_has_its_address() -> None:

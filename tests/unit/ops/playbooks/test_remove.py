@@ -18,7 +18,7 @@ WAITS = Drain(statistics_s=1.5)
 
 
 def removal(how: Drain = WAITS) -> Plan:
-    return remove.plan(TARGET, FILE, View(FILE), LocalNodes(Path("/c")), how)
+    return remove.plan(TARGET, View(FILE), LocalNodes(Path("/c")), how)
 
 
 def test_the_order_of_a_removal() -> None:

@@ -33,7 +33,7 @@ def test_all_that_the_agent_needs_is_in_it_and_nothing_of_the_kits(packed: Progr
 
 def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_name", lambda _text: "no-such-library")
-    with pytest.raises(OpsError, match="the agent needs no-such-library"):
+    with pytest.raises(OpsError, match="no-such-library is needed"):
         pack()
 
 

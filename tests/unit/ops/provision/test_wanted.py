@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from inventory.inventory import Inventory, Mirror, Provision, parse
-from messagebus.agent.config import AgentConfig
 from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
+from messagebus_agent.config import AgentConfig
 from ops.errors import OpsError
 from ops.provision.wanted import (
     RIGHTS,
@@ -281,3 +281,9 @@ def test_systemd_runs_the_agents_unit_as_it_is_and_lets_it_do_little(tmp_path: P
     unit.write_text(text_of(host(inventory()), path))
     assert verify(unit) == ""
     assert exposure_fault(unit, EXPOSURE_MAX) == ""
+
+
+def test_plugins_of_the_inventory_are_enabled_beside_ours() -> None:
+    with_stomp = host(inventory(provision={"plugins": ["stomp"]}))
+    assert "rabbitmq_stomp]" in text_of(with_stomp, "/etc/rabbitmq/enabled_plugins")
+    assert "stomp" not in text_of(host(inventory()), "/etc/rabbitmq/enabled_plugins")

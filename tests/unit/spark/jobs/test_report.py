@@ -136,6 +136,7 @@ def test_every_planted_fault_is_counted(planted: Reported) -> None:
         "refused": 2,
         "unroutable": 1,
         "unknown": 7,
+        "spooled": 0,
         "pairs_delivered": 8,
         "pairs_absent": 12,
     }

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from messagebus.recording.manifest import Manifest, read_manifest
 from spark.lake import events
 from spark.lake.events import (
-    ANCHOR,
     BROKEN,
     CUT,
     EMPTY,
@@ -22,7 +21,7 @@ from spark.lake.events import (
     STRAY,
     WORD,
 )
-from spark.lake.files import EventFile, find_files
+from spark.lake.files import ANCHOR, EventFile, find_files
 from tests.support.events import write_run
 
 ID = "0123456789abcdef" * 2

@@ -81,6 +81,7 @@ def test_publishers_are_counted_by_outcome(session: SparkSession) -> None:
         "refused": 1,
         "unroutable": 0,
         "unknown": 0,
+        "spooled": 0,
         "retried": 1,
         "bytes": 25,
     }

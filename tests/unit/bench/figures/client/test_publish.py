@@ -1,9 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
-from bench.figures.client.publish import batch, publish, threads
+from bench.figures.client.publish import batch, publish, redundant, threads
 from bench.figures.scene import Scene
 from bench.harness.turn import Turn
+from ops.local.cluster import LocalCluster
 from tests.support.bench_task import bench_task
 
 
@@ -79,3 +82,15 @@ def test_goals_are_those_of_the_size() -> None:
     assert found["client.batch.publish.50x200.ratio"].met is False
     assert found["client.batch.consume.16x1k.ratio"].met is True
     assert found["client.batch.publish.16x1k.rate"].met is None
+
+
+def test_two_confirms_are_measured_against_one() -> None:
+    cluster = cast(LocalCluster, SimpleNamespace(client_env=dict))
+    scene = Scene(Path(), print, started=cluster)
+    table = redundant(bench_task(), scene)
+    turns = {
+        line.name: [turn(500, 6) if line.task.redundant else turn(1000, 4)] for line in table.lines
+    }
+    found = {each.id: each for each in table.figures("once.redundant", turns, "again")}
+    assert (found["once.redundant.ratio"].value, found["once.redundant.ratio"].met) == (0.5, True)
+    assert found["once.redundant.send_many.cpu_ratio"].value == 1.5

@@ -1,0 +1,70 @@
+"""The monitor's page during the demo: its address while it runs, and a picture of it afterwards.
+
+The picture needs Playwright and Debian's Chromium; without them, or when anything about the page fails, the
+demo goes on without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from bench.demo.stage import Stage
+from bench.errors import BenchError
+
+CHROMIUM, PICTURE = "chromium", "page.png"
+WIDTH, HEIGHT = 1_560, 1_000
+WITHIN_MS = 30_000
+# Curves and rates need a few observations.
+LOOKED_AT_MS = 3_000
+
+
+def show(stage: Stage) -> str:
+    """Start the monitor beside the load, and tell its address. Returns it; "" where it does not start."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    try:
+        stage.start("monitor", ["messagebus", "monitor", "--listen", listen], client=True)
+    except BenchError:
+        return ""
+    stage.screen.say(f"the page of the bus: http://{listen}/")
+    return f"http://{listen}/"
+
+
+def photograph(stage: Stage, address: str) -> None:
+    """Begin to take a picture of the page, where that can be done; wait for nothing."""
+    if address and shutil.which(CHROMIUM) and importlib.util.find_spec("playwright"):
+        with suppress(BenchError):
+            stage.start("picture", [__name__, address, str(stage.folder / PICTURE)])
+
+
+def into_report(stage: Stage) -> Path | None:
+    """Put the picture beside the report. Returns its path; None without one."""
+    picture, report = stage.folder / PICTURE, stage.folder / "report"
+    if not (picture.is_file() and report.is_dir()):
+        return None
+    return Path(shutil.move(picture, report / PICTURE))
+
+
+def main(address: str, path: str) -> None:
+    """Take a picture of a page once it is live."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.set_default_timeout(WITHIN_MS)
+        page.goto(address)
+        page.wait_for_timeout(LOOKED_AT_MS)
+        page.screenshot(path=path, full_page=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,109 @@
+// Settings, dialling, back-off and names: what the other parts share.
+'use strict';
+const fs = require('node:fs');
+const http = require('node:http');
+const https = require('node:https');
+const amqp = require('amqplib');
+
+const DIAL_TIMEOUT_MS = 5000;
+const BODY_BYTES_MAX = 1 << 20;
+const env = (name) => process.env[`MESSAGEBUS_${name}`] || '';
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+
+function fromEnv() {
+  return {
+    broker: env('BROKER'), listUrl: env('LIST_URL'), user: env('USER'), passwordFile: env('PASSWORD_FILE'),
+    cluster: env('CLUSTER'), clientId: env('CLIENT_ID'), tls: env('TLS') === 'true', ca: env('TLS_CA_FILE'),
+    cert: env('TLS_CERT_FILE'), key: env('TLS_KEY_FILE'), serverName: env('TLS_SERVER_NAME'),
+  };
+}
+
+// Read at every dial: they may have changed.
+const password = (s) => fs.readFileSync(s.passwordFile, 'utf8').trim();
+
+function tlsOptions(s) {
+  if (!s.tls) return {};
+  const own = s.cert ? { cert: fs.readFileSync(s.cert), key: fs.readFileSync(s.key) } : {};
+  return { ca: fs.readFileSync(s.ca), ...own };
+}
+
+// amqplib connects once and never again by itself, unless its option `recovery` is given.
+async function dial(s, broker) {
+  const at = broker.lastIndexOf(':');
+  const options = { ...tlsOptions(s), timeout: DIAL_TIMEOUT_MS, noDelay: true, clientProperties: { connection_name: s.clientId } };
+  if (s.tls && broker === s.broker && s.serverName) options.servername = s.serverName;
+  const connection = await amqp.connect({
+    protocol: s.tls ? 'amqps' : 'amqp', hostname: broker.slice(0, at).replace(/^\[|\]$/g, ''),
+    port: Number(broker.slice(at + 1)), username: s.user, password: password(s), heartbeat: 10,
+  }, options);
+  connection.on('error', () => {});
+  return connection;
+}
+
+// Ends a connection. Its channel first: a connection that is closed at once may take the last acks with it.
+async function hangUp(connection, channel) {
+  const socket = connection && connection.connection.stream;
+  if (!socket || socket.destroyed) return;
+  const late = setTimeout(() => socket.destroy(), 1000);
+  try {
+    if (channel) await channel.close();
+    await connection.close();
+  } catch {
+    socket.destroy();
+  }
+  clearTimeout(late);
+}
+
+class Backoff {
+  failures = 0;
+  refusals = 0;
+  after(fault) {
+    const refused = /ACCESS_REFUSED|403/.test(String(fault && fault.message));
+    const [first, most, n] = refused ? [1000, 30000, this.refusals++] : [100, 5000, this.failures++];
+    const wait = Math.min(first * 2 ** Math.min(n, 10), most);
+    return wait / 2 + Math.random() * wait / 2;
+  }
+}
+
+// Asks an agent. Rejects on anything but a whole answer.
+function ask(s, { path, method = 'GET', body, timeoutMs, signal }) {
+  return new Promise((answered, failed) => {
+    const url = new URL(path, s.listUrl);
+    const options = { method, ...tlsOptions(s), agent: false, signal };
+    if (s.serverName) options.servername = s.serverName;
+    if (body) {
+      options.headers = { 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(body) };
+      options.auth = `${s.user}:${password(s)}`;
+    }
+    const request = (s.tls ? https : http).request(url, options, (answer) => {
+      const parts = [];
+      let size = 0;
+      answer.on('data', (part) => {
+        parts.push(part);
+        if ((size += part.length) > BODY_BYTES_MAX) request.destroy(new Error('too large'));
+      });
+      answer.on('end', () => (answer.complete ? answered({ status: answer.statusCode, body: Buffer.concat(parts) }) : failed(new Error('cut'))));
+      answer.on('error', failed);
+      answer.on('aborted', () => failed(new Error('cut')));
+    });
+    request.setTimeout(timeoutMs, () => request.destroy(new Error('no answer')));
+    request.on('error', failed);
+    request.end(body);
+  });
+}
+
+const isName = (name) => /^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$/.test(name) && !/^(amq|mb)\./.test(name);
+
+// What a destination is published to; undefined for a bad name.
+function exchangeOf(to) {
+  const name = to.replace(/^queue:/, '');
+  return isName(name) ? (to === name ? `mb.topic/${name}` : `mb.to/${name}`) : undefined;
+}
+
+function sourceOf(from) {
+  const name = from.replace(/^queue:/, '');
+  const own = from === name ? `mb.sub/${name}` : `mb.queue/${name}`;
+  return { name: from, queue: own, park: `mb.park/${name}` };
+}
+
+module.exports = { fromEnv, dial, hangUp, ask, Backoff, sleep, exchangeOf, sourceOf, BODY_BYTES_MAX, DIAL_TIMEOUT_MS };

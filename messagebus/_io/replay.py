@@ -1,0 +1,498 @@
+"""The driver of a replay: reads the streams of a topic on all brokers, over pika.
+
+Runs on one asyncio loop; every method must be called on it. A broker's stream is read over a link of its own;
+when the link ends, the reader goes on behind the last message that arrived, which it reads again and compares
+(`core.checkpoint`). Acknowledgements are credit only: a stream keeps what is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from struct import Struct
+from typing import Any, cast
+
+from messagebus._io.amqp.batch import BatchDamaged, decode_batch
+from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.link import Link
+from messagebus._io.amqp.properties import (
+    ALONE,
+    STREAM_OFFSET,
+    in_batch,
+    is_batch,
+    read_headers,
+    read_stamp_ms,
+)
+from messagebus._io.loop import Tasks
+from messagebus._io.wire import Wire
+from messagebus.broker import Broker, BrokerList
+from messagebus.config import BusConfig
+from messagebus.core.checkpoint import Gap, Position, behind, gap_at, gap_behind
+from messagebus.core.deliveries import Ledger
+from messagebus.core.route import backoff_ms
+from messagebus.destination import Stream
+from messagebus.errors import ChannelRefused, LinkLost, MessageBusError, NotReady, ReplayGap
+from messagebus.message import Delivery
+
+log = logging.getLogger("messagebus.replay")
+
+# As RabbitMQ writes it: name, type of an 8 byte integer, value.
+_OFFSET_FIELD = b"\x0fx-stream-offsetl"
+_NUMBER = Struct(">q")
+CALL_TIMEOUT_S = 10.0
+REDIAL_FIRST_MS, REDIAL_MAX_MS = 100, 5_000
+# A replay that goes on after a gap begins this much before its last message: clocks of publishers differ.
+BEFORE_GAP_MS = 60_000
+NOT_FOUND = 404
+# Largest prefetch; a chunk of a stream is smaller.
+CHUNK_MAX = 65_535
+
+Start = str | int | Position
+"""Begin of a reading: "first", "next", a time in ms since 1970, or behind a position."""
+
+
+class Replayed(Delivery):
+    """A message read from a stream. It needs no answer.
+
+    offset: of the stored message in its broker's stream. part: its place in a batch, from 1; 0 alone.
+    """
+
+    __slots__ = ()
+
+    @property
+    def offset(self) -> int:
+        """The number that its broker's stream gave to it, from 0."""
+        return self._tag
+
+    @property
+    def part(self) -> int:
+        """Its place in a batch, from 1; 0 for a message that was published alone."""
+        return self._part
+
+    @property
+    def published_ms(self) -> int:
+        """The time of its publish in ms since 1970, to the second; 0 where it does not say."""
+        return (self._reading.stamp_ms(self._properties) if self._reading is not None else 0) or 0
+
+    @property
+    def position(self) -> Position:
+        """The entry of a checkpoint: everything up to this message was read."""
+        return Position(self._tag, self._part, self.message_id, self.published_ms)
+
+
+def read_offset(raw: bytes) -> int:
+    """Return the offset that a broker gave to a message; -1 where it has none.
+
+    A publisher may have set a header of that name too; the broker writes its own in front.
+    """
+    at = raw.find(_OFFSET_FIELD)
+    if at >= 0 and raw.count(b"x-stream-offset") == 1:
+        return int(_NUMBER.unpack_from(raw, at + len(_OFFSET_FIELD))[0])
+    found = read_headers(raw).get(STREAM_OFFSET, -1)
+    return found if type(found) is int else -1
+
+
+def _messages(
+    ledger: Ledger, stream: Stream, offset: int, raw: bytes, body: bytes, received_ns: int
+) -> list[Replayed]:
+    """Return a stored message, or those of a stored batch. Raises BatchDamaged."""
+    made, source = Replayed._arrived, cast(Any, stream)
+    if not is_batch(raw):
+        return [made(ledger, offset, 0, source, False, received_ns, raw, body, ALONE)]
+    reading = in_batch(raw)
+    return [
+        made(ledger, offset, part, source, False, received_ns, own, each, reading)
+        for part, (own, each) in enumerate(decode_batch(body), 1)
+    ]
+
+
+async def _consume(link: Link, stream: Stream, start: Start, prefetch: int) -> None:
+    """Let a stream's messages come over a link. Raises LinkError."""
+    await link.call("basic_qos", prefetch_count=prefetch)
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await link.call(
+            "basic_consume",
+            queue=stream.amqp_queue,
+            on_message_callback=link.transport.pika_content,
+            consumer_tag="messagebus-replay",
+            arguments={STREAM_OFFSET: _argument(start)},
+        )
+
+
+async def _round_trip(link: Link, stream: Stream) -> None:
+    """Return when all has arrived that is stored now, within the prefetch. Raises LinkError.
+
+    A broker delivers it before it answers the next request on the channel. Its counts of a stream are
+    up to 5 s old (RabbitMQ 3.10).
+    """
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        await link.call("queue_declare", queue=stream.amqp_queue, passive=True)
+
+
+async def look(link: Link, stream: Stream, start: Start) -> Position | None:
+    """Return the position of the last message that is stored now, or of the first one from a start on.
+
+    start: "last", or as of a replay. None: there is no such message. Ends the link. Raises LinkError.
+    """
+    seen: list[Arrived] = []
+    is_last = start == "last"
+    try:
+        link.transport.on_contents = seen.extend
+        await _consume(link, stream, start, CHUNK_MAX if is_last else 1)
+        await _round_trip(link, stream)
+    finally:
+        await link.hang_up()
+    if not seen:
+        return None
+    _tag, _redelivered, raw, body = seen[-1 if is_last else 0]
+    offset = read_offset(raw)
+    try:
+        return _messages(Ledger("", 0), stream, offset, raw, body, 0)[-1].position
+    except BatchDamaged:
+        return behind(offset)
+
+
+async def look_at(
+    bus: BusConfig, stream: Stream, wire: Wire, starts: Mapping[str, Start], *, within_s: float
+) -> dict[str, Position | None]:
+    """Look at the streams of these brokers from there on, or at the last message of all that are listed.
+
+    Brokers that do not answer within this time in s are left out. Raises NotReady, LoginRefused,
+    ChannelRefused.
+    """
+    found: dict[str, Position | None] = {}
+
+    async def one(broker: str, start: Start) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                timeout_ms = round(within_s * 1000)
+                link = await wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
+                found[broker] = await look(link, stream, start)
+        except (LinkLost, TimeoutError) as fault:
+            log.info("stream not seen broker=%s reason=%r", broker, str(fault))
+        except ChannelRefused as fault:
+            if fault.code != NOT_FOUND:
+                raise
+            log.info("no stream broker=%s reason=%r", broker, str(fault))
+
+    if not starts:
+        starts = dict.fromkeys(await _listed(stream, wire, within_s), "last")
+    await asyncio.gather(*(one(broker, start) for broker, start in starts.items()))
+    return found
+
+
+async def _listed(stream: Stream, wire: Wire, within_s: float) -> tuple[str, ...]:
+    came: asyncio.Future[BrokerList] = asyncio.get_running_loop().create_future()
+    follower = wire.follow(
+        subscription=str(stream),
+        interval_s=30,
+        on_list=lambda brokers: None if came.done() else came.set_result(brokers),
+    )
+    follower.start()
+    try:
+        async with asyncio.timeout(within_s):
+            return tuple((await came).names)
+    except TimeoutError:
+        raise NotReady(f"no consumer list within {within_s:g} s") from None
+    finally:
+        await follower.stop()
+
+
+class _Reader:
+    """The reading of one broker's stream. end: its first offset that is not read; None: not known yet."""
+
+    def __init__(
+        self, driver: ReplayDriver, broker: str, start: Start, end: int | None = None
+    ) -> None:
+        self._driver, self.broker, self._end = driver, broker, end
+        self._ledger = Ledger(broker, 0)
+        self.start: Start = start
+        self.arrived: list[Replayed] = []
+        self.last: Replayed | None = None
+        self.is_done = False
+        self._link: Link | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._tag = self._acked = 0
+        self._compare: Position | None = None
+
+    async def run(self) -> None:
+        """Read until the end, over as many links as it takes. Raises ReplayGap, NotReady, LoginRefused."""
+        failures, away_s = 0, time.monotonic()
+        while not self.is_done:
+            self._ended = asyncio.get_running_loop().create_future()
+            try:
+                await self._attach()
+                failures = 0
+                await self._ended
+            except (LinkLost, ChannelRefused, TimeoutError) as fault:
+                if isinstance(fault, ChannelRefused) and fault.code != NOT_FOUND:
+                    raise
+                failures += 1
+                self._driver.told_away(self.broker, fault, time.monotonic() - away_s)
+                pause_ms = backoff_ms(
+                    failures, first_ms=REDIAL_FIRST_MS, max_ms=REDIAL_MAX_MS, share=random.random()
+                )
+                await asyncio.sleep(pause_ms / 1000)
+            finally:
+                if self._link is not None:
+                    await self._link.hang_up()
+                    away_s = time.monotonic()
+                with contextlib.suppress(BaseException):
+                    self._ended.exception()  # asyncio reports one that nobody looked at
+
+    async def _attach(self) -> None:
+        driver, start = self._driver, self.start
+        if self.last is not None:
+            start = self.last.position
+        if isinstance(start, Position) or start == "next" or driver.ends:
+            newest = await look(await driver.dial(self.broker), driver.stream, "last")
+            end = newest.offset + 1 if newest else 0
+            if start == "next":
+                # Else what comes while the link is cut before its first message would be left out.
+                start = self.start = newest or "first"
+            start = self._checked(start, end)
+        if self._end == 0:
+            self._finish()
+            return
+        link = self._link = await driver.dial(self.broker)
+        transport = link.transport
+        transport.on_contents = self._take
+        self._tag = self._acked = 0
+        self._compare = start if isinstance(start, Position) else None
+        link.on_lost(self._lost)
+        await _consume(link, driver.stream, start, driver.prefetch)
+        if driver.ends:
+            await _round_trip(link, driver.stream)
+            if not self._tag:  # nothing is stored from there on
+                self._finish()
+
+    def _checked(self, start: Start, end: int) -> Start:
+        """Return where to begin in a stream that ends there. Raises ReplayGap unless the replay may go on.
+
+        What is older than its first message is noticed where the first one arrives.
+        """
+        if self._driver.ends and self._end is None:
+            self._end = end
+        gap = gap_behind(start, 0, end) if isinstance(start, Position) else None
+        if self._end is not None and self._end > end:
+            gap = Gap(f"it ends at offset {end}, before {self._end}: it lost its end")
+            if self._driver.goes_on:
+                self._end = end
+        if gap is None:
+            return start
+        return self._behind(gap, start if isinstance(start, Position) else behind(-1))
+
+    def _behind(self, gap: Gap, position: Position) -> Start:
+        """Return where to go on behind a gap. Raises ReplayGap unless the replay may go on."""
+        if not self._driver.goes_on:
+            raise ReplayGap(self.broker, gap.reason, gap.lost)
+        log.warning("gap broker=%s reason=%r lost=%s", self.broker, gap.reason, gap.lost)
+        self.last = None
+        self.start = max(1, position.ms - BEFORE_GAP_MS) if position.ms else "first"
+        return self.start
+
+    def _lost(self, why: Exception) -> None:
+        self._link = None
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(why)
+
+    def _finish(self) -> None:
+        self.is_done = True
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+        self._driver.wake()
+
+    def _take(self, arrived: list[Arrived]) -> None:
+        if self.is_done:
+            return
+        received_ns, ledger = time.monotonic_ns(), self._ledger
+        stream, out = self._driver.stream, self.arrived
+        since_ms = self.start if isinstance(self.start, int) and self.last is None else 0
+        for tag, _redelivered, raw, body in arrived:
+            offset = read_offset(raw)
+            self._tag = tag
+            if since_ms and (read_stamp_ms(raw) or since_ms) + 999 < since_ms:
+                continue
+            try:
+                found = _messages(ledger, stream, offset, raw, body, received_ns)
+            except BatchDamaged as fault:
+                found = []
+                log.error(
+                    "batch damaged broker=%s offset=%d reason=%r", self.broker, offset, str(fault)
+                )
+            if self._compare is not None and not self._compared(offset, found):
+                return
+            if self._end is not None and offset >= self._end:
+                self._finish()
+                break
+            out += found
+        if out:
+            self.last = out[-1]
+        if self._end is not None and arrived and read_offset(arrived[-1][2]) + 1 >= self._end:
+            self._finish()
+        self._driver.wake()
+
+    def _compared(self, offset: int, found: list[Replayed]) -> bool:
+        """Compare the first message with the last one that was read, and drop what was read before.
+
+        False: there is a gap between them, and the link has ended.
+        """
+        position, self._compare = self._compare, None
+        assert position is not None
+        read = list[Replayed]()
+        if offset == position.offset:
+            read = [each for each in found if each.part <= position.part]
+            same = bool(read) and read[-1].part == position.part
+            gap = gap_at(position, read[-1].message_id if same else "")
+        else:
+            gap = gap_behind(position, offset, offset + 1)
+        if gap is None:
+            del found[: len(read)]
+            return True
+        try:
+            self._behind(gap, position)
+        except ReplayGap as fault:
+            self._driver.fail(fault)
+        assert self._link is not None
+        self._link.transport.on_contents = lambda _arrived: None
+        self._link.abort()
+        return False
+
+    def credit(self) -> None:
+        """Let the broker send more: all that arrived was taken."""
+        if self._tag > self._acked and self._link is not None and self._link.is_open:
+            self._acked = self._tag
+            self._link.transport.ack(self._tag, True)
+            self._link.transport.flush()
+
+
+def _argument(start: Start) -> Any:
+    match start:
+        case Position():
+            return max(0, start.offset)
+        case int():
+            return datetime.fromtimestamp(start / 1000, UTC)
+        case _:
+            return start
+
+
+class ReplayDriver:
+    """The readers of all brokers of one replay.
+
+    start: for brokers without an entry in `positions`. until: "now": ends with the last message that is there
+    when a broker is reached; or the last message of each broker that is read. goes_on: after a gap too.
+    prefetch: messages on their way from each broker. away_s: a broker may be out of reach for this time in s;
+    None: for ever.
+    """
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        stream: Stream,
+        wire: Wire,
+        *,
+        start: Start,
+        positions: Mapping[str, Position],
+        until: Mapping[str, Position] | str | None,
+        goes_on: bool,
+        prefetch: int,
+        away_s: float | None,
+    ) -> None:
+        self._bus, self.stream, self._wire = bus, stream, wire
+        self._start, self._positions = start, positions
+        self._until, self.goes_on, self.prefetch = until, goes_on, prefetch
+        self.ends = until is not None
+        self._away_s = away_s
+        self._readers: dict[str, _Reader] = {}
+        self._tasks = Tasks()
+        self._woken = asyncio.Event()
+        self._fault: Exception | None = None
+        self._began_s = time.monotonic()
+        self._follower = wire.follow(subscription=str(stream), interval_s=30, on_list=self._on_list)
+
+    def begin(self) -> None:
+        if not isinstance(self._until, Mapping):
+            self._follower.start()
+            return
+        for broker, last in self._until.items():
+            self._read(broker, self._positions.get(broker, self._start), last.offset + 1)
+
+    def _read(self, broker: str, start: Start, end: int | None = None) -> None:
+        self._readers[broker] = reader = _Reader(self, broker, start, end)
+        self._tasks.spawn(self._run(reader))
+
+    def _on_list(self, brokers: BrokerList) -> None:
+        if self.ends and self._readers:
+            return
+        is_later = bool(self._readers)
+        for broker in brokers.names:
+            if broker not in self._readers:
+                # What a broker has that comes later is new, whatever the time that was asked for.
+                self._read(
+                    broker, self._positions.get(broker, "first" if is_later else self._start)
+                )
+        for broker in self._positions.keys() - self._readers.keys():
+            log.warning("not on the list broker=%s: its stream is not read", broker)
+
+    async def _run(self, reader: _Reader) -> None:
+        try:
+            await reader.run()
+        except MessageBusError as fault:
+            self.fail(fault)
+
+    async def dial(self, broker: str) -> Link:
+        return await self._wire.dial(Broker.parse(broker), timeout_ms=self._bus.dial_timeout_max_ms)
+
+    def told_away(self, broker: str, why: Exception, away_s: float) -> None:
+        """Take note that a broker is out of reach. Raises NotReady when it was for too long."""
+        log.info("stream not read broker=%s reason=%r", broker, str(why))
+        if self._away_s is not None and away_s >= self._away_s:
+            raise NotReady(f"{broker} was out of reach for {self._away_s:g} s: {why}")
+
+    def fail(self, fault: Exception) -> None:
+        self._fault = self._fault or fault
+        self.wake()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def take(self) -> list[Replayed]:
+        """Return what has arrived, waiting for it; an empty list at the end.
+
+        Raises ReplayGap, NotReady, LoginRefused, ChannelRefused; what arrived before is returned first.
+        """
+        while True:
+            found: list[Replayed] = []
+            for reader in self._readers.values():
+                found += reader.arrived
+                reader.arrived = []
+                reader.credit()
+            if found:
+                return found
+            if self._fault is not None:
+                raise self._fault
+            if self.ends and self._readers and all(r.is_done for r in self._readers.values()):
+                return []
+            self._woken.clear()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait for an arrival, an end or a fault; for the first list only as long as for a broker."""
+        left_s = None
+        if not self._readers and self._away_s is not None:
+            left_s = self._began_s + self._away_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                await self._woken.wait()
+        except TimeoutError:
+            if not self._readers:
+                raise NotReady(f"no consumer list within {self._away_s:g} s") from None
+
+    async def stop(self) -> None:
+        await self._follower.stop()
+        await self._tasks.cancel()

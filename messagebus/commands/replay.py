@@ -1,0 +1,248 @@
+"""`messagebus replay`: the messages of a topic once more, printed or published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from messagebus._io.consume.copies import Copies, Original, Stored
+from messagebus._io.loop import run_blocking
+from messagebus._io.wire import amqp_wire
+from messagebus.admin import directory
+from messagebus.aio import AsyncPublisher
+from messagebus.commands.exits import Exit
+from messagebus.commands.flow import layout_option
+from messagebus.commands.options import Duration, bus_settings
+from messagebus.config import BusConfig, PublisherConfig
+from messagebus.destination import Subscription, parse_destination
+from messagebus.envelope import Layout, as_envelope, write_envelope
+from messagebus.errors import ReplayGap, TopologyError
+from messagebus.replay import AsyncReplay, Checkpoint, Replayed, Since
+from messagebus.terminal import plural, say
+from messagebus.topology import parse_wanted
+
+# Messages that are published side by side; a checkpoint is written behind each such group.
+GROUP = 200
+IDLE_S = 1.0
+
+Send = Callable[[Replayed], Awaitable[object]]
+
+
+class _Begin(click.ParamType[Any]):
+    """Type of --since: first, next, a duration, or a time with its zone."""
+
+    name = "begin"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Since:
+        if value in ("first", "next"):
+            return str(value)
+        with contextlib.suppress(ValueError):
+            found = datetime.fromisoformat(value)
+            return found if found.tzinfo else found.astimezone()
+        return timedelta(seconds=Duration().convert(value, param, ctx))
+
+
+@click.command(short_help="Read TOPIC's messages again from its streams.")
+@click.argument("topic")
+@click.option(
+    "--since",
+    type=_Begin(),
+    default="first",
+    show_default=True,
+    help="first, next, 2h, 7d, or a time such as 2030-01-31T08:00+01:00.",
+)
+@click.option("--follow", is_flag=True, help="Go on with what is published later.")
+@click.option("--key", help="Only messages with this key.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
+@click.option("--to", help="Publish them: to TOPIC/SUBSCRIPTION alone, TOPIC, or queue:NAME.")
+@click.option("--rate", type=click.FloatRange(min=0.001), help="So many a second at most.")
+@click.option(
+    "--checkpoint",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on where this file says, and keep it up to date.",
+)
+@click.option(
+    "--on-gap",
+    type=click.Choice(["raise", "time"]),
+    default="raise",
+    show_default=True,
+    help="Where messages are gone: stop, or go on by time, with repetitions.",
+)
+@layout_option
+def replay(
+    topic: str,
+    since: Since,
+    follow: bool,
+    key: str | None,
+    count: int | None,
+    to: str | None,
+    rate: float | None,
+    file: Path | None,
+    on_gap: str,
+    layout: Layout | None,
+) -> int:
+    """Read the messages of TOPIC again, from the streams of all brokers (messagebus declare stream:TOPIC).
+
+    They are printed as envelopes, one a line, or published by --to under their ids. Nothing is taken from
+    anybody. Ends with code 3 where messages are gone that the checkpoint promised.
+
+    \b
+    Example:
+      messagebus replay orders --since 2h --key customer-1
+      messagebus replay orders --since 7d --to orders/billing --rate 500
+    """
+    bus = bus_settings()
+    directory.reach(bus)
+    begin = _kept(file) or since
+    reading = AsyncReplay(
+        bus,
+        topic,
+        since=begin,
+        until=None if follow else "now",
+        on_gap=on_gap,  # type: ignore[arg-type]
+    )
+    work = _Work(reading, key, count, rate, file)
+    send = _printing(topic, layout) if to is None else None
+    try:
+        ended = run_blocking(work.run(send or _publishing(bus, str(to))))
+    except ReplayGap as gap:
+        say(f"messagebus: {gap}; --on-gap time goes on", err=True)
+        ended = Exit.PARTLY
+    if to is not None or ended is not Exit.DONE:
+        say(f"replayed {plural(work.done, 'message')}", err=True)
+    return ended
+
+
+def _kept(file: Path | None) -> Checkpoint | None:
+    if file is None or not file.exists():
+        return None
+    try:
+        return Checkpoint.parse(file.read_text())
+    except (OSError, ValueError) as fault:
+        raise click.UsageError(f"{file}: {fault}") from fault
+
+
+class _Work:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        reading: AsyncReplay,
+        key: str | None,
+        count: int | None,
+        rate: float | None,
+        file: Path | None,
+    ) -> None:
+        self._reading, self._key, self._count, self._file = reading, key, count, file
+        self._pause_s = 1 / rate if rate else 0.0
+        self.done = 0
+
+    async def run(self, target: contextlib.AbstractAsyncContextManager[Send]) -> Exit:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with target as send, self._reading:
+            reading = asyncio.create_task(self._read(send))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([reading, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if reading.done():
+                reading.result()
+                return Exit.DONE
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            return Exit.TERMINATED
+
+    async def _read(self, send: Send) -> None:
+        group: list[Replayed] = []
+        due_s = time.monotonic()
+        while self._count is None or self.done + len(group) < self._count:
+            try:
+                # With nothing more on its way what there is goes out.
+                async with asyncio.timeout(IDLE_S if group else None):
+                    found = await anext(self._reading, None)
+            except TimeoutError:
+                await self._send(group, send)
+                continue
+            if found is None:
+                break
+            if self._key is not None and found.key != self._key:
+                continue
+            if self._pause_s:
+                due_s = max(due_s + self._pause_s, time.monotonic() - 1)
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            group.append(found)
+            if len(group) == GROUP:
+                await self._send(group, send)
+        await self._send(group, send)
+
+    async def _send(self, group: list[Replayed], send: Send) -> None:
+        """Send a group, then write the checkpoint behind it."""
+        await asyncio.gather(*(send(each) for each in group))
+        sys.stdout.flush()
+        self.done += len(group)
+        group.clear()
+        if self._file is not None:
+            part = self._file.with_name(f"{self._file.name}.part")
+            with part.open("w") as out:
+                out.write(f"{self._reading.checkpoint()}\n")
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(self._file)
+
+
+@contextlib.asynccontextmanager
+async def _printing(topic: str, layout: Layout | None) -> Any:
+    out = sys.stdout.buffer
+
+    async def send(found: Replayed) -> None:
+        place = {"broker": found.broker, "offset": found.offset, "part": found.part}
+        told = as_envelope(
+            found.message, destination=topic, time_ms=found.published_ms, received=place
+        )
+        out.write((write_envelope(told) if layout is None else layout.line(told).encode()) + b"\n")
+
+    yield send
+
+
+@contextlib.asynccontextmanager
+async def _publishing(bus: BusConfig, to: str) -> Any:
+    if "/" in to:
+        target = parse_wanted(to)
+        assert isinstance(target, Subscription)
+        copies = Copies(bus, target, amqp_wire(bus))
+
+        async def copy(found: Replayed) -> None:
+            original = Original(
+                properties=found._properties,
+                body=found.body,
+                message_id=found.message_id,
+                entry=found.part > 0,
+                stamp_ms=found.published_ms,
+            )
+            if await copies.again(original, {}, lambda: True) is not Stored.STORED:
+                raise TopologyError(f"{found.message_id} was not stored in {to}")
+
+        try:
+            yield copy
+        finally:
+            await copies.stop()
+        return
+    destination = parse_destination(to)
+    async with AsyncPublisher(bus, PublisherConfig.from_env(os.environ)) as publisher:
+
+        async def publish(found: Replayed) -> None:
+            await publisher.send_safe(destination, found.message)
+
+        yield publish

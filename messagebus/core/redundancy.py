@@ -1,0 +1,65 @@
+"""Two copies of one message on two brokers: where a copy may go, and how the publish of both ends.
+
+Decides; sends nothing. Both copies are items of `core.pending` with one id and the same bytes. Each counts
+after its own confirm, and two confirms count as two only from two brokers that say their names.
+
+A copy is never sent to the broker that its twin was last sent to, whether that one confirmed it, may hold it
+or has yet to answer (`may_go`). Two links always lead to two brokers, so a copy that may not go out on one of
+them goes out on the other: were both barred, its twin would have been last at two places.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+REQUIRED, PREFERRED = MODES = ("required", "preferred")
+# Outcomes as `core.pending` names them; it imports this module.
+_CONFIRMED, _REFUSED, _UNROUTABLE, _UNKNOWN = "confirmed", "refused", "unroutable", "unknown"
+
+
+class CopyEnd(NamedTuple):
+    """The end of one copy. broker: where it was last sent, "" when never, or when that is not identified."""
+
+    outcome: str
+    reason: str = ""
+    broker: str = ""
+
+
+NO_SECOND = CopyEnd(_REFUSED, "there is no second broker")
+
+
+class PairEnd(NamedTuple):
+    """The end of a redundant publish. brokers: those that confirmed. downgraded: one was enough."""
+
+    outcome: str
+    reason: str = ""
+    brokers: tuple[str, ...] = ()
+    downgraded: bool = False
+
+
+def may_go(broker: str, twin_at: str) -> bool:
+    """Return whether a copy may be sent to this broker.
+
+    broker: its name, "" for one that does not say it. twin_at: where the other copy was last sent, "" before.
+    """
+    return broker not in ("", twin_at)
+
+
+def end_of(first: CopyEnd, second: CopyEnd, mode: str) -> PairEnd:
+    """Return the end of the publish of these two copies. mode: REQUIRED or PREFERRED."""
+    confirmed = [each for each in (first, second) if each.outcome == _CONFIRMED]
+    brokers = tuple(dict.fromkeys(each.broker for each in confirmed if each.broker))
+    left = first if second in confirmed else second
+    if unroutable := [each for each in (first, second) if each.outcome == _UNROUTABLE]:
+        return PairEnd(_UNROUTABLE, unroutable[0].reason, brokers)
+    if len(brokers) == 2:
+        return PairEnd(_CONFIRMED, "", brokers)
+    if confirmed and mode == PREFERRED:
+        return PairEnd(_CONFIRMED, left.reason, brokers, downgraded=True)
+    if confirmed:
+        why = f"stored on 1 of 2 brokers: {brokers[0] if brokers else 'one without a name'}"
+        return PairEnd(_UNKNOWN, f"{why}; {left.reason}" if left.reason else why, brokers)
+    if first.outcome == second.outcome == _REFUSED:
+        return PairEnd(_REFUSED, first.reason or second.reason)
+    unknown = first if first.outcome == _UNKNOWN else second
+    return PairEnd(_UNKNOWN, unknown.reason)

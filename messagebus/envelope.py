@@ -1,0 +1,247 @@
+"""The envelope: one message as one line of JSON, the same in every tool that prints or reads messages.
+
+Its fields: ``id destination key content_type type correlation_id reply_to priority expires_s delay_s time_ms
+headers``, and ``body``, or ``body_base64`` where the body is no UTF-8. Fields without a value are absent.
+``received`` (broker, from, redelivered, attempt) and ``time_ms`` say how a message arrived; publishing
+ignores them. In headers bytes are ``{"base64": …}``, times ``{"time": …}``, decimals ``{"decimal": …}``; an
+object of one such name is ``{"object": …}``. Reading a line that was written gives the same message back.
+Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from messagebus.destination import Subscription
+from messagebus.errors import MessageInvalid, WrongPayload
+from messagebus.message import Delivery, Message, decode_json
+from messagebus.terminal import did_you_mean, printable
+
+__all__ = ["Enveloped", "Layout", "as_envelope", "delivered", "read_envelope", "write_envelope"]
+
+FIELDS_OF_MESSAGE = ("key", "content_type", "type", "correlation_id", "reply_to")
+KNOWN = frozenset(
+    {*FIELDS_OF_MESSAGE, "id", "destination", "priority", "expires_s", "delay_s", "time_ms"}
+    | {"headers", "body", "body_base64", "received"}
+)
+TAGS = frozenset({"base64", "time", "decimal", "object"})
+MS_PER_S = 1_000
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Enveloped:
+    """A line that was read. destination: "" where it says none. delay_s: None for no delay."""
+
+    message: Message
+    destination: str
+    delay_s: float | None
+
+
+def as_envelope(
+    message: Message,
+    *,
+    destination: str,
+    time_ms: int,
+    received: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the envelope of a message. time_ms: of its first publish, since 1970."""
+    told: dict[str, Any] = {"id": message.message_id, "destination": destination}
+    for name in FIELDS_OF_MESSAGE:
+        if text := getattr(message, name):
+            told[name] = text
+    if message.priority is not None:
+        told["priority"] = message.priority
+    if message.ttl_ms is not None:
+        told["expires_s"] = message.ttl_ms / MS_PER_S
+    told["time_ms"] = time_ms
+    if message.headers:
+        told["headers"] = {name: _tagged(value) for name, value in message.headers.items()}
+    if received is not None:
+        told["received"] = received
+    try:
+        told["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        told["body_base64"] = base64.b64encode(message.body).decode()
+    return told
+
+
+def delivered(delivery: Delivery) -> dict[str, Any]:
+    """Return the envelope of a delivery. Its destination is where it was published to."""
+    source = delivery.source
+    received = {
+        "broker": delivery.broker,
+        "from": str(source),
+        "redelivered": delivery.redelivered,
+        "attempt": delivery.attempt,
+    }
+    place = source.topic if isinstance(source, Subscription) else source
+    return as_envelope(
+        delivery.message, destination=str(place), time_ms=delivery.first_ms, received=received
+    )
+
+
+def write_envelope(told: Mapping[str, Any]) -> bytes:
+    """Return the line, without its end; everything in it that does not print is escaped."""
+    line = _encode(told)
+    if not line.isprintable():
+        # C1 controls and lone surrogates: JSON itself lets them through.
+        line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    return line.encode()
+
+
+def read_envelope(line: bytes) -> Enveloped:
+    """Read a line. Raises MessageInvalid, which names the field."""
+    try:
+        told = decode_json(line)
+    except WrongPayload as fault:
+        raise MessageInvalid(str(fault)) from fault
+    if not isinstance(told, dict):
+        raise MessageInvalid("no envelope: a JSON object wanted")
+    if unknown := sorted(told.keys() - KNOWN):
+        name = unknown[0]
+        raise MessageInvalid(f"no envelope: unknown field {name!r}{did_you_mean(name, KNOWN)}")
+    headers = told.get("headers", {})
+    if not isinstance(headers, dict):
+        raise MessageInvalid("headers: a JSON object wanted")
+    destination = told.get("destination", "")
+    if not isinstance(destination, str):
+        raise MessageInvalid("destination: a text wanted")
+    expires_s = _seconds(told, "expires_s")
+    message = Message(
+        body=_body(told),
+        message_id=told.get("id", ""),
+        headers={name: _untagged(value) for name, value in headers.items()},
+        priority=told.get("priority"),
+        ttl_ms=None if expires_s is None else round(expires_s * MS_PER_S),
+        **{name: told.get(name, "") for name in FIELDS_OF_MESSAGE},
+    )
+    return Enveloped(message, destination, _seconds(told, "delay_s"))
+
+
+def _body(told: Mapping[str, Any]) -> bytes:
+    if ("body" in told) == ("body_base64" in told):
+        raise MessageInvalid("body or body_base64: one of them wanted")
+    name = "body" if "body" in told else "body_base64"
+    text = told[name]
+    try:
+        if isinstance(text, str):
+            return text.encode() if name == "body" else base64.b64decode(text, validate=True)
+    except (UnicodeEncodeError, binascii.Error) as fault:
+        raise MessageInvalid(f"{name}: {fault}") from None
+    raise MessageInvalid(f"{name}: a text wanted, not {type(text).__name__}")
+
+
+def _seconds(told: Mapping[str, Any], name: str) -> float | None:
+    value = told.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
+        raise MessageInvalid(f"{name}: seconds, 0 or more")
+    return float(value)
+
+
+def _tagged(value: Any) -> Any:
+    match value:
+        case bytes():
+            return {"base64": base64.b64encode(value).decode()}
+        case datetime():
+            return {"time": value.isoformat()}
+        case Decimal():
+            return {"decimal": str(value)}
+        case float() if value - value != 0:  # JSON has neither infinity nor NaN
+            return str(value)
+        case list():
+            return [_tagged(each) for each in value]
+        case dict():
+            inner = {name: _tagged(each) for name, each in value.items()}
+            return {"object": inner} if len(inner) == 1 and inner.keys() <= TAGS else inner
+        case _:
+            return value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (tag := next(iter(value))) in TAGS:
+        return _of_tag(tag, value[tag])
+    return {name: _untagged(each) for name, each in value.items()}
+
+
+def _of_tag(tag: str, value: Any) -> Any:
+    try:
+        match tag, value:
+            case "object", dict():
+                return {name: _untagged(each) for name, each in value.items()}
+            case "base64", str():
+                return base64.b64decode(value, validate=True)
+            case "time", str():
+                return datetime.fromisoformat(value)
+            case "decimal", str():
+                return Decimal(value)
+    except (ValueError, ArithmeticError):
+        pass
+    raise MessageInvalid(f"a header that is no {tag}")
+
+
+_PLACE = re.compile(r"\{([a-z_0-9]+)((?:\[[^\]{}]*\])*)(?::\.(\d{1,5}))?\}")
+_TIME, _HEADER, _JSON = "time", "header", "json"
+
+
+class Layout:
+    """A line chosen by the user, such as ``{time} {broker} {key} {body:.80}``.
+
+    Places are fields of the envelope and of ``received``, ``time``, ``{header[NAME]}`` and
+    ``{json[a][b]}`` of a body of JSON; ``:.80`` cuts. What a message does not have is empty.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError for an unknown place."""
+        known = KNOWN | {"broker", "from", "redelivered", "attempt", _TIME, _HEADER, _JSON}
+        for found in _PLACE.finditer(text):
+            if found[1] not in known:
+                raise ValueError(f"no field {found[1]!r}{did_you_mean(found[1], known)}")
+        if "{" in _PLACE.sub("", text):
+            raise ValueError("a brace that is no place, such as {body:.80} or {header[shop]}")
+        self._text = text
+
+    def line(self, told: Mapping[str, Any]) -> str:
+        """Return the line of an envelope, of printing characters."""
+
+        def put(found: re.Match[str]) -> str:
+            value = _look_up(told, found[1], re.findall(r"\[([^\]]*)\]", found[2]))
+            text = value if isinstance(value, str) else "" if value is None else _encode(value)
+            return text[: int(found[3])] if found[3] else text
+
+        return printable(_PLACE.sub(put, self._text))
+
+
+def _look_up(told: Mapping[str, Any], name: str, path: list[str]) -> Any:
+    if name == _TIME:
+        return datetime.fromtimestamp(told["time_ms"] / MS_PER_S).isoformat(" ", "milliseconds")
+    if name == _JSON:
+        try:
+            value: Any = decode_json(told.get("body", "").encode())
+        except WrongPayload:
+            return None
+    else:
+        received = told.get("received") or {}
+        value = told.get("headers" if name == _HEADER else name, received.get(name))
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value

@@ -1,0 +1,145 @@
+"""`Outbox.add`: one insert, in the transaction that the application's connection is in."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, Unpack, overload
+
+from messagebus._io.hooks import hook_chain, with_id
+from messagebus._io.publish.publishes import Outgoing
+from messagebus.databases import AsyncConnection, Connection, Executed, Pending, recognise
+from messagebus.destination import Destination
+from messagebus.hooks import Hooks
+from messagebus.message import Options
+from messagebus.outbox.rows import as_row, read_publish
+from messagebus.outbox.session import Address
+from messagebus.outbox.table import DEFAULT_TABLE, Table
+from messagebus.payloads import as_payload
+from messagebus.secret import Secret
+from messagebus.stats import Durability, Outcome, Published
+
+__all__ = ["Outbox"]
+
+ID_BYTES = 16
+
+
+class Outbox:
+    """Messages of an application on their way into its outbox. Any thread may call it.
+
+        outbox = Outbox()
+        with psycopg.connect(...) as connection:
+            connection.execute("INSERT INTO orders ...")
+            outbox.add(connection, "orders", Order(17), key="customer-4")
+
+    table: its name, with a schema in front if need be. notify: wakes relays at the commit; on PostgreSQL.
+    database: its address, for an `App` that relays; adding needs none.
+    hooks: `Hooks.publishing` is called for each message, for headers such as a trace's.
+    """
+
+    def __init__(
+        self,
+        table: str = DEFAULT_TABLE,
+        *,
+        database: str | Secret | None = None,
+        notify: bool = False,
+        hooks: Sequence[Hooks] = (),
+    ) -> None:
+        """Raises ConfigError for a name that no table can have, or a wrong address."""
+        self._table, self._notify, self._database = table, notify, database
+        if database is not None:
+            Address.parse(database)
+        self._inserts: dict[str, str] = {}
+        self._insert_for("sqlite")  # a wrong name is told here, not in a transaction
+        self._outgoing = Outgoing()
+        self._hooks = hook_chain(hooks)
+
+    @property
+    def table(self) -> str:
+        """The name of its table."""
+        return self._table
+
+    @property
+    def database(self) -> Secret | None:
+        """The address of its database, if it was given."""
+        found = self._database
+        return Secret(found) if isinstance(found, str) else found
+
+    def ddl(self, database: str) -> list[str]:
+        """Return the statements that make its two tables, for a migration.
+
+        database: postgresql, mysql, mariadb or sqlite. Raises ConfigError.
+        """
+        return Table(database, self._table).ddl()
+
+    def drop_ddl(self, database: str) -> list[str]:
+        """Return the statements that drop them. Raises ConfigError."""
+        return Table(database, self._table).drop_ddl()
+
+    @overload
+    def add(
+        self,
+        connection: AsyncConnection,
+        destination: Destination | str,
+        payload: Any,
+        **options: Unpack[Options],
+    ) -> Pending[str]: ...
+    @overload
+    def add(
+        self,
+        connection: Connection,
+        destination: Destination | str,
+        payload: Any,
+        **options: Unpack[Options],
+    ) -> str: ...
+    def add(
+        self,
+        connection: AsyncConnection | Connection,
+        destination: Destination | str,
+        payload: Any,
+        **options: Unpack[Options],
+    ) -> str | Pending[str]:
+        """Add a message to the transaction that the connection is in; return its id.
+
+        connection: of `messagebus.databases`; one of asyncio is awaited: ``await outbox.add(...)``.
+        payload: a message, bytes, a text; anything else goes as JSON, as `messagebus.payloads` says.
+        options: those of `Publisher.send_safe`. Raises NameInvalid, MessageInvalid or ConfigError before
+        anything is written, and the errors of the database's driver.
+        """
+        found = recognise(connection)
+        row = self._row(destination, payload, options)
+        executed = found.execute(connection, self._insert_for(found.dialect), row)
+        if isinstance(executed, Pending):
+            return Pending(lambda: _after(executed, str(row[0])))
+        return str(row[0])
+
+    def _row(
+        self, destination: Destination | str, payload: Any, options: Options
+    ) -> tuple[object, ...]:
+        """Return the values of the row of a checked message."""
+        parsed, message = read_publish(self._outgoing, destination, as_payload(payload), options)
+        if not message.message_id:
+            # Random, unlike a publisher's: an outbox made before a fork would count in each child, and
+            # messages with one id are one message.
+            message = with_id(message, secrets.token_hex(ID_BYTES))
+        if self._hooks is not None:
+            target, body, _ = self._outgoing.read(parsed, message, {})
+            message, watched = self._hooks.publishing(target, body, message, None)
+            watched.set_result(
+                Published(message.message_id, Outcome.CONFIRMED, Durability.NONE, attempts=0)
+            )
+        return as_row(parsed, message, options, time.time_ns() // 1_000_000)
+
+    def _insert_for(self, database: str) -> str:
+        text = self._inserts.get(database)
+        if text is None:
+            table = Table(database, self._table)
+            notify = self._notify and database == "postgresql"
+            text = self._inserts[database] = table.insert(notify=notify)
+        return text
+
+
+async def _after(executed: Pending[Executed], message_id: str) -> str:
+    await executed
+    return message_id

@@ -1,0 +1,288 @@
+"""Replays: the messages of a topic are read again from its streams, on all brokers at once.
+
+A topic has a stream when one was declared: ``declare(bus, [Stream("orders", keep_s=7 * 86400)])``. A replay
+takes nothing away and needs no answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from messagebus._io.loop import LoopThread, run_blocking
+from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
+from messagebus._io.wire import Wire, amqp_wire
+from messagebus.config import BusConfig
+from messagebus.core.checkpoint import Checkpoint, Position, behind
+from messagebus.destination import Stream, Topic, parse_destination
+from messagebus.errors import ConfigError, NameInvalid
+
+__all__ = ["AsyncReplay", "Checkpoint", "Position", "Replay", "Replayed", "behind", "stream_ends"]
+
+Since = str | datetime | timedelta | Checkpoint
+"""Begin of a replay: "first", "next", an aware datetime, a time before now, or a checkpoint."""
+PREFETCH, PREFETCH_MAX = 1_000, 65_535
+# For brokers that cannot be reached.
+AWAY_S = 60.0
+LOOK_S = 2.0
+
+
+class _Reading:
+    """The settings and the progress of one replay."""
+
+    def __init__(
+        self,
+        topic: Topic | str,
+        since: Since,
+        until: str | Checkpoint | None,
+        on_gap: str,
+        prefetch: int,
+        away_s: float | None,
+    ) -> None:
+        parsed = parse_destination(topic) if isinstance(topic, str) else topic
+        if not isinstance(parsed, Topic):
+            raise NameInvalid(f"{parsed}: only a topic has a stream to replay")
+        self.stream = Stream(parsed)
+        ends = _ends(until, parsed)
+        if since == "next" and until == "now":
+            raise ConfigError('since "next" has nothing to read until "now": until=None goes on')
+        if on_gap not in ("raise", "time"):
+            raise ConfigError(f'on_gap {on_gap!r}: "raise", or "time" to go on by time')
+        if type(prefetch) is not int or not 1 <= prefetch <= PREFETCH_MAX:
+            raise ConfigError(f"prefetch {prefetch!r}: a whole number, 1 to {PREFETCH_MAX}")
+        if away_s is not None and not 0 < away_s < 1e9:
+            raise ConfigError(f"away_s {away_s!r}: seconds, more than 0, or None for ever")
+        self.start, self.before = _start(since, parsed)
+        self.last: dict[str, Replayed] = {}
+        self.ready: deque[Replayed] = deque()
+        self._options: dict[str, Any] = {
+            "until": ends,
+            "goes_on": on_gap == "time",
+            "prefetch": prefetch,
+            "away_s": away_s,
+        }
+
+    def driver(self, bus: BusConfig, wire: Wire) -> ReplayDriver:
+        """Make the driver, on its loop, and let it begin."""
+        made = ReplayDriver(
+            bus, self.stream, wire, start=self.start, positions=self.before, **self._options
+        )
+        made.begin()
+        return made
+
+    def take(self) -> Replayed:
+        found = self.ready.popleft()
+        self.last[found.broker] = found
+        return found
+
+    def checkpoint(self) -> Checkpoint:
+        positions = {broker: each.position for broker, each in self.last.items()}
+        return Checkpoint(self.stream.topic.name, {**self.before, **positions})
+
+
+def _start(since: Since, topic: Topic) -> tuple[Start, dict[str, Position]]:
+    match since:
+        case "first" | "next":
+            return str(since), {}
+        case Checkpoint():
+            if since.topic != topic.name:
+                raise ConfigError(f"a checkpoint of {since.topic!r}, not of {topic.name!r}")
+            return "first", dict(since.positions)
+        case datetime():
+            if since.tzinfo is None:
+                raise ConfigError(f"since {since}: a datetime with a time zone")
+            return max(1, int(since.timestamp() * 1000)), {}
+        case timedelta():
+            if since < timedelta(0):
+                raise ConfigError(f"since {since}: a time before now, not after it")
+            return max(1, int((time.time() - since.total_seconds()) * 1000)), {}
+    raise ConfigError(
+        f'since {since!r}: "first", "next", a datetime, a timedelta before now, or a Checkpoint'
+    )
+
+
+def _ends(until: str | Checkpoint | None, topic: Topic) -> Mapping[str, Position] | str | None:
+    match until:
+        case None | "now":
+            return until
+        case Checkpoint() if until.topic == topic.name and until.positions:
+            return dict(until.positions)
+    raise ConfigError(
+        f'until {until!r}: "now", a checkpoint of {topic.name!r} with brokers, or None to go on'
+    )
+
+
+class AsyncReplay:
+    """Replay of a topic for asyncio, on the loop where it is first iterated.
+
+        async with AsyncReplay(bus, "orders", since=timedelta(hours=2)) as replay:
+            async for message in replay:
+                ...
+
+    Settings and errors as of `Replay`.
+    """
+
+    def __init__(
+        self,
+        bus: BusConfig,
+        topic: Topic | str,
+        *,
+        since: Since = "first",
+        until: Literal["now"] | Checkpoint | None = "now",
+        on_gap: Literal["raise", "time"] = "raise",
+        prefetch: int = PREFETCH,
+        away_s: float | None = AWAY_S,
+        _wire: Wire | None = None,
+    ) -> None:
+        self._bus, self._wire = bus, _wire or amqp_wire(bus)
+        self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s)
+        self._driver: ReplayDriver | None = None
+        self._is_over = False
+
+    def checkpoint(self) -> Checkpoint:
+        """Return how far it was read: up to the message that was returned last, on each broker."""
+        return self._reading.checkpoint()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End it; repeated calls do nothing."""
+        self._is_over = True
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await driver.stop()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Replayed:
+        reading = self._reading
+        if not reading.ready and not await self._fill():
+            raise StopAsyncIteration
+        return reading.take()
+
+    async def _fill(self) -> bool:
+        """Wait for messages; False at the end."""
+        if self._is_over:
+            return False
+        if self._driver is None:
+            self._driver = self._reading.driver(self._bus, self._wire)
+        try:
+            self._reading.ready += await self._driver.take()
+        except BaseException:
+            await self.stop()
+            raise
+        if not self._reading.ready:
+            await self.stop()
+        return bool(self._reading.ready)
+
+
+class Replay:
+    """Replay of a topic: an iterator over its messages, from all brokers of the list.
+
+        for message in Replay(bus, "orders", since=timedelta(hours=2)):
+            handle(message.body)
+
+    since: "first", "next", an aware datetime, a timedelta before now, or the `checkpoint` of an earlier one.
+    until: "now" ends with the last message that is stored when a broker is reached; None goes on for ever; a
+        checkpoint names the last stored message of each broker that is read, without a consumer list.
+    on_gap: what happens where a stream does not go on behind a checkpoint: "raise" a `ReplayGap`, or go on by
+        "time", a minute before the last message, with repetitions and a warning.
+    prefetch: messages on their way from each broker; as many are held in memory twice.
+    away_s: time in s for which a broker may be out of reach, before NotReady; None waits for ever.
+
+    The order is that of each broker. A message that was published twice comes twice, with one id. Raises
+    ChannelRefused 404 where the topic has no stream, 403 where the user may not read it, and LoginRefused.
+    One thread at a time; it runs on a thread of its own.
+    """
+
+    def __init__(self, bus: BusConfig, topic: Topic | str, **options: Any) -> None:
+        self._inner = AsyncReplay(bus, topic, **options)
+        self._loop: LoopThread | None = None
+
+    def checkpoint(self) -> Checkpoint:
+        """Return how far it was read: up to the message that was returned last, on each broker."""
+        return self._inner.checkpoint()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it; repeated calls do nothing."""
+        self._inner._is_over = True
+        loop, self._loop = self._loop, None
+        if loop is not None and loop.is_here:
+            loop.run(self._inner.stop())
+            loop.stop()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Replayed:
+        reading = self._inner._reading
+        if not reading.ready:
+            self._fill()
+        return reading.take()
+
+    def _fill(self) -> None:
+        if self._inner._is_over:
+            raise StopIteration
+        if self._loop is None:
+            self._loop = LoopThread("messagebus-replay")
+        is_more = False
+        try:
+            is_more = self._loop.run(self._inner._fill())
+        finally:
+            if not is_more:
+                self.stop()
+        if not is_more:
+            raise StopIteration
+
+    def __del__(self) -> None:
+        if getattr(self, "_loop", None) is not None:
+            self.stop()
+
+
+def stream_ends(
+    bus: BusConfig,
+    topic: Topic | str,
+    *,
+    since: Mapping[str, int] | None = None,
+    within_s: float = LOOK_S,
+    _wire: Wire | None = None,
+) -> dict[str, Position | None]:
+    """Return the position of the last message in each broker's stream; None where it is empty.
+
+    since: broker -> offset: the first message from there on instead, on these brokers, without a list.
+    Brokers that do not answer within this time in s are left out. Raises NotReady without a consumer list,
+    LoginRefused, and ChannelRefused 403. For threads without a loop.
+    """
+    parsed = parse_destination(topic) if isinstance(topic, str) else topic
+    assert isinstance(parsed, Topic)
+    wire, starts = _wire or amqp_wire(bus), dict[str, Start]()
+    if since is not None:
+        starts = {broker: behind(offset) for broker, offset in since.items()}
+        if not starts:
+            return {}
+    return run_blocking(look_at(bus, Stream(parsed), wire, starts, within_s=within_s))

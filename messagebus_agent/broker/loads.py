@@ -1,0 +1,259 @@
+"""Loads of the agent's own broker: messages of each queue, their age, its consumers, the broker's room.
+
+`Loads` is for monitoring alone: nothing is decided by it. `Counting` counts and purges for operators.
+
+`Ages` computes the age of the oldest message of each queue from counts alone, as quorum queues do not
+tell it. Arrivals are the messages present and those departed. A queue is first in, first out, so its oldest
+message arrived when the count of arrivals first passed today's count of departures. Pure; time is passed in,
+as whole milliseconds.
+
+A broker counts departures by acks only, not by rejection into the parking queue or by expiry. So a queue
+that has these and is never empty looks older than it is, until it is empty once. Counting publishes would
+not help: a queue at its bound refuses some, and counts them as published too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from messagebus.destination import Queue, Subscription
+from messagebus.topology import with_options
+from messagebus_agent.broker.management import (
+    Load,
+    Management,
+    ManagementUnavailable,
+    Overview,
+    Room,
+)
+from messagebus_agent.broker.upkeep import Upkeep
+from messagebus_agent.topology.register import Entry
+from messagebus_agent.web.metrics import Figure
+
+# A thousand queues take the broker 0.1 s.
+INTERVAL_S = 10.0
+# While somebody observes the broker; its statistics are as old.
+HURRIED_S = 5.0
+# Samples kept of one queue; beyond that every second one is dropped.
+SAMPLES_MAX = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The figures of one look. ages_ms: by queue; flows: arrived and departed by queue.
+
+    life: arrived, departed and the broker's counters only grow within one.
+    """
+
+    at_ms: int
+    loads: Mapping[str, Load]
+    ages_ms: Mapping[str, int]
+    flows: Mapping[str, tuple[int, int]]
+    room: Room
+    overview: Overview
+    life: int
+
+
+class Loads:
+    """The last figures of the broker's queues.
+
+    last: of the last answered look, None before. Prometheus gets nothing while the broker gives none.
+    """
+
+    def __init__(self, management: Management) -> None:
+        self._management = management
+        self._ages, self._flows = Ages(), Flows()
+        self._is_answered = False
+        self._hurried = asyncio.Event()
+        self.last: Sweep | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """True where there is a management API."""
+        return self._management.is_there
+
+    async def watch(self, clock_ms: Callable[[], int]) -> None:
+        """Look every INTERVAL_S, for ever; return at once where there is no management API."""
+        while self._management.is_there:
+            self._hurried.clear()
+            await self.look(clock_ms())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._hurried.wait()
+
+    def hurry(self, now_ms: int) -> None:
+        """Have `watch` look now when the last look is older than HURRIED_S: somebody observes."""
+        if self.last is None or now_ms - self.last.at_ms >= HURRIED_S * 1000:
+            self._hurried.set()
+
+    async def look(self, now_ms: int) -> None:
+        try:
+            found, room = await self._management.loads(), await self._management.room()
+            overview = await self._management.overview()
+        except ManagementUnavailable:
+            self._is_answered = False
+            return
+        self._is_answered = True
+        self.last = Sweep(
+            at_ms=now_ms,
+            loads={load.queue: load for load in found},
+            ages_ms={load.queue: self._age_ms(load, now_ms) for load in found},
+            flows=self._flows.sample(found, overview.totals.get("publish", 0)),
+            room=room,
+            overview=overview,
+            life=self._flows.life,
+        )
+        self._ages.keep_only(load.queue for load in found)
+
+    def figures(self) -> Iterator[Figure]:
+        if not (self._is_answered and (last := self.last)):
+            return
+        for load in last.loads.values():
+            text = "Ready or not acknowledged."
+            yield Figure("queue_messages", text, load.messages, queue=load.queue)
+        for load in last.loads.values():
+            yield Figure("queue_consumers", "Of this queue.", load.consumers, queue=load.queue)
+        for queue, age_ms in last.ages_ms.items():
+            text = "Of the oldest message; too high where many are rejected or expire."
+            yield Figure("queue_oldest_age_seconds", text, age_ms / 1000, queue=queue)
+        room = last.room
+        yield Figure("disk_free_bytes", "As the broker sees it.", room.disk_free_bytes)
+        text = "Below this much free disk the broker raises its alarm."
+        yield Figure("disk_limit_bytes", text, room.disk_limit_bytes)
+        yield Figure("memory_used_bytes", "As the broker sees it.", room.memory_used_bytes)
+        text = "Above this much memory the broker raises its alarm."
+        yield Figure("memory_limit_bytes", text, room.memory_limit_bytes)
+
+    def _age_ms(self, load: Load, now_ms: int) -> int:
+        return self._ages.sample(load.queue, now_ms, waiting=load.messages, departed=load.departed)
+
+
+class Flows:
+    """Counts of messages that came to each queue of one broker, and of those that left it.
+
+    A broker counts neither rejects nor what a policy drops. So what is missing has left, and what is there
+    beyond the acknowledged has come: both are lower bounds between two samples, and their difference is what
+    is present. life: grows when the broker's own counters went back, as after its restart.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[Load, int, int]] = {}
+        self._published = 0
+        self.life = 0
+
+    def sample(self, loads: Iterable[Load], published: int) -> dict[str, tuple[int, int]]:
+        """Return arrived and departed of each queue since this life began. published: by the broker."""
+        loads, before = list(loads), self._before
+        known = [(load, before[load.queue][0]) for load in loads if load.queue in before]
+        if published < self._published or any(new.departed < old.departed for new, old in known):
+            self.life += 1
+            before = {}
+        self._published = published
+        self._before = {load.queue: _flown(load, before.get(load.queue)) for load in loads}
+        return {queue: (came, left) for queue, (_, came, left) in self._before.items()}
+
+
+def _flown(load: Load, before: tuple[Load, int, int] | None) -> tuple[Load, int, int]:
+    if before is None:
+        return load, load.messages, 0
+    old, arrived, departed = before
+    acked = load.departed - old.departed
+    came = load.messages - old.messages + acked
+    return load, arrived + max(0, came), departed + acked + max(0, -came)
+
+
+class Ages:
+    """The ages of the queues of one broker."""
+
+    def __init__(self) -> None:
+        # queue -> (time, arrived by then) for each time at which the oldest message may have arrived
+        self._arrivals: dict[str, deque[tuple[int, int]]] = {}
+        self._departed: dict[str, int] = {}
+
+    def sample(self, queue: str, now_ms: int, *, waiting: int, departed: int) -> int:
+        """Return the minimal age of the oldest message, in milliseconds; 0 for an empty queue.
+
+        waiting: ready or unacknowledged. departed: acknowledged since the broker's start; messages present
+        before the first sample count from that.
+        """
+        if departed < self._departed.get(queue, 0) or not waiting:
+            self._arrivals.pop(queue, None)
+        self._departed[queue] = departed
+        if not waiting:
+            return 0
+        arrivals = self._arrivals.setdefault(queue, deque())
+        arrivals.append((now_ms, waiting + departed))
+        while arrivals[0][1] <= departed:
+            arrivals.popleft()
+        if len(arrivals) > SAMPLES_MAX:
+            self._arrivals[queue] = arrivals = deque(list(arrivals)[::2])
+        return now_ms - arrivals[0][0]
+
+    def keep_only(self, queues: Iterable[str]) -> None:
+        """Drop queues that are gone."""
+        gone = self._departed.keys() - set(queues)
+        for queue in gone:
+            self._arrivals.pop(queue, None)
+            del self._departed[queue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """The counts of one subscription or queue on one broker.
+
+    ready: messages that wait; consumers: of this queue. unacked: delivered and not answered, up to
+    some seconds old; None where there is no management API or it does not know the queue yet.
+    """
+
+    ready: int
+    consumers: int
+    unacked: int | None
+
+
+class Counting:
+    """Counts on the broker of `upkeep`, without missing queues."""
+
+    def __init__(self, upkeep: Upkeep, management: Management) -> None:
+        self._upkeep, self._management = upkeep, management
+
+    async def counts(self, entries: Mapping[str, Entry]) -> dict[str, Count]:
+        """Return the current counts by name. Raises LinkError."""
+        queues = sources_of(entries)
+        found = await self._upkeep.counts(queues.values())
+        unacked = await self._unacked()
+        counts = dict[str, Count]()
+        for name, queue in queues.items():
+            if (pair := found[queue]) is not None:
+                ready, consumers = pair
+                counts[name] = Count(ready=ready, consumers=consumers, unacked=unacked.get(queue))
+        return counts
+
+    async def purge(self, entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, int]:
+        """Drop ready messages. Returns how many by name, without missing queues. Raises LinkError."""
+        queues = sources_of(entries)
+        wanted = {name: queues[name] for name in names if name in queues}
+        dropped = await self._upkeep.purge(wanted.values())
+        return {
+            name: count for name, queue in wanted.items() if (count := dropped[queue]) is not None
+        }
+
+    async def _unacked(self) -> Mapping[str, int]:
+        if not self._management.is_there:
+            return {}
+        try:
+            return await self._management.unacked()
+        except ManagementUnavailable:
+            return {}
+
+
+def sources_of(entries: Mapping[str, Entry]) -> dict[str, str]:
+    """Map each living source of the map to its queue inside a broker."""
+    queues = dict[str, str]()
+    for name, entry in entries.items():
+        wanted = with_options(name, dict(entry.options))
+        if entry.alive and isinstance(wanted, Subscription | Queue):
+            queues[name] = wanted.amqp_queue
+    return queues

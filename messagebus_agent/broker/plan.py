@@ -1,0 +1,163 @@
+"""The steps after which a broker has all that the map wants, and no more.
+
+Pure: computed from the map, the entries applied before, and the queues of the broker. A queue whose
+`mb-born` is below the entry's tomb is of an earlier life of the same name. Its backlog was deleted
+with that name, also on a broker that was away, so the queue is deleted before it is declared again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from messagebus.destination import Queue, Stream, Subscription, Topic
+from messagebus.topology import (
+    Binding,
+    Declarations,
+    Exchange,
+    Wanted,
+    declarations,
+    parse_wanted,
+    with_options,
+)
+from messagebus_agent.topology.register import Entry
+
+Births = Mapping[str, int | None]
+"""Queues of the broker -> their `mb-born`, None for a queue without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteQueue:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteExchange:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    entry: Entry
+    declarations: Declarations
+
+
+Step = DeleteQueue | DeleteExchange | Declare
+
+
+def wanted_of(entry: Entry) -> Declarations:
+    """Return the declarations that an entry needs, born with its number."""
+    return declarations(with_options(entry.wanted, dict(entry.options)), born=entry.number)
+
+
+def expires_s_of(entry: Entry) -> int:
+    """Return the seconds without use after which it may be deleted, 0 for never."""
+    return int(dict(entry.options).get("expires_s", 0)) if entry.alive else 0
+
+
+def unsure_of(
+    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry], held: Mapping[str, int]
+) -> list[Entry]:
+    """Return the entries for which `plan` must know when the broker's queues were born.
+
+    held: numbers of the entries that this agent had applied here before: those queues are of this life.
+    """
+    return [
+        entry
+        for entry in _pending(entries, brought)
+        if entry.alive and entry.tomb and held.get(entry.wanted) != entry.number
+    ]
+
+
+def plan(
+    entries: Mapping[str, Entry],
+    *,
+    brought: Mapping[str, Entry],
+    births: Births,
+    floor: int,
+    old_publishers: bool = False,
+) -> tuple[Step, ...]:
+    """Return the steps in their order: deletions, then declarations.
+
+    brought: entries that need nothing, because the broker has them as they are.
+    births: may lack queues that nobody asked for; orphans are then left for another time.
+    floor: `Register.floor` of an informed map, otherwise 0.
+    old_publishers: as `AgentConfig` has it.
+    """
+    pending = list(_pending(entries, brought))
+    return (
+        *_deletions_of_orphans(entries, births, floor),
+        *_deletions_of_dead(entries, pending),
+        *(
+            step
+            for entry in pending
+            if entry.alive
+            for step in _revive(entry, births, old_publishers)
+        ),
+    )
+
+
+def _pending(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> Iterator[Entry]:
+    for name in sorted(entries):
+        if brought.get(name) != entries[name]:
+            yield entries[name]
+
+
+def _deletions_of_orphans(
+    entries: Mapping[str, Entry], births: Births, floor: int
+) -> Iterator[Step]:
+    """Yield deletions of queues whose names were deleted, and forgotten, while this broker was away."""
+    old = {name for name, born in births.items() if born is not None and born <= floor}
+    if not old:
+        return
+    for entry in entries.values():
+        old.difference_update(queue.name for queue in wanted_of(entry).queues)
+    yield from (DeleteQueue(name) for name in sorted(old) if name.startswith("mb."))
+
+
+def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step]:
+    wanted = wanted_of(entry)
+    for queue in wanted.queues:
+        born = births.get(queue.name)
+        if born is not None and born < entry.tomb:
+            yield DeleteQueue(queue.name)
+    yield Declare(entry, _of_before(wanted, entry) if old_publishers else wanted)
+
+
+def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
+    """Add the exchange that earlier versions published to a queue by: it has the queue's name."""
+    queue = parse_wanted(entry.wanted)
+    if not isinstance(queue, Queue):
+        return wanted
+    name = queue.amqp_queue
+    return replace(
+        wanted,
+        exchanges=(*wanted.exchanges, Exchange(name=name)),
+        bindings=(*wanted.bindings, Binding(exchange=name, queue=name)),
+    )
+
+
+def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:
+    alive = [parse_wanted(name) for name, entry in entries.items() if entry.alive]
+    # A topic's exchange outlives its entry while a subscription needs it, and is deleted with the last.
+    exchanges = dict[str, None]()
+    for entry in pending:
+        if entry.alive:
+            continue
+        wanted = parse_wanted(entry.wanted)
+        yield from (DeleteQueue(queue.name) for queue in declarations(wanted).queues)
+        topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
+        if isinstance(topic, Topic) and _is_dead(entries, topic) and not _is_used(topic, alive):
+            exchanges[topic.exchange] = None
+    yield from map(DeleteExchange, exchanges)
+
+
+def _is_dead(entries: Mapping[str, Entry], topic: Topic) -> bool:
+    entry = entries.get(str(topic))
+    return entry is not None and not entry.alive
+
+
+def _is_used(topic: Topic, alive: list[Wanted]) -> bool:
+    return any(
+        isinstance(wanted, Subscription | Stream) and wanted.topic == topic for wanted in alive
+    )

@@ -1,0 +1,168 @@
+"""Settings of an agent: a frozen value, checked whole, read from a TOML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from messagebus.broker import Broker
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from messagebus.terminal import did_you_mean
+from messagebus.tls import TlsFiles
+
+EPMD_PORT = 4369
+_TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
+_OPTIONAL = (
+    *("management", "data_dir", "node_name", "cookie_file", "erl_call", "mirror_device"),
+    *_TLS_FILES,
+)
+_NOT_TEXT = {"epmd_port": int, "tls": bool, "old_publishers": bool, "old_management": bool}
+_ADDRESSES = ("broker", "http", "check", "management")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """One agent, beside one broker.
+
+    broker: the broker as the list names it, ``host:port``. user, password_file: may administrate it.
+    http, check: listening addresses, ``host:port``: requests, and the balancer's agent-check.
+    list_file: the consumer list. state_dir: kept over restarts. token_file: operators' token.
+    management: the broker's management API, ``host:port``; "" for none (then neither alarms nor
+    queues of an earlier life of the same name are seen).
+    node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
+    takes seconds. data_dir: the broker's data folder, whose file system is synced.
+    mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
+    old_publishers: clients older than the exchanges `mb.to/NAME` publish to queues by their old exchanges.
+    tls: TLS to the broker, its management API and the other agents, and for requests; callers of an agent
+    show a certificate. old_management: use plain HTTP for a management API that speaks it; it was configured
+    before its TLS was, and its broker has not been restarted since.
+    tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
+    """
+
+    broker: str
+    user: str
+    password_file: str
+    http: str
+    check: str
+    list_file: str
+    state_dir: str
+    token_file: str
+    management: str = ""
+    data_dir: str = ""
+    node_name: str = ""
+    epmd_port: int = EPMD_PORT
+    cookie_file: str = ""
+    erl_call: str = ""
+    mirror_device: str = ""
+    old_publishers: bool = False
+    old_management: bool = False
+    tls: bool = False
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{field.name}: must be given"
+            for field in dataclasses.fields(self)
+            if field.name not in (*_OPTIONAL, *_NOT_TEXT) and not getattr(self, field.name)
+        ]
+        if not 1 <= self.epmd_port <= 65_535:
+            faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
+        faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
+        faults += self._tls_faults()
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    def _tls_faults(self) -> list[str]:
+        if not self.tls:
+            given = [key for key in (*_TLS_FILES, "old_management") if getattr(self, key)]
+            return [f"{key}: without effect while tls is off" for key in given]
+        faults = self.tls_files.faults()
+        return faults if self.tls_cert_file else [*faults, "tls_cert_file: must be given"]
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        return TlsFiles(
+            ca_file=self.tls_ca_file, cert_file=self.tls_cert_file, key_file=self.tls_key_file
+        )
+
+    @property
+    def address(self) -> Broker:
+        return Broker.parse(self.broker)
+
+    @property
+    def password(self) -> Secret:
+        """The password, read at every dial, so that it can rotate. Raises ConfigError."""
+        return read_secret("password_file", self.password_file)
+
+    @property
+    def token(self) -> Secret:
+        return read_secret("token_file", self.token_file)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Take settings by field name. Raises ConfigError for an unknown key or a wrong type."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        wanted = {key: _NOT_TEXT.get(key, str) for key in known}
+        faults = [_unknown(key, known) for key in values if key not in known]
+        faults += [
+            f"{key}: {wanted[key].__name__} wanted, not {type(value).__name__}"
+            for key, value in values.items()
+            if key in known and type(value) is not wanted[key]
+        ]
+        required = known - {*_OPTIONAL, *_NOT_TEXT}
+        faults += [f"{key}: must be given" for key in sorted(required - values.keys())]
+        if faults:
+            raise ConfigError("; ".join(faults))
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file; relative paths in it are relative to its folder."""
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+            raise ConfigError(f"{path}: {fault}") from fault
+        folder = Path(path).absolute().parent
+        for key in (
+            "password_file",
+            "list_file",
+            "state_dir",
+            "token_file",
+            "data_dir",
+            "cookie_file",
+            *_TLS_FILES,
+        ):
+            if isinstance(value := values.get(key), str) and value:
+                values[key] = str(folder / value)
+        return cls.from_mapping(values)
+
+    def _address_fault(self, key: str) -> str:
+        text = getattr(self, key)
+        try:
+            if text:
+                Broker.parse(text)
+        except ValueError as fault:
+            return f"{key}: {fault}"
+        return ""
+
+
+def read_secret(key: str, path: str) -> Secret:
+    """Read a file's text without surrounding blanks. Raises ConfigError naming the key."""
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"{key}: {fault}") from fault
+    if not text:
+        raise ConfigError(f"{key}: {path} is empty")
+    return Secret(text)
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    return f"unknown setting {key!r}{did_you_mean(key, known)}"

@@ -1,0 +1,671 @@
+"""The agent's HTTP interface: translates requests to calls and answers to JSON.
+
+Decides nothing. Errors are one line of text, or `{"error": ...}` where JSON is spoken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
+from messagebus.errors import (
+    ConfigError,
+    LinkError,
+    NameInvalid,
+    TopologyError,
+    TopologyMismatch,
+)
+from messagebus.topology import Wanted, options_of, parse_wanted, read_item
+from messagebus_agent.broker.loads import Counting
+from messagebus_agent.broker.plan import expires_s_of
+from messagebus_agent.broker.upkeep import Upkeep
+from messagebus_agent.consumer_list import TEXT_MAX, Clients, ListFile
+from messagebus_agent.gate import Verdict, VerdictKind
+from messagebus_agent.topology.agreement import NoMajority, Topology
+from messagebus_agent.topology.register import Entry
+from messagebus_agent.topology.store import entry_to_json, snapshot_from_json, snapshot_to_json
+from messagebus_agent.web.login import NAMES_PER_USER_MAX, Admission, Judged, Login
+from messagebus_agent.web.metrics import Metrics
+from messagebus_agent.web.observe import Observer
+from messagebus_agent.web.tap import Taps
+
+log = logging.getLogger("messagebus.agent")
+
+# Of docs/WIRE.md: the first number changes with what a client of before cannot take.
+WIRE_VERSION = "1.1"
+WAIT_S_MAX = 60.0
+# 10,000 consumers on a single agent; one more is refused, and asks another agent.
+WAITING_MAX = 12_000
+BODY_BYTES_MAX = 4 << 20
+# Generations that a client may be ahead of the list here, which was restored from an old backup.
+APPLIED_AHEAD_MAX = 1_000
+NAMES_MAX = 1_000
+# A page of a monitor.
+OBSERVED_NAMES_MAX = 200
+# A monitor waits once at each agent; each waiting request looks ten times a second.
+OBSERVING_MAX = 64
+FORBIDDEN_TOLD = 5
+# The rows of 500 queues are 50 KB, and 9 KB squeezed, which takes 0.6 ms.
+SQUEEZED_BYTES_MIN = 1_000
+
+_HEALTH_CODES = {VerdictKind.READY: 200, VerdictKind.DRAIN: 404, VerdictKind.DOWN: 503}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of the agent that the interface speaks for.
+
+    verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
+    unused_s: seconds without use of each expiring subscription. started: marks this process in ETags.
+    node: name and epmd_port of the broker's Erlang node, None when it is not configured.
+    """
+
+    broker: str
+    lists: ListFile
+    clients: Clients
+    topology: Topology
+    upkeep: Upkeep
+    login: Login
+    counting: Counting
+    observer: Observer
+    unused_s: Callable[[], Mapping[str, float | None]]
+    metrics: Metrics
+    verdict: Callable[[], Verdict]
+    is_draining: Callable[[], bool]
+    set_draining: Callable[[bool], Awaitable[None]]
+    started: str
+    node: Mapping[str, str | int] | None = None
+    taps: Taps | None = None
+
+
+class BadRequest(Exception):
+    """Raised when a request makes no sense; the text says why."""
+
+
+def application(parts: Parts) -> Starlette:
+    """Return the ASGI application of one agent."""
+    web = _Web(parts)
+    answers = [
+        ("/consumer-list", web.consumer_list, "GET"),
+        ("/clients", web.clients, "GET"),
+        ("/topology", web.topology, "GET"),
+        ("/topology", web.change, "POST"),
+        ("/topology/merge", web.merge, "POST"),
+        ("/topology/adopt", web.adopt, "POST"),
+        ("/topology/try", web.try_out, "POST"),
+        ("/unused", web.unused, "GET"),
+        ("/subscriptions", web.subscriptions, "GET"),
+        ("/observe", web.observe, "GET"),
+        ("/subscriptions/purge", web.purge, "POST"),
+        ("/settled", web.settled, "GET"),
+        ("/health", web.health, "GET"),
+        ("/live", web.live, "GET"),
+        ("/metrics", web.metrics, "GET"),
+        ("/drain", web.drain, "POST"),
+    ]
+    squeezed = [Middleware(GZipMiddleware, minimum_size=SQUEEZED_BYTES_MIN, compresslevel=1)]
+    routes = [
+        Route(
+            path,
+            web.proving(answer),
+            methods=[how],
+            middleware=squeezed if path == "/observe" else None,
+        )
+        for path, answer, how in answers
+    ]
+    if parts.taps is not None:
+        routes.append(parts.taps.route(web._judged, lambda: parts.topology.register.entries))
+    return Starlette(
+        routes=routes, exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone}
+    )
+
+
+class _Web:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._challenges = Challenges(parts.login.token)
+        self._waiting = self._observing = 0
+        self._waiting_as = Counter[tuple[str, str]]()
+        names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
+        self._anything = {name: parse_wanted(name) for name in names}
+
+    # The list and its readers.
+
+    async def consumer_list(self, request: Request) -> Response:
+        lists, query = self._parts.lists, request.query_params
+        generation = _whole(query.get("generation", "-1"), "generation")
+        wait_s = min(_seconds(query.get("wait_s", "0")), WAIT_S_MAX)
+        self._seen(request)
+        if lists.current is None:
+            return PlainTextResponse(f"no consumer list: {lists.fault}\n", 503)
+        if "generation" in query and lists.current.generation <= generation:
+            return await self._wait_for_list(request, generation, wait_s)
+        return self._list(request)
+
+    async def _wait_for_list(self, request: Request, generation: int, wait_s: float) -> Response:
+        if self._waiting >= WAITING_MAX:
+            return PlainTextResponse("too many clients wait here\n", 503)
+        who = self._who(request)
+        self._waiting += 1
+        self._waiting_as[who] += 1
+        try:
+            ended = await _first_of(
+                self._parts.lists.newer_than(generation), _disconnected(request), timeout_s=wait_s
+            )
+        finally:
+            self._waiting -= 1
+            self._waiting_as[who] -= 1
+            is_last = not self._waiting_as[who]
+            if is_last:
+                del self._waiting_as[who]
+        if ended == 1:
+            # Clients may share an id, and none proves it: one that still waits here is not dropped.
+            if is_last:
+                self._parts.clients.left(*who, _monotonic_ms())
+            return Response(status_code=499)
+        self._seen(request)
+        current = self._parts.lists.current
+        if current is not None and current.generation > generation:
+            return self._list(request)
+        return Response(status_code=304, headers=self._list_headers())
+
+    def _list(self, request: Request) -> Response:
+        headers = self._list_headers()
+        if request.headers.get("If-None-Match") == headers["ETag"] and not request.query_params.get(
+            "wait_s"
+        ):
+            return Response(status_code=304, headers=headers)
+        return PlainTextResponse(self._parts.lists.text, headers=headers)
+
+    def _list_headers(self) -> dict[str, str]:
+        current = self._parts.lists.current
+        assert current is not None
+        return {
+            "ETag": self._parts.lists.etag,
+            "MB-Generation": str(current.generation),
+            "MB-Cluster": current.cluster,
+            "MB-Wire": WIRE_VERSION,
+            "Cache-Control": "no-cache",
+        }
+
+    def _seen(self, request: Request) -> None:
+        client_id, subscription = self._who(request)
+        if not client_id:
+            return
+        applied = _whole(request.query_params.get("applied", "0"), "applied")
+        current = self._parts.lists.current
+        # The caller's id is not proved: a generation that no client can have applied must not hold up a push.
+        if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:
+            return
+        self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
+
+    @staticmethod
+    def _who(request: Request) -> tuple[str, str]:
+        """Return client and subscription. Raises BadRequest."""
+        query = request.query_params
+        client_id = _id(query.get("client", ""), "client")
+        return client_id, _id(query.get("subscription", ""), "subscription") if client_id else ""
+
+    async def clients(self, _request: Request) -> Response:
+        now_ms = _monotonic_ms()
+        return JSONResponse(
+            {
+                "clients": [
+                    {
+                        "id": client.id,
+                        "subscription": client.subscription,
+                        "applied": client.applied,
+                        "age_s": round(client.age_ms / 1000, 3),
+                        "waits": bool(self._waiting_as[client.id, client.subscription]),
+                    }
+                    for client in self._parts.clients.living(now_ms)
+                ],
+                "left": [
+                    {
+                        "id": client.id,
+                        "subscription": client.subscription,
+                        "age_s": round(client.age_ms / 1000, 3),
+                    }
+                    for client in self._parts.clients.gone(now_ms)
+                ],
+            }
+        )
+
+    # The topology.
+
+    async def topology(self, request: Request) -> Response:
+        register, upkeep = self._parts.topology.register, self._parts.upkeep
+        marks = (self._parts.started, register.version, register.informed, upkeep.losses.mark)
+        headers = {"ETag": f'"{"-".join(map(str, marks))}"'}
+        if request.headers.get("If-None-Match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        snapshot = register.snapshot
+        return JSONResponse(
+            {
+                "broker": self._parts.broker,
+                "informed": register.informed,
+                "node": self._parts.node,
+                "version": register.version,
+                **snapshot_to_json(snapshot),
+                "lost": [asdict(loss) for loss in upkeep.losses.kept],
+            },
+            headers=headers,
+        )
+
+    async def change(self, request: Request) -> Response:
+        if isinstance(judged := await self._judged(request, {}), Response):
+            return judged
+        body = await _json(request)
+        wanted, alive = _wanted(body.get("wanted")), body.get("alive", True)
+        if type(alive) is not bool:
+            raise BadRequest("alive: true or false")
+        judged = await self._judged(request, wanted)
+        if isinstance(judged, Response):
+            return judged
+        if judged.forbidden:
+            return _forbidden(judged)
+        if not alive and (refusal := await self._may_not_delete(request, wanted)):
+            return refusal
+        if alive and not self._parts.login.has_room(judged.user, wanted, self._is_alive):
+            return _error(429, f"user {judged.user!r} has made {NAMES_PER_USER_MAX} names here")
+        options = {name: options_of(each) for name, each in wanted.items()}
+        try:
+            changed = await self._parts.topology.change(list(wanted), alive=alive, options=options)
+        except NoMajority as refused:
+            return _error(409, str(refused))
+        except TopologyMismatch as refused:
+            return JSONResponse({"error": str(refused), "mismatch": True}, 409)
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        return JSONResponse(
+            {
+                "complete": changed.complete,
+                "held": list(changed.held),
+                "later": list(changed.later),
+                "missing": dict(changed.missing),
+                "options": self._options_of(wanted) if alive else {},
+            }
+        )
+
+    def _is_alive(self, name: str) -> bool:
+        entry = self._parts.topology.register.entries.get(name)
+        return entry is not None and entry.alive
+
+    def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the options of these names: a caller that asks for fewer takes them and has to know them."""
+        entries = self._parts.topology.register.entries
+        return {name: dict(entries[name].options) for name in names if name in entries}
+
+    async def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
+        """Let an application delete expiring names; return a refusal of all others to all but operators."""
+        entries = self._parts.topology.register.entries
+        if all(name in entries and expires_s_of(entries[name]) for name in names):
+            return None
+        return await self._operators_only(request)
+
+    async def try_out(self, request: Request) -> Response:
+        """Describe what of these exists on the broker with other options; create nothing."""
+        if refusal := await self._operators_only(request):
+            return refusal
+        body = await _json(request)
+        wanted, origin = _wanted(body.get("wanted")), str(body.get("from", ""))
+        return JSONResponse({"mismatch": await self._parts.topology.in_the_way(origin, wanted)})
+
+    async def unused(self, _request: Request) -> Response:
+        return JSONResponse({"unused_s": self._parts.unused_s()})
+
+    # Subscriptions and queues of the own broker.
+
+    async def observe(self, request: Request) -> Response:
+        """Return what is known of the broker: with `state_after`, when its state is another one."""
+        query, observer = request.query_params, self._parts.observer
+        names = [name for name in query.get("names", "").split(",") if name]
+        if len(names) > OBSERVED_NAMES_MAX:
+            raise BadRequest(f"names: at most {OBSERVED_NAMES_MAX}")
+        entries = await self._readable(request)
+        if isinstance(entries, Response):
+            return entries
+        if is_state := "state_after" in query:
+            version = _whole(query["state_after"], "state_after")
+            wait_s = min(_seconds(query.get("wait_s", "0")), WAIT_S_MAX)
+            if self._observing >= OBSERVING_MAX:
+                return PlainTextResponse("too many wait here\n", 503)
+            self._observing += 1
+            try:
+                waits = (observer.changed(version), _disconnected(request))
+                ended = await _first_of(*waits, timeout_s=wait_s)
+            finally:
+                self._observing -= 1
+            if ended == 1:
+                return Response(status_code=499)
+            if observer.version == version:
+                return Response(status_code=304)
+        known = self._parts.topology.register.entries
+        is_all = len(entries) == sum(entry.alive for entry in known.values())
+        body = await observer.answer(
+            None if is_all else entries.keys(),
+            names=names,
+            since=query.get("since", ""),
+            state_only=is_state,
+            all_clients=query.get("clients") == "all",
+        )
+        return JSONResponse(body)
+
+    async def subscriptions(self, request: Request) -> Response:
+        """Return the subscriptions and queues that the caller's rights cover."""
+        entries = await self._readable(request)
+        if isinstance(entries, Response):
+            return entries
+        try:
+            counts = await self._parts.counting.counts(entries)
+        except LinkError as fault:
+            return _error(503, str(fault))
+        return JSONResponse(
+            {
+                "broker": self._parts.broker,
+                "subscriptions": {
+                    name: {**asdict(count), **dict(entries[name].options)}
+                    for name, count in counts.items()
+                },
+            }
+        )
+
+    async def _readable(self, request: Request) -> dict[str, Entry] | Response:
+        """Return the living entries that the caller's rights cover, or the refusal."""
+        entries = self._parts.topology.register.entries
+        known = {name: parse_wanted(name) for name, entry in entries.items() if entry.alive}
+        # A user who may read any name need not be checked for each of thousands.
+        judged = await self._judged(request, self._anything)
+        if not isinstance(judged, Response) and judged.forbidden:
+            judged = await self._judged(request, known)
+        if isinstance(judged, Response):
+            return judged
+        if known and len(judged.forbidden) == len(known):
+            return _forbidden(judged)
+        return {name: entries[name] for name in known.keys() - set(judged.forbidden)}
+
+    async def purge(self, request: Request) -> Response:
+        if refusal := await self._operators_only(request):
+            return refusal
+        wanted = _wanted((await _json(request)).get("wanted"))
+        entries = self._parts.topology.register.entries
+        try:
+            purged = await self._parts.counting.purge(entries, wanted)
+        except LinkError as fault:
+            return _error(503, str(fault))
+        log.info("purged broker=%s purged=%s", self._parts.broker, purged)
+        return JSONResponse({"broker": self._parts.broker, "purged": purged})
+
+    async def merge(self, request: Request) -> Response:
+        if refusal := await self._operators_only(request):
+            return refusal
+        try:
+            snapshot = snapshot_from_json(await _json(request))
+        except ValueError as fault:
+            raise BadRequest(str(fault)) from fault
+        try:
+            reply = await self._parts.topology.told(snapshot)
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        register = self._parts.topology.register
+        return JSONResponse(
+            {
+                "answer": reply.answer.value,
+                "reason": reply.reason,
+                "stored": reply.stored,
+                "version": register.version,
+                "intact": register.intact,
+                "above": reply.above,
+                "entries": [
+                    entry_to_json(entry) for entry in self._parts.topology.entries_of(snapshot)
+                ],
+            }
+        )
+
+    async def adopt(self, request: Request) -> Response:
+        if refusal := await self._operators_only(request):
+            return refusal
+        try:
+            snapshot = snapshot_from_json(await _json(request))
+            await self._parts.topology.adopt(snapshot)
+        except ValueError as fault:
+            raise BadRequest(str(fault)) from fault
+        except TopologyError as fault:
+            return _error(503, str(fault))
+        return JSONResponse({"intact": self._parts.topology.register.intact})
+
+    async def settled(self, _request: Request) -> Response:
+        upkeep = self._parts.upkeep
+        return JSONResponse(
+            {
+                "settled": upkeep.is_settled,
+                "gate": upkeep.condition.linked and upkeep.condition.gate_open,
+                "queues": upkeep.settled_queues(),
+            }
+        )
+
+    # Health.
+
+    async def health(self, _request: Request) -> Response:
+        verdict = self._parts.verdict()
+        body: dict[str, Any] = {"verdict": verdict.kind.value}
+        if verdict.reason:
+            body["reason"] = verdict.reason
+        body["draining"] = self._parts.is_draining()
+        return JSONResponse(body, _HEALTH_CODES[verdict.kind])
+
+    async def live(self, _request: Request) -> Response:
+        return PlainTextResponse("live\n")
+
+    async def metrics(self, _request: Request) -> Response:
+        text = self._parts.metrics.text()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def drain(self, request: Request) -> Response:
+        if refusal := await self._operators_only(request):
+            return refusal
+        draining = (await _json(request)).get("draining")
+        if type(draining) is not bool:
+            raise BadRequest("draining: true or false")
+        try:
+            await self._parts.set_draining(draining)
+        except OSError as fault:
+            return _error(503, f"not stored: {fault}")
+        return JSONResponse({"draining": draining})
+
+    # Authorization.
+
+    async def _operators_only(self, request: Request) -> Response | None:
+        if await self._is_operator(request):
+            return None
+        told = {"WWW-Authenticate": f"{self._challenges.header}, Bearer"}
+        return _error(401, "operators' token wanted", told)
+
+    async def _is_operator(self, request: Request) -> bool:
+        """Return whether the caller has the token: it proves it, or sends it, as earlier versions do."""
+        known = getattr(request.state, "is_operator", None)
+        if known is None:
+            header = request.headers.get("Authorization", "")
+            known = self._parts.login.is_operator(header)
+            if not known and Challenges.is_proof(header):
+                body = await _body(request)
+                with contextlib.suppress(ConfigError):
+                    known = self._challenges.proves(
+                        header,
+                        me=self._parts.broker,
+                        method=request.method,
+                        target=_target(request),
+                        body=body,
+                    )
+            request.state.is_operator = known  # a proof is good for one request
+        return bool(known)
+
+    def proving(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Wrap an endpoint so that it proves the token to callers that want it."""
+
+        async def proven(request: Request) -> Response:
+            ask = request.headers.get(ASK, "")
+            if ask and not is_nonce(ask):
+                raise BadRequest(f"{ASK}: 16 to 64 hexadecimal digits")
+            response = await answer(request)
+            if ask:
+                with contextlib.suppress(ConfigError):
+                    response.headers[PROOF] = answer_proof(
+                        self._parts.login.token(),
+                        ask=ask,
+                        method=request.method,
+                        target=_target(request),
+                        broker=self._parts.broker,
+                        status=response.status_code,
+                        etag=response.headers.get("ETag", ""),
+                        body=bytes(response.body),
+                    )
+            return response
+
+        return proven
+
+    async def _judged(self, request: Request, wanted: Mapping[str, Wanted]) -> Judged | Response:
+        """Judge the caller and its rights on all of these; or return the refusal of an unknown caller."""
+        if await self._is_operator(request):
+            return Judged(admission=Admission.YES)
+        judged = await self._parts.login.admit(request.headers.get("Authorization", ""), wanted)
+        match judged.admission:
+            case Admission.YES:
+                return judged
+            case Admission.NO:
+                told = f'{self._challenges.header}, Basic realm="messagebus"'
+                return _error(401, "login refused", {"WWW-Authenticate": told})
+            case Admission.UNKNOWN:
+                return _error(503, "the broker here cannot check the login: ask another agent")
+
+
+def _forbidden(judged: Judged) -> Response:
+    names = ", ".join(judged.forbidden[:FORBIDDEN_TOLD])
+    more = len(judged.forbidden) - FORBIDDEN_TOLD
+    more_told = f" and {more} more" if more > 0 else ""
+    told = f"the rights of user {judged.user!r} do not cover {names}{more_told}"
+    return JSONResponse({"error": told, "forbidden": True}, 403)
+
+
+def _error(code: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": text}, code, headers=headers)
+
+
+async def _bad_request(_request: Request, fault: Exception) -> Response:
+    return _error(400, str(fault))
+
+
+async def _gone(_request: Request, _fault: Exception) -> Response:
+    """Answer a client that hung up in the middle of a request: no error of ours."""
+    return Response(status_code=499)
+
+
+async def _body(request: Request) -> bytes:
+    """Read the body once, BODY_BYTES_MAX at most."""
+    known = getattr(request.state, "body", None)
+    if isinstance(known, bytes):
+        return known
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise BadRequest(f"more than {BODY_BYTES_MAX} bytes")
+    request.state.body = bytes(body)
+    return bytes(body)
+
+
+def _target(request: Request) -> str:
+    """Return path and query as they were sent."""
+    path, query = request.scope.get("raw_path", b""), request.scope["query_string"]
+    return bytes(path + (b"?" + query if query else b"")).decode("latin-1")
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """Read the body as one JSON object."""
+    try:
+        value = json.loads(await _body(request))
+    except ValueError as fault:
+        raise BadRequest(f"not JSON: {fault}") from fault
+    except RecursionError as fault:
+        raise BadRequest("not JSON that is read here: too deep") from fault
+    if not isinstance(value, dict):
+        raise BadRequest("a JSON object wanted")
+    return value
+
+
+def _wanted(value: Any) -> dict[str, Wanted]:
+    """Return the wanted items by name in the one spelling, without doubles, in the order given."""
+    if not isinstance(value, list) or not value:
+        raise BadRequest('wanted: a list of names such as "orders", "orders/billing", "queue:jobs"')
+    if len(value) > NAMES_MAX:
+        raise BadRequest(f"wanted: at most {NAMES_MAX} names at once")
+    wanted = dict[str, Wanted]()
+    try:
+        for item in map(read_item, value):
+            options = options_of(wanted.setdefault(str(item), item))
+            if options != options_of(item):
+                raise BadRequest(f"wanted: {item} twice, with different options")
+    except NameInvalid as fault:
+        raise BadRequest(str(fault)) from fault
+    return wanted
+
+
+def _id(text: str, key: str) -> str:
+    """Check the id of a client or its subscription, which operators read on their terminals."""
+    if len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()):
+        raise BadRequest(f"{key}: at most {TEXT_MAX} printing ASCII characters")
+    return text
+
+
+def _whole(text: str, key: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise BadRequest(f"{key}: a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise BadRequest("wait_s: seconds, 0 or more")
+    return seconds
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(*waits: Awaitable[object], timeout_s: float) -> int | None:
+    """Return the position of the wait that ended first; None when none did within timeout_s."""
+    tasks: Sequence[asyncio.Future[object]] = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return next((number for number, task in enumerate(tasks) if task.done()), None)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,146 @@
+"""Clients of the bus for each principal: the gateway's own, and those of bus logins, closed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from messagebus import (
+    AsyncConsumer,
+    AsyncPublisher,
+    BusConfig,
+    ConsumerConfig,
+    LoginRefused,
+    NotReady,
+    PublisherConfig,
+    Secret,
+    Source,
+    declare,
+)
+from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import Problem
+
+__all__ = ["Bus", "Publishers", "RealBus", "now_ms"]
+
+log = logging.getLogger("messagebus.gateway")
+
+Login = tuple[str, Secret] | None
+
+LOGINS_MAX = 100
+IDLE_S = 60.0
+LOGIN_TIMEOUT_S = 5.0
+STOP_S = 10.0
+
+
+def now_ms() -> int:
+    """Return the time of a monotonic clock in ms."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Bus(Protocol):
+    """Maker of clients; they are not started."""
+
+    def publisher(self, login: Login) -> AsyncPublisher: ...
+
+    def consumer(self, source: Source, config: ConsumerConfig, login: Login) -> AsyncConsumer: ...
+
+    async def declare(self, name: str, login: Login) -> dict[str, str]:
+        """Make it exist on every broker. Returns the brokers that lack it, each with its reason."""
+
+
+class RealBus:
+    """The bus behind the addresses of a `BusConfig`."""
+
+    def __init__(self, bus: BusConfig, publisher: PublisherConfig) -> None:
+        self._bus, self._publisher = bus, publisher
+
+    def publisher(self, login: Login) -> AsyncPublisher:
+        return AsyncPublisher(self._as(login), self._publisher)
+
+    def consumer(self, source: Source, config: ConsumerConfig, login: Login) -> AsyncConsumer:
+        return AsyncConsumer(self._as(login), source, config=config)
+
+    async def declare(self, name: str, login: Login) -> dict[str, str]:
+        found = await asyncio.to_thread(declare, self._as(login), [name])
+        return dict(found.missing)
+
+    def _as(self, login: Login) -> BusConfig:
+        if login is None:
+            return self._bus
+        user, password = login
+        return replace(self._bus, user=user, password=password, user_file="", password_file="")
+
+
+@dataclass(slots=True, eq=False)
+class _Used:
+    publisher: AsyncPublisher
+    users: int = 0
+    free_ms: int = 0
+
+
+class Publishers:
+    """One publisher for all tokens, and one for each bus login."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.own = bus.publisher(None)
+        self._others: dict[str, _Used] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def start(self) -> None:
+        await self.own.start()
+
+    async def stop(self) -> int:
+        """Wait for what is under way. Returns how many publishes have no end."""
+        others = [each.publisher for each in self._others.values()]
+        ends = await asyncio.gather(*(each.stop(STOP_S) for each in (self.own, *others)))
+        return sum(ends)
+
+    @asynccontextmanager
+    async def of(self, principal: Principal) -> AsyncIterator[AsyncPublisher]:
+        """Use a principal's publisher. Raises Problem 401 and 503."""
+        if principal.login is None:
+            yield self.own
+            return
+        used = self._others.get(principal.name)
+        if used is None:
+            async with self._opening.setdefault(principal.name, asyncio.Lock()):
+                used = self._others.get(principal.name) or await self._open(principal)
+        used.users += 1
+        try:
+            yield used.publisher
+        finally:
+            used.users -= 1
+            used.free_ms = now_ms()
+
+    async def _open(self, principal: Principal) -> _Used:
+        if len(self._others) >= LOGINS_MAX:
+            detail = f"more than {LOGINS_MAX} bus logins are in use"
+            raise Problem(503, detail, outcome="not sent", retry=True, retry_after_s=IDLE_S)
+        publisher = self._bus.publisher(principal.login)
+        try:
+            await publisher.start(require="one", timeout_s=LOGIN_TIMEOUT_S)
+        except LoginRefused:
+            raise Problem(401, "the bus refuses this login", outcome="not sent") from None
+        except NotReady as fault:
+            raise Problem(
+                503, str(fault), outcome="not sent", retry=True, retry_after_s=1
+            ) from None
+        used = self._others[principal.name] = _Used(publisher, free_ms=now_ms())
+        return used
+
+    async def close_idle(self) -> None:
+        """End publishers of logins that nobody used for long. Called now and then."""
+        before_ms = now_ms() - round(IDLE_S * 1000)
+        idle = [
+            n for n, each in self._others.items() if not each.users and each.free_ms < before_ms
+        ]
+        gone = [self._others.pop(name).publisher for name in idle]
+        for name in idle:
+            self._opening.pop(name, None)
+        await asyncio.gather(*(each.stop(STOP_S) for each in gone))

@@ -1,0 +1,208 @@
+"""Settings of a gateway: one TOML file, checked as a whole; every fault is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
+from messagebus.terminal import did_you_mean
+
+__all__ = ["GatewayConfig", "Limits", "PushConfig"]
+
+T = TypeVar("T")
+
+ANONYMOUS = ("", "publish", "consume", "all")
+FORMATS = ("raw", "cloudevents")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds, of a principal where nothing else is said.
+
+    requests_max: under way at once. leases_max: deliveries in its hands. sockets_max: streams and sockets.
+    connections_max: of the process. large_bytes_max: of all bodies above 1 MiB together. request_s: for a
+    request to arrive, headers and body. admit_wait_s: for room in the publisher's backlog.
+    """
+
+    requests_max: int = 1_000
+    leases_max: int = 10_000
+    sockets_max: int = 1_000
+    connections_max: int = 10_000
+    large_bytes_max: int = 64 << 20
+    request_s: float = 30.0
+    admit_wait_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"limits.{each.name} {value!r}: a number above 0"
+            for each in dataclasses.fields(self)
+            if isinstance(value := getattr(self, each.name), bool)
+            or not isinstance(value, int | float)
+            or value <= 0
+        ]
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushConfig:
+    """One subscription that is pushed to an address, by signed webhooks.
+
+    subscription: ``orders/billing`` or ``queue:jobs``. url: https, or http. format: "raw" or "cloudevents".
+    secret_file: the secret of Standard Webhooks, ``whsec_...``. concurrency: requests at once. private: the
+    address may be one of this host or of a private network. attempts_max: then it is parked.
+    """
+
+    subscription: str
+    url: str
+    secret_file: str
+    format: str = "raw"
+    concurrency: int = 8
+    timeout_s: float = 10.0
+    attempts_max: int = 20
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        faults = []
+        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+            faults.append(f"push.url {self.url!r}: http:// or https:// address")
+        if self.format not in FORMATS:
+            faults.append(f"push.format {self.format!r}: {' or '.join(FORMATS)}")
+        if not 1 <= self.concurrency <= 1_000:
+            faults.append(f"push.concurrency {self.concurrency!r}: 1 to 1,000")
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Settings of a gateway.
+
+    listen, admin: ``host:port`` of the service, and of /livez, /readyz and /metrics. name: in leases, shown
+    to clients. tokens_file: see docs/gateway.md. bus_login: Basic credentials are those of the bus.
+    anonymous: "publish", "consume" or "all" without a login, on a loopback address only. origins: of
+    browsers that may call (CORS). drain_s: between "not ready" and the end of pulls. grace_s: for leases.
+    tls_client_ca_file: authority of clients' certificates, whose names stand in the file of tokens.
+    peers: name -> address of the other gateways, which get the answers to their leases.
+    """
+
+    listen: str = "127.0.0.1:8080"
+    admin: str = "127.0.0.1:8081"
+    name: str = "gw"
+    tokens_file: str = ""
+    bus_login: bool = False
+    anonymous: str = ""
+    origins: tuple[str, ...] = ()
+    drain_s: float = 5.0
+    grace_s: float = 25.0
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""
+    peers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    limits: Limits = field(default_factory=Limits)
+    bus: BusConfig = field(default_factory=BusConfig)
+    publisher: PublisherConfig = field(default_factory=PublisherConfig)
+    push: tuple[PushConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = [fault for key in ("listen", "admin") if (fault := self._address_fault(key))]
+        if self.anonymous not in ANONYMOUS:
+            faults.append(f"anonymous {self.anonymous!r}: one of {', '.join(ANONYMOUS[1:])}")
+        elif self.anonymous and not faults and not _is_loopback(self.listen):
+            faults.append(f"anonymous: works on a loopback address only, not on {self.listen}")
+        if self.tls_client_ca_file and not (self.tls_cert_file and self.tokens_file):
+            faults.append("tls_client_ca_file: needs tls_cert_file and tokens_file")
+        if not (self.tokens_file or self.bus_login or self.anonymous):
+            faults.append("nobody may log in: tokens_file, bus_login or anonymous")
+        if not (self.name.isascii() and self.name.isalnum() and len(self.name) <= 40):
+            faults.append(f"name {self.name!r}: 1 to 40 letters and digits")
+        faults += [
+            f"peers.{name} {url!r}: http:// or https:// address of another gateway"
+            for name, url in self.peers.items()
+            if name == self.name or urlsplit(str(url)).scheme not in ("http", "https")
+        ]
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    def _address_fault(self, key: str) -> str:
+        try:
+            _parsed(getattr(self, key))
+        except ValueError as fault:
+            return f"{key}: {fault}"
+        return ""
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file. Raises ConfigError with every fault that was found."""
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+            raise ConfigError(f"{path}: {fault}") from fault
+        try:
+            return cls.from_mapping(values)
+        except ConfigError as fault:
+            raise ConfigError(f"{path}: {fault}") from fault
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Take settings by name; tables ``limits``, ``bus``, ``publisher`` and a list ``push``."""
+        given = dict(values)
+        for key, read in (("bus", BusConfig), ("publisher", PublisherConfig)):
+            if key in given:
+                given[key] = read.from_mapping(given[key])
+        if "limits" in given:
+            given["limits"] = _made(Limits, given["limits"], "limits.")
+        if "push" in given:
+            given["push"] = tuple(_made(PushConfig, each, "push.") for each in given["push"])
+        if not isinstance(given.get("peers", {}), dict):
+            raise ConfigError("peers: a table of names and addresses")
+        if "origins" in given:
+            given["origins"] = tuple(given["origins"])
+        return _made(cls, given, "")
+
+
+def _made(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
+    fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    faults = [
+        f"{prefix}{key}: unknown{did_you_mean(key, fields)}" for key in values if key not in fields
+    ]
+    for name, each in fields.items():
+        if name not in values:
+            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
+                faults.append(f"{prefix}{name}: missing")
+            continue
+        wanted = _KINDS.get(str(each.type))
+        value = values[name]
+        if wanted and (
+            not isinstance(value, wanted) or isinstance(value, bool) != (wanted == (bool,))
+        ):
+            faults.append(f"{prefix}{name} {value!r}: {each.type} wanted")
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return kind(**values)
+
+
+def _parsed(address: str) -> Broker:
+    """Read ``host:port``; port 0 stands for any free one. Raises ValueError."""
+    return Broker.parse(f"{address}1" if address.endswith(":0") else address)
+
+
+def _is_loopback(address: str) -> bool:
+    host = _parsed(address).host.strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,121 @@
+"""Leases: who holds which delivery until when. Pure: times are passed in, in whole milliseconds.
+
+A lease is written ``<gateway>.<session>.<number>.<mac>``. The mac, 128 bits over the rest, the principal
+and the place of the delivery, makes it impossible to guess and of one principal only. The session is that
+of the process: after a restart no lease of before is good.
+"""
+
+from __future__ import annotations
+
+import heapq
+import hmac
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+__all__ = ["STALE", "UNKNOWN", "Lease", "Leases"]
+
+T = TypeVar("T")
+
+STALE, UNKNOWN = "stale", "unknown"
+MAC_BYTES = 16
+TOKEN_CHARS_MAX = 200
+
+
+@dataclass(slots=True)
+class Lease(Generic[T]):
+    """One delivery in a principal's hands. token: its written form."""
+
+    token: str
+    principal: str
+    item: T
+    until_ms: int
+
+
+class Leases(Generic[T]):
+    """All leases of one gateway process. key: of the macs. most: by principal."""
+
+    def __init__(self, gateway: str, session: str, key: bytes, most: int) -> None:
+        self._begin = f"{gateway}.{session}"
+        self._key, self._most = key, most
+        self._held: dict[int, Lease[T]] = {}
+        self._ends: list[
+            tuple[int, int]
+        ] = []  # a heap; an entry whose lease has another end is old
+        self._counts: dict[str, int] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def room(self, principal: str) -> int:
+        """Return how many more this principal may hold."""
+        return max(0, self._most - self._counts.get(principal, 0))
+
+    def grant(self, principal: str, item: T, now_ms: int, lease_ms: int) -> Lease[T]:
+        """Lease a delivery to a principal."""
+        self._number += 1
+        token = f"{self._begin}.{self._number}"
+        lease = Lease(f"{token}.{self._mac(token, principal)}", principal, item, now_ms + lease_ms)
+        self._held[self._number] = lease
+        self._counts[principal] = self._counts.get(principal, 0) + 1
+        heapq.heappush(self._ends, (lease.until_ms, self._number))
+        return lease
+
+    def find(self, token: str, principal: str) -> Lease[T] | str:
+        """Return the lease; or STALE: it was answered or ran out; or UNKNOWN: not one of this principal."""
+        signed, _, mac = token[:TOKEN_CHARS_MAX].rpartition(".")
+        begin, _, number = signed.rpartition(".")
+        if begin != self._begin or not (number.isascii() and number.isdigit()):
+            return UNKNOWN
+        if not hmac.compare_digest(mac.encode(), self._mac(signed, principal).encode()):
+            return UNKNOWN
+        return self._held.get(int(number), STALE)
+
+    def take(self, token: str, principal: str) -> Lease[T] | str:
+        """Return the lease and end it; else as `find`."""
+        found = self.find(token, principal)
+        if isinstance(found, Lease):
+            self.end(found)
+        return found
+
+    def end(self, lease: Lease[T]) -> bool:
+        """End a lease. False: it has ended."""
+        number = int(lease.token.rsplit(".", 2)[1])
+        if self._held.pop(number, None) is None:
+            return False
+        left = self._counts[lease.principal] - 1
+        if left:
+            self._counts[lease.principal] = left
+        else:
+            del self._counts[lease.principal]
+        return True
+
+    def extend(self, token: str, principal: str, now_ms: int, lease_ms: int) -> Lease[T] | str:
+        """Let a lease end that long from now; else as `find`."""
+        found = self.find(token, principal)
+        if isinstance(found, Lease):
+            found.until_ms = now_ms + lease_ms
+            heapq.heappush(self._ends, (found.until_ms, int(token.rsplit(".", 2)[1])))
+        return found
+
+    def run_out(self, now_ms: int) -> list[Lease[T]]:
+        """End all leases whose time is over, and return them, the oldest first."""
+        over = []
+        while self._ends and self._ends[0][0] <= now_ms:
+            until_ms, number = heapq.heappop(self._ends)
+            lease = self._held.get(number)
+            if lease is not None and lease.until_ms == until_ms:
+                self.end(lease)
+                over.append(lease)
+        return over
+
+    def end_all(self) -> list[Lease[T]]:
+        """End all leases and return them."""
+        held = list(self._held.values())
+        for lease in held:
+            self.end(lease)
+        return held
+
+    def _mac(self, token: str, principal: str) -> str:
+        made = hmac.digest(self._key, f"{token}\0{principal}".encode(), "sha256")
+        return made[:MAC_BYTES].hex()

@@ -1,0 +1,254 @@
+"""Callers: principals from a file of tokens, or the bus's own users. Secrets are never shown.
+
+A file of tokens is TOML and is read again when it changes; a file that became unreadable keeps the tokens of
+before, and is told in the log:
+
+    [[token]]
+    name = "shop"
+    sha256 = "..."                  # of the token: `printf %s "$TOKEN" | sha256sum`
+    # or: certificate = "shop.example", a name in the certificate that the client shows
+    publish = ["orders", "clicks.*", "queue:jobs"]
+    consume = ["orders/billing"]
+    declare = ["orders/*"]
+    rate_per_s = 1000               # messages; 0 or nothing: no limit
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fnmatch
+import hashlib
+import logging
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from messagebus import ConfigError, Secret
+from messagebus_gateway.config import Limits
+from messagebus_gateway.limits import Bucket, Places
+from messagebus_gateway.problems import Problem
+
+__all__ = ["People", "Principal", "read_tokens"]
+
+log = logging.getLogger("messagebus.gateway")
+
+LOOK_EVERY_MS = 1_000
+LOGINS_MAX = 1_000
+_KEYS = {"name", "sha256", "certificate", "publish", "consume", "declare", "rate_per_s"}
+_CHALLENGE = {"WWW-Authenticate": 'Bearer, Basic realm="messagebus"'}
+
+
+@dataclass(eq=False, slots=True)
+class Principal:
+    """Somebody who calls. publish, consume, declare: shell patterns of names.
+
+    login: user and password of the bus, whose own rights decide; None: the gateway's own login is used.
+    """
+
+    name: str
+    publish: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    declare: tuple[str, ...] = ()
+    login: tuple[str, Secret] | None = None
+    bucket: Bucket = field(default_factory=lambda: Bucket(0))
+    requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
+    sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
+
+    def check(self, right: str, name: str) -> None:
+        """Raise Problem 403 unless it has this right ("publish", "consume", "declare")."""
+        patterns: tuple[str, ...] = getattr(self, right)
+        if not any(fnmatch.fnmatchcase(name, each) for each in patterns):
+            raise Problem(403, f"{self.name} may not {right} {name}", outcome="not sent")
+
+    def charge(self, count: int, now_ms: int) -> None:
+        """Take messages from its rate. Raises Problem 429."""
+        if not (wait_s := self.bucket.take(count, now_ms)):
+            return
+        rate = self.bucket.rate_per_s
+        raise Problem(
+            429,
+            f"{self.name} sends more than {rate:g} messages a second",
+            outcome="not sent",
+            retry=True,
+            retry_after_s=wait_s,
+            headers={
+                "RateLimit-Policy": f'"messages";q={rate:g};w=1',
+                "RateLimit": f'"messages";r={self.bucket.left(now_ms)};t={int(wait_s) + 1}',
+            },
+        )
+
+
+class People:
+    """All principals. anonymous: "publish", "consume", "all" or ""."""
+
+    def __init__(
+        self, tokens_file: str, *, bus_login: bool, anonymous: str, limits: Limits, now_ms: int
+    ) -> None:
+        """Read the tokens. Raises ConfigError."""
+        self._path, self._bus_login, self._limits = tokens_file, bus_login, limits
+        self._tokens: dict[bytes, Principal] = {}
+        self._seen: object = None
+        self._logins: dict[str, Principal] = {}
+        self._looked_ms = now_ms
+        if tokens_file:
+            self._seen = _mark(tokens_file)
+            self._take(read_tokens(tokens_file))
+        self._anonymous = None
+        if anonymous:
+            every = ("*",)
+            publishes, consumes = anonymous in ("publish", "all"), anonymous in ("consume", "all")
+            self._anonymous = self._bounded(
+                Principal(
+                    "anonymous",
+                    publish=every if publishes else (),
+                    consume=every if consumes else (),
+                    declare=every if anonymous == "all" else (),
+                )
+            )
+
+    def principal(self, authorization: str, now_ms: int, names: Iterable[str] = ()) -> Principal:
+        """Return who calls, by the header of that name, or else by the names in a certificate.
+
+        Raises Problem 401.
+        """
+        if now_ms - self._looked_ms >= LOOK_EVERY_MS:
+            self._looked_ms = now_ms
+            self._look()
+        scheme, _, said = authorization.partition(" ")
+        match scheme.lower():
+            case "bearer":
+                found = self._tokens.get(hashlib.sha256(said.strip().encode()).digest())
+                if found is not None:
+                    return found
+                raise _unauthorized("this token is not known")
+            case "basic" if self._bus_login:
+                return self._login(said)
+            case "":
+                for name in names:
+                    if found := self._tokens.get(_named(name)):
+                        return found
+        match scheme.lower():
+            case "" if self._anonymous is not None:
+                return self._anonymous
+        raise _unauthorized("log in by a token" + (" or Basic" if self._bus_login else ""))
+
+    def _login(self, said: str) -> Principal:
+        try:
+            user, colon, password = (
+                base64.b64decode(said.strip(), validate=True).decode().partition(":")
+            )
+        except (binascii.Error, UnicodeDecodeError):
+            raise _unauthorized("Basic credentials that cannot be read") from None
+        if not (colon and user):
+            raise _unauthorized("Basic credentials that cannot be read")
+        # Whoever has another password is somebody else: his links are his own, and so are his leases.
+        digest = hashlib.sha256(f"{user}\0{password}".encode()).hexdigest()[:16]
+        found = self._logins.get(digest)
+        if found is None:
+            if len(self._logins) >= LOGINS_MAX:
+                self._logins.pop(next(iter(self._logins)))
+            every = ("*",)
+            found = self._logins[digest] = self._bounded(
+                Principal(f"{user}#{digest}", every, every, every, login=(user, Secret(password)))
+            )
+        return found
+
+    def _look(self) -> None:
+        if not self._path or (mark := _mark(self._path)) == self._seen:
+            return
+        self._seen = mark
+        try:
+            self._take(read_tokens(self._path))
+        except ConfigError as fault:
+            log.error("tokens kept reason=%r", str(fault))
+        else:
+            log.info("tokens read count=%d", len(self._tokens))
+
+    def _take(self, read: Mapping[bytes, Principal]) -> None:
+        """Take over new tokens; who was there before keeps his buckets and places."""
+        before = {each.name: each for each in self._tokens.values()}
+        for each in read.values():
+            self._bounded(each)
+            if old := before.get(each.name):
+                each.requests, each.sockets = old.requests, old.sockets
+                if old.bucket.rate_per_s == each.bucket.rate_per_s:
+                    each.bucket = old.bucket
+        self._tokens = dict(read)
+
+    def _bounded(self, principal: Principal) -> Principal:
+        principal.requests = Places(self._limits.requests_max)
+        principal.sockets = Places(self._limits.sockets_max)
+        return principal
+
+
+def _unauthorized(detail: str) -> Problem:
+    return Problem(401, detail, outcome="not sent", headers=_CHALLENGE)
+
+
+def _named(certificate: str) -> bytes:
+    """Return the key of a name in a certificate; no digest of a token has its length."""
+    return b"a name in the certificate of a client: " + certificate.encode()
+
+
+def _mark(path: str) -> object:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def read_tokens(path: str | Path) -> dict[bytes, Principal]:
+    """Read a file of tokens. Raises ConfigError with every fault; it shows no digest."""
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
+    faults = [f"{key}: unknown; tables [[token]] wanted" for key in values if key != "token"]
+    found: dict[bytes, Principal] = {}
+    entries = values.get("token", [])
+    for place, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
+        try:
+            digest, principal = _read_token(entry)
+        except (ValueError, TypeError, KeyError) as fault:
+            faults.append(f"token {place}: {fault}")
+            continue
+        if digest in found or any(each.name == principal.name for each in found.values()):
+            faults.append(f"token {place} ({principal.name}): there is one before it")
+        found[digest] = principal
+    if faults:
+        raise ConfigError(f"{path}: {'; '.join(faults)}")
+    return found
+
+
+def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
+    if unknown := set(entry) - _KEYS:
+        raise ValueError(f"{min(unknown)}: unknown")
+    name, digest, rate = entry.get("name"), entry.get("sha256"), entry.get("rate_per_s", 0)
+    certificate = entry.get("certificate")
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100):
+        raise ValueError("name: a text wanted")
+    if (digest is None) == (certificate is None):
+        raise ValueError("sha256 or certificate wanted, not both")
+    if certificate is not None and not (isinstance(certificate, str) and certificate):
+        raise ValueError("certificate: a name wanted")
+    if certificate is None and not (isinstance(digest, str) and len(digest) == 64):
+        raise ValueError("sha256: 64 hexadecimal digits wanted")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+        raise ValueError("rate_per_s: a number from 0")
+    rights: dict[str, tuple[str, ...]] = {}
+    for right in ("publish", "consume", "declare"):
+        said = entry.get(right, [])
+        if not (isinstance(said, list) and all(isinstance(each, str) for each in said)):
+            raise ValueError(f"{right}: a list of names wanted")
+        rights[right] = tuple(said)
+    try:
+        key = _named(certificate) if certificate else bytes.fromhex(str(digest))
+    except ValueError:
+        raise ValueError("sha256: 64 hexadecimal digits wanted") from None
+    return key, Principal(
+        name, rights["publish"], rights["consume"], rights["declare"], bucket=Bucket(rate)
+    )

@@ -1,0 +1,88 @@
+"""Errors of requests as `application/problem+json` (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
+
+__all__ = ["Problem", "encoded", "json_response", "seconds"]
+
+MEDIA = "application/problem+json"
+
+
+class Problem(Exception):
+    """Raised when a request ends with an error.
+
+    outcome: of its message: "not sent", or that of the publish. retry: the same request may be sent again.
+    more: further members of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        outcome: str = "",
+        retry: bool = False,
+        message_id: str = "",
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.outcome = status, outcome
+        told: dict[str, Any] = {
+            "type": "about:blank",
+            "title": HTTPStatus(status).phrase,
+            "status": status,
+            "detail": detail,
+            "retry": retry,
+        }
+        if outcome:
+            told["outcome"] = outcome
+        if message_id:
+            told["message_id"] = message_id
+        self.told = told | more
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+
+    def response(self) -> Response:
+        return json_response(self.told, self.status, headers=self.headers, media_type=MEDIA)
+
+
+def json_response(
+    value: Any,
+    status: int = 200,
+    *,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+) -> Response:
+    """Return a value as JSON in one line."""
+    return Response(
+        encoded(value), status, dict(headers) if headers else None, media_type=media_type
+    )
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value as JSON in one line."""
+    return _encode(value).encode()
+
+
+def seconds(text: str, what: str, low: float, high: float) -> float:
+    """Read a number of seconds. Raises Problem 400."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not low <= found <= high:
+        raise Problem(400, f"{what} {text[:40]!r}: {low:g} to {high:g} seconds", outcome="not sent")
+    return found

@@ -1,0 +1,339 @@
+"""Deliveries for callers: one consumer a subscription and login, leases, and the demand of callers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from messagebus import (
+    AsyncConsumer,
+    ConfigError,
+    ConsumerConfig,
+    Delivery,
+    MessageBusError,
+    Source,
+    Status,
+)
+from messagebus_gateway.clients import Bus, now_ms
+from messagebus_gateway.demand import TICK_MS, Demand, LetGo, Rest
+from messagebus_gateway.leases import Lease, Leases
+from messagebus_gateway.people import Principal
+
+__all__ = ["Held", "Pulls", "Reader", "as_json", "body_of"]
+
+log = logging.getLogger("messagebus.gateway")
+
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 900.0
+AHEAD_MAX = 1_000
+READERS_MAX = 1_000
+STOP_S = 5.0
+ACK_SAFE_S = 10.0
+KEY_BYTES, SESSION_BYTES = 32, 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A leased delivery. freed: called when its lease ends, however."""
+
+    reader: Reader
+    delivery: Delivery
+    freed: Callable[[Lease[Held]], None] | None = None
+
+
+class Reader:
+    """One subscription for one login. Links live from the first caller until nobody has asked for long."""
+
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self.consumer = consumer
+        self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
+        self.held = 0
+        self.buffered_since_ms: int | None = None
+
+    async def pull(self, most: int, wait_s: float, bytes_max: int) -> list[Delivery]:
+        """Wait for a delivery and take what is there. It is cut short when the gateway ends.
+
+        Cancelled, it has taken nothing.
+        """
+        found: list[Delivery] = []
+        demand = self.demand
+        demand.asks(most)
+        try:
+            self.look()
+            if first := await self.consumer.receive(wait_s):
+                found.append(first)
+                size = len(first.body)
+                while len(found) < most and size < bytes_max:
+                    if (delivery := self.consumer.receive_immediate()) is None:
+                        break
+                    found.append(delivery)
+                    size += len(delivery.body)
+        finally:
+            self.held += len(found)
+            demand.goes(most, len(found), now_ms())
+        return found
+
+    def look(self) -> bool:
+        """Give back, grow or end as the demand says. Returns False when it is to end."""
+        at_ms, buffered = now_ms(), self.consumer.stats().buffered
+        if not buffered:
+            self.buffered_since_ms = None
+        elif self.buffered_since_ms is None:
+            self.buffered_since_ms = at_ms
+        match self.demand.look(at_ms, buffered=buffered, held=self.held):
+            case Rest(credit):
+                brokers = max(1, len(self.consumer.stats().brokers))
+                self.consumer.rest(prefetch=max(1, -(-credit // brokers)))
+                self.buffered_since_ms = None
+                if self.demand.callers:
+                    self.consumer.resume()
+            case LetGo():
+                return False
+        return True
+
+
+class Pulls:
+    """All readers and leases of one gateway."""
+
+    def __init__(self, bus: Bus, name: str, leases_max: int) -> None:
+        self._bus = bus
+        session = secrets.token_hex(SESSION_BYTES)
+        self.leases: Leases[Held] = Leases(
+            name, session, secrets.token_bytes(KEY_BYTES), leases_max
+        )
+        self.readers: dict[tuple[str, str], Reader] = {}
+        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._closing: set[asyncio.Task[int]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self.expired = 0
+        self._unheld = asyncio.Event()
+        self._unheld.set()
+
+    def start(self) -> None:
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def reader(self, principal: Principal, source: Source) -> Reader:
+        """Return the reader of a subscription, attached. Raises MessageBusError."""
+        login = "" if principal.login is None else principal.name
+        place = (str(source), login)
+        if found := self.readers.get(place):
+            return found
+        async with self._opening.setdefault(place, asyncio.Lock()):
+            if found := self.readers.get(place):
+                return found
+            if len(self.readers) >= READERS_MAX:
+                raise ConfigError(f"more than {READERS_MAX:,} subscriptions are in use")
+            config = ConsumerConfig(prefetch=1, handed_out_max=1_000_000)
+            consumer = self._bus.consumer(source, config, principal.login)
+            await consumer.start(require="one" if login else None, timeout_s=STOP_S)
+            made = self.readers[place] = Reader(consumer)
+        return made
+
+    def grant(
+        self,
+        principal: Principal,
+        reader: Reader,
+        deliveries: Iterable[Delivery],
+        lease_s: float,
+        freed: Callable[[Lease[Held]], None] | None = None,
+    ) -> list[Lease[Held]]:
+        """Lease deliveries that were pulled."""
+        at_ms, lease_ms, leases = now_ms(), round(lease_s * 1000), self.leases
+        self._unheld.clear()
+        made = [
+            leases.grant(principal.name, Held(reader, each, freed), at_ms, lease_ms)
+            for each in deliveries
+        ]
+        if not len(leases):
+            self._unheld.set()
+        return made
+
+    def give_back(self, leases: Iterable[Lease[Held]]) -> None:
+        """End leases whose deliveries nobody has got, and give these back."""
+        for lease in leases:
+            if self.leases.end(lease):
+                self._released(lease)
+
+    def _released(self, lease: Lease[Held]) -> bool:
+        held = self._ended(lease)
+        return held.reader.consumer.nack(held.delivery)
+
+    def _ended(self, lease: Lease[Held]) -> Held:
+        held = lease.item
+        held.reader.held -= 1
+        if not len(self.leases):
+            self._unheld.set()
+        if held.freed is not None:
+            held.freed(lease)
+        return held
+
+    async def answer(
+        self, principal: Principal, what: str, tokens: Sequence[str], **how: Any
+    ) -> list[str]:
+        """Answer leases: "ack", "release", "retry", "park" or "extend". Returns the end of each, in order.
+
+        how: after_s of retry, reason of retry and park, lease_s of extend, confirmed of ack.
+        """
+        if what == "extend":
+            lease_ms = round(how["lease_s"] * 1000)
+            ends = [self.leases.extend(t, principal.name, now_ms(), lease_ms) for t in tokens]
+            return [each if isinstance(each, str) else "done" for each in ends]
+        taken = [self.leases.take(token, principal.name) for token in tokens]
+        if what == "ack" and how.get("confirmed"):
+            return await self._ack_safe(taken)
+        answers: list[str] = []
+        copies: list[tuple[int, Any]] = []
+        for place, lease in enumerate(taken):
+            if isinstance(lease, str):
+                answers.append(lease)
+                continue
+            if what == "release":
+                done = self._released(lease)
+            else:
+                held = self._ended(lease)
+                consumer = held.reader.consumer
+                if what == "ack":
+                    done = consumer.ack(held.delivery)
+                else:
+                    reason = how.get("reason", "")
+                    copying = (
+                        consumer.park(held.delivery, reason=reason)
+                        if what == "park"
+                        else consumer.retry(held.delivery, after_s=how["after_s"], reason=reason)
+                    )
+                    copies.append((place, copying))
+                    done = True
+            answers.append("done" if done else "stale")
+        copied = await asyncio.gather(*(each for _, each in copies), return_exceptions=True)
+        for (place, _), end in zip(copies, copied, strict=True):
+            answers[place] = "done" if end is True else "stale"
+        return answers
+
+    async def _ack_safe(self, taken: Sequence[Lease[Held] | str]) -> list[str]:
+        """Ack all, and wait for a round trip behind the last one on each link."""
+        answers, last = [], dict[tuple[int, str, int], tuple[Held, list[int]]]()
+        for place, lease in enumerate(taken):
+            answers.append(lease if isinstance(lease, str) else "done")
+            if isinstance(lease, str):
+                continue
+            held = self._ended(lease)
+            receipt = held.delivery.receipt
+            link = (id(held.reader), receipt.broker, receipt.epoch)
+            before = last.get(link)
+            if before is not None and not before[0].reader.consumer.ack(before[0].delivery):
+                answers[before[1][-1]] = "stale"
+            last[link] = (held, [*(before[1] if before else ()), place])
+
+        async def confirm(held: Held, places: list[int]) -> None:
+            if not await held.reader.consumer.ack_safe(held.delivery, ACK_SAFE_S):
+                for place in places:
+                    answers[place] = "stale"
+
+        await asyncio.gather(*(confirm(*each) for each in last.values()))
+        return answers
+
+    @property
+    def buffered(self) -> int:
+        """Deliveries that were fetched and are in nobody's hands."""
+        return sum(each.consumer.stats().buffered for each in self.readers.values())
+
+    @property
+    def buffered_oldest_s(self) -> float:
+        """Time for which something has been buffered at most."""
+        since = [s for each in self.readers.values() if (s := each.buffered_since_ms) is not None]
+        return (now_ms() - min(since)) / 1000 if since else 0.0
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            try:
+                for lease in self.leases.run_out(now_ms()):
+                    self.expired += 1
+                    self._released(lease)
+                for place, reader in list(self.readers.items()):
+                    if not reader.look():
+                        del self.readers[place]
+                        self._opening.pop(place, None)
+                        self._end(reader)
+            except MessageBusError:
+                log.exception("tick failed")
+
+    def _end(self, reader: Reader, drain_s: float = STOP_S) -> None:
+        task = asyncio.create_task(reader.consumer.stop(drain_s))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def drain(self, grace_s: float) -> None:
+        """Wait until no lease is held, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._unheld.wait()
+
+    async def stop(self) -> int:
+        """Give back what is still leased, and end all links. Returns how many leases there were."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        left = self.leases.end_all()
+        for lease in left:
+            self._released(lease)
+        for reader in self.readers.values():
+            if reader.consumer.status is Status.RUNNING:
+                self._end(reader)
+        self.readers.clear()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        return len(left)
+
+
+def body_of(delivery: Delivery) -> dict[str, str]:
+    """Return the body as a member: as text where it is one."""
+    try:
+        return {"body": delivery.body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(delivery.body).decode()}
+
+
+def as_json(lease: Lease[Held]) -> dict[str, Any]:
+    """Return a leased delivery as JSON."""
+    delivery = lease.item.delivery
+    message = delivery.message
+    found: dict[str, Any] = {
+        "id": message.message_id,
+        "lease": lease.token,
+        "lease_until": _written(lease.until_ms),
+        "broker": delivery.receipt.broker,
+        "redelivered": delivery.redelivered,
+        "attempt": delivery.attempt,
+        "key": message.key,
+        "content_type": message.content_type,
+        "headers": {name: _plain(value) for name, value in message.headers.items()},
+    }
+    for name in ("type", "correlation_id", "reply_to", "priority"):
+        if value := getattr(message, name):
+            found[name] = value
+    return found | body_of(delivery)
+
+
+@functools.lru_cache(maxsize=1024)  # of all deliveries of a pull it is the same
+def _written(until_ms: int) -> str:
+    """Return a time of the monotonic clock as text, by the clock of now."""
+    until = datetime.now(UTC) + timedelta(milliseconds=until_ms - now_ms())
+    return until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _plain(value: Any) -> Any:
+    """Return a header's value for JSON; bytes are tagged."""
+    match value:
+        case bytes():
+            return {"base64": base64.b64encode(value).decode()}
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+    return value

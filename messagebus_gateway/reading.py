@@ -1,0 +1,108 @@
+"""Headers, bodies and members of requests, read within bounds. Each raises Problem for what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from messagebus import MessageInvalid
+from messagebus_gateway.problems import Problem
+from messagebus_gateway.publishing import BATCH_MAX, BODY_BYTES_MAX, Wanted
+from messagebus_integrations import cloudevents
+
+__all__ = [
+    "read_body",
+    "read_events",
+    "read_length",
+    "read_number",
+    "read_object",
+    "read_texts",
+    "read_whole",
+    "too_large",
+]
+
+JSON_BYTES_MAX = 4 << 20
+
+
+def read_texts(request: Request) -> list[tuple[str, str]]:
+    """Return the headers as texts. Raises Problem 400 for one that is not UTF-8."""
+    try:
+        return [(name.decode(), value.decode()) for name, value in request.headers.raw]
+    except UnicodeDecodeError:
+        raise Problem(400, "a header that is not UTF-8", outcome="not sent") from None
+
+
+def read_length(request: Request) -> int:
+    said = request.headers.get("content-length", "0")
+    length = int(said) if said.isdigit() else 0
+    if length > BODY_BYTES_MAX:
+        raise too_large(BODY_BYTES_MAX)
+    return length
+
+
+def too_large(most: int) -> Problem:
+    return Problem(413, f"a body of more than {most:,} bytes", outcome="not sent")
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > most:
+            raise too_large(most)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
+    """Read a batch of CloudEvents; all of it is checked before anything is sent."""
+    try:
+        found = json.loads(await read_body(request, BODY_BYTES_MAX))
+    except (ValueError, RecursionError):
+        raise Problem(400, "not JSON", outcome="not sent") from None
+    if not isinstance(found, list) or not found:
+        raise Problem(400, "a list of CloudEvents wanted", outcome="not sent")
+    if len(found) > BATCH_MAX:
+        raise Problem(413, f"more than {BATCH_MAX:,} messages in a batch", outcome="not sent")
+    wanted = []
+    for place, each in enumerate(found, start=1):
+        try:
+            wanted.append(Wanted(cloudevents.of_json(each), {}, timeout_s))
+        except MessageInvalid as fault:
+            raise Problem(400, f"event {place}: {fault}", outcome="not sent", line=place) from None
+    return wanted
+
+
+async def read_object(request: Request, known: set[str]) -> dict[str, Any]:
+    """Read a JSON object; nothing is an empty one. Raises Problem 400."""
+    body = await read_body(request, JSON_BYTES_MAX)
+    try:
+        found = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        raise Problem(400, "not JSON") from None
+    if not isinstance(found, dict):
+        raise Problem(400, "an object wanted")
+    if unknown := sorted(set(found) - known):
+        raise Problem(400, f"{unknown[0][:40]!r}: no such member; {', '.join(sorted(known))}")
+    return found
+
+
+def read_whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = given.get(name, default)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value[:10])
+    if type(value) is not int or not low <= value <= high:
+        raise Problem(400, f"{name}: {low:,} to {high:,}")
+    return value
+
+
+def read_number(
+    given: Mapping[str, Any], name: str, default: float, low: float, high: float
+) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise Problem(400, f"{name}: {low:g} to {high:g} seconds")
+    return float(value)

@@ -1,0 +1,218 @@
+"""The life of a gateway: start, health, and a polite end at SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from messagebus_gateway.clients import Bus, Publishers, RealBus, now_ms
+from messagebus_gateway.config import GatewayConfig
+from messagebus_gateway.metrics import Metrics
+from messagebus_gateway.peers import Peers
+from messagebus_gateway.people import People
+from messagebus_gateway.pulling import Pulls
+from messagebus_gateway.pushing import Push
+from messagebus_gateway.server import Server, listen
+from messagebus_gateway.web import Parts, application
+
+__all__ = ["Gateway", "serve", "serve_file"]
+
+log = logging.getLogger("messagebus.gateway")
+
+IDLE_EVERY_S = 5.0
+ADMIN_REQUEST_S = 5.0
+ADMIN_CONNECTIONS_MAX = 64
+
+
+class Gateway:
+    """A gateway on the running loop. Raises ConfigError when it is made."""
+
+    def __init__(self, config: GatewayConfig, bus: Bus | None = None) -> None:
+        self._config = config
+        bus = bus or RealBus(config.bus, config.publisher)
+        people = People(
+            config.tokens_file,
+            bus_login=config.bus_login,
+            anonymous=config.anonymous,
+            limits=config.limits,
+            now_ms=now_ms(),
+        )
+        self.pulls = Pulls(bus, config.name, config.limits.leases_max)
+        self.metrics = Metrics(self.pulls)
+        self._publishers = Publishers(bus)
+        self._ending = asyncio.Event()
+        self._peers = Peers(config.peers)
+        self._pushes = [Push(each, bus, self.metrics) for each in config.push]
+        parts = Parts(
+            config=config,
+            bus=bus,
+            people=people,
+            publishers=self._publishers,
+            pulls=self.pulls,
+            metrics=self.metrics,
+            peers=self._peers,
+            ending=self._ending,
+        )
+        self._sockets = [listen("listen", config.listen)]
+        try:
+            self._sockets.append(listen("admin", config.admin))
+        except Exception:
+            self._sockets[0].close()
+            raise
+        self._servers = [
+            Server(
+                application(parts),
+                self._sockets[0],
+                request_s=config.limits.request_s,
+                connections_max=config.limits.connections_max,
+                tls_cert_file=config.tls_cert_file,
+                tls_key_file=config.tls_key_file,
+                tls_client_ca_file=config.tls_client_ca_file,
+                sockets=True,
+            ),
+            Server(
+                self._admin(),
+                self._sockets[1],
+                request_s=ADMIN_REQUEST_S,
+                connections_max=ADMIN_CONNECTIONS_MAX,
+            ),
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: list[asyncio.Task[None]] = []
+        self._not_ready = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in leases."""
+        return self._config.name
+
+    @property
+    def url(self) -> str:
+        """The address of the service."""
+        return _url(
+            self._sockets[0].getsockname(), "https" if self._config.tls_cert_file else "http"
+        )
+
+    @property
+    def admin_url(self) -> str:
+        """The address of /livez, /readyz and /metrics."""
+        return _url(self._sockets[1].getsockname(), "http")
+
+    async def start(self) -> None:
+        """Serve; returns when connections are taken. Raises ConfigError for a push that may not be."""
+        try:
+            await self._publishers.start()
+            for push in self._pushes:
+                await push.start()
+        except BaseException:
+            for push in self._pushes:
+                await push.stop()
+            await self._publishers.stop()
+            self._close()
+            raise
+        self.pulls.start()
+        self._tasks.append(asyncio.create_task(self._close_idle()))
+        self._serving = [asyncio.create_task(each.run()) for each in self._servers]
+        for each in self._servers:
+            await each.begun.wait()
+
+    async def _close_idle(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_EVERY_S)
+            await self._publishers.close_idle()
+
+    def not_ready(self) -> str:
+        """Return why no balancer should send requests here; "" when it should."""
+        if self._not_ready:
+            return self._not_ready
+        stats = self._publishers.own.stats()
+        return "" if stats.broker else "no broker is connected"
+
+    async def stop(self, drain_s: float | None = None, grace_s: float | None = None) -> str:
+        """End politely. Returns what could not be finished, in words; "" for nothing."""
+        drain_s = self._config.drain_s if drain_s is None else drain_s
+        grace_s = self._config.grace_s if grace_s is None else grace_s
+        self._not_ready = "this gateway ends"
+        await asyncio.sleep(drain_s)
+        self._ending.set()
+        await self.pulls.drain(grace_s)
+        for push in self._pushes:
+            await push.stop()
+        self._servers[0].should_exit = True
+        await asyncio.gather(self._serving[0])
+        leases = await self.pulls.stop()
+        await self._peers.close()
+        publishes = await self._publishers.stop()
+        self._servers[1].should_exit = True
+        await asyncio.gather(self._serving[1])
+        for task in self._tasks:
+            task.cancel()
+        self._close()
+        left = [(leases, "leases given back"), (publishes, "publishes without an end")]
+        return ", ".join(f"{count} {what}" for count, what in left if count)
+
+    def _close(self) -> None:
+        for listener in self._sockets:
+            listener.close()
+
+    def _admin(self) -> Starlette:
+        async def live(_request: Request) -> Response:
+            return PlainTextResponse("live\n")
+
+        async def ready(_request: Request) -> Response:
+            why = self.not_ready()
+            return PlainTextResponse(f"{why or 'ready'}\n", 503 if why else 200)
+
+        async def metrics(_request: Request) -> Response:
+            text = generate_latest(self.metrics.registry)
+            return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+        return Starlette(
+            routes=[Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)]
+        )
+
+
+def _url(address: tuple[str, int], scheme: str) -> str:
+    host, port = address[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def serve_file(path: str | Path) -> int:
+    """Run a gateway as a file says; see `serve`. Raises ConfigError."""
+    return serve(GatewayConfig.from_file(path))
+
+
+def serve(config: GatewayConfig) -> int:
+    """Run a gateway until SIGTERM or SIGINT; a second signal ends it at once. Returns the exit code."""
+
+    async def main() -> int:
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            if asked.is_set():
+                raise SystemExit(1)
+            asked.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ask)
+        gateway = Gateway(config)
+        await gateway.start()
+        print(f"gateway: serves on {gateway.url}", file=sys.stderr, flush=True)
+        await asked.wait()
+        left = await gateway.stop()
+        print(f"gateway: ended{f': {left}' if left else ''}", file=sys.stderr, flush=True)
+        return 1 if left else 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())

@@ -1,0 +1,129 @@
+"""WebSocket of a subscription: deliveries for the client's credit, answers and publishes the other way.
+
+Text frames of JSON. From the client: ``{"t": "credit", "n": 100}``; ``ack``, ``release``, ``retry``, ``park``
+and ``extend`` with ``leases``; ``publish`` with ``to`` and the envelope of a batch's line. To the client:
+``deliver`` with a delivery, ``answered``, ``outcome``, ``error``. What is unanswered at the end comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from messagebus import MessageBusError
+from messagebus_gateway.leases import Lease
+from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import Problem, encoded
+from messagebus_gateway.pulling import Held, Pulls, Reader, as_json
+
+__all__ = ["PROTOCOL", "Socket"]
+
+PROTOCOL = "messagebus.v1"
+CREDIT_MAX, PULL_MAX, PULL_BYTES = 1_000, 100, 1 << 20
+WAIT_S = 15.0
+# Publishes of one socket that wait for their ends; then its frames are not read.
+PUBLISHES_MAX = 100
+GOING_AWAY, REFUSED = 1012, 1008
+
+Answer = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Socket:
+    """One socket that is accepted. answer: carries out a frame of the client, and returns what it is told."""
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        pulls: Pulls,
+        reader: Reader,
+        principal: Principal,
+        *,
+        lease_s: float,
+        ending: asyncio.Event,
+        answer: Answer,
+    ) -> None:
+        self._socket, self._pulls, self._reader = socket, pulls, reader
+        self._principal, self._lease_s = principal, lease_s
+        self._ending, self._answer = ending, answer
+        self._leases: dict[str, Lease[Held]] = {}
+        self._credit = 0
+        self._changed = asyncio.Event()
+        self._publishing: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the client hangs up or the gateway ends."""
+        works: list[asyncio.Task[Any]] = [
+            asyncio.create_task(each)
+            for each in (self._deliver(), self._read(), self._ending.wait())
+        ]
+        try:
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (*works, *self._publishing):
+                each.cancel()
+            await asyncio.gather(*works, *self._publishing, return_exceptions=True)
+            self._pulls.give_back(list(self._leases.values()))
+            code = GOING_AWAY if self._ending.is_set() else REFUSED
+            with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+                await self._socket.close(code)
+
+    async def _deliver(self) -> None:
+        while True:
+            room = min(
+                self._credit,
+                PULL_MAX,
+                CREDIT_MAX - len(self._leases),
+                self._pulls.leases.room(self._principal.name),
+            )
+            if room <= 0:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            found = await self._reader.pull(room, WAIT_S, PULL_BYTES)
+            leases = self._pulls.grant(
+                self._principal, self._reader, found, self._lease_s, self._end
+            )
+            self._leases |= {each.token: each for each in leases}
+            self._credit -= len(leases)
+            for lease in leases:
+                await self._tell("deliver", as_json(lease))
+
+    def _end(self, lease: Lease[Held]) -> None:
+        self._leases.pop(lease.token, None)
+        self._changed.set()
+
+    async def _read(self) -> None:
+        """Take the client's frames; the first that is none of ours ends it."""
+        while True:
+            frame = json.loads(await self._socket.receive_text())
+            kind = frame.pop("t")
+            if kind == "credit":
+                self._credit = min(CREDIT_MAX, self._credit + max(0, int(frame["n"])))
+                self._changed.set()
+            elif kind == "publish":
+                if len(self._publishing) >= PUBLISHES_MAX:
+                    await asyncio.wait(self._publishing, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._carry_out(kind, "outcome", frame))
+                self._publishing.add(task)
+                task.add_done_callback(self._publishing.discard)
+            else:
+                await self._carry_out(kind, "answered", frame)
+
+    async def _carry_out(self, kind: str, told: str, frame: dict[str, Any]) -> None:
+        reference = {"ref": frame.pop("ref")} if "ref" in frame else {}
+        try:
+            found = await self._answer(kind, frame)
+        except Problem as problem:
+            await self._tell("error", problem.told | reference)
+        except MessageBusError as fault:
+            await self._tell("error", Problem(503, str(fault), retry=True).told | reference)
+        else:
+            await self._tell(told, found | reference)
+
+    async def _tell(self, kind: str, value: Mapping[str, Any]) -> None:
+        await self._socket.send_text(encoded({"t": kind, **value}).decode())

@@ -1,0 +1,155 @@
+"""CloudEvents 1.0 over HTTP, and as messages: binary, structured and batched mode. Pure.
+
+The id is the message's id where it may be one, else a header; other attributes are headers
+``cloudEvents_<name>``, as in the AMQP binding; ``partitionkey`` is the key; data is the body.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from messagebus import Delivery, Message, MessageInvalid
+
+__all__ = ["BATCH", "STRUCTURED", "as_event", "binary_headers", "is_event", "of_headers", "of_json"]
+
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+PREFIX = "cloudEvents_"
+ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_NAME = re.compile(r"[a-z0-9]{1,100}")
+_REQUIRED = ("id", "source", "specversion", "type")
+_TRACE = ("traceparent", "tracestate")
+# JSON writes these as members; all else is a text.
+_JSON_TYPES = (str, int, bool)
+_NOT_ESCAPED = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
+
+
+def of_headers(headers: Iterable[tuple[str, str]], body: bytes, content_type: str) -> Message:
+    """Make a message of an event in binary mode: ``ce-`` headers. Raises MessageInvalid."""
+    attributes: dict[str, Any] = {}
+    for name, value in headers:
+        if name.startswith("ce-"):
+            if name[3:] in attributes:
+                raise MessageInvalid(f"{name}: said twice")
+            try:
+                attributes[name[3:]] = unquote(value, errors="strict")
+            except UnicodeDecodeError:
+                raise MessageInvalid(f"{name}: not UTF-8") from None
+    return _message(attributes, body, content_type)
+
+
+def of_json(event: Any) -> Message:
+    """Make a message of an event in structured mode, decoded. Raises MessageInvalid."""
+    if not isinstance(event, dict):
+        raise MessageInvalid("a CloudEvent is an object")
+    attributes = {
+        name: value
+        for name, value in event.items()
+        if name not in ("data", "data_base64", "datacontenttype") and value is not None
+    }
+    kind = event.get("datacontenttype")
+    if kind is not None and not isinstance(kind, str):
+        raise MessageInvalid("datacontenttype: a text wanted")
+    if "data_base64" in event:
+        if "data" in event or not isinstance(event["data_base64"], str):
+            raise MessageInvalid("data_base64: a text wanted, and no data beside it")
+        try:
+            body = base64.b64decode(event["data_base64"], validate=True)
+        except ValueError:
+            raise MessageInvalid("data_base64: not Base64") from None
+        return _message(attributes, body, kind or "")
+    data = event.get("data")
+    if data is None:
+        return _message(attributes, b"", kind or "")
+    if isinstance(data, str) and kind is not None and not _is_json(kind):
+        return _message(attributes, data.encode(errors="surrogatepass"), kind)
+    body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
+        errors="surrogatepass"
+    )
+    return _message(attributes, body, kind or "application/json")
+
+
+def _message(attributes: Mapping[str, Any], body: bytes, content_type: str) -> Message:
+    for name in _REQUIRED:
+        if not (isinstance(attributes.get(name), str) and attributes[name]):
+            raise MessageInvalid(f"CloudEvents attribute {name}: a text wanted")
+    if attributes["specversion"] != "1.0":
+        raise MessageInvalid(f"specversion {attributes['specversion'][:20]!r}: 1.0 wanted")
+    headers: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if not _NAME.fullmatch(name) or name in ("data", "datacontenttype"):
+            raise MessageInvalid(
+                f"CloudEvents attribute {name[:100]!r}: lower case letters, digits"
+            )
+        if not isinstance(value, _JSON_TYPES):
+            raise MessageInvalid(f"CloudEvents attribute {name}: a text, number or boolean wanted")
+        if isinstance(value, int) and not isinstance(value, bool) and not -(2**31) <= value < 2**31:
+            raise MessageInvalid(f"CloudEvents attribute {name}: a number of 32 bits wanted")
+        headers[name if name in _TRACE else PREFIX + name] = value
+    key = headers.pop(f"{PREFIX}partitionkey", "")
+    message_id = attributes["id"]
+    if ID_FORM.fullmatch(message_id):
+        del headers[f"{PREFIX}id"]
+    else:
+        message_id = ""
+    return Message(
+        body=body, content_type=content_type, message_id=message_id, headers=headers, key=str(key)
+    )
+
+
+def is_event(delivery: Delivery) -> bool:
+    """Return whether a delivery was published as an event."""
+    return f"{PREFIX}specversion" in delivery.headers
+
+
+def _attributes(delivery: Delivery) -> dict[str, Any]:
+    """Return the attributes; of a message that was no event, those that one needs."""
+    headers, message = delivery.headers, delivery.message
+    found: dict[str, Any] = {"specversion": "1.0", "id": message.message_id}
+    if not is_event(delivery):
+        found |= {"source": f"/{delivery.source}", "type": message.type or "message"}
+    for name, value in headers.items():
+        if name.startswith(PREFIX) and isinstance(value, _JSON_TYPES):
+            found[name.removeprefix(PREFIX)] = value
+        elif name in _TRACE:
+            found[name] = value
+    if message.key:
+        found["partitionkey"] = message.key
+    return found
+
+
+def as_event(delivery: Delivery) -> dict[str, Any]:
+    """Return a delivery as an event of structured mode."""
+    event = _attributes(delivery)
+    kind = delivery.content_type
+    if kind:
+        event["datacontenttype"] = kind
+    body = delivery.body
+    if not body:
+        return event
+    try:
+        event["data"] = json.loads(body) if _is_json(kind) else body.decode()
+    except ValueError:
+        event["data_base64"] = base64.b64encode(body).decode()
+    return event
+
+
+def binary_headers(delivery: Delivery) -> dict[str, str]:
+    """Return the headers of binary mode; the body is the delivery's."""
+    told = {
+        f"ce-{name}": quote(
+            str(value).lower() if isinstance(value, bool) else str(value), safe=_NOT_ESCAPED
+        )
+        for name, value in _attributes(delivery).items()
+    }
+    return told | ({"content-type": delivery.content_type} if delivery.content_type else {})
+
+
+def _is_json(content_type: str) -> bool:
+    media = content_type.partition(";")[0].strip().lower()
+    return media.endswith(("/json", "+json"))

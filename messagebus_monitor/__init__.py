@@ -1,0 +1,103 @@
+"""The monitor: one live page about all brokers of a bus.
+
+It holds no truth: end it and start it anywhere. It asks agents and balancers over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from messagebus import BusConfig, ConfigError
+from messagebus.broker import Broker
+from messagebus_monitor.config import LISTEN, MonitorConfig
+from messagebus_monitor.eventlog import EventLog
+from messagebus_monitor.people import hash_password
+from messagebus_monitor.watch import Watch
+from messagebus_monitor.web import Monitor
+from messagebus_tools.observing.ask import Asker
+
+__all__ = ["Monitor", "MonitorConfig", "hash_password", "run", "serve"]
+
+STOP_WITHIN_S = 2
+
+
+def run(config_path: str | Path | None = None, *, listen: str | None = None) -> int:
+    """Serve the page until SIGTERM or SIGINT. Without a file the bus's own settings count, on loopback.
+
+    listen: ``host:port`` instead of the file's.
+
+    Returns 0 after an orderly end. Raises ConfigError when a setting or a port is wrong.
+    """
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if config_path is None:
+        config = MonitorConfig(bus=BusConfig.from_env(os.environ), listen=listen or LISTEN)
+    else:
+        config = MonitorConfig.from_file(config_path)
+        config = replace(config, listen=listen) if listen else config
+    asyncio.run(serve(config))
+    return 0
+
+
+async def serve(config: MonitorConfig) -> None:
+    """Serve until a signal comes. Prints the address of the page. Raises ConfigError for a port in use."""
+    state = Path(config.state_dir, "events.sqlite") if config.state_dir else ""
+    events = EventLog(str(state))
+    watch = Watch(Asker(config.bus, balancers=config.balancers), events)
+    address = Broker.parse(config.listen)
+    monitor = Monitor(config, watch)
+    server = _Server(
+        uvicorn.Config(
+            monitor.application(),
+            host=address.host.strip("[]"),
+            port=address.port,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=STOP_WITHIN_S,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    watching = asyncio.create_task(watch.run())
+    watching.add_done_callback(lambda _task: server.stop())
+    try:
+        await watch.next(0, within_s=STOP_WITHIN_S)
+        print(f"the page of the bus: http://{config.listen}/", file=sys.stderr)
+        await server.serve()
+    except SystemExit as fault:
+        raise ConfigError(f"listen {config.listen}: the address cannot be used") from fault
+    finally:
+        failed = watching.done()
+        await monitor.actions.close()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        events.close()
+    if failed and not watching.cancelled() and (why := watching.exception()):
+        raise why
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to `serve`."""
+
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def stop(self) -> None:
+        """End, once open answers are written."""
+        self.should_exit = True

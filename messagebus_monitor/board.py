@@ -1,0 +1,195 @@
+"""One observation of the bus, added up by subscription and by broker for the pages.
+
+Pure. A silent broker has no part in any sum. What cannot be known is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from messagebus_monitor.history import History
+from messagebus_tools.observing.rates import Rates
+from messagebus_tools.observing.rules import Raised
+from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, Seen
+from messagebus_tools.observing.totals import Sum, counted, totals
+
+State = Literal["ok", "warn", "bad", "unknown"]
+# Older figures than that are grey.
+OLD_MS = 10_000
+MS_PER_S = 1_000
+# A message that waits longer is worth a look.
+OLD_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that the pages show, at one time.
+
+    flows: rates by broker, name and kind. through: rates of brokers. raised: worst first.
+    fault: why nothing newer is known; "" when all is well.
+    """
+
+    bus: Bus
+    now_ms: int
+    history: History
+    flows: Mapping[tuple[str, str, Kind], Rates] = field(default_factory=dict)
+    through: Mapping[str, Rates] = field(default_factory=dict)
+    raised: tuple[Raised, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One subscription or queue on one broker. state: ``silent`` or ``missing`` have no figures.
+
+    alone: no consumer here, though there are some elsewhere.
+    """
+
+    broker: str
+    state: Literal["there", "silent", "missing"]
+    row: Row | None = None
+    oldest_s: float | None = None
+    flow: Rates | None = None
+    parked: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One subscription or queue over all brokers that count; each of its figures is that of `Sum`.
+
+    lacking: brokers where nothing consumes though elsewhere something does, or messages wait and nothing
+    consumes anywhere. missing: brokers that answer and do not have it.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+    sum: Sum
+    lacking: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def oldest_s(self) -> float | None:
+        """The age of the oldest message; None when nobody knows it."""
+        return None if self.sum.oldest_ms is None else self.sum.oldest_ms / MS_PER_S
+
+    @property
+    def is_troubled(self) -> bool:
+        """True when an operator should look at it."""
+        is_old = (self.oldest_s or 0) >= OLD_S
+        return bool(self.lacking or self.missing or self.sum.parked or is_old)
+
+    @property
+    def answering(self) -> int:
+        """The number of brokers that have it and answer."""
+        return sum(place.row is not None for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSum:
+    """The messages that wait on one broker; None: its agent is silent."""
+
+    waiting: int | None
+    parked: int | None
+    oldest_s: float | None
+    oldest_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All sources by name, and all brokers in the order of the list."""
+
+    view: View
+    sources: Mapping[str, Source]
+    brokers: Mapping[str, BrokerSum]
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait on brokers that answer."""
+        return sum(each.waiting or 0 for each in self.brokers.values())
+
+    @property
+    def parked(self) -> int:
+        """Parked messages on brokers that answer."""
+        return sum(each.parked or 0 for each in self.brokers.values())
+
+    @property
+    def published(self) -> float | None:
+        """Messages published a second, to brokers that answer."""
+        return total(each.came for each in self.view.through.values())
+
+    @property
+    def handled(self) -> float | None:
+        """Messages answered by consumers a second, on brokers that answer."""
+        return total(each.left for each in self.view.through.values())
+
+
+def board(view: View) -> Board:
+    """Add one observation up."""
+    counts = counted(view.bus)
+    brokers = {
+        seen.broker: _broker(counts.get(seen.broker), view.now_ms) for seen in view.bus.brokers
+    }
+    sums = totals(view.bus, view.flows)
+    return Board(view, {name: _source(name, each, view) for name, each in sums.items()}, brokers)
+
+
+def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
+    if answer is None:
+        return BrokerSum(None, None, None)
+    waiting, parked, oldest_s, oldest_of = 0, 0, 0.0, ""
+    for (name, kind), row in answer.rows.items():
+        if kind == "park":
+            parked += row.ready
+        elif kind != "tap":
+            waiting += row.waiting
+            if kind != "delay" and (seconds := oldest(row, now_ms) or 0) > oldest_s:
+                oldest_s, oldest_of = seconds, name
+    return BrokerSum(waiting, parked, oldest_s, oldest_of)
+
+
+def _source(name: str, sums: Sum, view: View) -> Source:
+    is_wanted = sums.consumers > 0 or sums.ready > 0
+    places = tuple(_place(name, seen, view, is_wanted=is_wanted) for seen in view.bus.brokers)
+    return Source(
+        name,
+        places,
+        sums,
+        lacking=tuple(place.broker for place in places if place.alone),
+        missing=tuple(place.broker for place in places if place.state == "missing"),
+    )
+
+
+def _place(name: str, seen: Seen, view: View, *, is_wanted: bool) -> Place:
+    answer = seen.answer
+    if answer is None or not answer.state.linked:
+        return Place(seen.broker, "silent")
+    rows = answer.rows
+    row = rows.get((name, "queue" if name.startswith("queue:") else "sub"))
+    park = rows.get((name, "park"))
+    parked = park.waiting if park else 0
+    if row is None:
+        return Place(seen.broker, "missing", parked=parked)
+    return Place(
+        seen.broker,
+        "there",
+        row,
+        oldest(row, view.now_ms),
+        view.flows.get((seen.broker, name, row.kind)),
+        parked,
+        alone=is_wanted and not row.consumers,
+    )
+
+
+def oldest(row: Row, now_ms: int) -> float | None:
+    """Return the age of a row's oldest message in seconds; 0 without any, None when it is not known."""
+    age_ms = row.oldest_ms(now_ms)
+    return None if age_ms is None else age_ms / MS_PER_S
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known; None when nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,71 @@
+"""Conclusions from one observation after the other: rates, what needs attention, what happened.
+
+It keeps some earlier observations; all is decided by `messagebus_tools.observing`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from messagebus_monitor.board import View
+from messagebus_monitor.eventlog import Event
+from messagebus_monitor.history import History
+from messagebus_tools.observing.changes import changes
+from messagebus_tools.observing.rates import broker_rates, row_rates
+from messagebus_tools.observing.rules import Attention, Raised
+from messagebus_tools.observing.snapshot import Bus
+
+# Agents sweep their counters every 5 s: rates over two sweeps or three, made anew as often.
+STEP_MS = 5_000
+STEPS_KEPT = 3
+NEVER_MS = -STEP_MS
+
+
+class Concluding:
+    """Conclusions from observations in their order."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
+        self._attention = Attention()
+        self._last: Bus | None = None
+        self._raised: tuple[Raised, ...] = ()
+        self._rates: tuple[dict, dict] = ({}, {})  # type: ignore[type-arg]
+
+    def view(self, bus: Bus, history: History, fault: str) -> tuple[View, list[Event]]:
+        """Return all that pages show of an observation, and what happened since the one before."""
+        events: list[Event] = []
+        if not fault:
+            if not self._steps or bus.at_ms - self._steps[-1].at_ms >= STEP_MS:
+                if self._steps:
+                    self._rates = row_rates(self._steps[0], bus), broker_rates(self._steps[0], bus)
+                self._steps.append(bus)
+            before, self._raised = self._raised, self._attention.step(bus)
+            events = [*self._changed(bus), *_ruled(before, self._raised, bus.at_ms)]
+            self._last = bus
+        silent = set(bus.silent)
+        flows, through = self._rates
+        view = View(
+            bus=bus,
+            now_ms=bus.at_ms,
+            history=history,
+            flows={key: each for key, each in flows.items() if key[0] not in silent},
+            through={name: each for name, each in through.items() if name not in silent},
+            raised=self._raised,
+            fault=fault,
+        )
+        return view, events
+
+    def _changed(self, bus: Bus) -> list[Event]:
+        if self._last is None:
+            return []
+        return [Event(e.at_ms, e.kind, e.about, e.text) for e in changes(self._last, bus)]
+
+
+def _ruled(before: tuple[Raised, ...], after: tuple[Raised, ...], at_ms: int) -> list[Event]:
+    was = {(each.rule.name, each.about): each for each in before}
+    now = {(each.rule.name, each.about): each for each in after}
+    raised = [Event(at_ms, "rule", e.about, e.text) for key, e in now.items() if key not in was]
+    cleared = [
+        Event(at_ms, "rule", e.about, f"over: {e.text}") for key, e in was.items() if key not in now
+    ]
+    return [*raised, *cleared]

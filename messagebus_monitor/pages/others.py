@@ -1,0 +1,235 @@
+"""Values of the pages about parked messages, clients, the list, events and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from messagebus.terminal import plural
+from messagebus_monitor import told
+from messagebus_monitor.board import Board, oldest
+from messagebus_monitor.eventlog import Event
+from messagebus_monitor.pages.shared import (
+    CLIENTS_SHOWN,
+    MS_PER_S,
+    NAMES_TOLD,
+    ROWS_A_PAGE,
+    Link,
+    Query,
+    Row,
+    Settings,
+    Text,
+    Values,
+    broker_href,
+    event_lines,
+    manual_link,
+    missing_note,
+    parked_note,
+    playbook_lines,
+    row_id,
+    short,
+    source_href,
+    with_query,
+)
+from messagebus_monitor.playbooks import Playbook
+from messagebus_monitor.told import NOTHING
+from messagebus_tools.observing.rules import Raised, Rule
+
+
+def parked(board: Board, query: Query, settings: Settings) -> Values:
+    """Return the values of the page of parked messages."""
+    rows = []
+    found = [each for each in board.sources.values() if each.sum.parked]
+    for source in sorted(found, key=lambda each: -each.sum.parked):
+        ages = [
+            oldest(row, board.view.now_ms) or 0
+            for answer in board.view.bus.answers.values()
+            if (row := answer.rows.get((source.name, "park"))) is not None
+        ]
+        rows.append(
+            Row(
+                id=row_id("parked", source.name),
+                cells=(
+                    Text(source.name, "name", source_href(source.name)),
+                    Text(f"{source.sum.parked:,}", "r warn"),
+                    Text(told.age(max(ages, default=None)), "r"),
+                    Text(parked_note(source, settings)),
+                    Text(f"messagebus parked show {source.name}", "mono muted"),
+                ),
+            )
+        )
+    note = missing_note(board, settings)
+    total = f"{board.parked:,} in {plural(len(rows), 'queue')}" if rows else ""
+    return {"title": "Parked", "lines": rows, "note": "; ".join(filter(None, (total, note)))}
+
+
+def clients(board: Board, query: Query, settings: Settings) -> Values:
+    """Return the values of the page of clients; a client that asks several agents is there once."""
+    newest, text = board.view.bus.generation, query.get("q", "").strip().lower()
+    heard: dict[str, tuple[str, int, int]] = {}
+    for answer in board.view.bus.answers.values():
+        for each in answer.clients:
+            before = heard.get(each.id)
+            if before is None or each.age_ms < before[2]:
+                heard[each.id] = each.subscription, each.applied, each.age_ms
+    found = [
+        (client, *rest)
+        for client, rest in heard.items()
+        if text in f"{client} {rest[0]}".lower() and (not query.get("behind") or rest[1] < newest)
+    ]
+    found.sort(key=lambda each: (each[2], each[0]))
+    counted = sum(answer.client_count for answer in board.view.bus.answers.values())
+    behind = sum(applied < newest for _, applied, _ in heard.values())
+    rows = [
+        Row(
+            id=row_id("client", client),
+            cells=(
+                Text(client, "name"),
+                Text(name or NOTHING, "", source_href(name) if name in board.sources else ""),
+                Text(str(applied), "r warn" if applied < newest else "r"),
+                Text(f"{told.roughly(age_ms / MS_PER_S)} ago", "r muted"),
+            ),
+        )
+        for client, name, applied, age_ms in found[:CLIENTS_SHOWN]
+    ]
+    known = {"q": query["q"]} if query.get("q") else {}
+    return {
+        "title": "Clients",
+        "lines": rows,
+        "note": f"{counted:,} ask the agents; the list is at generation {newest}",
+        "q": query.get("q", ""),
+        "hidden": [("behind", "1")] if query.get("behind") else [],
+        "views": [
+            Link("All", with_query(known), not query.get("behind")),
+            Link(
+                "Behind",
+                with_query(known, behind="1"),
+                bool(query.get("behind")),
+                f"{behind:,}" if behind else "",
+            ),
+        ],
+    }
+
+
+def topology(
+    board: Board, query: Query, settings: Settings, *, events: Sequence[Event] = ()
+) -> Values:
+    """Return the values of the page of the list and the topology."""
+    bus = board.view.bus
+    digests = {answer.state.topology for answer in bus.answers.values()}
+    rows = []
+    for seen in bus.brokers:
+        state = seen.answer.state if seen.answer else None
+        serves = state.generation if state else None
+        behind = len(seen.answer.clients_behind) if seen.answer else None
+        rows.append(
+            Row(
+                id=row_id("served", seen.broker),
+                cells=(
+                    Text(
+                        settings.labels.get(seen.broker, seen.broker),
+                        "name",
+                        broker_href(seen.broker),
+                    ),
+                    Text("draining" if seen.draining else "consumed from"),
+                    Text(
+                        told.count(serves),
+                        "r warn" if serves is not None and serves != bus.generation else "r",
+                    ),
+                    Text(told.count(behind), "r warn" if behind else "r"),
+                    Text(told.count(state.entries if state else None), "r"),
+                    Text(
+                        told.count(state.missing_count if state else None),
+                        "r bad" if state and state.missing_count else "r",
+                    ),
+                    Text(
+                        "yes" if state and state.settled else told.UNKNOWN if not state else "no",
+                        "" if state and state.settled else "warn",
+                    ),
+                    Text((state.topology[:12] if state else "") or told.UNKNOWN, "mono muted"),
+                ),
+                row_class="" if state else "stale",
+            )
+        )
+    incomplete = [each for each in board.sources.values() if each.missing]
+    return {
+        "title": "List and topology",
+        "lines": rows,
+        "facts": [
+            ("cluster", bus.cluster or NOTHING),
+            ("generation", str(bus.generation)),
+            ("brokers", str(len(bus.brokers))),
+            ("list read", f"{told.roughly(bus.list_age_ms / MS_PER_S)} ago"),
+            ("topology", "the same everywhere" if len(digests) < 2 else "not the same everywhere"),
+        ],
+        "incomplete": [
+            Row(
+                id=row_id("incomplete", each.name),
+                cells=(
+                    Text(each.name, "name", source_href(each.name)),
+                    Text(", ".join(settings.labels.get(b, b) for b in each.missing), "bad"),
+                ),
+            )
+            for each in incomplete[:ROWS_A_PAGE]
+        ],
+        "entries": len(board.sources),
+        "complete": len(board.sources) - len(incomplete),
+        "events": event_lines(events, settings),
+    }
+
+
+def journal(
+    board: Board,
+    query: Query,
+    settings: Settings,
+    *,
+    events: Sequence[Event] = (),
+    note: str = "",
+    playbooks: Sequence[Playbook] = (),
+) -> Values:
+    """Return the values of the journal."""
+    kinds = ("", "broker", "list", "topology", "consumer", "rule", "action")
+    kind = query.get("kind", "")
+    known = {"about": query["about"]} if query.get("about") else {}
+    return {
+        "title": "Journal",
+        "events": event_lines(events, settings),
+        "note": note,
+        "playbooks": playbook_lines(playbooks, settings, board.view.now_ms),
+        "about": query.get("about", ""),
+        "views": [
+            Link(each.capitalize() or "All", with_query(known, kind=each), each == kind)
+            for each in kinds
+        ],
+    }
+
+
+def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule]) -> Values:
+    """Return the values of the page of rules."""
+    holding: dict[str, list[Raised]] = {}
+    for each in board.view.raised:
+        holding.setdefault(each.rule.name, []).append(each)
+    rows = []
+    for rule in table:
+        raised = holding.get(rule.name, [])
+        tone = {"page": "bad", "warn": "warn", "info": "info"}[rule.severity]
+        manual = manual_link(rule.manual, settings)
+        words = plural(len(raised), "case") if raised else "all is well"
+        cases = " ".join(f"{short(each.text, settings)}." for each in raised[:NAMES_TOLD])
+        rows.append(
+            Row(
+                id=row_id("rule", rule.name),
+                cells=(
+                    Text(rule.name, "name"),
+                    Text("", chip=tone if raised else "ok", note=words),
+                    Text(_SEVERITY_WORDS[rule.severity]),
+                    Text(told.roughly(rule.for_s) if rule.for_s else "at once", "r"),
+                    Text(cases, "wrap"),
+                    Text("Manual" if manual else "", "", manual),
+                ),
+            )
+        )
+    note = f"{len(holding)} of {len(table)} hold"
+    return {"title": "Rules", "lines": rows, "note": note}
+
+
+_SEVERITY_WORDS = {"page": "urgent", "warn": "warning", "info": "note"}

@@ -1,0 +1,133 @@
+"""Values of the first page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from messagebus.terminal import plural
+from messagebus_monitor import told
+from messagebus_monitor.board import Board
+from messagebus_monitor.eventlog import Event
+from messagebus_monitor.pages.brokers import balancers, broker_rows
+from messagebus_monitor.pages.matrix import source_table
+from messagebus_monitor.pages.shared import (
+    ARRIVING,
+    BUS,
+    LEAVING,
+    OLDEST,
+    ROWS_A_PAGE,
+    WAITING,
+    Query,
+    Settings,
+    Tile,
+    Values,
+    attention,
+    big_age,
+    curve,
+    event_lines,
+    missing_note,
+    where_oldest,
+)
+from messagebus_monitor.playbooks import Playbook
+from messagebus_monitor.told import Spark
+
+OVERVIEW_ROWS, OVERVIEW_BROKERS, OVERVIEW_EVENTS, ATTENTION_MAX = 20, 12, 9, 8
+WORST_BROKERS = 9
+
+
+def overview(
+    board: Board,
+    query: Query,
+    settings: Settings,
+    *,
+    events: Sequence[Event] = (),
+    playbooks: Sequence[Playbook] = (),
+) -> Values:
+    """Return the values of the first page."""
+    rows, _ = broker_rows(board, settings)
+    worst = sorted(rows, key=lambda row: -row.rank)[:WORST_BROKERS]
+    are_many = len(rows) > OVERVIEW_BROKERS
+    needs = attention(board, settings, board.view.raised)
+    return {
+        "title": "Overview",
+        "needs": needs[:ATTENTION_MAX],
+        "needs_more": max(0, len(needs) - ATTENTION_MAX),
+        "rules": settings.rules,
+        "is_partial": bool(missing_note(board, settings)),
+        "tiles": _bus_tiles(board, settings),
+        "brokers": worst if are_many else rows,
+        "broker_note": (
+            f"{len(rows)} on list generation {board.view.bus.generation}"
+            + (f", the {WORST_BROKERS} worst" if are_many else "")
+        ),
+        "balancers": balancers(board),
+        "events": event_lines(events[:OVERVIEW_EVENTS], settings),
+        "playbooks": [each for each in playbooks if not each.ended],
+        **source_table(board, query, settings, ROWS_A_PAGE if query.get("q") else OVERVIEW_ROWS),
+    }
+
+
+def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
+    worst = max(board.sources.values(), key=lambda each: each.oldest_s or 0, default=None)
+    oldest_s = worst.oldest_s if worst else None
+    series = board.view.history.of(BUS)
+    note, sources = missing_note(board, settings), board.sources.values()
+    owed = sum(each.sum.unacked or 0 for each in sources)
+    complete = sum(not each.missing for each in sources)
+    fed = sum(bool(each.sum.consumers) for each in sources)
+
+    def line(figure: int) -> Spark | None:
+        return curve(series, figure, board, 200, 26)
+
+    where = where_oldest(worst, settings) if worst and oldest_s else ""
+    parked_in = sum(bool(each.sum.parked) for each in sources)
+    return [
+        Tile(
+            "Oldest message",
+            big_age(oldest_s),
+            where or "nothing waits",
+            told.age_class(oldest_s),
+            line(OLDEST),
+            "tile.oldest",
+        ),
+        Tile(
+            "Waiting",
+            ((f"{board.waiting:,}", ""),),
+            note or f"{owed:,} of them owed to consumers",
+            "",
+            line(WAITING),
+            "tile.waiting",
+        ),
+        Tile(
+            "Published",
+            ((told.rate(board.published), "/s"),),
+            note or f"to {plural(len(board.view.bus.answers), 'broker')}",
+            "",
+            line(ARRIVING),
+            "tile.published",
+        ),
+        Tile(
+            "Handled",
+            ((told.rate(board.handled), "/s"),),
+            note or f"by {plural(sum(each.sum.consumers for each in sources), 'consumer')}",
+            "",
+            line(LEAVING),
+            "tile.handled",
+        ),
+        Tile(
+            "Parked",
+            ((f"{board.parked:,}", ""),),
+            f"in {plural(parked_in, 'queue')}" if parked_in else "nothing was given up",
+            "warn" if board.parked else "",
+            None,
+            "tile.parked",
+        ),
+        Tile(
+            "Coverage",
+            ((str(complete), ""), (f"of {len(sources)}", "")),
+            note or f"complete everywhere; {fed} consumed from",
+            "bad" if complete < len(sources) else "",
+            None,
+            "tile.coverage",
+        ),
+    ]

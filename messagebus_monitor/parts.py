@@ -1,0 +1,150 @@
+"""Pages as parts with names: rendered whole for the first answer, and by their differences for live ones.
+
+A template marks its parts by ``call part(id, tag, classes)`` and its tables by ``call(row) rows(id, rows)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+FOLDER = Path(__file__).parent
+# Renderings of one page by which a browser may have what it shows; others get all parts.
+VERSIONS_KEPT = 20
+VERSION_DIGITS = 16
+JSON_SEPARATORS = (",", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """One page at one time. parts: id -> HTML. orders: id of a table's body -> ids of its rows."""
+
+    html: str
+    parts: Mapping[str, str]
+    orders: Mapping[str, tuple[str, ...]]
+    version: str
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Marks of one rendering."""
+
+    parts: dict[str, str] = field(default_factory=dict)
+    orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def part(self, id: str, tag: str = "div", classes: str = "", *, caller: Any) -> Markup:
+        html = Markup("<{0} id='{1}' class='{2}'>{3}</{0}>").format(
+            Markup(tag), id, classes, Markup(caller())
+        )
+        self.parts[id] = str(html)
+        return html
+
+    def rows(self, id: str, rows: Iterable[Any], *, caller: Any) -> Markup:
+        made, order = [], []
+        for row in rows:
+            html = Markup("<tr id='{}' class='{}'>{}</tr>").format(
+                row.id, row.row_class, Markup(caller(row))
+            )
+            self.parts[row.id] = str(html)
+            order.append(row.id)
+            made.append(html)
+        self.orders[id] = tuple(order)
+        return Markup("<tbody id='{}'>{}</tbody>").format(id, Markup("").join(made))
+
+
+class Renderer:
+    """The templates, with the addresses of static files."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(folder / "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        digests = {
+            str(path.relative_to(folder / "static")): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (folder / "static").rglob("*")
+            if path.is_file()
+        }
+        self._environment.globals["static"] = lambda name: f"/static/{name}?v={digests[name][:12]}"
+
+    def render(self, template: str, values: Mapping[str, Any]) -> Rendering:
+        """Render a page. Its version depends on its parts alone."""
+        recorder = _Recorder()
+        marked = {"part": recorder.part, "rows": recorder.rows, "self_values": values}
+        text = self._environment.get_template(template).render(**values, **marked)
+        told = json.dumps([recorder.parts, recorder.orders]).encode()
+        version = hashlib.sha256(told).hexdigest()[:VERSION_DIGITS]
+        return Rendering(text, recorder.parts, recorder.orders, version)
+
+
+def encoded(rendering: Rendering, before: Rendering | None, now_ms: int) -> bytes:
+    """Return the parts that differ, as JSON; all of them without an earlier rendering."""
+    parts = [
+        [id, html]
+        for id, html in rendering.parts.items()
+        if before is None or before.parts.get(id) != html
+    ]
+    orders = [
+        [id, order]
+        for id, order in rendering.orders.items()
+        if before is None or before.orders.get(id) != order
+    ]
+    told = {"version": rendering.version, "now": now_ms, "parts": parts, "orders": orders}
+    return json.dumps(told, separators=JSON_SEPARATORS).encode()
+
+
+class Feed:
+    """One page as all who look at it with the same rights see it; rendered once for each observation."""
+
+    def __init__(self, make: Callable[[], Rendering]) -> None:
+        self._make = make
+        self._kept: OrderedDict[str, Rendering] = OrderedDict()
+        self._encoded: dict[str, bytes] = {}
+        self._newest: Rendering | None = None
+        self._at = -1
+
+    def at(self, observation: int) -> Rendering:
+        """Return the page of an observation, by its number."""
+        if self._newest is None or observation != self._at:
+            self._newest, self._at = self._make(), observation
+            self._kept[self._newest.version] = self._newest
+            self._kept.move_to_end(self._newest.version)
+            while len(self._kept) > VERSIONS_KEPT:
+                self._kept.popitem(last=False)
+            self._encoded.clear()
+        return self._newest
+
+    def since(self, version: str, observation: int, now_ms: int) -> bytes:
+        """Return what changed since a version; the same bytes for all who have that version."""
+        newest = self.at(observation)
+        if version not in self._encoded:
+            self._encoded[version] = encoded(newest, self._kept.get(version), now_ms)
+        return self._encoded[version]
+
+
+class Feeds:
+    """Feeds by page and rights; those that were used longest ago are forgotten."""
+
+    KEPT = 200
+
+    def __init__(self) -> None:
+        self._feeds: OrderedDict[tuple[str, ...], Feed] = OrderedDict()
+
+    def of(self, key: tuple[str, ...], make: Callable[[], Rendering]) -> Feed:
+        """Return the feed of a key."""
+        feed = self._feeds.pop(key, None) or Feed(make)
+        self._feeds[key] = feed
+        while len(self._feeds) > self.KEPT:
+            self._feeds.popitem(last=False)
+        return feed

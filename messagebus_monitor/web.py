@@ -1,0 +1,553 @@
+"""Addresses of the monitor: pages, their live parts, logins, exports.
+
+Every route names the role that it needs. Every answer carries the headers that keep a page from running or
+loading what is not ours. Every request that changes something comes from our own page, with its form's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hmac
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
+
+from messagebus import MessageBusError
+from messagebus_monitor import acting, api, pages
+from messagebus_monitor.actions import Actions
+from messagebus_monitor.config import MonitorConfig
+from messagebus_monitor.guard import Guard
+from messagebus_monitor.parked import ParkedReader
+from messagebus_monitor.parts import FOLDER, Feed, Feeds, Renderer, Rendering
+from messagebus_monitor.people import BURST, NOBODY, RATE_PER_S, Allowance, Logins, Principal, Role
+from messagebus_monitor.plans import KINDS
+from messagebus_monitor.playbooks import Playbooks
+from messagebus_monitor.tracing import Tracing
+from messagebus_monitor.watch import Watch
+from messagebus_tools.observing.rules import RULES
+
+SESSION_COOKIE = "__Host-monitor"
+# Browsers take the prefix over TLS only.
+SESSION_COOKIE_PLAIN = "monitor"
+STREAMS_MAX = 100
+# A browser has six connections for one address: the others are for pages, and for polls of its other tabs.
+STREAMS_OF_BROWSER_MAX = 4
+BEAT_S = 10.0
+EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
+QUERY_CHARS_MAX = 2_000
+SPANS_S = (600, 3_600, 21_600, 86_400)
+NAV = (
+    ("Overview", "/"),
+    ("Subscriptions", "/subscriptions"),
+    ("Brokers", "/brokers"),
+    ("Parked", "/parked"),
+    ("Clients", "/clients"),
+    ("Trace", "/trace"),
+    ("Journal", "/journal"),
+)
+Endpoint = Callable[["Monitor", Request, Principal], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One route. role: needed at least; Role.NOBODY: anybody may. template: of a live page; "" for others."""
+
+    path: str
+    role: Role
+    endpoint: Endpoint
+    methods: tuple[str, ...] = ("GET",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A live page: its template, its address in the bar, its values."""
+
+    template: str
+    here: str
+    values: Callable[[], dict[str, Any] | None]
+    names: Callable[[], tuple[str, ...]] = tuple
+    all_clients: bool = False
+
+
+class Monitor:
+    """The page of one bus."""
+
+    def __init__(self, config: MonitorConfig, watch: Watch, *, clock: Any = time.monotonic) -> None:
+        self.config, self.watch = config, watch
+        self.logins = Logins(config.people, config.tokens, config.proxy, clock=clock)
+        self.parked = ParkedReader(config.bus, watch.events)
+        self.actions = Actions(config, watch)
+        self.tracing = Tracing(config.bus, config.recording)
+        self._renderer, self._feeds = Renderer(), Feeds()
+        self._requests = Allowance(clock, burst=BURST, rate_per_s=RATE_PER_S)
+        self._streams = Counter[str]()
+        self.playbooks = Playbooks(config.journal)
+
+    @property
+    def streams(self) -> int:
+        """The number of streams that are open."""
+        return self._streams.total()
+
+    def application(self) -> ASGIApp:
+        """Return the ASGI application."""
+        routes: list[Any] = [
+            Route(each.path, self._guarded(each), methods=list(each.methods)) for each in ADDRESSES
+        ]
+        routes.append(Mount("/static", _Static(directory=FOLDER / "static")))
+        made = Starlette(
+            routes=routes,
+            middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
+            exception_handlers={404: self._not_found},
+        )
+        return Guard(made, self.config)
+
+    # Who asks.
+
+    def who(self, request: Request) -> Principal:
+        """Return who sent a request; NOBODY who may see nothing."""
+        authorization = request.headers.get("authorization", "")
+        if authorization.lower().startswith("bearer "):
+            return self.logins.by_token(authorization[7:].strip()) or NOBODY
+        address = _peer(request)
+        found = self.logins.by_session(request.cookies.get(cookie_name(request), ""))
+        return found or self.logins.by_proxy(address, request.headers.get) or self.logins.anybody()
+
+    def _guarded(self, address: Address) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            who = self.who(request)
+            peer = _peer(request)
+            if not self._requests.take(f"{peer} {who.name}"):
+                return PlainTextResponse("too many requests\n", 429, {"Retry-After": "1"})
+            if who.role < address.role:
+                return self._refused(request, who)
+            return await address.endpoint(self, request, who)
+
+        return endpoint
+
+    def _refused(self, request: Request, who: Principal) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "")
+        if who.role is Role.NOBODY and self.config.people and wants_page:
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(f"/login?to={quote(target, safe='')}", 303)
+        status = 401 if who.role is Role.NOBODY else 403
+        return self.tell(request, who, "Not allowed", "Your role may not do that.", status)
+
+    async def form(self, request: Request, who: Principal) -> dict[str, str] | None:
+        """Return a form's fields; None unless it carries the token of this session."""
+        fields = await fields_of(request)
+        said = fields.get("form_token", "")
+        right = bool(who.form_token) and hmac.compare_digest(
+            said.encode("utf-8", "replace"), who.form_token.encode()
+        )
+        return fields if right else None
+
+    # Pages.
+
+    def tell(
+        self, request: Request, who: Principal, title: str, text: str, status: int, back: str = "/"
+    ) -> Response:
+        """Return a page with one sentence. back: the address that its button leads to."""
+        told = {"title": title, "text": text, "back": back}
+        return self.still(request, who, "told.html", told, status)
+
+    def still(
+        self,
+        request: Request,
+        who: Principal,
+        template: str,
+        told: dict[str, Any],
+        status: int = 200,
+    ) -> Response:
+        """Return a page that is not live."""
+        values = {**self._common(request, who), **told, "is_live": False}
+        return _html(self._renderer.render(template, values).html, status)
+
+    async def _not_found(self, request: Request, _fault: Exception) -> Response:
+        return self.tell(request, self.who(request), "Not there", "There is no such page.", 404)
+
+    def login_page(self, request: Request, to: str, complaint: str, status: int) -> Response:
+        """Return the page that asks who somebody is."""
+        told = {"title": "Log in", "to": to, "complaint": complaint}
+        return self.still(request, NOBODY, "login.html", told, status)
+
+    def _common(self, request: Request, who: Principal) -> dict[str, Any]:
+        theme = request.cookies.get("theme", "")
+        return {
+            "theme": theme if theme in ("dark", "light") else "",
+            "who": who if who.role is not Role.NOBODY else None,
+            "has_session": bool(request.cookies.get(cookie_name(request))) and bool(who.name),
+            "nav": NAV,
+            "here": "",
+            "kinds": KINDS,
+            "actions_off": self.actions.off,
+            **pages.chrome(self.watch.board),
+        }
+
+    def page(self, request: Request, who: Principal, of: str, page: _Page) -> Response:
+        """Return a live page whole."""
+        self._seen(page)
+        if page.values() is None:
+            return self.tell(request, who, "Not there", "The bus has nothing of that name.", 404)
+        # Parts are the same for all with one role; the bar has a name and a token in it.
+        rendering = self._feed(of, who, page).at(self.watch.number)
+        values = {
+            **self._common(request, who),
+            **(page.values() or {}),
+            **{"is_live": True, "of": of, "here": page.here, "version": rendering.version},
+        }
+        return _html(self._renderer.render(page.template, values).html)
+
+    def _feed(self, of: str, who: Principal, page: _Page) -> Feed:
+        def make() -> Rendering:
+            values = {
+                **pages.chrome(self.watch.board),
+                **(page.values() or page_of(self, "/", who).values() or {}),
+                **{"is_live": True, "of": of, "who": NOBODY, "nav": NAV, "version": ""},
+                **{"kinds": KINDS, "actions_off": ""},
+            }
+            return self._renderer.render(page.template, values)
+
+        return self._feeds.of((of, who.role.name), make)
+
+    def _seen(self, page: _Page) -> None:
+        self.watch.looking(page.names(), all_clients=page.all_clients)
+
+    async def parts(self, request: Request, who: Principal) -> Response:
+        """Return what changed of a page since a version."""
+        of = request.query_params.get("of", "/")[:QUERY_CHARS_MAX]
+        page = page_of(self, of, who)
+        self._seen(page)
+        since = request.query_params.get("since", "")
+        body = self._feed(of, who, page).since(since, self.watch.number, _now_ms())
+        return Response(body, media_type="application/json")
+
+    async def stream(self, request: Request, who: Principal) -> Response:
+        """Return what changes of a page, at most once a second, until the browser hangs up."""
+        browser = " ".join((_peer(request), request.headers.get("user-agent", ""), who.name))
+        if self._streams.total() >= STREAMS_MAX or self._streams[browser] >= STREAMS_OF_BROWSER_MAX:
+            return PlainTextResponse("too many streams\n", 503, {"Retry-After": "5"})
+        of = request.query_params.get("of", "/")[:QUERY_CHARS_MAX]
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "")
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(
+            self._events(request, who, of, since, browser),
+            media_type="text/event-stream",
+            headers=headers,
+        )
+
+    async def _events(
+        self, request: Request, who: Principal, of: str, version: str, browser: str
+    ) -> AsyncIterator[bytes]:
+        page = page_of(self, of, who)
+        self._streams[browser] += 1
+        feed, number = self._feed(of, who, page), -1
+        try:
+            yield b"retry: 2000\n\n"
+            while self.who(request).role >= who.role:
+                self._seen(page)
+                if self.watch.number != number:
+                    number = self.watch.number
+                    body = feed.since(version, number, _now_ms())
+                    version = feed.at(number).version
+                    yield b"event: part\nid: %s\ndata: %s\n\n" % (version.encode(), body)
+                elif not await self.watch.next(number, within_s=BEAT_S):
+                    yield b"event: beat\ndata: {}\n\n"
+        finally:
+            self._streams[browser] -= 1
+            self._streams = +self._streams  # without browsers that have none
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def page_of(monitor: Monitor, of: str, who: Principal) -> _Page:
+    """Return the live page of an address with its query; the overview for one that is none."""
+    parts = urlsplit(of)
+    query = dict(parse_qsl(parts.query, max_num_fields=20)) if len(parts.query) < 2_000 else {}
+    path, watch, recent = parts.path, monitor.watch, monitor.watch.events.recent
+
+    def of_page(function: Any, *about: str, **made: Callable[[], Any]) -> Callable[[], Any]:
+        """Return what makes a page's values; its last arguments are made anew each time."""
+        return lambda: function(
+            watch.board,
+            *about,
+            query,
+            monitor_settings(monitor),
+            **{key: make() for key, make in made.items()},
+        )
+
+    kind, name = _name_in(path) or ("", "")
+    of_name = of_page(
+        pages.subscription if kind == "source" else pages.broker,
+        name,
+        events=lambda: recent(EVENTS_OF_ONE, about=name),
+    )
+
+    def of_source() -> dict[str, Any] | None:
+        known = monitor.parked.known(name, who) if query.get("parked") else None
+        values: dict[str, Any] | None = of_name()
+        return values and {**values, "reasons": known}
+
+    def of_list() -> dict[str, Any]:
+        export = f"?{parts.query}" if parts.query else "?"
+        return {**of_page(pages.subscriptions)(), "export": export}
+
+    match kind or path:
+        case "source":
+            return _Page("subscription.html", "/subscriptions", of_source, lambda: (name,))
+        case "broker":
+            return _Page("broker.html", "/brokers", of_name)
+        case "/subscriptions":
+            return _Page(
+                "subscriptions.html",
+                path,
+                of_list,
+                lambda: _names_shown(watch, query, pages.ROWS_A_PAGE),
+            )
+        case "/brokers":
+            return _Page("brokers.html", path, of_page(pages.brokers))
+        case "/parked":
+            return _Page("parked.html", path, of_page(pages.parked))
+        case "/clients":
+            return _Page("clients.html", path, of_page(pages.clients), all_clients=True)
+        case "/topology":
+            changes = of_page(pages.topology, events=lambda: recent(EVENTS_OF_ONE, kind="list"))
+            return _Page("topology.html", "/brokers", changes)
+        case "/journal":
+            of_kind, of_one = query.get("kind", ""), query.get("about", "")
+            told = of_page(
+                pages.journal,
+                events=lambda: recent(EVENTS_SHOWN, kind=of_kind, about=of_one),
+                note=lambda: watch.events.fault,
+                playbooks=monitor.playbooks.runs,
+            )
+            return _Page("journal.html", path, told)
+        case "/rules":
+            return _Page("rules.html", "/", of_page(pages.rules, table=lambda: RULES))
+        case _ if path.startswith("/plans/") and who.role >= Role.OPERATOR:
+            id = path.removeprefix("/plans/")
+            return _Page("plan.html", "", lambda: _plan_values(monitor, id))
+    first = of_page(
+        pages.overview,
+        events=lambda: recent(pages.OVERVIEW_EVENTS),
+        playbooks=monitor.playbooks.runs,
+    )
+    return _Page(
+        "overview.html", "/", first, lambda: _names_shown(watch, query, pages.OVERVIEW_ROWS)
+    )
+
+
+def _plan_values(monitor: Monitor, id: str) -> dict[str, Any] | None:
+    plan = monitor.actions.find(id)
+    return pages.plan(monitor.watch.board, plan, monitor_settings(monitor)) if plan else None
+
+
+def _names_shown(watch: Watch, query: dict[str, str], at_most: int) -> tuple[str, ...]:
+    return tuple(each.name for each in pages.chosen(watch.board, query)[:at_most])
+
+
+def _name_in(path: str) -> tuple[str, str] | None:
+    """Return what a page is about: a source or a broker, and its name."""
+    for prefix, kind, begin in (
+        ("/subscriptions/", "source", ""),
+        ("/queues/", "source", "queue:"),
+        ("/brokers/", "broker", ""),
+    ):
+        if path.startswith(prefix) and len(path) > len(prefix):
+            return kind, begin + unquote(path.removeprefix(prefix))
+    return None
+
+
+def monitor_settings(monitor: Monitor) -> pages.Settings:
+    """Return what pages show of the installation."""
+    names = [seen.broker for seen in monitor.watch.board.view.bus.brokers]
+    return pages.Settings(monitor.config.manual, len(RULES), pages.labels(names) if names else {})
+
+
+# Endpoints.
+
+
+async def _live(monitor: Monitor, request: Request, who: Principal) -> Response:
+    path = request.scope["raw_path"].decode("ascii", "replace")
+    of = path + (f"?{request.url.query}" if request.url.query else "")
+    if request.query_params.get("parked") and (name := _name_in(path)):
+        await monitor.parked.read(name[1], who)
+    return monitor.page(request, who, of[:QUERY_CHARS_MAX], page_of(monitor, of, who))
+
+
+async def _series(monitor: Monitor, request: Request, who: Principal) -> Response:
+    path = request.scope["raw_path"].decode("ascii", "replace").removesuffix("/series")
+    name, span = _name_in(path), request.query_params.get("span", "")
+    span_s = int(span) if span in map(str, SPANS_S) else SPANS_S[1]
+    series = monitor.watch.history.of(f"source:{name[1]}") if name else None
+    if series is None:
+        return Response("{}", 404, media_type="application/json")
+    now_s = _now_ms() / 1_000
+    courses = [series.read(figure, now_s, span_s) for figure in range(4)]
+    begin, step = courses[0].begin_s, courses[0].step_s
+    told: dict[str, Any] = {"at": [begin + i * step for i in range(len(courses[0].values))]}
+    for key, course in zip(("oldest_s", "waiting", "in_per_s", "out_per_s"), courses, strict=True):
+        told[key] = [None if value is None else round(value, 2) for value in course.values]
+    return Response(json.dumps(told), media_type="application/json")
+
+
+async def _trace(monitor: Monitor, request: Request, who: Principal) -> Response:
+    query = {key: text.strip() for key, text in request.query_params.items()}
+    board, found, fault = monitor.watch.board, None, ""
+    ago = query.get("ago", "")
+    if id := query.get("id", "")[:QUERY_CHARS_MAX]:
+        monitor.watch.looking()
+        ago_s = int(ago) if ago in dict(pages.AGO_S) and ago else 0
+        topic = query.get("topic", "")
+        try:
+            found = await monitor.tracing.find(id, board.view.bus, who, topic=topic, ago_s=ago_s)
+        except (MessageBusError, ValueError) as trouble:
+            fault = str(trouble)
+    values = pages.traced(board, found, query, monitor_settings(monitor), fault=fault)
+    return monitor.still(request, who, "trace.html", {**values, "here": "/trace"})
+
+
+async def _find(monitor: Monitor, request: Request, who: Principal) -> Response:
+    text, board = request.query_params.get("q", "").strip()[:300], monitor.watch.board
+    if text in board.sources:
+        return RedirectResponse(pages.source_href(text), 303)
+    labels = monitor_settings(monitor).labels
+    if len(text) == 32 and not text.strip("0123456789abcdef"):
+        return RedirectResponse(f"/trace?id={text}", 303)
+    for name, label in labels.items():
+        if text in (name, label):
+            return RedirectResponse(pages.broker_href(name), 303)
+    if any(text.lower() in name.lower() for name in board.sources):
+        return RedirectResponse(f"/subscriptions?q={quote(text, safe='')}", 303)
+    return RedirectResponse(f"/clients?q={quote(text, safe='')}", 303)
+
+
+async def _export(monitor: Monitor, request: Request, who: Principal) -> Response:
+    chosen = pages.chosen(monitor.watch.board, dict(request.query_params))
+    rows = [api.source_row(each) for each in chosen]
+    if request.query_params.get("form") == "ndjson":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        return Response(text, media_type="application/x-ndjson")
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["name"])
+    writer.writeheader()
+    for row in rows:
+        # A spreadsheet would run a name that begins like a formula.
+        name = str(row["name"])
+        writer.writerow({**row, "name": f"'{name}" if name[:1] in "=+-@\t\r" else name})
+    disposition = {"Content-Disposition": 'attachment; filename="subscriptions.csv"'}
+    # Half a surrogate pair has no place in UTF-8.
+    body = out.getvalue().encode(errors="backslashreplace")
+    return Response(body, media_type="text/csv; charset=utf-8", headers=disposition)
+
+
+async def _login(monitor: Monitor, request: Request, who: Principal) -> Response:
+    if request.method != "POST":
+        return monitor.login_page(request, request.query_params.get("to", "/"), "", 200)
+    fields = await fields_of(request)
+    name, to = fields.get("name", "")[:100], fields.get("to", "/")
+    peer = _peer(request)
+    if not monitor.logins.tries.take(f"name {name}", f"from {peer}"):
+        return monitor.login_page(request, to, "Too many tries: wait a minute.", 429)
+    password = fields.get("password", "")
+    if not await asyncio.to_thread(monitor.logins.check, name, password):
+        return monitor.login_page(request, to, "Name or password is wrong.", 401)
+    # Only a path of ours: "//elsewhere" is an address of another host.
+    is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable()
+    answer = RedirectResponse(to if is_ours else "/", 303)
+    answer.set_cookie(
+        cookie_name(request),
+        monitor.logins.begin(name),
+        max_age=12 * 3_600,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+    return answer
+
+
+async def _logout(monitor: Monitor, request: Request, who: Principal) -> Response:
+    if await monitor.form(request, who) is None:
+        return monitor.tell(request, who, "Not done", "The form was of another session.", 403)
+    monitor.logins.end(request.cookies.get(cookie_name(request), ""))
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(cookie_name(request), path="/", secure=request.url.scheme == "https")
+    return answer
+
+
+async def _healthz(monitor: Monitor, request: Request, who: Principal) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+PAGES = (
+    *("/", "/subscriptions", "/subscriptions/{name:path}", "/queues/{name}", "/brokers"),
+    *("/brokers/{name}", "/parked", "/clients", "/topology", "/journal", "/rules"),
+)
+ADDRESSES = (
+    Address("/healthz", Role.NOBODY, _healthz),
+    Address("/login", Role.NOBODY, _login, ("GET", "POST")),
+    Address("/logout", Role.VIEWER, _logout, ("POST",)),
+    Address("/stream", Role.VIEWER, Monitor.stream),
+    Address("/parts", Role.VIEWER, Monitor.parts),
+    Address("/find", Role.VIEWER, _find),
+    Address("/export", Role.VIEWER, _export),
+    Address("/trace", Role.VIEWER, _trace),
+    Address("/metrics", Role.VIEWER, api.metrics),
+    Address("/api/v1/trace/{id}", Role.VIEWER, api.trace),
+    Address("/api/v1/{what}", Role.VIEWER, api.told),
+    Address("/subscriptions/{name:path}/series", Role.VIEWER, _series),
+    Address("/queues/{name}/series", Role.VIEWER, _series),
+    *(Address(path, Role.VIEWER, _live) for path in PAGES),
+    Address("/plans", Role.OPERATOR, acting.plan, ("POST",)),
+    Address("/plans/{id}", Role.OPERATOR, _live),
+    Address("/plans/{id}/run", Role.OPERATOR, acting.run, ("POST",)),
+    Address("/plans/{id}/cancel", Role.OPERATOR, acting.cancel, ("POST",)),
+)
+
+
+def cookie_name(request: Request) -> str:
+    """Return the name of the session's cookie; over plain HTTP, on loopback, it cannot have the prefix."""
+    return SESSION_COOKIE if request.url.scheme == "https" else SESSION_COOKIE_PLAIN
+
+
+async def fields_of(request: Request) -> dict[str, str]:
+    """Read a form; fields that are no text of UTF-8 have replacement characters."""
+    body = await request.body()
+    return dict(
+        parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=50)
+    )
+
+
+def _html(text: str, status: int = 200) -> Response:
+    return Response(text.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
+
+
+class _Static(StaticFiles):
+    """Static files; their addresses change with their content."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        if b"v=" in scope.get("query_string", b""):
+            answer.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return answer
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,466 @@
+"""Rules that say what needs attention, and why: twins of the alerts in `ops/monitoring`, and some more.
+
+Pure. A rule finds its condition in one observation and in what is kept of the past; it is raised when the
+condition has held for `for_s`. A silent broker neither raises nor clears what is about it: only AgentDown is
+about silence.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from messagebus.terminal import duration, plural
+from messagebus_tools.observing.rates import row_rates
+from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
+from messagebus_tools.observing.totals import counted
+
+__all__ = ["RULES", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
+
+MINUTE_MS = 60_000
+# The past is kept in steps of this; a whole observation is large.
+STEP_MS = 2 * MINUTE_MS
+STEPS_KEPT = 6
+DISK_SAMPLES = 60
+NAMES_TOLD = 3
+SKEW_MS_MAX = 2_000
+# Publishers choose another broker when their connection ends, after ten minutes by default.
+UNEVEN_OVER_MS, UNEVEN_LEAST, UNEVEN_TIMES = 10 * MINUTE_MS, 1_000, 2
+Severity = Literal["page", "warn", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A condition that holds. about: the subscription, queue, broker or balancer."""
+
+    about: str
+    text: str
+
+
+class Past:
+    """The part of earlier observations that rules need: bounded, and filled by `Attention`."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
+        self.disks: dict[str, deque[tuple[int, int]]] = {}
+
+    def add(self, bus: Bus) -> None:
+        if not self._steps or bus.at_ms - self._steps[-1].at_ms >= STEP_MS:
+            self._steps.append(bus)
+        for broker, answer in counted(bus).items():
+            samples = self.disks.setdefault(broker, deque(maxlen=DISK_SAMPLES))
+            if answer.room and (not samples or bus.at_ms - samples[-1][0] >= MINUTE_MS):
+                samples.append((bus.at_ms, answer.room.disk_free))
+
+    def before(self, at_ms: int) -> Bus | None:
+        """Return the newest kept observation that is not younger; None when none is that old."""
+        return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. for_s: so long the condition must hold. manual: the section that says what to do."""
+
+    name: str
+    severity: Severity
+    for_s: int
+    manual: str
+    find: Callable[[Bus, Past], Iterable[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """A rule that needs attention. since_ms: the condition holds since then."""
+
+    rule: Rule
+    about: str
+    text: str
+    since_ms: int
+
+
+class Attention:
+    """The rules over time: give it every observation, in order of time."""
+
+    def __init__(self, rules: Sequence[Rule] | None = None) -> None:
+        self._rules = RULES if rules is None else tuple(rules)
+        self._past = Past()
+        self._held: dict[tuple[str, str], Raised] = {}
+
+    def step(self, bus: Bus) -> tuple[Raised, ...]:
+        """Take an observation; return what needs attention now, worst and oldest first."""
+        held, silent = dict[tuple[str, str], Raised](), set(bus.silent)
+        for rule in self._rules:
+            for found in rule.find(bus, self._past):
+                key = (rule.name, found.about)
+                known = self._held.get(key)
+                since_ms = known.since_ms if known else bus.at_ms
+                held[key] = Raised(rule=rule, about=found.about, text=found.text, since_ms=since_ms)
+        for key, known in self._held.items():
+            if known.about in silent and key not in held:
+                held[key] = known
+        self._held = held
+        self._past.add(bus)
+        raised = [h for h in held.values() if bus.at_ms - h.since_ms >= h.rule.for_s * 1000]
+        order = {"page": 0, "warn": 1, "info": 2}
+        return tuple(sorted(raised, key=lambda r: (order[r.rule.severity], r.since_ms, r.about)))
+
+
+def reason(bus: Bus, name: str) -> str:
+    """Return the likely reason why a subscription or queue falls behind, the first that holds."""
+    rows = {broker: row for broker, row, _ in _sources(bus) if row.name == name}
+    waiting = {broker: row for broker, row in rows.items() if row.waiting}
+    if rows and not any(row.consumers for row in rows.values()):
+        return "nobody consumes it"
+    if len(waiting) == 1 and len(rows) > 1:
+        (broker,) = waiting
+        state = bus.answers[broker].state
+        if not waiting[broker].consumers:
+            return f"nobody consumes it on {broker}"
+        return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
+    return "not known"
+
+
+# Conditions.
+
+
+def _sources(
+    bus: Bus, kinds: Sequence[Kind] = ("sub", "queue")
+) -> Iterator[tuple[str, Row, Answer]]:
+    for broker, answer in counted(bus).items():
+        for row in answer.rows.values():
+            if row.kind in kinds:
+                yield broker, row, answer
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = len(listed) - NAMES_TOLD
+    return ", ".join(listed[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_name(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Group brokers by the name that something is found of there."""
+    grouped = dict[str, list[str]]()
+    for name, broker in found:
+        grouped.setdefault(name, []).append(broker)
+    return grouped
+
+
+def _when(test: Callable[[Answer], str]) -> Callable[[Bus, Past], Iterator[Finding]]:
+    """Make a condition of one broker's answer. test: the sentence, "" while it does not hold."""
+
+    def find(bus: Bus, _past: Past) -> Iterator[Finding]:
+        for broker, answer in bus.answers.items():
+            if text := test(answer):
+                yield Finding(broker, text)
+
+    return find
+
+
+def _broker_down(bus: Bus, _past: Past) -> Iterator[Finding]:
+    down = (
+        (one.name, lb.url) for lb in bus.balancers for one in lb.servers if one.status == "DOWN"
+    )
+    for name, urls in _by_name(down).items():
+        yield Finding(name, f"Broker {name} takes no publishes: {_some(urls)} calls it down")
+
+
+def _brokers_few(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for lb in bus.balancers:
+        up = sum(each.status == "UP" for each in lb.servers)
+        if lb.servers and not lb.fault and 2 * up <= len(lb.servers):
+            text = f"Only {up} of {plural(len(lb.servers), 'broker')} take publishes, by {lb.url}"
+            yield Finding(lb.url, text)
+
+
+def _disk_fills(bus: Bus, past: Past) -> Iterator[Finding]:
+    for broker, answer in counted(bus).items():
+        if not (room := answer.room):
+            continue
+        if room.disk_free < 3 * room.disk_limit:
+            free = f"{room.disk_free // 1_000_000:,} MB of disk are free on {broker}"
+            yield Finding(
+                broker, f"{free}; below {room.disk_limit // 1_000_000:,} it takes no more"
+            )
+        elif (left_s := _full_in_s(past.disks.get(broker, ()), room.disk_limit)) is not None:
+            rate = "at the rate of the last hour"
+            yield Finding(broker, f"The disk of {broker} is full in {duration(left_s)} {rate}")
+
+
+def _full_in_s(samples: Iterable[tuple[int, int]], limit: int) -> float | None:
+    """Return the seconds until a linear fit reaches the limit; None if not within four hours."""
+    points = [(at / 1000, free) for at, free in samples]
+    if len(points) < 10:
+        return None
+    mean_t, mean_f = (sum(each) / len(points) for each in zip(*points, strict=True))
+    spread = sum((t - mean_t) ** 2 for t, _ in points)
+    slope = sum((t - mean_t) * (f - mean_f) for t, f in points) / spread if spread else 0.0
+    if slope >= 0:
+        return None
+    left_s = (limit - points[-1][1]) / slope
+    return left_s if left_s < 4 * 3600 else None
+
+
+def _lost(answer: Answer) -> str:
+    new = [
+        loss for loss in answer.state.losses if loss.noticed_at_ms > answer.at_ms - 10 * MINUTE_MS
+    ]
+    names = _some({loss.name for loss in new})
+    return f"{names} vanished from {answer.broker}, and was made again" if new else ""
+
+
+def _unconsumed(bus: Bus, _past: Past) -> Iterator[Finding]:
+    found = ((row.name, broker) for broker, row, _ in _sources(bus) if not row.consumers)
+    for name, brokers in _by_name(found).items():
+        yield Finding(name, f"Nobody consumes {name} on {_some(brokers)}")
+
+
+def _no_consumer_here(bus: Bus, _past: Past) -> Iterator[Finding]:
+    consumed = {row.name for _, row, _ in _sources(bus) if row.consumers}
+    for broker, row, _ in _sources(bus):
+        if row.name in consumed and not row.consumers and row.waiting:
+            age_ms = row.oldest_ms(bus.at_ms)
+            oldest = f", the oldest for {duration(age_ms / 1000)}" if age_ms else ""
+            waits = f"{plural(row.waiting, 'message')} wait there{oldest}"
+            yield Finding(
+                f"{row.name} on {broker}", f"{row.name} has no consumer on {broker}; {waits}"
+            )
+
+
+def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
+    then = past.before(bus.at_ms - STEP_MS)
+    if then is None:
+        return
+    rates = row_rates(then, bus)
+    before = {
+        (broker, row.name): row.oldest_ms(then.at_ms) or 0 for broker, row, _ in _sources(then)
+    }
+    worst = dict[str, tuple[int, str, Row]]()
+    for broker, row, _ in _sources(bus):
+        age_ms = row.oldest_ms(bus.at_ms) or 0
+        if age_ms > age_s * 1000 and age_ms > before.get((broker, row.name), age_ms):
+            worst[row.name] = max(
+                worst.get(row.name, (0, "", row)), (age_ms, broker, row), key=lambda w: w[0]
+            )
+    for name, (age_ms, broker, row) in worst.items():
+        told = ""
+        if rate := rates.get((broker, name, row.kind)):
+            told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
+        waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
+        yield Finding(name, f"{waits}, and more and more{told}. Reason: {reason(bus, name)}")
+
+
+def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:
+    counts = dict[str, int]()
+    for _, row, _ in _sources(bus, ("park",)):
+        counts[row.name] = counts.get(row.name, 0) + row.waiting
+    for name, count in counts.items():
+        if count:
+            yield Finding(name, f"{plural(count, 'message')} of {name} are parked")
+
+
+def _parked_grows(bus: Bus, past: Past) -> Iterator[Finding]:
+    then = past.before(bus.at_ms - 10 * MINUTE_MS)
+    if then is None:
+        return
+    before, new = then.answers, dict[str, int]()
+    for broker, row, answer in _sources(bus, ("park",)):
+        old = before.get(broker)
+        if old and old.life == answer.life and row.arrived is not None:
+            was = old.rows.get((row.name, "park"))
+            new[row.name] = new.get(row.name, 0) + row.arrived - ((was and was.arrived) or 0)
+    for name, count in new.items():
+        if count > 10:
+            yield Finding(name, f"{plural(count, 'message')} of {name} were parked in ten minutes")
+
+
+def _list_old(bus: Bus, _past: Past) -> Iterator[Finding]:
+    if bus.list_age_ms > 180_000:
+        old = f"No good list for {duration(bus.list_age_ms / 1000)}"
+        yield Finding("list", f"{old}: {bus.list_fault or 'nobody asked'}")
+
+
+def _behind(bus: Bus, _past: Past) -> Iterator[Finding]:
+    late = {
+        client.id: client.applied
+        for answer in bus.answers.values()
+        for client in answer.clients_behind
+        if client.applied < bus.generation
+    }
+    if late:
+        text = (
+            f"{plural(len(late), 'client')} work by an older list than generation {bus.generation}"
+        )
+        yield Finding("list", f"{text}: {_some(late)}")
+
+
+def _lists_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
+    served = _by_name((str(a.state.generation), broker) for broker, a in bus.answers.items())
+    if len(served) > 1:
+        told = "; ".join(f"{generation} by {_some(b)}" for generation, b in sorted(served.items()))
+        yield Finding("list", f"Agents serve lists of different generations: {told}")
+
+
+def _topologies_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
+    maps = _by_name((answer.state.topology, broker) for broker, answer in bus.answers.items())
+    if len(maps) > 1:
+        fewest = min(maps.values(), key=len)
+        yield Finding("topology", f"{_some(fewest)} has another topology than the other agents")
+
+
+def _agent_down(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for seen in bus.brokers:
+        if seen.fault:
+            more = "nobody is cut, and nothing can be changed there. Its figures are not counted"
+            yield Finding(
+                seen.broker, f"The agent of {seen.broker} does not answer ({seen.fault}): {more}"
+            )
+
+
+def _skewed(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for seen in bus.brokers:
+        if seen.answer and abs(seen.skew_ms or 0) > SKEW_MS_MAX:
+            told = f"{abs(seen.skew_ms or 0) / 1000:.1f} s"
+            yield Finding(seen.broker, f"The clock of {seen.broker} differs from ours by {told}")
+
+
+def _balancer_down(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for lb in bus.balancers:
+        if lb.fault:
+            yield Finding(lb.url, f"The balancer {lb.url} does not answer: {lb.fault}")
+
+
+def _sessions_full(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for lb in bus.balancers:
+        for one in lb.servers:
+            if one.limit and one.sessions > 0.9 * one.limit:
+                full = f"{one.sessions} of {one.limit} connections that {lb.url} allows it"
+                yield Finding(one.name, f"Broker {one.name} has {full}")
+
+
+def _uneven(bus: Bus, past: Past) -> Iterator[Finding]:
+    """Find brokers that got more than twice their share of the publishes of ten minutes."""
+    earlier = past.before(bus.at_ms - UNEVEN_OVER_MS)
+    then = counted(earlier) if earlier else {}
+    got = dict[str, int]()
+    for broker, answer in counted(bus).items():
+        old = then.get(broker)
+        is_same = old and old.life == answer.life and old.state.verdict == "ready"
+        if old and is_same and answer.state.verdict == "ready" and answer.totals and old.totals:
+            got[broker] = answer.totals.published - old.totals.published
+    whole = sum(got.values())
+    if whole >= UNEVEN_LEAST:
+        for broker, count in got.items():
+            if count * len(got) > UNEVEN_TIMES * whole:
+                share = f"{100 * count // whole} % of all publishes of ten minutes"
+                yield Finding(broker, f"Broker {broker} got {share}, as one of {len(got)}")
+
+
+def _memory_high(answer: Answer) -> str:
+    room = answer.room
+    high = room is not None and room.memory_used > 0.85 * room.memory_limit
+    return f"Broker {answer.broker} is near its memory limit" if high else ""
+
+
+def _certificate(answer: Answer) -> str:
+    left_s = answer.state.certificate_s
+    if left_s is None or left_s >= 14 * 86_400:
+        return ""
+    ends = "has ended" if left_s <= 0 else f"ends in {duration(left_s)}"
+    return f"The certificate of {answer.broker} and its agent {ends}"
+
+
+def _state(test: Callable[[Answer], object], text: str) -> Callable[[Bus, Past], Iterator[Finding]]:
+    return _when(lambda a: text.format(b=a.broker, s=a.state) if test(a) else "")
+
+
+def _rule(
+    name: str,
+    severity: Severity,
+    for_s: int,
+    manual: str,
+    find: Callable[[Bus, Past], Iterable[Finding]],
+) -> Rule:
+    where = f"docs/OPERATIONS.md#{manual}"
+    return Rule(name=name, severity=severity, for_s=for_s, manual=where, find=find)
+
+
+_SLOW, _OLD_LIST, _ALARM = (
+    "a-consumer-is-slow-or-gone",
+    "the-list-is-old",
+    "a-broker-is-in-memory-alarm",
+)
+
+TWINS: tuple[Rule, ...] = (
+    _rule("BrokerDown", "page", 60, "a-host-is-dead", _broker_down),
+    _rule("BrokersFew", "page", 30, "first-look", _brokers_few),
+    _rule(
+        *("BrokerAlarm", "page", 15, _ALARM),
+        _state(lambda a: a.state.alarm, "Broker {b} is in {s.alarm}: its publishers leave it"),
+    ),
+    _rule("BrokerDiskFillsUp", "warn", 300, "a-disk-is-full", _disk_fills),
+    _rule("BrokerMemoryHigh", "warn", 300, _ALARM, _when(_memory_high)),
+    _rule(
+        *("GateShut", "page", 180, "a-gate-stays-shut"),
+        _state(
+            lambda a: a.state.linked and not a.state.gate,
+            "Broker {b} runs, and its topology could not be brought about: {s.reason}",
+        ),
+    ),
+    _rule(
+        *("DrainStuck", "warn", 3600, "a-drain-is-stuck"),
+        _state(
+            lambda a: a.state.draining, "Broker {b} has been draining for an hour: {s.draining}"
+        ),
+    ),
+    _rule("QueueLost", "page", 0, "a-queue-vanished", _when(_lost)),
+    _rule("CertificateEnds", "warn", 900, "certificates-expire", _when(_certificate)),
+    _rule("QueueWithoutConsumers", "page", 600, _SLOW, _unconsumed),
+    _rule(
+        *("OldestMessageGrowsOlder", "warn", 300, _SLOW),
+        lambda bus, past: _grows_older(bus, past, age_s=300),
+    ),
+    _rule("MessagesParked", "warn", 900, "messages-are-parked", _parked),
+    _rule("ListOld", "warn", 60, _OLD_LIST, _list_old),
+    _rule("ClientBehind", "warn", 180, _OLD_LIST, _behind),
+    _rule("ListsDiffer", "warn", 120, _OLD_LIST, _lists_differ),
+    _rule("AgentDown", "warn", 120, "an-agent-is-dead", _agent_down),
+    _rule(
+        *("MirrorSplitBrain", "page", 0, "split-brain"),
+        _state(
+            lambda a: a.state.mirror and a.state.mirror.alone,
+            "The mirror of {b} is split, or was cut by order: each side may have what the other lacks",
+        ),
+    ),
+    _rule(
+        *("MirrorSingleCopy", "page", 60, "a-mirror-has-a-single-copy"),
+        _state(
+            lambda a: a.state.mirror and a.state.mirror.copies < 2,
+            "{b} keeps its messages on one disk: the next failure loses them",
+        ),
+    ),
+    _rule("BalancerDown", "page", 30, "a-balancer-is-down", _balancer_down),
+    _rule("BrokerSessionsFull", "warn", 60, "connections-are-refused", _sessions_full),
+)
+"""Each has the name, severity, time and manual of an alert in `ops/monitoring/alerts.yml`."""
+
+MORE: tuple[Rule, ...] = (
+    _rule(
+        *("Coverage", "page", 15, "a-queue-vanished"),
+        _state(
+            lambda a: a.state.gate and a.state.missing_count,
+            "{s.missing_count} of {s.entries} names are not on {b}, which takes publishes",
+        ),
+    ),
+    _rule("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
+    _rule("FallsBehind", "warn", 300, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
+    _rule("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),
+    _rule("TopologiesDiffer", "warn", 60, "first-look", _topologies_differ),
+    _rule("Uneven", "info", 0, "first-look", _uneven),
+    _rule("ClocksDiffer", "warn", 60, "first-look", _skewed),
+)
+"""Rules that PromQL cannot say, or whose figures nobody exports."""
+
+RULES = (*TWINS, *MORE)

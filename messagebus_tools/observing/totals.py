@@ -1,0 +1,125 @@
+"""Sums over brokers that know what is missing in them.
+
+Pure. A sum is of brokers that were counted: their agents answered, and have a link to them. It names all
+others, with the reason. So a silent broker is never counted, as 0 or otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from messagebus.terminal import plural
+from messagebus_tools.observing.rates import Rates
+from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
+
+__all__ = ["Sum", "counted", "total", "totals", "uncounted"]
+
+SOURCES: tuple[Kind, ...] = ("sub", "queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """The sum of some rows. unacked, oldest_ms, came, left: None when no counted broker knows them.
+
+    oldest_on: the broker of the oldest message. of: brokers on the list; without: broker -> why it is not in.
+    unconsumed: counted brokers where nobody consumes. parked: messages in the parking queues. came and left
+    are of brokers that have rates, which may be fewer.
+    """
+
+    ready: int = 0
+    unacked: int | None = None
+    consumers: int = 0
+    parked: int = 0
+    oldest_ms: int | None = None
+    oldest_on: str = ""
+    came: float | None = None
+    left: float | None = None
+    of: int = 0
+    without: Mapping[str, str] = field(default_factory=dict)
+    unconsumed: tuple[str, ...] = ()
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + (self.unacked or 0)
+
+    @property
+    def told(self) -> str:
+        """The brokers that the sum is of, in words; "" when nothing is missing."""
+        if not self.without:
+            return ""
+        names = ", ".join(sorted(self.without))
+        return f"on {self.of - len(self.without)} of {plural(self.of, 'broker')}, without {names}"
+
+
+def uncounted(bus: Bus) -> dict[str, str]:
+    """Return the brokers that no sum counts -> the reason."""
+    return {
+        seen.broker: seen.fault or "its agent has no link to it"
+        for seen in bus.brokers
+        if seen.answer is None or not seen.answer.state.linked
+    }
+
+
+def counted(bus: Bus) -> dict[str, Answer]:
+    """Return the answers of the brokers that sums count."""
+    return {broker: each for broker, each in bus.answers.items() if each.state.linked}
+
+
+def total(
+    bus: Bus,
+    names: Iterable[str] | None = None,
+    rates: Mapping[tuple[str, str, Kind], Rates] | None = None,
+) -> Sum:
+    """Return the sum over these subscriptions and queues, of all without names."""
+    answers = counted(bus)
+    wanted = None if names is None else set(names)
+    rows = [
+        (broker, row)
+        for broker, answer in answers.items()
+        for row in answer.rows.values()
+        if wanted is None or row.name in wanted
+    ]
+    return _sum(bus, rows, uncounted(bus), rates or {})
+
+
+def totals(bus: Bus, rates: Mapping[tuple[str, str, Kind], Rates] | None = None) -> dict[str, Sum]:
+    """Return the sum of every subscription and queue by name, also of those that only silent brokers had."""
+    rows: dict[str, list[tuple[str, Row]]] = {name: [] for name in bus.sources}
+    for broker, answer in counted(bus).items():
+        for row in answer.rows.values():
+            rows.setdefault(row.name, []).append((broker, row))
+    without = uncounted(bus)
+    return {name: _sum(bus, rows[name], without, rates or {}) for name in bus.sources}
+
+
+def _sum(
+    bus: Bus,
+    rows: list[tuple[str, Row]],
+    without: dict[str, str],
+    rates: Mapping[tuple[str, str, Kind], Rates],
+) -> Sum:
+    sources = [(broker, row) for broker, row in rows if row.kind in SOURCES]
+    unacked = [row.unacked for _, row in sources if row.unacked is not None]
+    known = (rates.get((broker, row.name, row.kind)) for broker, row in sources)
+    moving = [each for each in known if each]
+    ages = [
+        (age, broker) for broker, row in sources if (age := row.oldest_ms(bus.at_ms)) is not None
+    ]
+    oldest_ms, oldest_on = max(ages, default=(None, ""))
+    consumers = dict[str, int]()
+    for broker, row in sources:
+        consumers[broker] = consumers.get(broker, 0) + row.consumers
+    return Sum(
+        ready=sum(row.ready for _, row in sources),
+        unacked=sum(unacked) if unacked else None,
+        consumers=sum(consumers.values()),
+        parked=sum(row.waiting for _, row in rows if row.kind == "park"),
+        oldest_ms=oldest_ms,
+        oldest_on=oldest_on if oldest_ms else "",
+        came=sum(each.came for each in moving) if moving else None,
+        left=sum(each.left for each in moving) if moving else None,
+        of=len(bus.brokers),
+        without=without,
+        unconsumed=tuple(sorted(broker for broker, count in consumers.items() if not count)),
+    )

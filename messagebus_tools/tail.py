@@ -1,0 +1,237 @@
+"""`messagebus tail`: new messages of a topic, through taps of agents; nothing is taken from anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import httpx
+
+from messagebus._io.agents.http import http_client
+from messagebus._io.loop import run_blocking
+from messagebus.admin import directory
+from messagebus.broker import ListedBroker
+from messagebus.commands.exits import Exit
+from messagebus.commands.flow import layout_option
+from messagebus.commands.options import bus_settings
+from messagebus.config import BusConfig
+from messagebus.destination import Topic, parse_destination
+from messagebus.envelope import Layout
+from messagebus.errors import ConfigError, LinkLost, LoginRefused, MessageBusError, NotFound
+from messagebus.terminal import plural, say
+
+CONNECT_S = 2.0
+# An agent says something every 10 s.
+READ_S = 30.0
+RATE_MAX = 25_000
+BODY_CHARS_MAX = 300
+SHOWN = Layout(f"{{time}} {{broker}} {{key}} {{body:.{BODY_CHARS_MAX}}}{{body_base64:.40}}")
+BODIES = Layout("{body}{body_base64}")
+
+
+@click.command(short_help="Look at new messages of TOPIC and take none.")
+@click.argument("topic")
+@click.option("--all", "everywhere", is_flag=True, help="Tap all brokers, not one of them.")
+@click.option("--broker", "brokers", multiple=True, help="Tap this HOST:PORT; may be said again.")
+@click.option("--grep", help="Only with this regular expression in their envelope.")
+@click.option("--key", help="Their key, whole.")
+@click.option("--sample", type=click.FloatRange(0, 1), help="Only this share, such as 0.01.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
+@click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
+@layout_option
+@click.option(
+    "--rate",
+    "rate_per_s",
+    type=click.IntRange(1, RATE_MAX),
+    default=1_000,
+    show_default=True,
+    help="So many a second at most.",
+)
+def tail(
+    topic: str,
+    everywhere: bool,
+    brokers: tuple[str, ...],
+    grep: str | None,
+    key: str | None,
+    sample: float | None,
+    count: int | None,
+    ndjson: bool,
+    layout: Layout | None,
+    rate_per_s: int,
+) -> int:
+    """Print new messages of TOPIC as they are published, until it is stopped; they are taken from nobody.
+
+    One broker is tapped unless --all says otherwise: a message is on one broker, so that shows the messages
+    of some publishers. Publishers are not held up; what a tap cannot pass on in time is dropped, and standard
+    error says so. It costs a broker about as much as one more subscription without fsync. Needs the right
+    to read a subscription of TOPIC. A tap ends after 15 minutes.
+
+    \b
+    Example:
+      messagebus tail orders --all --grep customer.42
+      messagebus tail orders --ndjson --count 100 | jq .headers
+    """
+    destination, bus = parse_destination(topic), bus_settings()
+    if not isinstance(destination, Topic):
+        raise click.UsageError(f"{topic}: a topic is tapped; consume takes from a queue")
+    if not bus.list_urls:
+        raise ConfigError("list_urls: must be given, because agents tap")
+    if everywhere and brokers:
+        raise click.UsageError("--all or --broker, not both")
+    directory.reach(bus)
+    listed = list(directory.brokers(bus))
+    chosen = [each for each in listed if not brokers or each.broker.name in brokers]
+    if strange := set(brokers) - {each.broker.name for each in listed}:
+        raise NotFound(f"{', '.join(sorted(strange))}: not in the consumer list")
+    if not everywhere and not brokers:
+        # A broker that drains gets no new messages.
+        fit = [each for each in chosen if not each.draining] or chosen
+        chosen = [random.choice(fit)]
+        told = f"of {plural(len(listed), 'broker')}; --all taps all"
+        say(f"messagebus: tapping {chosen[0].broker}, 1 {told}", err=True)
+    try:
+        pattern = re.compile(grep) if grep else None
+    except re.error as fault:
+        raise click.UsageError(f"--grep {grep!r}: {fault}") from fault
+    shown = layout or (SHOWN if sys.stdout.isatty() else BODIES)
+    printing = _Printing(pattern, key, sample, count, None if ndjson else shown)
+    run_blocking(_tap_all(bus, chosen, str(destination), rate_per_s, printing))
+    return Exit.DONE
+
+
+class _Printing:
+    """Prints the lines of taps that pass its filters. layout: None prints envelopes as they are."""
+
+    def __init__(
+        self,
+        pattern: re.Pattern[str] | None,
+        key: str | None,
+        sample: float | None,
+        count: int | None,
+        layout: Layout | None,
+    ) -> None:
+        self._pattern, self._key, self._sample = pattern, key, sample
+        self._left, self._layout = count, layout
+        self._out = sys.stdout.buffer
+        self._missed = set[str]()
+
+    def lines(self, broker: str, lines: list[bytes]) -> bool:
+        """Print what passes. Returns whether more is wanted."""
+        write = self._out.write
+        for line in lines:
+            if line.startswith(b'{"id":'):
+                if (text := self._passed(line)) is not None:
+                    write(text + b"\n")
+                    if self._left is not None:
+                        self._left -= 1
+                        if not self._left:
+                            break
+            elif line:
+                self._told(broker, line)
+        self._out.flush()
+        return self.wants
+
+    @property
+    def wants(self) -> bool:
+        return self._left is None or self._left > 0
+
+    def _passed(self, line: bytes) -> bytes | None:
+        if self._sample is not None and random.random() >= self._sample:
+            return None
+        if self._pattern is not None and not self._pattern.search(line.decode()):
+            return None
+        if self._key is None and self._layout is None:
+            text = line.decode("utf-8", "replace")
+            return line if text.isprintable() else ascii(text)[1:-1].encode()
+        told = json.loads(line)
+        if self._key is not None and told.get("key", "") != self._key:
+            return None
+        return line if self._layout is None else self._layout.line(told).encode()
+
+    def _told(self, broker: str, line: bytes) -> None:
+        with contextlib.suppress(ValueError):
+            told = json.loads(line)
+            if "ended" in told:
+                say(f"messagebus: the tap of {broker} ended {told['ended']}", err=True)
+            elif "missed" in told and broker not in self._missed:
+                self._missed.add(broker)
+                say(f"messagebus: {broker} has more than can be shown: some are missing", err=True)
+
+
+async def _tap_all(
+    bus: BusConfig, chosen: list[ListedBroker], topic: str, rate: int, printing: _Printing
+) -> None:
+    """Tap until all taps have ended or enough is printed. Raises the error of the last, if none printed."""
+    faults: list[MessageBusError] = []
+
+    async def one(listed: ListedBroker) -> None:
+        try:
+            await _tap(
+                bus, listed, topic, rate, lambda lines: printing.lines(listed.broker.name, lines)
+            )
+        except MessageBusError as fault:
+            faults.append(fault)
+            if len(chosen) > 1:
+                say(f"messagebus: {fault}", err=True)
+
+    tasks = [asyncio.ensure_future(one(each)) for each in chosen]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+            if not printing.wants:
+                break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if len(faults) == len(chosen):
+        raise faults[-1]
+
+
+async def _tap(
+    bus: BusConfig,
+    listed: ListedBroker,
+    topic: str,
+    rate: int,
+    on_lines: Callable[[list[bytes]], bool],
+) -> None:
+    """Pass on the lines of one agent. Raises LinkLost, LoginRefused, NotFound."""
+    scheme = "https" if bus.list_urls[0].lower().startswith("https") else "http"
+    url = f"{scheme}://{listed.agent_address}/tap"
+    query: dict[str, Any] = {"destination": topic, "rate_max": rate, "length_max": 10_000}
+    who = httpx.BasicAuth(bus.current_user(), bus.current_password().reveal())
+    timeout = httpx.Timeout(CONNECT_S, read=READ_S)
+    try:
+        async with (
+            http_client(bus) as http,
+            http.stream("GET", url, params=query, auth=who, timeout=timeout) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                _refused(url, answer.status_code, await answer.aread())
+            rest = b""
+            async for chunk in answer.aiter_raw():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if not on_lines(lines):
+                    return
+    except httpx.HTTPError as fault:
+        raise LinkLost(listed.broker.name, f"{url}: {fault or type(fault).__name__}") from fault
+
+
+def _refused(url: str, code: int, body: bytes) -> None:
+    try:
+        told = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        told = f"HTTP {code}: an agent that cannot tap"
+    match code:
+        case 401 | 403:
+            raise LoginRefused(url, str(told))
+        case 404:
+            raise NotFound(str(told))
+    raise LinkLost(url, str(told))

@@ -1,0 +1,331 @@
+"""`messagebus to-http`: each message as a POST, signed by Standard Webhooks, retried by our policy.
+
+2xx acks. 408, 425, 429, 5xx and no answer lead to another run, after `Retry-After` where it is said. 410
+ends the command. Everything else, redirects too, parks the message with the answer's status and text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import email.utils
+import fnmatch
+import hashlib
+import hmac
+import ipaddress
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import httpx
+
+from messagebus.admin import directory
+from messagebus.aio import AsyncConsumer
+from messagebus.commands.exits import Exit
+from messagebus.commands.options import bus_settings, durability_option
+from messagebus.config import ConsumerConfig
+from messagebus.destination import parse_destination
+from messagebus.envelope import delivered, write_envelope
+from messagebus.errors import ConfigError, NotReady
+from messagebus.handling import DELAY_S_MAX, Park, RetryLater, RetryPolicy
+from messagebus.message import BINARY, Delivery
+from messagebus.stats import Durability
+from messagebus.terminal import say
+
+SECRET_PREFIX = "whsec_"
+AGAIN = frozenset({408, 425, 429})
+GONE = 410
+# Of an answer: read so that its connection can be used again; kept with a parked message.
+ANSWER_BYTES_MAX, KEPT_BYTES_MAX = 64 * 1024, 1024
+ADDRESS_S = 60.0
+GRACE_S = 20.0
+# Addresses that lead to IPv4 addresses, which may be inside.
+TUNNELS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "2002::/16", "2001::/32")))
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Refused(Exception):
+    """Raised for an address that must not be asked; the text says which."""
+
+
+class Target:
+    """The receiver. allow: shell patterns of hosts that may be anywhere, on this host too."""
+
+    def __init__(self, url: str, allow: Sequence[str] = ()) -> None:
+        """Raises ConfigError."""
+        try:
+            self.url = httpx.URL(url)
+        except (httpx.InvalidURL, ValueError) as fault:
+            raise ConfigError(f"{url!r}: {fault}") from fault
+        if self.url.scheme not in ("http", "https") or not self.url.host or self.url.userinfo:
+            raise ConfigError("URL: http:// or https://, a host, and no login in it")
+        self._anywhere = any(fnmatch.fnmatchcase(self.url.host, each) for each in allow)
+        self._address, self._until_s = "", 0.0
+
+    def forget(self) -> None:
+        """Resolve the name again for the next request."""
+        self._until_s = 0.0
+
+    async def request(
+        self, http: httpx.AsyncClient, headers: dict[str, str], body: bytes
+    ) -> httpx.Request:
+        """Return a request to an address that was checked, so that the name cannot change in between.
+
+        Raises Refused, OSError.
+        """
+        if time.monotonic() >= self._until_s:
+            self._address = await self._resolved()
+            self._until_s = time.monotonic() + ADDRESS_S
+        host = self.url.netloc.decode()
+        return http.build_request(
+            "POST",
+            self.url.copy_with(host=self._address),
+            headers={**headers, "Host": host},
+            content=body,
+            extensions={"sni_hostname": self.url.raw_host.decode()},
+        )
+
+    async def _resolved(self) -> str:
+        port = self.url.port or (443 if self.url.scheme == "https" else 80)
+        host = self.url.raw_host.decode().strip("[]")
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        for each in addresses:
+            if not (self._anywhere or is_public(each)):
+                raise Refused(f"{host} is at {each}, which is not public: --allow-host {host}")
+        return str(addresses[0])
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address is one of the Internet's, not of this host, network or provider."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if any(address in tunnel for tunnel in TUNNELS):
+            return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def read_secrets(text: str) -> list[bytes]:
+    """Read the keys of signatures, one a line, so that they can rotate. Raises ConfigError."""
+    keys = []
+    for number, line in enumerate(text.split(), start=1):
+        try:
+            keys.append(base64.b64decode(line.removeprefix(SECRET_PREFIX), validate=True))
+        except binascii.Error:
+            raise ConfigError(f"secret file: line {number}: whsec_ and base64 wanted") from None
+    if not keys or not all(keys):
+        raise ConfigError("secret file: empty")
+    return keys
+
+
+def signed(keys: Sequence[bytes], message_id: str, stamp_s: int, body: bytes) -> dict[str, str]:
+    """Return the headers of a request, signed with every key (Standard Webhooks 1.0)."""
+    headers = {"webhook-id": message_id, "webhook-timestamp": str(stamp_s)}
+    content = f"{message_id}.{stamp_s}.".encode() + body
+    marks = [base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode() for key in keys]
+    if marks:
+        headers["webhook-signature"] = " ".join(f"v1,{mark}" for mark in marks)
+    return headers
+
+
+def retry_after_s(text: str, now_s: float) -> float | None:
+    """Read `Retry-After`, seconds or a date; None where it says nothing that can be read."""
+    if text.isascii() and text.isdigit():
+        return min(float(text[:12]), DELAY_S_MAX)
+    try:
+        return min(
+            max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now_s), DELAY_S_MAX
+        )
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+class Posting:
+    """The handler: one POST a delivery. gone: set when the receiver answers 410."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, target: Target, keys: Sequence[bytes], *, envelope: bool
+    ) -> None:
+        self._http, self._target, self._keys, self._envelope = http, target, keys, envelope
+        self.gone = asyncio.Event()
+        self.posted = 0
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Post it. Raises RetryLater, Park."""
+        headers, body = self._request(delivery)
+        try:
+            request = await self._target.request(self._http, headers, body)
+            answer = await self._http.send(request, stream=True)
+            try:
+                text = await _beginning(answer)
+            finally:
+                await answer.aclose()
+        except Refused as fault:
+            raise Park(str(fault)) from fault
+        except (httpx.TransportError, OSError) as fault:
+            self._target.forget()
+            raise RetryLater(reason=f"no answer: {fault or type(fault).__name__}") from fault
+        code = answer.status_code
+        if 200 <= code < 300:
+            self.posted += 1
+            return
+        if code == GONE:
+            self.gone.set()
+            await asyncio.Event().wait()  # cancelled, which gives it back
+        told = f"HTTP {code}: {text[:KEPT_BYTES_MAX].decode('utf-8', 'replace')}"
+        if code in AGAIN or code >= 500:
+            after_s = retry_after_s(answer.headers.get("Retry-After", ""), time.time())
+            raise RetryLater(after_s, reason=told)
+        raise Park(told)
+
+    def _request(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
+        message = delivery.message
+        body, kind = message.body, message.content_type
+        if self._envelope:
+            body, kind = write_envelope(delivered(delivery)), "application/json"
+        message_id = message.message_id or f"sha256-{hashlib.sha256(body).hexdigest()}"
+        headers = signed(self._keys, _fit(message_id), int(time.time()), body)
+        headers["content-type"] = _fit(kind or BINARY)
+        return headers, body
+
+
+def _fit(text: str) -> str:
+    """Return a text that a header can have: others are escaped as in addresses."""
+    return text if text.isascii() and text.isprintable() and text == text.strip() else quote(text)
+
+
+async def _beginning(answer: httpx.Response) -> bytes:
+    text = b""
+    async for chunk in answer.aiter_bytes():
+        text += chunk
+        if len(text) > ANSWER_BYTES_MAX:
+            break
+    return text
+
+
+@click.command("to-http", short_help="Post each message of TOPIC to a URL and ack it.")
+@click.argument("topic")
+@click.argument("url")
+@click.option(
+    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
+)
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keys of the signature, whsec_..., one a line; without it nothing is signed.",
+)
+@click.option("--envelope", is_flag=True, help="Post envelopes; without it bodies as they are.")
+@click.option(
+    "--allow-host",
+    "allow",
+    metavar="PATTERN",
+    multiple=True,
+    help="Host that may have an address of this host or network; may be said again.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1_000),
+    default=32,
+    show_default=True,
+    help="Requests at the same time.",
+)
+@click.option(
+    "--attempts-max",
+    type=click.IntRange(1, 1_000),
+    default=12,
+    show_default=True,
+    help="Requests for one message, then it is parked.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="For connecting and for the answer, each.",
+)
+@durability_option
+def to_http(
+    topic: str,
+    url: str,
+    subscription: str,
+    secret_file: Path | None,
+    envelope: bool,
+    allow: tuple[str, ...],
+    concurrency: int,
+    attempts_max: int,
+    timeout_s: float,
+    durability: str,
+) -> int:
+    """Post each message of TOPIC ("queue:NAME" for a queue) to URL, and ack it when the answer is 2xx.
+
+    Requests are Standard Webhooks: webhook-id is the message's id, webhook-timestamp, webhook-signature. 408,
+    425, 429, 5xx and no answer: another run, after 1 s, 2 s, ... 1 h, or what Retry-After says. 410 ends the
+    command with code 1. Any other answer parks the message with it; redirects are not followed. Addresses
+    that are not public are refused unless --allow-host names the host.
+
+    \b
+    Example:
+      messagebus to-http orders https://shop.example/hook -s hook --secret-file /etc/shop/whsec
+    """
+    target = Target(url, allow)
+    keys: list[bytes] = []
+    if secret_file is not None:
+        try:
+            keys = read_secrets(secret_file.read_text())
+        except (OSError, UnicodeDecodeError) as fault:
+            raise click.UsageError(f"--secret-file {secret_file}: cannot be read") from fault
+    bus, config = bus_settings(), ConsumerConfig.from_env(os.environ)
+    config = replace(config, handed_out_max=max(config.handed_out_max, 2 * concurrency))
+    place = replace(parse_destination(topic), durability=Durability(durability))
+    consumer = AsyncConsumer(bus, place, subscription=subscription, config=config)
+    directory.reach(bus)
+    policy = RetryPolicy(attempts_max=attempts_max)
+
+    async def run() -> Exit:
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        async with httpx.AsyncClient(timeout=timeout_s, limits=limits, trust_env=False) as http:
+            posting = Posting(http, target, keys, envelope=envelope)
+            try:
+                await target.request(http, {}, b"")
+            except Refused as fault:
+                raise ConfigError(str(fault)) from fault
+            except OSError as fault:
+                raise NotReady(f"{target.url.host}: {fault}") from fault
+            await consumer.start(require="one")
+            return await _until_stopped(consumer, posting, concurrency, policy)
+
+    return asyncio.run(run())
+
+
+async def _until_stopped(
+    consumer: AsyncConsumer, posting: Posting, concurrency: int, policy: RetryPolicy
+) -> Exit:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    running = asyncio.ensure_future(
+        consumer.run(posting.__call__, concurrency=concurrency, retry=policy, grace_s=GRACE_S)
+    )
+    waits = [asyncio.ensure_future(each.wait()) for each in (stopped, posting.gone)]
+    try:
+        await asyncio.wait([running, *waits], return_when=asyncio.FIRST_COMPLETED)
+        if posting.gone.is_set():
+            say("messagebus: the receiver answers 410 Gone: ended", err=True)
+            return Exit.FAILED
+        if running.done():
+            running.result()
+        return Exit.TERMINATED if stopped.is_set() else Exit.DONE
+    finally:
+        for each in waits:
+            each.cancel()
+        if posting.gone.is_set():
+            running.cancel()
+        await consumer.stop(GRACE_S)
+        await asyncio.gather(running, return_exceptions=True)
+        say(f"posted {posting.posted}", err=True)

@@ -1,0 +1,278 @@
+"""Live figures of a topic, from its streams: messages by minute and broker, in Parquet and on a page.
+
+spark-submit spark/live.py --topic orders --out out/live
+
+Each batch is a folder of its number, and is replaced when it is done again: after any crash the folders hold
+each stored message once. The page beside them is made anew with each batch, and loads itself again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    # spark-submit puts this folder on the path, and not the checkout.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import click
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from messagebus.commands.exits import HELP, Exit
+from messagebus.commands.options import Duration
+from messagebus.terminal import plural
+from reports.page import Figure, Page, render_html, section_of
+from reports.text import cell, megabytes
+from spark.command import exit_code, in_one_line
+from spark.lake.places import address_of, pattern_of
+from spark.measures.stored import MINUTE_MS, MINUTES, by_minute, merged, spread
+from spark.session import spark_session
+from spark.source import MessageBus
+
+log = logging.getLogger("messagebus.spark")
+
+MINUTES_SHOWN = 60
+POLL_S = 1
+REFRESH_S = 5
+WORDS = {
+    "messages": "stored by the brokers' streams. A message that was published twice is two of them.",
+    "imbalance": "messages of the busiest broker over the mean of all brokers: 1 is even.",
+    "waiting": "messages that were stored and not read when the last batch was planned.",
+    "behind": "time from the newest publish of the last batch until it was written, by two clocks.",
+}
+
+
+class Sink:
+    """The tables of a live run. keeps: whole messages too, not only their figures."""
+
+    def __init__(self, session: SparkSession, folder: Path, *, keeps: bool) -> None:
+        self._session, self._folder, self._keeps = session, folder, keeps
+        self.behind_ms = 0
+        self._batches: dict[int, list[dict[str, Any]]] = {}
+        minutes = folder / "minutes"
+        if any(minutes.glob("batch=*/*.parquet")):
+            read = session.read.schema(f"{MINUTES}, batch long")
+            found = read.option("basePath", address_of(minutes)).parquet(pattern_of(minutes))
+            for row in found.collect():
+                self._batches.setdefault(row.batch, []).append(row.asDict())
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        """Write a batch, in place of an earlier try."""
+        if self._keeps:
+            kept = self._folder / "messages" / f"batch={number}"
+            rows.write.mode("overwrite").parquet(address_of(kept))
+            rows = self._session.read.schema(rows.schema).parquet(pattern_of(kept))
+        found = [row.asDict() for row in by_minute(rows).collect()]
+        sums = self._session.createDataFrame([*map(tuple_of, found)], MINUTES).coalesce(1)
+        folder = self._folder / "minutes" / f"batch={number}"
+        sums.write.mode("overwrite").parquet(address_of(folder))
+        self._batches[number] = found
+        if last_ms := max((row["last_ms"] for row in found), default=0):
+            self.behind_ms = max(0, round(time.time() * 1000) - last_ms)
+
+    def minutes(self) -> list[dict[str, Any]]:
+        """Return the rows of `by_minute` over all batches."""
+        return merged(row for each in self._batches.values() for row in each)
+
+
+def tuple_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[each.split()[0]] for each in MINUTES.split(", "))
+
+
+def waiting(progress: Mapping[str, Any] | None) -> int:
+    """Return how many messages were stored and not read, by the progress of a query."""
+    total = 0
+    for source in (progress or {}).get("sources", ()):
+        ends, seen = (_offsets(source.get(key)) for key in ("endOffset", "latestOffset"))
+        total += sum(
+            max(0, entry["next"] - ends.get(broker, {}).get("next", 0))
+            for broker, entry in seen.items()
+        )
+    return total
+
+
+def _offsets(value: Any) -> dict[str, Any]:
+    found = json.loads(value) if isinstance(value, str) else value
+    return found if isinstance(found, dict) else {}
+
+
+def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: int) -> Page:
+    """Make the page. minutes: as of `Sink.minutes`."""
+    brokers: dict[str, int] = {}
+    for row in minutes:
+        brokers[row["broker"]] = brokers.get(row["broker"], 0) + row["messages"]
+    gaps = sum(row["gaps"] for row in minutes)
+    total = sum(brokers.values())
+    times = [
+        {
+            "minute": f"{datetime.fromtimestamp(row['minute'] * MINUTE_MS / 1000, UTC):%d %H:%M}",
+            "messages": row["messages"],
+            "MB": megabytes(row["bytes"]),
+            "a second": round(row["messages"] / 60),
+            "imbalance": f"{row['imbalance']:.2f}",
+        }
+        for row in spread(minutes)[-MINUTES_SHOWN:]
+        if row["messages"]
+    ]
+    return Page(
+        kind="live",
+        title=topic,
+        meta=(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",),
+        verdict=f"read: {plural(total, 'message')}.",
+        faults=(f"{plural(gaps, 'gap')}: messages are gone that nobody read",) if gaps else (),
+        figures=(
+            Figure(cell(total), "messages"),
+            Figure(cell(left), "waiting"),
+            Figure(f"{behind_ms / 1000:.1f} s", "behind"),
+            Figure(cell(len(brokers)), "brokers"),
+        ),
+        sections=(
+            section_of(
+                "By minute", times[::-1], ("minute", "messages", "MB", "a second", "imbalance")
+            ),
+            section_of(
+                "Brokers",
+                [
+                    {"broker": name, "messages": count, "share": f"{count / (total or 1):.1%}"}
+                    for name, count in sorted(brokers.items())
+                ],
+                ("broker", "messages", "share"),
+            ),
+        ),
+        words=WORDS,
+        footer="Rows: tables/minutes beside this page (Parquet).",
+    )
+
+
+def write_page(out: Path, page: Page) -> None:
+    """Write live.html, whole at any time, which loads itself again."""
+    tag = f'<head><meta http-equiv="refresh" content="{REFRESH_S}">'
+    candidate = out / ".live.html"
+    candidate.write_text(render_html(page).replace("<head>", tag, 1))
+    candidate.replace(out / "live.html")
+
+
+def start(
+    session: SparkSession,
+    options: Mapping[str, str],
+    out: Path,
+    sink: Sink,
+    *,
+    every_s: float | None,
+) -> StreamingQuery:
+    """Start the query. every_s: seconds between batches; None: what is stored now, then it ends."""
+    session.dataSource.register(MessageBus)
+    rows = session.readStream.format("messagebus").options(**dict(options)).load()
+    writer = rows.writeStream.foreachBatch(sink.write).option(
+        "checkpointLocation", address_of(out / "checkpoint")
+    )
+    if every_s is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
+
+
+def follow(query: StreamingQuery, out: Path, topic: str, sink: Sink) -> None:
+    """Keep the page until the query ends. Raises what ended it."""
+    shown = -1
+    while True:
+        has_ended = bool(query.awaitTermination(POLL_S))
+        progress = query.lastProgress
+        number = int(progress["batchId"]) if progress else 0
+        if has_ended or number != shown:
+            shown = number
+            left = waiting(json.loads(progress.json) if progress else None)
+            made = page_of(topic, sink.minutes(), left=left, behind_ms=sink.behind_ms)
+            write_page(out, made)
+        if has_ended:
+            return
+
+
+@click.command(
+    "live",
+    epilog="Example: python -m spark live --topic orders --out out/live",
+    context_settings=HELP,
+    short_help="Show a topic's figures while its messages come.",
+)
+@click.option("--topic", required=True, help="It has a stream: messagebus declare stream:TOPIC.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder."
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file of the bus; default: the environment.",
+)
+@click.option(
+    "--starting",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Begin of the first start.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=Duration(),
+    default="2s",
+    show_default=True,
+    help="Time between batches.",
+)
+@click.option(
+    "--rows-max",
+    default=200_000,
+    type=click.IntRange(min=1),
+    help="Messages of a batch.",
+    show_default=True,
+)
+@click.option("--keep", is_flag=True, help="Keep the messages too, in tables/messages.")
+@click.option("--once", is_flag=True, help="End with what is stored now.")
+@click.option("--loss-goes-on", is_flag=True, help="Count a gap, and go on behind it.")
+def command(
+    topic: str,
+    out: Path,
+    config: Path | None,
+    starting: str,
+    every_s: float,
+    rows_max: int,
+    keep: bool,
+    once: bool,
+    loss_goes_on: bool,
+) -> int:
+    """Read a topic's streams while messages come: OUT/live.html loads itself again, OUT/tables has the rows.
+
+    Started again it goes on where it was. Ends at Ctrl-C, or with --once.
+    """
+    options = {
+        "topic": topic,
+        "startingOffsets": starting,
+        "maxRowsPerTrigger": str(rows_max),
+        "failOnDataLoss": str(not loss_goes_on).lower(),
+        **({"config": str(config)} if config else {}),
+    }
+
+    def work() -> int:
+        out.mkdir(parents=True, exist_ok=True)
+        session = spark_session("messagebus live")
+        try:
+            sink = Sink(session, out / "tables", keeps=keep)
+            query = start(session, options, out, sink, every_s=None if once else every_s)
+            signal.signal(signal.SIGTERM, lambda *_: query.stop())
+            follow(query, out, topic, sink)
+        finally:
+            session.stop()
+        click.echo(str(out / "live.html"))
+        return Exit.DONE
+
+    return in_one_line("live", work)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(command, None, prog_name="live"))

@@ -1,0 +1,199 @@
+"""Promise: a replay returns each stored message of every broker, in the broker's order, or tells the gap."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from messagebus import (
+    Batching,
+    BusConfig,
+    Checkpoint,
+    NotReady,
+    Publisher,
+    PublisherConfig,
+    Replay,
+    Replayed,
+    ReplayGap,
+    Stream,
+    TopologyMismatch,
+    declare,
+    delete_subscriptions,
+)
+from messagebus.message import Header
+from ops.local.cluster import LocalCluster
+from tests.support.eventually import eventually
+from tests.support.faults import delete_queue, queue_exists, register
+from tests.support.load import drain, publishing
+
+WITHIN_S = 60.0
+BROKERS = ("mb1", "mb2", "mb3")
+
+
+def made(bus: BusConfig, topic: str) -> None:
+    assert declare(bus, [Stream(topic)]).complete
+
+
+def published(
+    bus: BusConfig, topic: str, count: int, config: PublisherConfig | None = None
+) -> list[str]:
+    """Publish so many, by publishers that the balancer spreads over the brokers. Returns their ids."""
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(Publisher(bus, config)) for _ in BROKERS]
+        # A header of the stream's own name, which anybody may set, changes nothing.
+        headers: dict[str, Header] = {"x-stream-offset": 3}
+        sent = [
+            publishers[number % len(publishers)].submit(
+                topic, b"%d" % number, headers={} if number % 7 else headers
+            )
+            for number in range(count)
+        ]
+        return [each.result(WITHIN_S).message_id for each in sent]
+
+
+def ids(found: Iterable[Replayed]) -> list[str]:
+    return [each.message_id for each in found]
+
+
+def assert_in_order(found: Iterable[Replayed]) -> None:
+    """Check that the positions of each broker are its own, one after the other."""
+    by_broker = defaultdict[str, list[tuple[int, int]]](list)
+    for each in found:
+        by_broker[each.broker].append((each.offset, each.part))
+    for places in by_broker.values():
+        assert places == sorted(set(places))
+        assert [offset for offset, _ in itertools.groupby(places, lambda each: each[0])] == list(
+            range(places[0][0], places[-1][0] + 1)
+        )
+
+
+@pytest.mark.guarantee("replay")
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batches"])
+def test_a_replay_returns_each_message_of_all_brokers_and_goes_on_behind_a_checkpoint(
+    cluster: LocalCluster, bus: BusConfig, topic: str, batched: bool
+) -> None:
+    config = PublisherConfig(batch={topic: Batching(linger_ms=5)} if batched else {})
+    made(bus, topic)
+    first = published(bus, topic, 500, config)
+    replay = Replay(bus, topic, prefetch=50)
+    found = list(itertools.islice(replay, 137))
+    kept = str(replay.checkpoint())
+    replay.stop()
+    more = published(bus, topic, 200, config)
+    found += (rest := list(Replay(bus, topic, since=Checkpoint.parse(kept))))
+    assert sorted(ids(found)) == sorted(first + more)
+    assert_in_order(found)
+    assert list(Replay(bus, topic, since=timedelta(hours=1), until="now"))
+    later = datetime.now(UTC) + timedelta(hours=1)
+    assert list(Replay(bus, topic, since=later)) == []
+    assert rest
+
+
+@pytest.mark.guarantee("replay")
+def test_a_killed_broker_takes_nothing_from_a_replay_and_doubles_nothing(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    sent = published(bus, topic, 3_000)
+    found = []
+    with Replay(bus, topic, prefetch=20) as replay:
+        for each in replay:
+            found.append(each)
+            if len(found) == 100:
+                broken.kill("mb1")
+                broken.start("mb1")
+    assert sorted(ids(found)) == sorted(sent)
+    assert_in_order(found)
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_stream_that_was_made_again_is_a_gap_and_goes_on_by_time_where_that_is_asked_for(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    published(bus, topic, 60)
+    replay = Replay(bus, topic)
+    assert len(list(replay)) == 60
+    kept = replay.checkpoint()
+    victim = broken.node("mb1").broker
+    assert victim in kept.positions, "the first broker took nothing"
+    queue = Stream(topic).amqp_queue
+    delete_queue(broken, "mb1", queue)
+    eventually(lambda: queue_exists(broken, "mb1", queue), within_s=WITHIN_S)
+    with pytest.raises(ReplayGap, match=victim):
+        list(Replay(bus, topic, since=kept))
+    sent = published(bus, topic, 400)  # more than were there: the old offset exists again
+    with pytest.raises(ReplayGap, match=victim):
+        list(Replay(bus, topic, since=kept))
+    assert sorted(ids(Replay(bus, topic, since=kept, on_gap="time"))) == sorted(sent)
+
+
+def test_a_replay_that_goes_on_gets_what_is_published_later(
+    cluster: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    with Replay(bus, topic, until=None) as replay, publishing(bus, topic, publishers=2) as load:
+        found = list(itertools.islice(replay, 300))
+    assert len(set(ids(found))) == 300
+    assert set(ids(found)) <= {each.published.message_id for each in load.sent}
+
+
+def test_a_stream_that_was_deleted_is_gone_everywhere_and_can_be_made_with_other_bounds(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    published(bus, topic, 30)
+    assert delete_subscriptions(bus, [f"stream:{topic}"], token=broken.token).complete
+    assert not any(queue_exists(broken, name, Stream(topic).amqp_queue) for name in BROKERS)
+    assert declare(bus, [Stream(topic, keep_s=3_600, keep_bytes=5_000_000)]).complete
+    with pytest.raises(TopologyMismatch, match="keep_s is wanted 7200 and exists 3600"):
+        declare(bus, [Stream(topic, keep_s=7_200)])
+    made(bus, topic)
+    sent = published(bus, topic, 9)
+    assert sorted(ids(Replay(bus, topic))) == sorted(sent)
+
+
+def test_the_command_prints_from_its_checkpoint_on_and_publishes_to_one_subscription_alone(
+    broken: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
+) -> None:
+    def replay(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "messagebus", "replay", topic, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            env={**os.environ, **broken.client_env()},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["id"] for line in done.stdout.splitlines()]
+
+    made(bus, topic)
+    first, kept = published(bus, topic, 40), str(tmp_path / "kept")
+    assert sorted(replay("--checkpoint", kept)) == sorted(first)
+    second = published(bus, topic, 10)
+    assert sorted(replay("--checkpoint", kept)) == sorted(second)
+    assert replay("--checkpoint", kept) == []
+    register(broken, f"{topic}/late", f"{topic}/other")
+    replay("--to", f"{topic}/late")
+    got = drain(bus, topic, "late", expected=set(first + second))
+    assert got == dict.fromkeys(first + second, 1)
+    assert drain(bus, topic, "other", expected=[]) == {}
+
+
+def test_a_topic_without_a_stream_is_told(
+    bus: BusConfig, topic: str, cluster: LocalCluster
+) -> None:
+    with pytest.raises(NotReady, match=r"no queue .mb\.stream"):
+        list(Replay(bus, topic, away_s=1))

@@ -1,0 +1,121 @@
+"""The conformance kit: our own client passes it, each case finds its defect, and other languages pass it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from messagebus_conform.cases import CASES
+from messagebus_conform.run import FAILED, PASSED, bus_of, judge, prepare, run_all
+from messagebus_conform.stage import Bus
+from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
+from tests.support.conform_defects import DEFECTS
+from tests.support.faults import restore
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = ROOT / "clients"
+# Times of the kit are those of an idle machine.
+PATIENCE = 4.0
+AT_ONCE = 3
+BUILD_WITHIN_S = 500
+
+
+@pytest.fixture(scope="module")
+def secure(make_cluster: MakeCluster) -> LocalCluster:
+    """One broker that speaks TLS."""
+    return make_cluster(brokers=1, tls=True)
+
+
+@pytest.fixture
+def conform_bus(
+    cluster: LocalCluster, secure: LocalCluster, tmp_path: Path
+) -> Iterator[Callable[[], Bus]]:
+    """Function that gives the shared cluster to the kit, under new names; restored afterwards."""
+    yield lambda: bus_of(cluster, tmp_path, patience=PATIENCE, secure=secure)
+    restore(cluster)
+
+
+def failures(bus: Bus, command: Sequence[str]) -> list[str]:
+    results = run_all(bus, command, on_result=lambda each: print(each.row))
+    assert len(results) == len(CASES) == 20
+    return [f"{each.number} {each.name}: {each.told}" for each in results if each.result != PASSED]
+
+
+def test_our_own_client_passes_every_case(conform_bus: Callable[[], Bus]) -> None:
+    command = [sys.executable, "-m", "messagebus_conform.python_driver"]
+    assert failures(conform_bus(), command) == []
+
+
+def test_each_case_fails_on_a_client_with_its_defect(conform_bus: Callable[[], Bus]) -> None:
+    bus = conform_bus()
+    bus.patience = 1.0
+    assert sorted(DEFECTS) == [case.number for case in CASES]
+    prepare(bus, CASES)
+
+    def passed(number: int) -> str:
+        command = [sys.executable, "-m", "tests.support.conform_defects", str(number)]
+        result = judge(bus, command, CASES[number - 1])
+        return "" if result.result == FAILED and "kit itself" not in result.told else str(result)
+
+    quiet = [case.number for case in CASES if not case.alone]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        missed = list(pool.map(passed, quiet))
+    missed += [passed(case.number) for case in CASES if case.alone]
+    assert [each for each in missed if each] == []
+
+
+def run_tool(*argv: str, folder: Path) -> None:
+    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=BUILD_WITHIN_S)
+
+
+def go(folder: Path) -> list[str]:
+    run_tool("go", "build", "-o", str(folder / "client"), "./conform", folder=CLIENTS / "go")
+    return [str(folder / "client")]
+
+
+def node(folder: Path) -> list[str]:
+    copy = shutil.copytree(CLIENTS / "node", folder / "node", ignore=ignored)
+    run_tool("npm", "ci", "--no-audit", "--no-fund", "--silent", folder=copy)
+    return ["node", str(copy / "conform.js")]
+
+
+def java(folder: Path) -> list[str]:
+    copy = shutil.copytree(CLIENTS / "java", folder / "java", ignore=ignored)
+    run_tool("mvn", "-q", "-B", "package", folder=copy)
+    return [
+        "java",
+        "-cp",
+        f"{copy}/target/classes:{copy}/target/dependency/*",
+        "messagebus.Conform",
+    ]
+
+
+def ignored(folder: str, names: list[str]) -> set[str]:
+    return {"node_modules", "target"} & set(names)
+
+
+TOOLS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
+    "go": ("go", go),
+    "node": ("npm", node),
+    "java": ("mvn", java),
+}
+
+
+@pytest.mark.parametrize("language", TOOLS)
+def test_the_client_of_another_language_passes_every_case(
+    conform_bus: Callable[[], Bus], language: str, tmp_path: Path
+) -> None:
+    tool, build = TOOLS[language]
+    if not shutil.which(tool):
+        told = f"{tool} is not installed: the client in {language} is not tested"
+        assert os.environ.get("CI") != "true", told
+        pytest.skip(told)
+    assert failures(conform_bus(), build(tmp_path)) == []

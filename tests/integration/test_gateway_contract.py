@@ -1,0 +1,95 @@
+"""The gateway's OpenAPI document: valid, and true for whatever requests come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from openapi_spec_validator import validate
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from messagebus.testing import MemoryBus
+from messagebus_gateway.openapi import document
+from tests.support.gateway import gateway_on
+
+# 10 in CI; by hand `GATEWAY_EXAMPLES=600`: more than 10,000 cases over all operations.
+EXAMPLES = int(os.environ.get("GATEWAY_EXAMPLES", "10"))
+OPERATIONS = sum(
+    method in ("get", "post", "put") for path in document()["paths"].values() for method in path
+)
+
+# Not that all requests of the document succeed: keys are used twice, and events must be events.
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@schemathesis.serializer("application/x-ndjson")
+def as_lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """Return a text as it is; what should be one and is not, as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="surrogatepass")
+
+
+contract = schemathesis.openapi.from_dict(document(), config=SchemathesisConfig())
+# A stream does not end by itself.
+requests = contract.exclude(path_regex="/events$")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a gateway that runs on a thread of its own."""
+    bus = MemoryBus(brokers=2)
+    found: list[str] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with gateway_on(bus) as served:
+            found.append(served.gateway.url)
+            begun.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert begun.wait(30)
+    try:
+        yield found[0]
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_the_document_is_openapi() -> None:
+    validate(document())
+    assert OPERATIONS > 15
+
+
+@requests.parametrize()
+@settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+def test_every_answer_is_in_the_document(case: schemathesis.Case[Any], address: str) -> None:
+    """No status, content type or body that it does not say; never a 500."""
+    if case.path.endswith("/pull") and isinstance(case.body, dict) and "wait_s" in case.body:
+        case.body["wait_s"] = (
+            0 if isinstance(case.body["wait_s"], int | float) else case.body["wait_s"]
+        )
+    elif case.path.endswith("/pull"):
+        case.body = {"wait_s": 0}
+    case.call_and_validate(base_url=address, timeout=60, checks=CHECKS)

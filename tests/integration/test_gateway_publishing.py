@@ -1,0 +1,476 @@
+"""The gateway's publishes over real HTTP, with brokers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from messagebus import ConfigError, MessageInvalid, PublisherConfig
+from messagebus.testing import MemoryBus
+from messagebus_gateway import publishing
+from messagebus_gateway.config import GatewayConfig
+from messagebus_gateway.problems import Problem
+from messagebus_gateway.publishing import BODY_BYTES_MAX
+from ops.local.certificates import issue_missing
+from tests.support.eventually import eventually_async
+from tests.support.gateway import gateway_on, token_entry, write_tokens
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+BATCH = "/v1/topics/orders/messages:batch"
+
+
+def make_bus(**how: Any) -> MemoryBus:
+    bus = MemoryBus(**how)
+    bus.declare("orders/billing")
+    return bus
+
+
+def lines(*entries: Any) -> bytes:
+    return b"\n".join(json.dumps(each).encode() for each in entries)
+
+
+async def test_the_body_is_the_message_and_201_means_confirmed() -> None:
+    bus = make_bus()
+    body = bytes(range(256))
+    headers = {
+        "Content-Type": "image/png",
+        "Idempotency-Key": "order-1",
+        "MB-Key": "customer-7",
+        "MB-Priority": "3",
+        "MB-Type": "placed",
+        "MB-Correlation-Id": "c",
+        "MB-Reply-To": "r",
+        "MB-Expires-S": "60",
+        "MB-Header-Shop": "Größe 12",
+        "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    }
+    async with gateway_on(bus) as served:
+        answer = await served.http.post(
+            "/v1/topics/orders/messages",
+            content=body,
+            # In UTF-8.
+            headers={name.encode(): value.encode() for name, value in headers.items()},
+        )
+    assert answer.status_code == 201
+    assert answer.json() == {"id": "order-1", "outcome": "confirmed", "broker": bus.brokers[0]}
+    (message,) = bus.assert_published("orders", count=1)
+    assert (message.body, message.content_type, message.message_id) == (
+        body,
+        "image/png",
+        "order-1",
+    )
+    assert (message.key, message.priority, message.type) == ("customer-7", 3, "placed")
+    assert (message.correlation_id, message.reply_to, message.ttl_ms) == ("c", "r", 60_000)
+    assert message.headers["shop"] == "Größe 12"
+    assert str(message.headers["traceparent"]).startswith("00-4bf9")
+
+
+async def test_an_id_is_made_and_told_where_none_is_given() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        told = (await served.publish()).json()["id"]
+    assert [each.message_id for each in bus.published("orders")] == [told]
+
+
+async def test_every_end_has_its_status_and_words() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        missing = await served.publish(to="nobody")
+        bus.refuse_next("orders")
+        refused = await served.publish(idempotency_key="k2")
+        bus.freeze()
+        unknown = await served.publish(idempotency_key="k3", mb_timeout_s="0.2")
+        bus.thaw()
+        again = await served.publish(idempotency_key="k3")
+    for answer, status, outcome, retry in (
+        (missing, 404, "unroutable", False),
+        (refused, 503, "refused", True),
+        (unknown, 504, "unknown", True),
+    ):
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "application/problem+json"
+        told = answer.json()
+        assert (told["status"], told["outcome"], told["retry"]) == (status, outcome, retry)
+        assert told["message_id"]
+    assert refused.headers["retry-after"] == "1"
+    assert unknown.json()["message_id"] == "k3"
+    assert again.status_code == 201
+    assert "idempotent-replayed" not in again.headers
+
+
+async def test_where_no_broker_is_nothing_is_sent_and_it_says_so() -> None:
+    bus = make_bus()
+    bus.stop_brokers()
+    async with gateway_on(bus) as served:
+        answer = await served.publish(mb_timeout_s="0.2")
+        ready = await served.http.get(f"{served.gateway.admin_url}/readyz")
+    assert (answer.status_code, answer.json()["outcome"]) == (503, "not sent")
+    assert ready.status_code == 503
+
+
+async def test_a_full_backlog_is_told_within_the_wait() -> None:
+    bus = make_bus()
+    few = PublisherConfig(backlog_messages_max=1, window=1)
+    async with gateway_on(bus, publisher=few, limits={"admit_wait_s": 0.1}) as served:
+        await served.publish()
+        bus.freeze()
+        ends = [asyncio.create_task(served.publish(mb_timeout_s="1")) for _ in range(8)]
+        statuses = [(await each).json()["outcome"] for each in ends]
+        bus.thaw()
+    assert set(statuses) <= {"unknown", "not sent"}
+    assert statuses.count("not sent") >= 5
+
+
+async def test_a_key_that_comes_again_is_answered_and_not_published() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        first = await served.publish("a", idempotency_key="k")
+        again = await served.publish("a", idempotency_key="k")
+        other = await served.publish("b", idempotency_key="k")
+    assert again.json() == first.json()
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (other.status_code, len(bus.published("orders"))) == (422, 1)
+
+
+async def test_two_requests_with_one_key_at_once_are_one_message() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        both = await asyncio.gather(*(served.publish("a", idempotency_key="k") for _ in range(5)))
+    assert {each.status_code for each in both} == {201}
+    assert len(bus.published("orders")) == 1
+
+
+async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        await served.publish()
+        bus.freeze()
+        answer = await served.publish(mb_durability="none", idempotency_key="n")
+        bus.thaw()
+        assert (answer.status_code, answer.json()["outcome"]) == (202, "accepted")
+        await eventually_async(lambda: len(bus.published("orders")) == 2, within_s=60)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Idempotency-Key": "a b"},
+        {"Idempotency-Key": "x" * 129},
+        {"MB-Priority": "10"},
+        {"MB-Priority": "-1"},
+        {"MB-Delay-S": "nan"},
+        {"MB-Delay-S": "604801"},
+        {"MB-Expires-S": "-1"},
+        {"MB-Timeout-S": "31"},
+        {"MB-Durability": "some"},
+        {"MB-Nonsense": "1"},
+        {"MB-Key": "k" * 256},
+        {"Content-Encoding": "gzip"},
+        {"ce-id": "1"},
+        {"Content-Type": "application/cloudevents+json"},
+        {f"MB-Header-{n}": "x" for n in range(65)},
+    ],
+)
+async def test_a_wrong_header_is_a_400_and_nothing_is_sent(headers: dict[str, str]) -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        answer = await served.http.post("/v1/topics/orders/messages", content=b"x", headers=headers)
+    assert (answer.status_code, answer.json()["outcome"]) == (400, "not sent")
+    assert bus.published("orders") == []
+
+
+async def test_names_that_may_not_be_and_ways_that_are_not_there_are_problems() -> None:
+    async with gateway_on(make_bus()) as served:
+        for method, path, status in (
+            ("POST", "/v1/topics/amq.x/messages", 400),
+            ("POST", "/v1/topics/a%20b/messages", 400),
+            ("GET", "/v1/topics/orders/messages", 405),
+            ("GET", "/nowhere", 404),
+        ):
+            answer = await served.http.request(method, path)
+            assert answer.status_code == status
+            assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_body_over_its_bound_is_a_413_with_and_without_a_length() -> None:
+    async def chunks() -> Any:
+        for _ in range(17):
+            yield b"x" * (1 << 20)
+
+    async with gateway_on(make_bus()) as served:
+        told = await served.publish(b"x" * (BODY_BYTES_MAX + 1))
+        streamed = await served.http.post("/v1/topics/orders/messages", content=chunks())
+        largest = await served.publish(b"x" * BODY_BYTES_MAX, mb_timeout_s="30")
+    assert (told.status_code, streamed.status_code, largest.status_code) == (413, 413, 201)
+
+
+# Batches.
+async def test_a_batch_is_201_only_if_all_of_it_is_confirmed() -> None:
+    bus = make_bus()
+    entries = [
+        {"id": "b1", "body": "text", "key": "k", "headers": {"a": 1}},
+        {"body_base64": "/w==", "content_type": "image/png", "delay_s": 0, "received": {}},
+        {"body": ""},
+    ]
+    async with gateway_on(bus) as served:
+        answer = await served.http.post(BATCH, content=lines(*entries), headers=NDJSON)
+        bus.refuse_next("orders")
+        partly = await served.http.post(BATCH, content=lines(*entries), headers=NDJSON)
+        nowhere = "/v1/topics/nobody/messages:batch"
+        lost = await served.http.post(nowhere, content=lines(*entries), headers=NDJSON)
+        bus.freeze()
+        unknown = await served.http.post(
+            BATCH, content=lines(*entries), headers=NDJSON | {"MB-Timeout-S": "0.2"}
+        )
+    told = answer.json()
+    assert (answer.status_code, told["confirmed"], len(told["messages"])) == (201, 3, 3)
+    assert told["messages"][0] == {"id": "b1", "outcome": "confirmed", "broker": bus.brokers[0]}
+    assert (partly.status_code, partly.json()["confirmed"]) == (503, 2)
+    assert sum(each["outcome"] == "refused" for each in partly.json()["messages"]) == 1
+    assert (lost.status_code, lost.json()["confirmed"]) == (404, 0)
+    assert (unknown.status_code, unknown.json()["outcome"]) == (504, "unknown")
+
+
+async def test_a_malformed_line_is_named_with_the_ends_of_those_before_it() -> None:
+    bus = make_bus()
+    text = lines({"id": "a", "body": "1"}, {"id": "b", "body": "2"}) + b"\n\n{oops\n" + lines({})
+    async with gateway_on(bus) as served:
+        answer = await served.http.post(BATCH, content=text, headers=NDJSON)
+        whole = await served.http.post(f"{BATCH}?whole=1", content=text, headers=NDJSON)
+    told = answer.json()
+    assert (answer.status_code, told["line"]) == (400, 4)
+    assert [each["id"] for each in told["messages"]] == ["a", "b"]
+    assert (whole.status_code, whole.json()["line"]) == (400, 4)
+    assert [each.message_id for each in bus.published("orders")] == ["a", "b"]
+
+
+async def test_a_batch_is_published_while_it_is_read() -> None:
+    bus = make_bus()
+    go_on = asyncio.Event()
+
+    async def stream() -> Any:
+        yield lines({"id": "first", "body": "1"}) + b"\n"
+        await go_on.wait()
+        yield lines({"id": "last", "body": "2"})
+
+    async with gateway_on(bus) as served:
+        sending = asyncio.create_task(served.http.post(BATCH, content=stream(), headers=NDJSON))
+        await eventually_async(lambda: len(bus.published("orders")) == 1, within_s=60)
+        go_on.set()
+        answer = await sending
+    assert [each["id"] for each in answer.json()["messages"]] == ["first", "last"]
+
+
+async def test_a_batch_of_events_is_checked_whole() -> None:
+    bus = make_bus()
+    good = {"specversion": "1.0", "id": "1", "type": "t", "source": "/s", "data": {"a": 1}}
+    headers = {"Content-Type": "application/cloudevents-batch+json"}
+    path = "/v1/topics/orders/messages"
+    async with gateway_on(bus) as served:
+        wrong = await served.http.post(path, content=json.dumps([good, {}]), headers=headers)
+        assert (wrong.status_code, wrong.json()["line"]) == (400, 2)
+        right = await served.http.post(path, content=json.dumps([good]), headers=headers)
+    assert right.status_code == 201
+    assert [each.message_id for each in bus.published("orders")] == ["1"]
+
+
+@settings(max_examples=200)
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(
+                        [
+                            "id",
+                            "body",
+                            "body_base64",
+                            "key",
+                            "headers",
+                            "priority",
+                            "delay_s",
+                            "expires_s",
+                            "content_type",
+                            "x",
+                        ]
+                    ),
+                    inner,
+                    max_size=4,
+                )
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
+    )
+)
+def test_no_line_is_read_without_a_plain_answer(line: bytes) -> None:
+    with contextlib.suppress(MessageInvalid, TypeError):  # which the answer tells
+        publishing.read_line(line)
+
+
+# Who.
+async def test_tokens_have_rights_and_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = write_tokens(
+        tmp_path / "tokens.toml", token_entry("shop", "s3cret", publish=["orders", "clicks.*"])
+    )
+    bus = make_bus()
+    bus.declare("clicks.web/all")
+
+    def bearer(token: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {token}"}
+
+    async with gateway_on(bus, tokens_file=str(path)) as served:
+        assert (await served.publish(**bearer("s3cret"))).status_code == 201
+        assert (await served.publish(to="clicks.web", **bearer("s3cret"))).status_code == 201
+        assert (await served.publish(to="other", **bearer("s3cret"))).status_code == 403
+        for refused in (await served.publish(), await served.publish(**bearer("wrong"))):
+            assert refused.status_code == 401
+            assert "Bearer" in refused.headers["www-authenticate"]
+            assert "s3cret" not in refused.text
+        pull = await served.http.post(
+            "/v1/subscriptions/orders/billing/pull", headers=bearer("s3cret")
+        )
+        assert pull.status_code == 403
+        write_tokens(path, token_entry("shop", "other", publish=["orders"]))
+
+        async def status(token: str) -> int:
+            return int((await served.publish(**bearer(token))).status_code)
+
+        for _ in range(600):
+            if await status("other") == 201:
+                break
+            await asyncio.sleep(0.05)
+        assert await status("s3cret") == 401
+        path.write_text("nonsense")
+        assert await status("other") == 201
+
+
+async def test_a_rate_is_kept_and_says_when_to_come_again(tmp_path: Path) -> None:
+    path = write_tokens(
+        tmp_path / "tokens.toml", token_entry("shop", "t", publish=["*"], rate_per_s=2)
+    )
+    async with gateway_on(make_bus(), tokens_file=str(path)) as served:
+        ends = [await served.publish(authorization="Bearer t") for _ in range(5)]
+    limited = [each for each in ends if each.status_code == 429]
+    assert limited
+    assert int(limited[0].headers["retry-after"]) >= 1
+    assert limited[0].headers["ratelimit-policy"] == '"messages";q=2;w=1'
+
+
+async def test_a_bus_login_has_links_of_its_own_and_a_refused_one_is_401() -> None:
+    bus = make_bus()
+    async with gateway_on(bus, bus_login=True) as served:
+        good = await served.http.post(
+            "/v1/topics/orders/messages", content=b"x", auth=("shop", "right")
+        )
+        bad = await served.http.post(
+            "/v1/topics/orders/messages", content=b"x", auth=("shop", "wrong")
+        )
+        torn = await served.publish(authorization="Basic !")
+    assert (good.status_code, bad.status_code, torn.status_code) == (201, 401, 401)
+    assert served.bus.logins == ["shop", "shop"]
+
+
+@pytest.mark.parametrize(
+    ("settings_", "told"),
+    [
+        ({}, "nobody may log in"),
+        ({"anonymous": "all", "listen": "0.0.0.0:8080"}, "loopback"),
+        ({"anonymous": "some"}, "anonymous"),
+        ({"anonymous": "all", "listn": "x"}, "did you mean 'listen'"),
+        ({"anonymous": "all", "limits": {"requests_max": 0}}, "limits.requests_max"),
+        ({"anonymous": "all", "bus": {"brokr": "x"}}, "brokr"),
+        ({"anonymous": "all", "push": [{"url": "ftp://x"}]}, "push.subscription: missing"),
+        ({"anonymous": "all", "drain_s": "5"}, "drain_s"),
+        ({"anonymous": "all", "name": "a.b"}, "name"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_line(settings_: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        GatewayConfig.from_mapping(settings_)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_request_that_comes_too_slowly_is_ended_and_others_are_served() -> None:
+    async with gateway_on(make_bus(), limits={"request_s": 0.5}) as served:
+        host, port = served.gateway.url.removeprefix("http://").split(":")
+        slow = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        for _, writer in slow:
+            writer.write(b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Le")
+        assert (await served.publish()).status_code == 201
+        for reader, writer in slow:
+            async with asyncio.timeout(30):
+                with pytest.raises(ConnectionError):
+                    raise ConnectionError if not await reader.read() else AssertionError
+            writer.close()
+
+
+async def test_headers_over_their_bound_end_the_connection() -> None:
+    async with gateway_on(make_bus()) as served:
+        with pytest.raises(httpx.TransportError):
+            await served.publish(mb_header_x="x" * 20_000)
+        assert (await served.publish()).status_code == 201
+
+
+def test_a_taken_port_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        async def serve() -> None:
+            async with gateway_on(make_bus(), listen=f"127.0.0.1:{port}"):
+                raise AssertionError
+
+        with pytest.raises(ConfigError, match="listen"):
+            asyncio.run(serve())
+
+
+def test_a_problem_names_no_secret() -> None:
+    assert "detail" in Problem(400, "x").told
+
+
+async def test_a_name_in_a_clients_certificate_is_a_principal(tmp_path: Path) -> None:
+    issue_missing(tmp_path, {"gateway": ("127.0.0.1",), "shop": (), "stranger": ()})
+    issue_missing(tmp_path / "other", {"shop": ()})
+    path = tmp_path / "tokens.toml"
+    path.write_text(
+        '[[token]]\nname = "shop"\ncertificate = "shop"\npublish = ["orders"]\n'
+        + token_entry("curl", "s3cret", publish=["orders"])
+    )
+    files: dict[str, Any] = {
+        "tls_cert_file": str(tmp_path / "gateway.pem"),
+        "tls_key_file": str(tmp_path / "gateway.key"),
+        "tls_client_ca_file": str(tmp_path / "ca.pem"),
+    }
+    asked: dict[str, int | str] = {}
+    async with gateway_on(make_bus(), tokens_file=str(path), **files) as served:
+        for who in ("shop", "stranger", "other/shop", "nobody", "nobody with a token"):
+            context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+            if not who.startswith("nobody"):
+                context.load_cert_chain(tmp_path / f"{who}.pem", tmp_path / f"{who}.key")
+            headers = {"authorization": "Bearer s3cret"} if "token" in who else {}
+            async with httpx.AsyncClient(verify=context, trust_env=False) as http:
+                try:
+                    url = f"{served.gateway.url}/v1/topics/orders/messages"
+                    asked[who] = (await http.post(url, content=b"x", headers=headers)).status_code
+                except httpx.TransportError:
+                    asked[who] = "no connection"
+    assert asked == {
+        "shop": 201,
+        "stranger": 401,
+        "other/shop": "no connection",
+        "nobody": 401,
+        "nobody with a token": 201,
+    }

@@ -1,0 +1,130 @@
+"""The gateway's WebSocket: deliveries for credit, answers, publishes, its ends; brokers in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from messagebus.testing import MemoryBus
+from messagebus_gateway.sockets import PROTOCOL
+from tests.support.eventually import eventually_async
+from tests.support.gateway import Served, gateway_on, token_entry, write_tokens
+
+BILLING = "orders/billing"
+PATH = "/v1/subscriptions/orders/billing/socket"
+
+
+def make_bus() -> MemoryBus:
+    bus = MemoryBus()
+    bus.declare(BILLING)
+    return bus
+
+
+@asynccontextmanager
+async def opened(served: Served, path: str = PATH, **how: Any) -> AsyncIterator[ClientConnection]:
+    url = served.gateway.url.replace("http", "ws", 1) + path
+    async with connect(url, subprotocols=[PROTOCOL], proxy=None, **how) as socket:  # type: ignore[list-item]
+        yield socket
+
+
+async def say(socket: ClientConnection, kind: str, **members: Any) -> None:
+    await socket.send(json.dumps({"t": kind, **members}))
+
+
+async def hear(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await socket.recv())
+    assert found.pop("t") == kind, found
+    return found
+
+
+async def test_it_delivers_for_credit_alone_and_takes_answers() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served, opened(served) as socket:
+        assert socket.subprotocol == PROTOCOL
+        for body in "abc":
+            await served.publish(body)
+        await say(socket, "credit", n=2)
+        first, second = [await hear(socket, "deliver") for _ in range(2)]
+        assert [first["body"], second["body"]] == ["a", "b"]
+        await say(socket, "ack", leases=[first["lease"]], ref=7)
+        told = await hear(socket, "answered")  # and no third delivery before it
+        assert (told["done"], told["ref"]) == (1, 7)
+        await say(socket, "release", leases=[second["lease"]])
+        await hear(socket, "answered")
+        await say(socket, "credit", n=2)
+        later = {(await hear(socket, "deliver"))["body"] for _ in range(2)}
+        assert later == {"b", "c"}
+        await say(socket, "ack", leases=[first["lease"]])
+        assert (await hear(socket, "answered"))["leases"][0]["answer"] == "stale"
+    await eventually_async(lambda: bus.waiting(BILLING) == 2, within_s=60)  # they come again
+
+
+async def test_it_publishes_and_says_each_outcome() -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served, opened(served) as socket:
+        await say(socket, "publish", to="orders", id="o-1", body="x", key="k", ref="a")
+        told = await hear(socket, "outcome")
+        assert (told["id"], told["outcome"], told["ref"]) == ("o-1", "confirmed", "a")
+        await say(socket, "publish", to="nobody", body="x")
+        assert (await hear(socket, "outcome"))["outcome"] == "unroutable"
+        for wrong in ({"to": "a b"}, {"to": "orders", "nonsense": 1}, {}):
+            await say(socket, "publish", **wrong)
+            assert (await hear(socket, "error"))["status"] == 400
+        await say(socket, "nonsense", leases=["x"])
+        assert (await hear(socket, "error"))["status"] == 400
+    (message,) = bus.assert_published("orders", count=1)
+    assert (message.body, message.key) == (b"x", "k")
+
+
+@pytest.mark.parametrize("frame", ["{oops", "[]", "{}", '{"t": "credit"}', b"\x00"])
+async def test_a_frame_that_is_none_ends_it_and_nothing_is_lost(frame: str | bytes) -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served, opened(served) as socket:
+        await served.publish("a")
+        await say(socket, "credit", n=1)
+        await hear(socket, "deliver")
+        await socket.send(frame)
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1008
+        await eventually_async(lambda: bus.waiting(BILLING) == 1, within_s=60)
+
+
+async def test_it_ends_with_the_gateway() -> None:
+    async with gateway_on(make_bus()) as served, opened(served) as socket:
+        await served.gateway.stop(0, 0)
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1012
+
+
+async def test_who_may_not_and_pages_of_other_sites_are_refused_before_it_opens(
+    tmp_path: Path,
+) -> None:
+    path = write_tokens(tmp_path / "tokens.toml", token_entry("shop", "s", consume=[BILLING]))
+    login = {"authorization": "Bearer s"}
+    statuses = []
+    async with gateway_on(make_bus(), tokens_file=str(path)) as served:
+        for where, headers, origin in (
+            (PATH, {}, None),
+            ("/v1/subscriptions/orders/other/socket", login, None),
+            (PATH, login, "https://elsewhere.example"),
+            (f"{PATH}?lease_s=0", login, None),
+        ):
+            with pytest.raises(InvalidStatus) as caught:
+                async with opened(served, where, additional_headers=headers, origin=origin):
+                    pass
+            statuses.append(caught.value.response.status_code)
+        async with opened(served, additional_headers=login) as socket:
+            await say(socket, "publish", to="orders", body="x")
+            assert (await hear(socket, "error"))["status"] == 403
+    assert statuses == [401, 403, 403, 400]

@@ -1,0 +1,66 @@
+"""A gateway over the bus in memory, behind real HTTP on a free port, and a client of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from messagebus import PublisherConfig
+from messagebus.testing import MemoryBus
+from messagebus_gateway import testing
+from messagebus_gateway.service import Gateway
+from messagebus_gateway.testing import MemoryGatewayBus
+
+__all__ = ["Served", "gateway_on", "token_entry", "write_tokens"]
+
+
+class Served:
+    """A running gateway with an HTTP client of its own."""
+
+    def __init__(self, gateway: Gateway, http: httpx.AsyncClient, bus: MemoryGatewayBus) -> None:
+        self.gateway, self.http, self.bus = gateway, http, bus
+
+    async def publish(self, body: bytes | str = b"x", to: str = "orders", **headers: str) -> Any:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post(f"/v1/topics/{to}/messages", content=body, headers=named)
+
+    async def pull(self, source: str = "subscriptions/orders/billing", **how: Any) -> Any:
+        answer = await self.http.post(f"/v1/{source}/pull", json=how, timeout=90)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["deliveries"]
+
+    async def answer(self, what: str, deliveries: Any, **how: Any) -> Any:
+        leases = [each["lease"] for each in deliveries]
+        return await self.http.post(f"/v1/leases/{what}", json={"leases": leases, **how})
+
+
+@asynccontextmanager
+async def gateway_on(
+    bus: MemoryBus, *, publisher: PublisherConfig | None = None, **settings: Any
+) -> AsyncIterator[Served]:
+    """Serve. settings: of `GatewayConfig`; anybody may do anything where they say no one."""
+    async with (
+        testing.gateway_on(bus, publisher=publisher, **settings) as (gateway, way),
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30) as http,
+    ):
+        yield Served(gateway, http, way)
+
+
+def token_entry(name: str, token: str, **rights: Any) -> str:
+    """Return an entry of a file of tokens."""
+    lines = [
+        f'[[token]]\nname = "{name}"',
+        f'sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
+    ]
+    lines += [f"{key} = {value!r}" for key, value in rights.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_tokens(path: Path, *entries: str) -> Path:
+    path.write_text("\n".join(entries))
+    return path

@@ -1,0 +1,710 @@
+"""The disk spool of a publisher: what no broker takes lies on the disk, and goes out later, in order."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from messagebus import (
+    BacklogFull,
+    Batching,
+    ConfigError,
+    Durability,
+    Hooks,
+    Message,
+    Outcome,
+    Published,
+    Publisher,
+    PublisherConfig,
+    Queue,
+    Refused,
+    Spool,
+    SpoolFull,
+    Topic,
+)
+from messagebus._io.publish import spool_folder
+from messagebus._io.publish.publishes import Outgoing
+from messagebus._io.publish.spooling import place_of, read_place
+from messagebus.destination import Destination
+from messagebus.message import Options
+from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually
+
+WITHIN_S = 10.0
+CONFIG = PublisherConfig(deadline_ms=20_000)
+
+
+@pytest.fixture
+def bus() -> Iterator[MemoryBus]:
+    bus = MemoryBus(2)
+    bus.declare("orders/billing", "others/billing", "queue:jobs")
+    yield bus
+    bus.start_brokers()
+    bus.close()
+
+
+def spool(path: Path, **settings: int | bool) -> Spool:
+    return Spool(path / "spool", **{"after_ms": 100, **settings})  # type: ignore[arg-type]
+
+
+def started(
+    bus: MemoryBus, where: Spool, config: PublisherConfig = CONFIG, hooks: tuple[Hooks, ...] = ()
+) -> Publisher:
+    publisher = bus.publisher(config, spool=where, hooks=hooks)
+    publisher.start()
+    return publisher
+
+
+def is_empty(publisher: Publisher) -> bool:
+    return not publisher.stats().spool_messages
+
+
+def drained(bus: MemoryBus, publisher: Publisher) -> None:
+    bus.start_brokers()
+    publisher.flush()  # it has taken over what others left
+    eventually(lambda: is_empty(publisher), within_s=WITHIN_S, what="the spool is sent")
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted((path / "spool").glob("*/*.seg"))
+
+
+def left_behind(bus: MemoryBus, where: Spool, *bodies: bytes) -> list[str]:
+    """Spool these by a publisher that ends; return their ids."""
+    bus.stop_brokers()
+    publisher = started(bus, where)
+    ends = [publisher.send_safe("orders", body) for body in bodies]
+    assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+    publisher.stop()
+    return [end.message_id for end in ends]
+
+
+@pytest.mark.guarantee("spooled-is-sent-later")
+def test_what_no_broker_takes_is_spooled_and_arrives_later_unchanged(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    publisher = started(bus, spool(tmp_path))
+    assert publisher.send_safe("orders", b"0").outcome is Outcome.CONFIRMED
+    bus.stop_brokers()
+    message = Message.json({"n": 1}, headers={"shop": 12}, key="k", type="order.placed")
+    spooled = publisher.send_safe("orders", message)
+    assert (spooled.outcome, spooled.durability) == (Outcome.SPOOLED, Durability.FSYNC)
+    assert (spooled.broker, spooled.attempts) == ("", 0)
+    plain = publisher.send_safe("orders", b"2")
+    stats = publisher.stats()
+    assert (stats.spooled, stats.spool_messages, stats.confirmed) == (2, 2, 1)
+    assert stats.spool_bytes > 0
+    assert 0 <= stats.spool_oldest_s < WITHIN_S
+    drained(bus, publisher)
+    first, second, third = bus.published("orders")
+    assert (first.body, third.body) == (b"0", b"2")
+    assert (second.message_id, third.message_id) == (spooled.message_id, plain.message_id)
+    assert second == Message.json(
+        {"n": 1}, headers={"shop": 12}, key="k", type="order.placed", message_id=second.message_id
+    )
+    assert third.content_type == first.content_type
+    stats = publisher.stats()
+    assert (stats.spooled, stats.confirmed, stats.replayed) == (2, 1, 2)
+    assert publisher.send_safe("orders", b"3").outcome is Outcome.CONFIRMED
+    assert publisher.stop() == 0
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+@pytest.mark.guarantee("spool-keeps-order")
+def test_nothing_overtakes_the_spool_through_any_coming_and_going(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    publisher = started(bus, spool(tmp_path), PublisherConfig(batch={"others": Batching()}))
+    sent: dict[str, list[str]] = defaultdict(list)
+    done = threading.Event()
+
+    def publish(destination: str) -> None:
+        futures = []
+        while not done.is_set():
+            futures.append(publisher.submit(destination, b"x"))
+            if len(futures) % 50 == 0:
+                futures[-1].result()
+        ends = [future.result() for future in futures]
+        sent[destination] += [end.message_id for end in ends]
+        assert {end.outcome for end in ends} <= {Outcome.CONFIRMED, Outcome.SPOOLED}
+
+    threads = [threading.Thread(target=publish, args=(name,)) for name in ("orders", "others")]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        spooled = publisher.stats().spooled
+        bus.stop_brokers()
+        eventually(lambda n=spooled: publisher.stats().spooled > n + 100, within_s=WITHIN_S)  # type: ignore[misc]
+        replayed = publisher.stats().replayed
+        bus.start_brokers()
+        eventually(lambda n=replayed: publisher.stats().replayed > n, within_s=WITHIN_S)  # type: ignore[misc]
+    done.set()
+    for thread in threads:
+        thread.join()
+    drained(bus, publisher)
+    for destination, ids in sent.items():
+        arrived = [message.message_id for message in bus.published(destination)]
+        assert set(arrived) == set(ids)
+        assert list(dict.fromkeys(arrived)) == ids, f"first arrivals of {destination}"
+
+
+def test_a_spool_ends_though_its_publisher_never_pauses(bus: MemoryBus, tmp_path: Path) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path), PublisherConfig(backlog_messages_max=1_000))
+    done = threading.Event()
+
+    def publish() -> None:
+        while not done.is_set():
+            publisher.send("orders", b"x")
+
+    threads = [threading.Thread(target=publish) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: publisher.stats().spool_messages > 3_000, within_s=WITHIN_S)
+    bus.start_brokers()
+    try:
+        eventually(lambda: publisher.stats().confirmed, within_s=60, what="past the spool")
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.guarantee("spooled-is-sent-later")
+def test_the_outcome_comes_after_the_sync(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_sync, synced = threading.Event(), []
+
+    def sync(fd: int) -> None:
+        may_sync.wait(WITHIN_S)
+        os.fdatasync(fd)
+        synced.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(spool_folder, "sync", sync)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    futures = [publisher.submit("orders", b"x" * 100) for _ in range(100)]
+    eventually(
+        lambda: segments(tmp_path) and segments(tmp_path)[0].stat().st_size, within_s=WITHIN_S
+    )
+    assert not any(future.done() for future in futures)
+    may_sync.set()
+    assert {future.result().outcome for future in futures} == {Outcome.SPOOLED}
+    assert synced[-1] == segments(tmp_path)[0].stat().st_size
+    assert len(synced) < 20, "a sync for many"
+
+
+@pytest.mark.guarantee("spooled-is-sent-later")
+def test_what_a_process_left_behind_goes_out_before_what_its_successor_sends(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    where = spool(tmp_path)
+    ids = left_behind(bus, where, b"0", b"1") + left_behind(bus, where, b"2")
+    publisher = started(bus, where)
+    future = publisher.submit("orders", b"3")
+    drained(bus, publisher)
+    assert future.result().outcome in (Outcome.SPOOLED, Outcome.CONFIRMED)
+    eventually(lambda: len(bus.published("orders")) == 4, within_s=WITHIN_S)
+    assert [message.body for message in bus.published("orders")] == [b"0", b"1", b"2", b"3"]
+    assert [message.message_id for message in bus.published("orders")][:3] == ids
+
+
+def test_two_publishers_of_one_folder_leave_each_other_alone(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    bus.stop_brokers()
+    one, two = started(bus, spool(tmp_path)), started(bus, spool(tmp_path))
+    one.send_safe("orders", b"one")
+    two.send_safe("orders", b"two")
+    assert (one.stats().spool_messages, two.stats().spool_messages) == (1, 1)
+    assert len(segments(tmp_path)) == 2
+    drained(bus, one)
+    drained(bus, two)
+    assert sorted(message.body for message in bus.published("orders")) == [b"one", b"two"]
+
+
+def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
+    folder = spool_folder.SpoolFolder.create(tmp_path)
+    reader, writer = os.pipe()
+    up_reader, up_writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(writer)
+        os.write(up_writer, b"x")
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        os.read(up_reader, 1)
+        assert spool_folder.SpoolFolder.lock(folder.path) is None
+        folder.close()
+        taken = spool_folder.SpoolFolder.lock(folder.path)
+        assert taken is not None
+        taken.close()
+    finally:
+        os.close(writer)
+        os.waitpid(pid, 0)
+
+
+def test_with_always_each_message_goes_to_the_disk_first(bus: MemoryBus, tmp_path: Path) -> None:
+    publisher = started(bus, spool(tmp_path, always=True))
+    ends = publisher.send_many("orders", [b"%d" % number for number in range(100)])
+    assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"%d" % n for n in range(100)]
+
+
+def test_a_stop_without_brokers_leaves_everything_on_the_disk(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path, after_ms=60_000))
+    futures = [publisher.submit("orders", b"%d" % number) for number in range(10)]
+    assert publisher.stop(timeout_s=0) == 0
+    assert {future.result().outcome for future in futures} == {Outcome.SPOOLED}
+    publisher = started(bus, spool(tmp_path))
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"%d" % n for n in range(10)]
+
+
+def test_batches_and_bundles_are_spooled_message_by_message(bus: MemoryBus, tmp_path: Path) -> None:
+    config = PublisherConfig(batch={"orders": Batching(count_max=10, linger_ms=200)})
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path), config)
+    messages = [Message.text(f"{n}", headers={"n": n}) if n % 2 else b"%d" % n for n in range(30)]
+    ends = publisher.send_many("orders", messages)
+    assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+    drained(bus, publisher)
+    arrived = bus.published("orders")
+    assert [message.body for message in arrived] == [b"%d" % number for number in range(30)]
+    assert [message.headers.get("n") for message in arrived[1::2]] == list(range(1, 30, 2))
+    assert [message.message_id for message in arrived] == [end.message_id for end in ends]
+
+
+async def test_bundles_of_an_asyncio_publisher_are_spooled(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    bus.stop_brokers()
+    config = PublisherConfig(batch={"orders": Batching()})
+    async with bus.async_publisher(config, spool=spool(tmp_path)) as publisher:
+        for _ in range(2):  # withdrawn from memory, then straight to the disk
+            ends = await publisher.send_many("orders", [b"x"] * 120)
+            assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+        assert publisher.stats().spooled == 240
+    bus.start_brokers()
+    async with bus.async_publisher(config, spool=spool(tmp_path)) as publisher:
+        assert (await publisher.send_safe("orders", b"y")).outcome
+        await publisher.flush()
+    assert len(bus.published("orders")) >= 0
+
+
+def test_a_message_that_needs_no_confirm_is_not_spooled(bus: MemoryBus, tmp_path: Path) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    publisher.send_safe("orders", b"x")
+    end = publisher.submit(Topic("loose", Durability.NONE), b"x", timeout_s=0.2).result()
+    assert end.outcome is Outcome.REFUSED
+
+
+def test_a_broker_that_refuses_a_message_gets_it_again_and_holds_up_no_other_destination(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    bus.refuse_next("orders", 2)
+    ids = [publisher.send_safe("orders", b"%d" % number).message_id for number in range(3)]
+    publisher.send_safe("others", b"x")
+    drained(bus, publisher)
+    assert len(bus.published("others")) == 1
+    assert {message.message_id for message in bus.published("orders")} == set(ids)
+    stats = publisher.stats()
+    assert (stats.spool_failures, stats.refused, stats.replayed) == (2, 0, 4)
+    assert "spool: not taken destination=orders" in caplog.text
+
+
+class Seen(Hooks):
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str, Outcome]] = []
+
+    def published(self, destination: str, message: Message, published: Published) -> None:
+        assert message.message_id == published.message_id
+        self.ends.append(("published", published.message_id, published.outcome))
+
+    def spooled(self, destination: str, published: Published) -> None:
+        assert destination == "queue:jobs"
+        assert published.broker
+        self.ends.append(("spooled", published.message_id, published.outcome))
+
+
+def test_hooks_learn_that_it_is_spooled_and_that_it_went_out(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    seen = Seen()
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path), hooks=(seen,))
+    told = publisher.send_safe("queue:jobs", b"x").message_id
+    drained(bus, publisher)
+    eventually(lambda: len(seen.ends) == 2, within_s=WITHIN_S)
+    assert seen.ends == [
+        ("published", told, Outcome.SPOOLED),
+        ("spooled", told, Outcome.CONFIRMED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("destination", "options", "place"),
+    [
+        (Topic("orders"), {}, "orders"),
+        (Topic("orders", Durability.PAGE_CACHE), {}, "orders page-cache"),
+        (Queue("jobs", create=True), {}, "queue:jobs create"),
+        (Queue("jobs", delivery_limit=5), {}, "queue:jobs limit=5"),
+        (Topic("orders"), {"deliver_after_s": 5}, "orders delay=5000"),
+    ],
+    ids=str,
+)
+def test_a_place_says_all_that_is_needed_to_publish_there_again(
+    destination: Destination, options: Options, place: str
+) -> None:
+    target = Outgoing().read(destination, b"x", options)[0]
+    assert place_of(target) == place
+    again = read_place(place)
+    assert again.address == target.address
+    assert place_of(again) == place
+
+
+# -- disks
+
+
+@pytest.mark.guarantee("spool-is-bounded")
+@pytest.mark.parametrize("settings", [{"messages_max": 10}, {"bytes_max": 65_536}], ids=str)
+def test_a_full_spool_takes_no_more_and_says_so(
+    bus: MemoryBus, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    bus.stop_brokers()
+    config = PublisherConfig(backlog_messages_max=5)
+    publisher = started(bus, spool(tmp_path, **settings), config)
+    ends: list[Published] = []
+    body = b"x" * 5_000
+    while (end := publisher.submit("orders", body, timeout_s=1).result()) and not end.reason:
+        assert end.outcome is Outcome.SPOOLED
+        ends.append(end)
+    assert end.outcome is Outcome.REFUSED
+    assert "the spool takes nothing: it is full" in end.reason
+    assert len(ends) == 10 if "messages_max" in settings else 5 < len(ends) < 14
+    futures = [publisher.submit("orders", b"x" * 5_000) for _ in range(5)]
+    with pytest.raises(SpoolFull, match="it is full"):
+        publisher.submit("orders", b"x", timeout_s=0.1)
+    assert issubclass(SpoolFull, BacklogFull)
+    assert "full" in publisher.stats().spool_fault
+    total = sum(path.stat().st_size for path in segments(tmp_path))
+    assert total <= settings.get("bytes_max", total)
+    drained(bus, publisher)
+    assert {future.result().outcome for future in futures} <= {Outcome.CONFIRMED, Outcome.SPOOLED}
+    ids = [end.message_id for end in ends] + [each.result().message_id for each in futures]
+    assert [message.message_id for message in bus.published("orders")] == ids
+    eventually(lambda: publisher.stats().spool_fault == "", within_s=WITHIN_S)
+
+
+class Disk:
+    """A disk that fails on demand: with this error, after so many bytes of each write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error = 0
+        self.bytes_max = 0
+        self.at_sync = False
+        monkeypatch.setattr(spool_folder, "write", self.write)
+        monkeypatch.setattr(spool_folder, "sync", self.sync)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.error and not self.at_sync:
+            if self.bytes_max:
+                part = os.write(fd, data[: self.bytes_max])
+                self.bytes_max = 0
+                return part
+            raise OSError(self.error, os.strerror(self.error))
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        if self.error and self.at_sync:
+            raise OSError(self.error, os.strerror(self.error))
+        os.fdatasync(fd)
+
+
+@pytest.mark.guarantee("spool-is-bounded")
+@pytest.mark.parametrize("at_sync", [False, True], ids=["write", "sync"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
+def test_a_disk_that_fails_is_told_and_loses_nothing_that_was_spooled(
+    bus: MemoryBus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: int,
+    at_sync: bool,
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    disk = Disk(monkeypatch)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    before = publisher.send_safe("orders", b"before")
+    disk.error, disk.at_sync, disk.bytes_max = error, at_sync, 30
+    with pytest.raises(Refused, match=os.strerror(error)):
+        publisher.send_safe("orders", b"refused", timeout_s=0.3)
+    waits = publisher.submit("orders", b"waits")
+    assert publisher.stats().spool_fault == os.strerror(error)
+    assert f"spool fails folder={tmp_path / 'spool'} reason={os.strerror(error)!r}" in caplog.text
+    disk.error = 0
+    assert waits.result().outcome is Outcome.SPOOLED
+    assert publisher.stats().spool_fault == ""
+    publisher.stop()
+    again = started(bus, spool(tmp_path))
+    drained(bus, again)
+    ids = [message.message_id for message in bus.published("orders")]
+    assert ids == [before.message_id, waits.result().message_id]
+    assert again.stats().spool_damaged == 0
+
+
+def test_a_disk_that_hangs_makes_the_outcome_unknown(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(spool_folder, "sync", lambda _fd: goes_on.wait(WITHIN_S))
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    end = publisher.submit("orders", b"x", timeout_s=0.5).result()
+    assert end.outcome is Outcome.UNKNOWN
+    goes_on.set()
+    drained(bus, publisher)
+
+
+def test_a_folder_that_cannot_be_used_is_told_at_the_start(bus: MemoryBus, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    publisher = bus.publisher(spool=tmp_path / "file" / "spool")
+    with pytest.raises(ConfigError, match=r"spool '.*': Not a directory"):
+        publisher.start()
+    assert not [each for each in threading.enumerate() if each.name == "messagebus-publisher"]
+
+
+def test_a_folder_that_is_deleted_is_told_and_made_anew(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    publisher.send_safe("orders", b"lost")
+    shutil.rmtree(tmp_path / "spool")
+    assert publisher.send_safe("orders", b"kept").outcome is Outcome.SPOOLED
+    assert len(segments(tmp_path)) == 1
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"kept"]
+    assert publisher.stats().spool_damaged == 1
+    assert "lost=1" in caplog.text
+
+
+def change(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+Damage = Callable[[Path], None]
+
+
+def zero_bytes(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def huge(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.guarantee("spool-file-never-lies")
+@pytest.mark.parametrize(
+    ("damage", "arrive", "kept"),
+    [
+        (lambda path: change(path, 5), [], ".damaged"),
+        (lambda path: change(path, 120), [b"1", b"2"], ".hole-42"),
+        (lambda path: change(path, path.stat().st_size - 1), [b"0", b"1"], ".hole-"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), [b"0", b"1"], "torn"),
+        (zero_bytes, [], "torn"),
+        (huge, [], ".damaged"),
+        (lambda path: path.rename(path.with_name(f"{7:016d}.seg")), [], ".damaged"),
+    ],
+    ids=["header", "record", "last record", "torn end", "0 bytes", "huge", "renamed"],
+)
+def test_damage_is_told_and_put_aside_and_the_rest_arrives(
+    bus: MemoryBus,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Damage,
+    arrive: list[bytes],
+    kept: str,
+) -> None:
+    left_behind(bus, spool(tmp_path), b"0", b"1", b"2")
+    damage(segments(tmp_path)[0])
+    publisher = started(bus, spool(tmp_path))
+    drained(bus, publisher)
+    assert publisher.send_safe("orders", b"after").outcome in (Outcome.CONFIRMED, Outcome.SPOOLED)
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [*arrive, b"after"]
+    if kept == "torn":
+        if arrive:
+            assert "torn end" in caplog.text
+        return
+    assert "spool damaged" in caplog.text
+    assert [path for path in (tmp_path / "spool").rglob("*") if kept in path.name]
+    assert publisher.stats().spool_damaged == 1
+
+
+def test_a_missing_segment_is_told(
+    bus: MemoryBus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.SEGMENT_BYTES", 1)
+    left_behind(bus, spool(tmp_path), b"0", b"1", b"2")
+    segments(tmp_path)[1].unlink()
+    publisher = started(bus, spool(tmp_path))
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"0", b"2"]
+    assert "records 2 to 2 before it are missing" in caplog.text
+
+
+def test_a_damaged_cursor_costs_duplicates_only(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    bus.refuse_next("queue:jobs", 1_000)
+    publisher.send_safe("queue:jobs", b"stuck")
+    publisher.send_safe("orders", b"x")
+    bus.start_brokers()
+    eventually(lambda: publisher.stats().replayed, within_s=WITHIN_S)
+    publisher.stop()
+    (cursor,) = (tmp_path / "spool").glob("*/cursor")
+    change(cursor, 20)
+    again = started(bus, spool(tmp_path))
+    eventually(lambda: again.stats().replayed, within_s=WITHIN_S)
+    assert [message.body for message in bus.published("orders")] == [b"x", b"x"]
+    assert "the checksum of the cursor is wrong" in caplog.text
+
+
+def test_a_restart_does_not_send_again_what_the_cursor_says_is_confirmed(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    bus.refuse_next("queue:jobs", 1_000)
+    publisher.send_safe("queue:jobs", b"stuck")
+    publisher.send_safe("orders", b"x")
+    bus.start_brokers()
+    eventually(lambda: publisher.stats().replayed, within_s=WITHIN_S)
+    publisher.stop()
+    again = started(bus, spool(tmp_path))
+    eventually(lambda: again.stats().spool_failures, within_s=WITHIN_S)
+    assert again.stats().spool_messages == 1
+    assert [message.body for message in bus.published("orders")] == [b"x"]
+
+
+def test_a_clock_that_goes_back_makes_no_negative_age(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    publisher.send_safe("orders", b"x")
+    now = time.time()
+    monkeypatch.setattr("messagebus._io.publish.spooling.time.time", lambda: now - 86_400.0)
+    assert publisher.stats().spool_oldest_s == 0.0
+    publisher.send_safe("orders", b"y")
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+def test_a_clock_before_1970_keeps_no_publish_waiting(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: -86_400.0)
+        patch.setattr(time, "time_ns", lambda: -86_400_000_000_000)
+        bodies = [b"x"] * (batch or 1)
+        ends = (
+            publisher.send_many("orders", bodies)
+            if batch
+            else [publisher.send_safe("orders", b"x")]
+        )
+    assert {end.outcome for end in ends} == {Outcome.SPOOLED}
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == bodies
+
+
+@pytest.mark.parametrize("where", ["encode_record", "segment_name"])
+def test_an_unexpected_error_of_the_spool_ends_publishes_and_goes_by(
+    bus: MemoryBus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path), PublisherConfig(deadline_ms=500))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"messagebus._io.publish.spooling.{where}", lambda *_: 1 // 0)
+        with pytest.raises(Refused, match=r"the spool takes nothing: .*division"):
+            publisher.send_safe("orders", b"x")
+    assert "ZeroDivisionError" in caplog.text
+    assert publisher.send_safe("orders", b"y").outcome is Outcome.SPOOLED
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"y"]
+    assert publisher.stop() == 0
+
+
+def test_an_unexpected_error_while_sending_from_the_spool_goes_by(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    publisher.send_safe("orders", b"x")
+    failed = threading.Event()
+
+    def fail(*_: object, **_more: object) -> None:
+        failed.set()
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("messagebus._io.publish.spooling.scan", fail)
+        bus.start_brokers()
+        assert failed.wait(WITHIN_S)
+    drained(bus, publisher)
+    assert [message.body for message in bus.published("orders")] == [b"x"]
+
+
+def test_a_publisher_without_a_spool_imports_none_of_it() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from messagebus.testing import MemoryBus\n"
+        "bus = MemoryBus(); p = bus.publisher(); p.start(); p.stop()\n"
+        "print([name for name in sys.modules if 'spool' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture(autouse=True)
+def _loud(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "messagebus")

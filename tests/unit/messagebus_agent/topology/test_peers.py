@@ -1,0 +1,234 @@
+"""Requests to the other agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus.broker import Broker, ListedBroker
+from messagebus.secret import Secret
+from messagebus_agent.topology.peers import Node, Peers
+from messagebus_agent.topology.register import Entry, Snapshot
+from messagebus_agent.topology.store import entry_to_json, snapshot_to_json
+from tests.support.proving import proven
+
+ENTRY = Entry(wanted="orders", number=1, origin="b:5672", alive=True, tomb=0)
+MAP = Snapshot(intact=True, floor=3, entries=(ENTRY,))
+LISTED = [ListedBroker(broker=Broker(host), agent_port=8081) for host in "abc"]
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def peers(answer: Answer) -> Peers:
+    """Return peers that have the token, unless their answer is of an earlier version."""
+
+    def prove(request: httpx.Request) -> httpx.Response:
+        return proven(request, answer(request), broker=f"{request.url.host}:5672")
+
+    return Peers("a:5672", httpx.MockTransport(prove), token=lambda: Secret("operators"))
+
+
+def whole_map(host: str, **headers: str) -> httpx.Response:
+    value = {"broker": f"{host}:5672", **snapshot_to_json(MAP)}
+    return httpx.Response(200, json=value, headers=headers)
+
+
+async def test_maps_come_by_broker_name_and_nobody_asks_itself() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return whole_map(request.url.host)
+
+    heard = await peers(answer).pull(LISTED)
+    assert sorted(asked) == ["http://b:8081/topology", "http://c:8081/topology"]
+    assert heard == {"b:5672": MAP, "c:5672": MAP}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        httpx.Response(503),
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, json=[]),
+        httpx.Response(200, json={"broker": "x:5672", **snapshot_to_json(MAP)}),
+        httpx.Response(200, json={"broker": "b:5672"}),
+    ],
+)
+async def test_an_answer_that_is_no_map_of_that_broker_is_left_out(bad: httpx.Response) -> None:
+    ours = peers(lambda request: bad if request.url.host == "b" else whole_map("c"))
+    assert set(await ours.pull(LISTED)) == {"c:5672"}
+    assert (ours.pulls, ours.pulls_failed) == (2, 1)
+
+
+async def test_whoever_does_not_answer_is_left_out() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "b":
+            raise httpx.ConnectError("refused")
+        return whole_map("c")
+
+    assert set(await peers(answer).pull(LISTED)) == {"c:5672"}
+
+
+async def test_an_unchanged_map_is_not_sent_again() -> None:
+    conditions: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        conditions.append(request.headers.get("If-None-Match"))
+        if request.headers.get("If-None-Match") == '"1"':
+            return httpx.Response(304, headers={"ETag": '"1"'})
+        return whole_map("b", ETag='"1"')
+
+    ours = peers(answer)
+    for _ in range(3):
+        heard = await ours.pull(LISTED[:2])
+        assert heard["b:5672"] == MAP
+    assert conditions == [None, '"1"', '"1"']
+
+
+def told(**changed: Any) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "answer": "held",
+        "reason": "",
+        "stored": True,
+        "intact": True,
+        "version": 4,
+        "entries": [entry_to_json(ENTRY)],
+    }
+    return value | changed
+
+
+async def push(ours: Peers) -> Any:
+    return await ours.push(LISTED, [ENTRY], MAP, answering=["b:5672"])
+
+
+async def test_a_change_is_told_with_what_is_mine() -> None:
+    bodies: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json=told())
+
+    answers = await push(peers(answer))
+    assert set(answers) == {"b:5672", "c:5672"}
+    assert answers["b:5672"].answer == "held"
+    assert answers["b:5672"].stored
+    assert answers["b:5672"].entries == (ENTRY,)
+    assert bodies[0]["from"] == "a:5672"
+    assert bodies[0]["intact"] is True
+    assert bodies[0]["entries"] == [entry_to_json(ENTRY)]
+
+
+async def test_a_refusal_is_an_answer_and_silence_is_none() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "b":
+            return httpx.Response(401)
+        raise httpx.ReadTimeout("late")
+
+    answers = await push(peers(answer))
+    assert set(answers) == {"b:5672"}
+    assert (answers["b:5672"].answer, answers["b:5672"].stored) == ("no", False)
+
+
+@pytest.mark.parametrize("value", [[], {}, told(entries=[{}]), told(entries=None)])
+async def test_an_answer_that_makes_no_sense_is_silence(value: Any) -> None:
+    assert await push(peers(lambda _request: httpx.Response(200, json=value))) == {}
+
+
+async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
+    nodes: list[Any] = [{"name": "rabbit@b", "epmd_port": 4369}]
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        value = {"broker": "b:5672", **snapshot_to_json(MAP), "node": nodes[-1]}
+        return httpx.Response(200, json=value)
+
+    ours, changes = peers(answer), list[int]()
+    ours.proven = {"b:5672"}
+    ours._on_nodes = lambda: changes.append(1)
+    wrong = [None, {}, {"name": "no node", "epmd_port": 1}, {"name": "a@b", "epmd_port": 0}]
+    for node in (nodes[0], *wrong):
+        nodes.append(node)
+        assert await ours.pull(LISTED[:2])
+        assert ours.nodes == {"b:5672": Node(name="rabbit@b", epmd_port=4369)}
+    assert changes == [1]
+
+
+class Forger:
+    """Peers that answer for b and c as wanted; without the token, with no proof or with one of another."""
+
+    def __init__(self, token: str = "", etag: str = "") -> None:
+        self.token, self.etag = token, etag
+        self.told: list[str] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.told.append(request.headers.get("Authorization", ""))
+        host = request.url.host
+        if self.etag:
+            answer = httpx.Response(304, headers={"ETag": self.etag})
+        elif request.method == "POST":
+            answer = httpx.Response(200, json=told())
+        else:
+            answer = whole_map(host, ETag='"1"')
+        if self.token:
+            return proven(request, answer, broker=f"{host}:5672", token=self.token)
+        return answer
+
+
+@pytest.mark.guarantee("token-is-proved-not-sent")
+async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forger = Forger("another")
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    for _ in range(2):
+        assert await ours.pull(LISTED) == {}
+        assert await push(ours) == {}
+    assert "operators" not in " ".join(forger.told)
+    assert len([r for r in caplog.records if "not believed" in r.message]) == 2  # b and c, once
+
+
+@pytest.mark.guarantee("token-is-proved-not-sent")
+async def test_who_proved_it_once_is_believed_with_a_proof_alone_after_a_restart_too() -> None:
+    """So no earlier version's answer can take the place of an agent that is away."""
+    forger = Forger()
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
+    forger.token = "operators"
+    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
+    assert ours.proven == {"b:5672", "c:5672"}
+    forger.token = ""
+    again = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    again.proven = {"b:5672"}
+    for each, believed in ((ours, set[str]()), (again, {"c:5672"})):
+        assert set(await each.pull(LISTED)) == believed
+        assert set(await push(each)) == believed
+    assert "operators" not in " ".join(forger.told)
+
+
+async def test_what_is_said_to_be_unchanged_is_what_we_have() -> None:
+    forger = Forger("operators")
+    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
+    assert await ours.pull(LISTED)
+    forger.etag = '"2"'
+    assert await ours.pull(LISTED) == {}
+
+
+async def test_an_agent_of_an_earlier_version_is_sent_the_token_until_it_has_proved_it() -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Authorization", ""))
+        if asked[-1] != "Bearer operators":
+            return httpx.Response(401, headers={"WWW-Authenticate": "Bearer"})
+        return httpx.Response(200, json=told())
+
+    ours = Peers("a:5672", httpx.MockTransport(answer), token=lambda: Secret("operators"))
+    assert (await push(ours))["b:5672"].stored
+    ours.proven = {"b:5672", "c:5672"}
+    asked.clear()
+    assert await push(ours) == {}
+    assert asked == ["", ""]

@@ -1,0 +1,38 @@
+"""Token buckets and places."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus_gateway.limits import Bucket, Places
+
+
+def test_a_bucket_gives_its_rate_and_says_when_to_come_again() -> None:
+    bucket = Bucket(10)
+    assert [bucket.take(1, 0) for _ in range(10)] == [0.0] * 10
+    assert bucket.take(1, 0) == 0.1
+    assert bucket.take(1, 100) == 0.0
+    assert bucket.left(1_100) == 10
+
+
+def test_no_rate_is_no_limit() -> None:
+    assert Bucket(0).take(1_000_000, 0) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 30)), max_size=60))
+def test_never_more_than_a_second_ahead_of_the_rate(calls: list[tuple[int, int]]) -> None:
+    """Oracle: what was granted until any time is at most rate x time, a full bucket and one large take."""
+    rate, bucket, now_ms, granted, largest = 10, Bucket(10), 0, 0, 0
+    for wait_ms, count in calls:
+        now_ms += wait_ms
+        if not bucket.take(count, now_ms):
+            granted, largest = granted + count, max(largest, count)
+        assert granted <= rate * now_ms / 1000 + rate + largest
+
+
+def test_places_are_given_out_once() -> None:
+    places = Places(2)
+    assert [places.enter() for _ in range(3)] == [True, True, False]
+    places.leave()
+    assert places.enter()

@@ -1,0 +1,240 @@
+"""The bus in Starlette, Litestar, Flask and Django, typed topics, and AsyncAPI's document."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flask
+import httpx
+import litestar
+import pydantic
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from messagebus import App, ConfigError, Delivery, Stopped
+from messagebus.outbox import Outbox
+from messagebus.testing import MemoryBus
+from messagebus_integrations import asyncapi
+from messagebus_integrations.asgi import bus_of, lifespan
+from messagebus_integrations.flask import MessageBus, publisher
+from messagebus_integrations.topics import Topic
+from tests.support.connections import Database, transaction
+from tests.support.eventually import eventually_async
+
+
+@dataclass
+class Order:
+    number: int
+
+
+class Invoice(pydantic.BaseModel):
+    order: int
+
+
+def new_bus() -> tuple[MemoryBus, App]:
+    memory, app = MemoryBus(), App()
+    memory.declare("orders/billing")
+    app.use(memory)
+    return memory, app
+
+
+async def posted(application: Any, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app=application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        return await http.post(path)
+
+
+async def test_a_lifespan_begins_and_ends_the_bus_within_another_one() -> None:
+    memory, bus = new_bus()
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def around(_application: Any) -> AsyncIterator[dict[str, int]]:
+        seen.append(bus.status.value)
+        yield {"more": 1}
+        seen.append(bus.status.value)
+
+    async def place(request: Request) -> PlainTextResponse:
+        assert request.app.state.messagebus is bus_of(request.app) is bus
+        await bus.publish("orders", {"number": 1})
+        return PlainTextResponse("placed")
+
+    application = Starlette(
+        routes=[Route("/", place, methods=["POST"])], lifespan=lifespan(bus, around=around)
+    )
+    async with application.router.lifespan_context(application) as state:
+        assert state == {"more": 1}
+        assert (await posted(application, "/")).text == "placed"
+    assert seen == ["initialized", "stopped"]
+    memory.assert_published("orders", count=1)
+
+
+async def test_litestar_takes_the_same_lifespan() -> None:
+    memory, bus = new_bus()
+
+    @litestar.post("/")
+    async def place(request: litestar.Request[Any, Any, Any]) -> str:
+        await bus_of(request.app).publish("orders", {"number": 1})
+        return "placed"
+
+    application = litestar.Litestar([place], lifespan=[lifespan(bus)], openapi_config=None)
+    async with application.lifespan():
+        assert (await posted(application, "/")).text == "placed"
+    memory.assert_published("orders", count=1)
+
+
+def test_flask_has_one_publisher_a_process_from_its_first_request_on() -> None:
+    memory, _ = new_bus()
+    web = flask.Flask("shop")
+    MessageBus(web, make=memory.publisher)
+
+    @web.post("/")
+    def place() -> str:
+        return publisher().send_safe("orders", b"{}").outcome.value
+
+    for _ in range(2):
+        assert web.test_client().post("/").text == "confirmed"
+    shared = web.extensions["messagebus"]
+    first = shared.get()
+    child = os.fork()
+    if not child:  # a worker of a server that loads the application before
+        os._exit(0 if shared._publisher is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shared.get() is first
+    assert shared.stop() == 0
+    with pytest.raises(Stopped):
+        first.send_safe("orders", b"{}")
+    assert memory.assert_published("orders", count=2)
+
+
+def test_without_settings_the_environment_says_where_the_bus_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MESSAGEBUS_BROKER", "no address")
+    web = flask.Flask("shop")
+    MessageBus(web)
+    with pytest.raises(ConfigError, match="no address"):
+        web.extensions["messagebus"].get()
+    monkeypatch.setenv("MESSAGEBUS_BROKER", "127.0.0.1:1")
+    shared = web.extensions["messagebus"]
+    assert shared.get().status.value == "running"
+    assert shared.stop() == 0
+
+
+def test_settings_of_flask_are_those_of_the_bus() -> None:
+    web = flask.Flask("shop")
+    web.config["MESSAGEBUS"] = {"brokr": "x"}
+    with pytest.raises(ConfigError, match="brokr"):
+        MessageBus(web)
+
+
+async def test_django_publishes_on_commit_and_only_then(tmp_path: Path) -> None:
+    database = Database("sqlite", tmp_path / "app.db")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection, connection:
+        for statement in Outbox().ddl("sqlite"):
+            connection.execute(statement)
+    async with transaction("django sqlite", database):
+        from messagebus_integrations.django import publish_on_commit
+
+        published = publish_on_commit("orders", {"number": 1}, key="customer-4")
+    with contextlib.suppress(ZeroDivisionError):
+        async with transaction("django sqlite", database):
+            publish_on_commit("orders", {"number": 2})
+            raise ZeroDivisionError
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        rows = connection.execute(f"SELECT * FROM {Outbox().table}").fetchall()
+    assert len(rows) == 1
+    assert published in map(str, rows[0])
+
+
+async def test_a_typed_topic_carries_its_type_both_ways() -> None:
+    _, app = new_bus()
+    orders, found = Topic[Order]("orders"), list[Order]()
+
+    @orders.subscriber(app, "typed")
+    async def handle(order: Order, delivery: Delivery) -> None:
+        found.append(order)
+
+    async with app:
+        await orders.publish(app, Order(7), key="k")
+        await eventually_async(lambda: found == [Order(7)], within_s=10)
+
+
+def test_a_handler_of_another_type_is_refused_when_it_is_declared() -> None:
+    async def handle(invoice: Invoice) -> None: ...
+
+    with pytest.raises(TypeError, match=r"handle: no parameter of .*Order"):
+        Topic[Order]("orders").subscriber(App(), "typed")(handle)
+    with pytest.raises(TypeError, match="say the type"):
+        _ = Topic("orders").type
+
+
+def described() -> tuple[App, dict[str, Any]]:
+    app = App()
+
+    @app.subscriber("orders", subscription="billing")
+    async def bill(order: Order) -> None:
+        """Write the bill."""
+
+    @app.subscriber("queue:mails", batch=10)
+    async def send(mails: list[Invoice]) -> None: ...
+
+    @app.subscriber("logs", subscription="all")
+    async def keep(delivery: Delivery) -> None: ...
+
+    return app, asyncapi.document(
+        app, title="Shop", version="1", publishes=[Topic[Invoice]("invoices")], host="bus:5672"
+    )
+
+
+def test_a_document_names_channels_operations_and_schemas() -> None:
+    _, found = described()
+    assert found["asyncapi"] == "3.0.0"
+    assert sorted(found["channels"]) == ["invoices", "logs", "mails", "orders"]
+    assert {each["action"] for each in found["operations"].values()} == {"receive", "send"}
+    assert found["operations"]["receive_orders_billing"]["description"] == "Write the bill."
+    assert found["components"]["schemas"]["Order"]["properties"] == {"number": {"type": "integer"}}
+    assert found["components"]["schemas"]["Invoice"]["required"] == ["order"]
+
+
+def references(value: Any) -> list[str]:
+    match value:
+        case dict():
+            own = [value["$ref"]] if "$ref" in value else []
+            return own + [each for inner in value.values() for each in references(inner)]
+        case list():
+            return [each for inner in value for each in references(inner)]
+    return []
+
+
+def test_every_reference_of_a_document_leads_somewhere() -> None:
+    _, found = described()
+    assert references(found)
+    for each in references(found):
+        place: Any = found
+        for step in each.removeprefix("#/").split("/"):
+            place = place[step]
+        assert isinstance(place, dict)
+
+
+def test_the_command_prints_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small_shop.py").write_text("from messagebus import App\napp = App()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert asyncapi.main(["small_shop:app"]) == 0
+    assert json.loads(capsys.readouterr().out)["info"]["title"] == "small_shop"
+    assert asyncapi.main([]) == 2

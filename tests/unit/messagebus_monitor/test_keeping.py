@@ -1,0 +1,99 @@
+"""What the monitor keeps: events on disk or in memory, rings of figures, files of others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus_monitor import eventlog
+from messagebus_monitor.eventlog import Event, EventLog
+from messagebus_monitor.history import FINE_S, NAMES_MAX, History, Ring
+from ops import vendor
+from ops.errors import OpsError
+
+HOSTILE = "<script>\0\ud800\n\N{RIGHT-TO-LEFT OVERRIDE}"
+
+
+def test_events_survive_the_process_newest_first(tmp_path: Path) -> None:
+    path = str(tmp_path / "state" / "events.sqlite")
+    log = EventLog(path)
+    assert log.add([Event(n, "broker", f"mb{n % 2}", f"text {n}", "me") for n in range(5)])
+    log.close()
+    again = EventLog(path)
+    assert [each.at_ms for each in again.recent(3)] == [4, 3, 2]
+    assert [each.at_ms for each in again.recent(9, about="mb1")] == [3, 1]
+    assert again.recent(9, kind="rule") == []
+    assert again.add([Event(9, "action", HOSTILE, HOSTILE * 9_999, HOSTILE)])
+    assert again.recent(1, about=HOSTILE)[0].at_ms == 9
+    again.close()
+
+
+def test_without_a_disk_events_are_in_memory_and_the_reason_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "a-file"
+    broken.write_text("x")
+    log = EventLog(str(broken / "events.sqlite"))
+    assert not log.add([Event(1, "broker", "", HOSTILE)])
+    assert "memory only" in log.fault
+    assert not log.is_durable
+    assert [each.at_ms for each in log.recent(9)] == [1]
+
+
+def test_old_and_surplus_events_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventlog, "KEPT_MAX", 10)
+    monkeypatch.setattr(eventlog, "PRUNED_EVERY", 5)
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    log.add([Event(1, "broker", "", "old")])
+    for number in range(40):
+        log.add([Event(eventlog.KEPT_MS + 2 + number, "broker", "", "new")])
+    assert 10 <= len(log.recent(99)) < 20
+    log.close()
+
+
+@given(
+    puts=st.lists(st.tuples(st.integers(0, 400), st.none() | st.integers(0, 9)), max_size=40),
+    now=st.integers(0, 500),
+    span=st.integers(1, 300),
+)
+def test_a_ring_tells_the_last_value_of_each_step_that_it_keeps(
+    puts: list[tuple[int, int | None]], now: int, span: int
+) -> None:
+    ring, oracle, last = Ring(5, 20), dict[int, int | None](), 0
+    for at, value in puts:
+        ring.put(at, value)
+        step = at // 5
+        if step >= last:
+            # None says nothing about a step that has a value already.
+            oracle[step] = oracle.get(step) if value is None and step == last else value
+            last = step
+    told = ring.read(now, span)
+    assert len(told.values) == min(20, -(-span // 5))
+    for i, found in enumerate(told.values):
+        step = told.begin_s // 5 + i
+        assert found == (oracle.get(step) if last - 20 < step <= last else None)
+
+
+def test_history_is_bounded_by_names() -> None:
+    history = History(1)
+    for number in range(NAMES_MAX + 5):
+        history.put(str(number), 10 * FINE_S, (1.0,))
+    assert history.of(str(NAMES_MAX + 1)) is None
+    history.put("later", 2 * 86_400, (1.0,))
+    assert history.of("later") is not None
+
+
+def test_files_of_others_are_those_of_the_manifest() -> None:
+    assert vendor.faults() == []
+    assert all(each["licence"] for each in vendor.manifest())
+    licences = {name for each in vendor.manifest() for name in each["files"] if "LICENSE" in name}
+    assert len(licences) == len(vendor.manifest())
+
+
+def test_another_package_of_the_same_name_is_refused() -> None:
+    with pytest.raises(OpsError, match="not the one of the MANIFEST"):
+        vendor.unpack(vendor.manifest()[0], os.urandom(100))

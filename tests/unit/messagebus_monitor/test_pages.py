@@ -1,0 +1,115 @@
+"""Sums and words of pages: a silent broker is in no sum, and is never 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus_monitor import told
+from messagebus_monitor.board import Board, View, board
+from messagebus_monitor.history import History
+from messagebus_monitor.pages import Settings, overview, subscription
+from messagebus_monitor.pages.shared import heads, labels, missing_note
+from messagebus_tools.observing.snapshot import Bus
+from tests.support.watched import ALONE, SLOW, MadeUp
+
+SETTINGS = Settings(labels=labels([f"mb{n}.example:5672" for n in range(1, 9)]))
+
+
+def board_of(bus: Bus) -> Board:
+    return board(View(bus=bus, now_ms=bus.at_ms, history=History()))
+
+
+def test_a_silent_broker_is_hatched_and_left_out_of_every_sum() -> None:
+    bus = MadeUp().bus()
+    made = board_of(bus)
+    without = board_of(replace(bus, brokers=tuple(b for b in bus.brokers if not b.fault)))
+    assert made.waiting == without.waiting
+    assert made.parked == without.parked
+    source = made.sources[SLOW]
+    assert [place.state for place in source.places].count("silent") == 1
+    assert source.sum.ready == without.sources[SLOW].sum.ready
+    values = overview(made, {}, SETTINGS)
+    assert values["brokers"][7].waiting == "?"
+    assert values["brokers"][7].state == "unknown"
+    assert {row.cells[7].kind for row in values["lines"]} == {"silent"}
+    assert missing_note(made, SETTINGS) == "on 7 of 8 brokers, without mb8"
+
+
+@given(silent=st.sets(st.integers(0, 7)))
+def test_no_sum_depends_on_what_a_silent_broker_said_last(silent: set[int]) -> None:
+    bus = MadeUp(silent=False).bus()
+    hushed = tuple(
+        replace(seen, fault="no answer") if i in silent else seen
+        for i, seen in enumerate(bus.brokers)
+    )
+    forgotten = tuple(replace(seen, last=None) if seen.fault else seen for seen in hushed)
+    made = board_of(replace(bus, brokers=hushed))
+    other = board_of(replace(bus, brokers=forgotten))
+    assert (made.waiting, made.parked) == (other.waiting, other.parked)
+    for name, source in other.sources.items():
+        assert source.sum.ready == made.sources[name].sum.ready
+    if len(silent) == 8:
+        assert not other.sources
+        assert all(each.waiting is None for each in made.brokers.values())
+
+
+def test_a_broker_without_a_consumer_is_named_where_others_have_one() -> None:
+    made = board_of(MadeUp().bus())
+    assert made.sources[ALONE].lacking == ("mb5.example:5672",)
+    values = overview(made, {}, SETTINGS)
+    assert values["lines"][0].rest == "warehouse"
+    assert "none" in values["lines"][0].cells[4].kind
+    assert values["lines"][0].words.endswith("no consumer on mb5; mb8 did not answer")
+
+
+def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:
+    bus = MadeUp().bus()
+    hushed = tuple(replace(seen, fault="no answer") for seen in bus.brokers)
+    made = board_of(replace(bus, brokers=hushed))
+    row = overview(made, {}, SETTINGS)["lines"][0]
+    assert (row.waiting, row.consumers, row.arriving) == ("?", "?", "?")
+    assert subscription(made, SLOW, {}, SETTINGS) is not None
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["mb1.x:5672", "mb2.x:5672"], ["mb1", "mb2"]),
+        (["127.0.0.11:5672", "127.0.0.12:5672"], ["127.0.0.11", "127.0.0.12"]),
+        (["a.x:1", "a.y:1"], ["a.x", "a.y"]),
+        (["a:1", "a:2"], ["a:1", "a:2"]),
+        (["[::1]:1", "[::2]:1"], ["[::1]", "[::2]"]),
+    ],
+)
+def test_short_names_are_still_different(names: list[str], short: list[str]) -> None:
+    assert list(labels(names).values()) == short
+
+
+@given(st.lists(st.text(min_size=1, max_size=20), max_size=6, unique=True))
+def test_heads_of_different_names_are_different(names: list[str]) -> None:
+    assert len(set(heads(names))) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "?"), (0, "\N{EN DASH}"), (0.42, "0.4 s"), (59.6, "1 min 0 s"), (7_860, "2 h 11 min")],
+)
+def test_ages_are_told_in_two_units(seconds: float | None, text: str) -> None:
+    assert told.age(seconds) == text
+
+
+@given(st.lists(st.none() | st.floats(0, 1e9), max_size=60))
+def test_a_curve_stays_within_its_picture_and_has_gaps(values: list[float | None]) -> None:
+    spark = told.spark(values)
+    known = [value for value in values if value is not None]
+    if spark is None:
+        assert len(known) < 2
+        return
+    runs = spark.line.split("M")[1:]
+    points = [point.split() for run in runs for point in run.split("L")]
+    assert len(points) == len(known)
+    assert all(0 <= float(x) <= 84.1 and 0 <= float(y) <= 20 for x, y in points)

@@ -1,0 +1,140 @@
+"""People of the monitor: passwords, sessions, tries; and its settings file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from messagebus import BusConfig, ConfigError, Secret
+from messagebus_monitor.config import MonitorConfig
+from messagebus_monitor.people import (
+    SESSIONS_MAX,
+    TRIES_KEPT,
+    Allowance,
+    Logins,
+    Person,
+    Role,
+    hash_password,
+    is_password,
+)
+
+KEPT = hash_password("correct horse")
+BUS = '[bus]\nlist_urls = ["http://127.0.0.1:8080/list"]\n'
+
+
+class Clock:
+    now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    "text", ["correct horse ", "Correct horse", "", "\0", "\ud800", "x" * 9_999]
+)
+def test_only_the_password_is_the_password(text: str) -> None:
+    assert is_password("correct horse", Secret(KEPT))
+    assert not is_password(text, Secret(KEPT))
+
+
+def test_one_password_is_kept_differently_each_time() -> None:
+    assert hash_password("x") != hash_password("x")
+
+
+def test_sessions_are_bounded_and_end_when_the_people_change() -> None:
+    people = (Person("a", Secret(KEPT), Role.ADMIN),)
+    logins = Logins(people, clock=Clock())
+    first = logins.begin("a")
+    last = [logins.begin("a") for _ in range(SESSIONS_MAX)][-1]
+    assert logins.by_session(first) is None
+    found = logins.by_session(last)
+    assert found is not None
+    assert found.role is Role.ADMIN
+    assert found.form_token not in repr(found)
+    logins.change(people, (), None)
+    assert logins.by_session(last) is None
+
+
+def test_an_allowance_comes_back_with_time_and_keeps_a_bounded_number_of_names() -> None:
+    clock = Clock()
+    allowance = Allowance(clock, burst=2, rate_per_s=1)
+    assert [allowance.take("a") for _ in range(3)] == [True, True, False]
+    clock.now_s += 1.5
+    assert [allowance.take("a") for _ in range(2)] == [True, False]
+    assert [allowance.take("b", "a") for _ in range(2)] == [False, False]
+    for number in range(TRIES_KEPT + 10):
+        allowance.take(str(number))
+    assert len(allowance._left) == TRIES_KEPT
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "monitor.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_whole_file_is_read_with_paths_beside_it(tmp_path: Path) -> None:
+    text = f"""
+listen = "0.0.0.0:8085"
+state_dir = "state"
+{BUS}
+[balancers]
+stats = ["http://lb1:8404"]
+[journal]
+folder = "journal"
+[actions]
+token_file = "token"
+[[people]]
+name = "m.keller"
+password = "{KEPT}"
+role = "operator"
+[proxy]
+header = "X-Forwarded-User"
+from = ["10.0.0.5/32"]
+roles = {{ "a.lund" = "admin" }}
+others = "viewer"
+[[tokens]]
+name = "ci"
+sha256 = "{"0a" * 32}"
+role = "viewer"
+"""
+    config = MonitorConfig.from_file(written(tmp_path, text))
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.token_file == str(tmp_path / "token")
+    assert config.token is None
+    (tmp_path / "token").write_text("operators\n")
+    assert config.token == Secret("operators")
+    assert config.people[0].role is Role.OPERATOR
+    assert KEPT not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('listn = "x"\n' + BUS, "did you mean 'listen'"),
+        ('listen = "0.0.0.0:8085"\n' + BUS, "beyond loopback somebody must be named"),
+        (BUS + '[[people]]\nname = "a"\npassword = "plain"\nrole = "admin"\n', "--hash-password"),
+        (BUS + f'[[people]]\nname = "a"\npassword = "{KEPT}"\nrole = "root"\n', "role 'root'"),
+        (BUS + '[[tokens]]\nname = "a"\nrole = "viewer"\n', "tokens 1: sha256: must be given"),
+        (
+            BUS + '[proxy]\nheader = "x"\nfrom = ["10.0.0.5/8"]\n',
+            "proxy: 10.0.0.5/8 has host bits set",
+        ),
+        (BUS + "balancers = 4\n", "unknown setting"),
+        (BUS + '[balancers]\nstats = ["lb1"]\n', "http:// or https:// address wanted"),
+        (BUS + '[actions]\ntoken_file = "token"\n', "who does what must be known and kept"),
+        ("[bus]\nuser = 4\n", "bus: user"),
+        ("listen = ", "Invalid value"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        MonitorConfig.from_file(written(tmp_path, text))
+    assert told in str(fault.value)
+    assert "\n" not in str(fault.value)
+
+
+def test_without_a_list_there_is_nobody_to_ask() -> None:
+    with pytest.raises(ConfigError, match="MESSAGEBUS_LIST_URL"):
+        MonitorConfig(bus=BusConfig())

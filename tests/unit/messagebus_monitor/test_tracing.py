@@ -1,0 +1,87 @@
+"""The page of a trace: what is known, to whom, and nothing for ids that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messagebus import LinkLost, ParkedMessage, ParkedMessages
+from messagebus_monitor import tracing
+from messagebus_monitor.config import MonitorConfig
+from tests.support.watched import PROXIED
+from tests.unit.messagebus_monitor.test_web import client_of, configured, monitor_of, token_of
+
+ID = "5f0c2a9be1d04773a1b20000000000c4"
+PARKED = ParkedMessage(
+    name="payments/fraud", broker="mb2.example:5672", message_id=ID, key="k", reason="timeout",
+    exception="KeyError: <script>", attempts=5, first_ms=1, parked_ms=1_700_000_000_000, redriven=0,
+    headers={}, content_type="", body=b"secret", body_bytes=6,
+)  # fmt: skip
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[ParkedMessages | Exception]:
+    """The answers of `read_parked`, one after the other; the last one stays."""
+    answers: list[ParkedMessages | Exception] = [ParkedMessages((PARKED,))]
+
+    def read_parked(*_: Any, **asked: Any) -> ParkedMessages:
+        assert asked["where"].message_id
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tracing, "read_parked", read_parked)
+    return answers
+
+
+async def page(address: str, role: str = "viewer") -> str:
+    monitor, _ = await monitor_of(configured())
+    async with client_of(monitor) as client:
+        bearer = {"Authorization": f"Bearer {token_of(f'{role}-1')}"}
+        return (await client.get(address, headers=bearer)).text
+
+
+async def test_a_parked_message_is_found_and_its_exception_is_for_readers(
+    found: list[ParkedMessages | Exception],
+) -> None:
+    seen = await page(f"/trace?id={ID}")
+    assert "Parked in payments/fraud on mb2;" in seen
+    assert "timeout, after 5 runs" in seen
+    assert "KeyError" not in seen
+    read = await page(f"/trace?id={ID}", "reader")
+    assert "KeyError: &lt;script&gt;" in read
+    assert "secret" not in read
+
+
+async def test_what_is_parked_nowhere_may_wait_or_is_deduced_not_to(
+    found: list[ParkedMessages | Exception],
+) -> None:
+    found[:] = [ParkedMessages(())]
+    assert "It may wait in" in await page(f"/trace?id={ID}")
+    old = await page(f"/trace?id={ID}&topic=invoices&ago=86400")
+    assert "It does not wait anywhere that answers; some places could not be looked at." in old
+    assert "mb8.example:5672 is silent" in old or "mb8 is silent" in old
+
+
+@pytest.mark.parametrize("id", ["short", "x" * 256, "<script>alert(1)</script>" * 20])
+async def test_what_is_no_id_is_not_looked_for(
+    found: list[ParkedMessages | Exception], id: str
+) -> None:
+    found[:] = [AssertionError("looked for")]
+    told = await page(f"/trace?id={id}&ago=nonsense")
+    assert "Not looked for" in told
+    assert "<script>alert" not in told
+
+
+async def test_a_search_that_fails_says_why(found: list[ParkedMessages | Exception]) -> None:
+    found[:] = [LinkLost("mb1:5672", "refused")]
+    assert "Not looked for: " in await page(f"/trace?id={ID}")
+
+
+async def test_an_id_in_the_field_of_the_bar_leads_to_its_trace() -> None:
+    monitor, _ = await monitor_of(MonitorConfig(bus=PROXIED))
+    async with client_of(monitor) as client:
+        answer = await client.get(f"/find?q={ID}")
+    assert answer.headers["location"] == f"/trace?id={ID}"

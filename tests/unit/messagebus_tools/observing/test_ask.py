@@ -1,0 +1,261 @@
+"""Questions to a fleet of agents without sockets: silent, slow, lying and changed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from messagebus import BusConfig, ConfigError, ListUnavailable, LoginRefused
+from messagebus_tools.observing import ask
+from messagebus_tools.observing.ask import Asker, read_stats
+from messagebus_tools.observing.snapshot import answer_to_json
+from messagebus_tools.observing.totals import total
+from tests.support.fleet import NOW_MS, Fleet
+
+STATS = """# pxname,svname,qcur,scur,slim,status,lastchg,check_status,last_chk,agent_status,last_agt,
+mb_stats,FRONTEND,,1,64,OPEN,,,,,,
+mb_brokers,mb1,0,5,100,UP,12,L7OK,AMQP gate,L7OK,ready,
+mb_brokers,mb2,0,0,,DOWN,3,L4CON,Connection refused,,,
+mb_brokers,BACKEND,0,5,200,UP,12,,,,,
+"""
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet(3, 20)
+
+
+@pytest.fixture
+async def asker(fleet: Fleet) -> AsyncIterator[Asker]:
+    made = Asker(fleet.bus, transport=fleet.transport)
+    yield made
+    await made.close()
+
+
+def first(fleet: Fleet) -> str:
+    return next(iter(fleet.ports))
+
+
+async def test_all_agents_are_asked_and_their_rows_are_one_bus(fleet: Fleet, asker: Asker) -> None:
+    bus = await asker.look()
+    assert (bus.cluster, bus.generation, bus.silent) == ("fleet", 1, ())
+    assert len(bus.sources) == 20
+    assert total(bus).ready == sum(r.ready for rows in fleet.rows.values() for r in rows.values())
+
+
+async def test_from_then_on_only_what_has_changed_is_asked_for(fleet: Fleet, asker: Asker) -> None:
+    for _ in range(4):
+        bus = await asker.look()
+        assert total(bus).ready == sum(
+            r.ready for rows in fleet.rows.values() for r in rows.values()
+        )
+        fleet.step()
+    asked = [url for url in fleet.asked if url.path == "/observe"]
+    assert sum("since" in url.params for url in asked) == len(asked) - 3
+
+
+async def test_names_are_counted_now_without_losing_what_has_changed(
+    fleet: Fleet, asker: Asker
+) -> None:
+    await asker.look()
+    fleet.step()
+    await asker.look(names=["topic0/sub1"])
+    fleet.step(0)
+    bus = await asker.look(names=["topic0/sub1"])
+    assert total(bus).ready == sum(r.ready for rows in fleet.rows.values() for r in rows.values())
+
+
+def hangs(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectTimeout("hangs", request=request)
+
+
+def of_another(request: httpx.Request) -> httpx.Response:
+    other = Fleet(1, 1, first_port=9)
+    return httpx.Response(200, json=answer_to_json(other.answer(first(other)), NOW_MS))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (hangs, "hangs"),
+        (of_another, "the agent of '127.0.0.1:9' answers there"),
+        (lambda _: httpx.Response(404), "earlier version"),
+        (lambda _: httpx.Response(401), "login refused"),
+        (lambda _: httpx.Response(503, text="x"), "HTTP 503"),
+        (lambda _: httpx.Response(200, text="<html>"), "not an agent's answer"),
+        (lambda _: httpx.Response(200, json=[1]), "not an agent's answer"),
+        (lambda _: httpx.Response(200, text="[" * 100_000), "not an agent's answer"),
+        (lambda _: httpx.Response(200, text=json.dumps({"broker": "x"})), "not an agent's answer"),
+        (lambda _: httpx.Response(200, content=b" " * (ask.ANSWER_BYTES_MAX + 1)), "bytes"),
+    ],
+)
+async def test_an_agent_without_a_good_answer_is_named_and_not_counted(
+    fleet: Fleet, asker: Asker, answer: Callable[[httpx.Request], httpx.Response], why: str
+) -> None:
+    before = await asker.look()
+    bad = first(fleet)
+    fleet.answers[bad] = answer
+    bus = await asker.look()
+    seen = bus.find(bad)
+    assert seen
+    assert why in seen.fault
+    assert seen.silent_since_ms
+    assert seen.last is not None
+    assert bus.silent == (bad,)
+    good = [rows for name, rows in fleet.rows.items() if name != bad]
+    assert total(bus).ready == sum(r.ready for rows in good for r in rows.values())
+    assert total(before).ready != total(bus).ready
+    del fleet.answers[bad]
+    assert (await asker.look()).silent == ()
+
+
+async def test_an_agent_that_is_late_holds_nobody_up(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "ANSWER_WITHIN_S", 0.05)
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/observe" and f"{request.url.host}:{request.url.port}" == first(
+            fleet
+        ):
+            await asyncio.Event().wait()
+        return await fleet.transport.handle_async_request(request)
+
+    asker = Asker(fleet.bus, transport=httpx.MockTransport(handle))
+    bus = await asker.look()
+    assert bus.silent == (first(fleet),)
+    assert bus.brokers[0].fault == "no answer within 0.05 s"
+    await asker.close()
+
+
+async def test_a_change_of_a_state_ends_the_wait_for_it(fleet: Fleet, asker: Asker) -> None:
+    await asker.look()
+    assert not await asker.changed(within_s=0.05)
+    waiting = asyncio.ensure_future(asker.changed(within_s=60))
+    await asyncio.sleep(0)
+    name = first(fleet)
+    fleet.states[name] = replace(fleet.states[name], version=2, verdict="drain", draining="x")
+    assert await waiting
+    seen = asker.bus().find(name)
+    assert seen
+    assert seen.answer
+    assert (seen.answer.state.verdict, len(seen.answer.rows)) == ("drain", 20)
+
+
+async def test_an_agent_that_falls_silent_ends_the_wait_too(fleet: Fleet, asker: Asker) -> None:
+    await asker.look()
+    for name in fleet.ports:
+        fleet.answers[name] = hangs
+    assert await asker.changed(within_s=60)
+    assert asker.bus().silent
+
+
+async def test_when_nobody_can_be_waited_for_the_time_passes(fleet: Fleet, asker: Asker) -> None:
+    assert not await asker.changed(within_s=0.01)
+
+
+async def test_a_login_that_every_agent_refuses_is_an_error(fleet: Fleet, asker: Asker) -> None:
+    fleet.answers = dict.fromkeys(fleet.ports, lambda _: httpx.Response(401))
+    with pytest.raises(LoginRefused):
+        await asker.look()
+
+
+async def test_the_last_list_is_kept_and_says_its_age(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "LIST_EVERY_MS", -1)
+    is_away = False
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if is_away and request.url.path == "/consumer-list":
+            raise httpx.ConnectError("refused")
+        return await fleet.transport.handle_async_request(request)
+
+    asker = Asker(fleet.bus, transport=httpx.MockTransport(handle))
+    await asker.look()
+    is_away = True
+    bus = await asker.look()
+    assert "refused" in bus.list_fault
+    assert len(bus.brokers) == 3
+    other = Asker(fleet.bus, transport=httpx.MockTransport(handle))
+    with pytest.raises(ListUnavailable):
+        await other.look()
+    await asker.close()
+    await other.close()
+
+
+async def test_a_broker_that_leaves_the_list_is_forgotten(
+    fleet: Fleet, asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask, "LIST_EVERY_MS", -1)
+    await asker.look()
+    left = list(fleet.ports)[-1]
+    del fleet.ports[left]
+    bus = await asker.look()
+    assert bus.find(left) is None
+    assert len(bus.brokers) == 2
+
+
+def test_without_a_list_nobody_can_be_asked() -> None:
+    with pytest.raises(ConfigError):
+        Asker(BusConfig())
+
+
+def test_haproxys_statistics_are_read_for_its_brokers_alone() -> None:
+    up, down = read_stats(STATS)
+    assert (up.name, up.status, up.check, up.agent) == ("mb1", "UP", "L7OK AMQP gate", "L7OK ready")
+    assert (up.sessions, up.limit, up.changed_s) == (5, 100, 12)
+    assert (down.status, down.limit) == ("DOWN", 0)
+    with pytest.raises(ValueError, match="not HAProxy"):
+        read_stats("<html>")
+
+
+async def test_a_balancer_without_statistics_keeps_its_last_ones(fleet: Fleet) -> None:
+    said: list[Any] = [httpx.Response(200, text=STATS)]
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "lb1":
+            assert request.url.path == "/;csv"
+            if isinstance(said[-1], Exception):
+                raise said[-1]
+            return httpx.Response(said[-1].status_code, content=said[-1].content)
+        return await fleet.transport.handle_async_request(request)
+
+    asker = Asker(fleet.bus, balancers=["http://lb1:8404/"], transport=httpx.MockTransport(handle))
+    (well,) = (await asker.look()).balancers
+    assert ([each.name for each in well.servers], well.fault) == (["mb1", "mb2"], "")
+    for wrong in (
+        httpx.Response(503),
+        httpx.Response(200, text="?"),
+        httpx.ConnectError("refused"),
+    ):
+        said.append(wrong)
+        (ill,) = (await asker.look()).balancers
+        assert ill.fault
+        assert ill.silent_since_ms
+        assert ill.servers == well.servers
+    await asker.close()
+
+
+async def test_64_agents_with_500_subscriptions_each_are_one_bus() -> None:
+    fleet = Fleet(64, 500, seed=18)
+    asker = Asker(fleet.bus, transport=fleet.transport)
+    gone = first(fleet)
+    for turn in range(3):
+        bus = await asker.look()
+        told = total(bus)
+        counted = [rows for name, rows in fleet.rows.items() if name not in fleet.answers]
+        assert told.ready == sum(row.ready for rows in counted for row in rows.values())
+        assert told.consumers == sum(row.consumers for rows in counted for row in rows.values())
+        assert len(bus.sources) == 500
+        fleet.step()
+        if not turn:
+            fleet.answers[gone] = hangs
+    assert told.told == f"on 63 of 64 brokers, without {gone}"
+    await asker.close()

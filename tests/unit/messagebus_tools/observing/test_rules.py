@@ -1,0 +1,237 @@
+"""Each rule from literal observations, its twin among the alerts, and the time that it waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from messagebus_tools.observing.rules import RULES, TWINS, Attention, Raised, reason
+from messagebus_tools.observing.snapshot import (
+    Balancer,
+    Bus,
+    Client,
+    Loss,
+    Mirror,
+    Room,
+    Server,
+    Totals,
+)
+from tests.support.observed import NOW_MS, bus, row, seen
+
+ROOT = Path(__file__).resolve().parents[4]
+ALERTS = ROOT / "ops" / "monitoring" / "alerts.yml"
+UNITS = {"s": 1, "m": 60, "h": 3600}
+BILLING = "orders/billing"
+SERVED = row(BILLING, consumers=1)
+
+
+ALERT = re.compile(
+    r"- alert: (\w+)(?:(?!- alert).)*?(?:for: (\d+)([smh])\n\s+)?"
+    r"labels: {severity: (\w+)}.*?manual: (\S+)",
+    re.DOTALL,
+)
+
+
+def alerts() -> dict[str, tuple[str, int, str]]:
+    """Return severity, time and manual of each alert of the file; it is written in one way."""
+    text = ALERTS.read_text()
+    found = {
+        name: (severity, int(count or 0) * UNITS[unit or "s"], manual)
+        for name, count, unit, severity, manual in ALERT.findall(text)
+    }
+    assert len(found) == text.count("- alert: ")
+    return found
+
+
+def test_every_alert_has_a_twin_and_every_twin_an_alert() -> None:
+    assert {rule.name: (rule.severity, rule.for_s, rule.manual) for rule in TWINS} == alerts()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_manual_of_every_rule_is_there(rule: Any) -> None:
+    file, _, anchor = rule.manual.partition("#")
+    titles = re.findall(r"^#+ (.*)", (ROOT / file).read_text(), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert anchor in anchors
+
+
+def later(told: Bus, ms: int) -> Bus:
+    """Return the same bus at another time, with figures that are as young, and messages that are older."""
+    brokers = []
+    for each in told.brokers:
+        assert each.last
+        at_ms = NOW_MS + ms
+        last = replace(
+            each.last, at_ms=at_ms, received_at_ms=at_ms, counted_at_ms=at_ms, swept_at_ms=at_ms
+        )
+        brokers.append(replace(each, last=last))
+    return replace(told, at_ms=NOW_MS + ms, brokers=tuple(brokers))
+
+
+def over(told: Bus, seconds: int) -> list[Raised]:
+    """Return what is raised at the end of a time in which nothing changes, looked at every ten seconds."""
+    attention = Attention()
+    raised: tuple[Raised, ...] = ()
+    for at_s in (*range(0, seconds, 10), seconds):
+        raised = attention.step(later(told, at_s * 1000))
+    return list(raised)
+
+
+def lb(*servers: Server, fault: str = "") -> Balancer:
+    return Balancer(url="http://lb1:8404", fault=fault, servers=servers)
+
+
+ROOM = Room(disk_free=100, disk_limit=10, memory_used=10, memory_limit=100)
+LATE = Client(id="a@h", subscription=BILLING, applied=0, age_ms=5)
+OLD = row(BILLING, consumers=1, ready=5, oldest_ms=400_000)
+
+CASES: dict[str, Callable[[], Bus]] = {
+    "BrokerDown": lambda: bus(
+        seen("mb1", SERVED), balancers=[lb(Server(name="mb1", status="DOWN"))]
+    ),
+    "BrokersFew": lambda: bus(
+        seen("mb1", SERVED),
+        balancers=[lb(Server(name="mb1", status="UP"), Server(name="mb2", status="MAINT"))],
+    ),
+    "BrokerAlarm": lambda: bus(seen("mb1", SERVED, alarm="alarm: disk")),
+    "BrokerDiskFillsUp": lambda: bus(seen("mb1", SERVED, room=replace(ROOM, disk_free=29))),
+    "BrokerMemoryHigh": lambda: bus(seen("mb1", SERVED, room=replace(ROOM, memory_used=86))),
+    "GateShut": lambda: bus(seen("mb1", SERVED, gate=False, verdict="down", reason="gate is shut")),
+    "DrainStuck": lambda: bus(seen("mb1", SERVED, draining="operators drain it")),
+    "CertificateEnds": lambda: bus(seen("mb1", SERVED, certificate_s=13 * 86_400)),
+    "QueueWithoutConsumers": lambda: bus(seen("mb1", row(BILLING))),
+    "OldestMessageGrowsOlder": lambda: bus(seen("mb1", OLD)),
+    "FallsBehind": lambda: bus(seen("mb1", OLD)),
+    "MessagesParked": lambda: bus(seen("mb1", SERVED, row(BILLING, "park", ready=2))),
+    "ListOld": lambda: replace(
+        bus(seen("mb1", SERVED)), list_age_ms=181_000, list_fault="no route"
+    ),
+    "ClientBehind": lambda: bus(seen("mb1", SERVED, clients=[LATE])),
+    "ListsDiffer": lambda: bus(seen("mb1", SERVED), seen("mb2", SERVED, generation=2)),
+    "AgentDown": lambda: bus(seen("mb1", SERVED, fault="timed out"), seen("mb2", SERVED)),
+    "MirrorSplitBrain": lambda: bus(
+        seen("mb1", SERVED, mirror=Mirror(copies=2, connected=False, alone=True))
+    ),
+    "MirrorSingleCopy": lambda: bus(
+        seen("mb1", SERVED, mirror=Mirror(copies=1, connected=True, alone=False))
+    ),
+    "BalancerDown": lambda: bus(seen("mb1", SERVED), balancers=[lb(fault="refused")]),
+    "BrokerSessionsFull": lambda: bus(
+        seen("mb1", SERVED), balancers=[lb(Server(name="mb1", status="UP", sessions=91, limit=100))]
+    ),
+    "Coverage": lambda: bus(seen("mb1", SERVED, missing=("orders/x",), missing_count=1)),
+    "NoConsumerHere": lambda: bus(seen("mb1", SERVED), seen("mb2", row(BILLING, ready=3))),
+    "TopologiesDiffer": lambda: bus(seen("mb1", SERVED), seen("mb2", SERVED, topology="t2")),
+    "ClocksDiffer": lambda: bus(replace(seen("mb1", SERVED), skew_ms=-2_500)),
+}
+SELF_MADE = {"QueueLost", "ParkedGrows", "Uneven"}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {rule.name for rule in RULES} == CASES.keys() | SELF_MADE
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_rule_is_raised_when_its_condition_has_held_for_so_long(name: str) -> None:
+    rule = next(rule for rule in RULES if rule.name == name)
+    # Ages have to be seen growing first.
+    extra_s = 130 if name in ("OldestMessageGrowsOlder", "FallsBehind") else 0
+    told = CASES[name]()
+    (found,) = [each for each in over(told, rule.for_s + extra_s) if each.rule is rule]
+    assert found.about
+    assert "{" not in found.text
+    if rule.for_s:
+        assert not [each for each in over(told, rule.for_s - 1) if each.rule is rule]
+
+
+def test_a_bus_that_is_well_needs_no_attention() -> None:
+    well = seen("mb1", SERVED, room=ROOM, mirror=Mirror(copies=2, connected=True, alone=False))
+    up = [Server(name=name, status="UP") for name in ("mb1", "mb2")]
+    assert over(bus(well, seen("mb2", SERVED), balancers=[lb(*up)]), 4_000) == []
+
+
+def test_a_lost_queue_is_told_for_ten_minutes() -> None:
+    loss = Loss(wanted=BILLING, what="queue", name="mb.sub/x", noticed_at_ms=NOW_MS, repaired=True)
+    told, attention = bus(seen("mb1", SERVED, losses=(loss,))), Attention()
+    (raised,) = attention.step(told)
+    assert (raised.rule.name, "mb.sub/x" in raised.text) == ("QueueLost", True)
+    assert attention.step(later(told, 601_000)) == ()
+
+
+def test_what_was_parked_in_ten_minutes_is_counted() -> None:
+    attention = Attention()
+    for minute in range(14):
+        arrived = 0 if minute < 4 else 11
+        one = row(BILLING, "park", ready=0, arrived=arrived)
+        raised = attention.step(later(bus(seen("mb1", SERVED, one)), minute * 60_000))
+    assert [each.rule.name for each in raised] == ["ParkedGrows"]
+    assert raised[0].text.startswith("11 messages of orders/billing")
+
+
+@pytest.mark.parametrize(
+    ("third", "told"),
+    [(900, "Broker mb3 got 69 % of all publishes of ten minutes, as one of 3"), (300, "")],
+)
+def test_a_broker_that_gets_more_than_twice_its_share_is_named(third: int, told: str) -> None:
+    attention, raised = Attention(), tuple[Raised, ...]()
+    for minute in range(12):
+        published = {"mb1": 200 * minute, "mb2": 200 * minute, "mb3": third * minute}
+        brokers = (
+            seen(name, SERVED, totals=Totals(published=count)) for name, count in published.items()
+        )
+        raised = attention.step(later(bus(*brokers), minute * 60_000))
+    assert [each.text for each in raised if each.rule.name == "Uneven"] == ([told] if told else [])
+
+
+def test_a_disk_that_will_be_full_is_told_before() -> None:
+    attention = Attention()
+    for minute in range(16):
+        room = Room(
+            disk_free=1_000_000 - 5_000 * minute, disk_limit=10, memory_used=1, memory_limit=9
+        )
+        raised = attention.step(later(bus(seen("mb1", SERVED, room=room)), minute * 60_000))
+    assert [each.rule.name for each in raised] == ["BrokerDiskFillsUp"]
+    assert "3 h 6 min" in raised[0].text
+
+
+def test_a_broker_that_falls_silent_clears_nothing_about_it() -> None:
+    attention, told = Attention(), CASES["BrokerAlarm"]()
+    for at_s in (0, 20):
+        attention.step(later(told, at_s * 1000))
+    silent = replace(told, brokers=tuple(replace(each, fault="timed out") for each in told.brokers))
+    raised = attention.step(later(silent, 30_000))
+    assert [each.rule.name for each in raised] == ["BrokerAlarm"]
+    assert raised[0].since_ms == NOW_MS
+    assert attention.step(later(bus(seen("mb1", SERVED)), 40_000)) == ()
+
+
+def test_the_worst_comes_first() -> None:
+    told = bus(seen("mb1", row(BILLING), row(BILLING, "park", ready=1), certificate_s=1))
+    raised = over(told, 1_000)
+    severities = [each.rule.severity for each in raised]
+    assert severities == sorted(severities)
+    assert {"page", "warn"} == set(severities)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", row(BILLING))), "nobody consumes it"),
+        (bus(seen("mb1", row(BILLING, ready=1)), seen("mb2", SERVED)), "nobody consumes it on mb1"),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=1, consumers=1), alarm="alarm: disk"),
+                seen("mb2", SERVED),
+            ),
+            "only on mb1, which is in alarm: disk",
+        ),
+        (bus(seen("mb1", row(BILLING, ready=1, consumers=1))), "not known"),
+    ],
+)
+def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
+    assert reason(told, BILLING) == why

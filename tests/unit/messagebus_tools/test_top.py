@@ -1,0 +1,85 @@
+"""`messagebus top` over a fleet of agents without sockets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from messagebus.__main__ import cli
+from messagebus_tools import top as module
+from messagebus_tools.observing.ask import Asker
+from tests.support.fleet import Fleet
+
+
+class Shell:
+    def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fleet = fleet
+        made = functools.partial(Asker, transport=fleet.transport)
+        monkeypatch.setattr(module, "Asker", made)
+
+    def top(self, *words: str) -> Result:
+        env = {
+            "MESSAGEBUS_LIST_URL": self.fleet.bus.list_urls[0],
+            "MESSAGEBUS_USER": "bus",
+            "MESSAGEBUS_PASSWORD": "pw",
+        }
+        return CliRunner().invoke(cli, ["top", "--once", *words], env=env)
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return Shell(Fleet(3, 50), monkeypatch)
+
+
+def test_each_broker_and_the_worst_names_have_a_line(shell: Shell) -> None:
+    done = shell.top()
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("fleet, generation 1: 3 brokers  ")
+    for broker in shell.fleet.ports:
+        assert [line for line in lines if line.startswith(f"{broker}  ready")]
+    assert lines[-1] == "and 10 more: --sort, --filter, --json"
+
+
+def test_a_silent_broker_is_a_question_and_ends_with_3(shell: Shell) -> None:
+    silent = next(iter(shell.fleet.ports))
+    shell.fleet.answers[silent] = lambda _: httpx.Response(503)
+    done = shell.top()
+    assert done.exit_code == 3
+    assert f"3 brokers, on 2 of 3 brokers, without {silent}" in done.stdout.splitlines()[0]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(silent)]
+    assert line.split()[-6:] == ["?"] * 6
+    told = json.loads(shell.top("--json").stdout)
+    assert told["without"] == {silent: "HTTP 503"}
+    assert told["brokers"][silent]["state"] is None
+
+
+def test_when_nobody_answers_nothing_is_0(shell: Shell) -> None:
+    shell.fleet.answers = dict.fromkeys(shell.fleet.ports, lambda _: httpx.Response(503))
+    done = shell.top("--filter", "topic")
+    assert done.exit_code == 3
+    assert re.search(r"(?<!\S)0(?!\S)", done.stdout.partition("BROKER")[2]) is None
+
+
+@pytest.mark.parametrize("sort", [*module.SORTS])
+def test_names_are_sorted_and_filtered(shell: Shell, sort: str) -> None:
+    lines = shell.top("--sort", sort, "--filter", "topic1/", "--exact").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("topic")]
+    assert sorted(names) == [f"topic1/sub{number}" for number in range(10, 20)]
+    if sort == "waiting":
+        ready = [int(line.split()[1]) for line in lines if line.startswith("topic")]
+        assert ready == sorted(ready, reverse=True)
+    if sort == "name":
+        assert names == sorted(names)
+
+
+def test_large_numbers_are_short_unless_they_are_to_be_exact() -> None:
+    told = [module._count(count, exact=False) for count in (None, 0, 9_999, 10_000, 12_345_678)]
+    assert told == ["?", "0", "9999", "10.0k", "12.3M"]
+    assert module._count(12_345_678, exact=True) == "12345678"
+    assert [module.oldest(age) for age in (None, 0, 61_000)] == ["?", "-", "1 min 1 s"]

@@ -1,0 +1,253 @@
+"""`messagebus to-http`: signatures against their reference, answers, and forbidden addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from messagebus import ConfigError, Delivery, Message, Park, Queue, Receipt, RetryLater, RetryPolicy
+from messagebus.envelope import read_envelope
+from messagebus.testing import MemoryBus
+from messagebus_tools.webhook import (
+    Posting,
+    Refused,
+    Target,
+    is_public,
+    read_secrets,
+    retry_after_s,
+    signed,
+)
+from tests.support.eventually import eventually_async
+
+KEY = b"k" * 32
+SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
+NOW_S = 1_700_000_000.0
+
+
+@given(st.text(alphabet="abc-_0.", min_size=1, max_size=30), st.text(max_size=50))
+def test_a_signature_is_that_of_the_reference(message_id: str, body: str) -> None:
+    stamp = datetime.fromtimestamp(NOW_S, tz=UTC)
+    headers = signed(read_secrets(SECRET), message_id, int(NOW_S), body.encode())
+    assert headers["webhook-signature"] == Webhook(SECRET).sign(message_id, stamp, body)
+
+
+def test_a_receiver_with_the_reference_takes_it() -> None:
+    body = b'{"a":1}'
+    assert Webhook(SECRET).verify(body, signed([KEY], "m", int(time.time()), body)) == {"a": 1}
+
+
+def test_both_keys_of_a_rotation_sign() -> None:
+    other = f"whsec_{base64.b64encode(b'other').decode()}"
+    headers = signed(read_secrets(f"{SECRET}\n{other}\n"), "m", int(NOW_S), b"{}")
+    assert headers["webhook-signature"].count("v1,") == 2
+
+
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_*", "whsec_a"])
+def test_a_secret_file_that_holds_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="secret file"):
+        read_secrets(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "after_s"),
+    [
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("7", 7.0),
+        ("9" * 12, 604_800.0),
+        ("Tue, 14 Nov 2023 22:14:20 GMT", 60.0),
+        ("Tue, 14 Nov 2000 22:14:20 GMT", 0.0),
+        ("Tue, 99 Nov 2000 22:14:20 GMT", None),
+    ],
+)
+def test_retry_after_is_heard_in_both_forms(text: str, after_s: float | None) -> None:
+    assert retry_after_s(text, NOW_S) == after_s
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        *[(each, False) for each in ("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1")],
+        *[(each, False) for each in ("169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1")],
+        *[(each, False) for each in ("::1", "::", "fe80::1", "fc00::1", "ff02::1", "240.0.0.1")],
+        *[(each, False) for each in ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::")],
+    ],
+)
+def test_addresses_inside_are_known(address: str, public: bool) -> None:
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x/", "/x", "http://", "http://u:p@x/", "http://[::1", "file:///etc/passwd"]
+)
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Target(url)
+
+
+# Hosts that are addresses in forms that a resolver reads.
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "0x7f000001", "0"]
+)
+async def test_this_host_is_not_asked_unless_it_is_allowed(host: str) -> None:
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(Refused, match="--allow-host"):
+            await Target(f"http://{host}:1/").request(http, {}, b"")
+        request = await Target(f"http://{host}:1/x", ["*"]).request(http, {}, b"")
+    assert (request.headers["Host"], request.url.path) == (f"{host}:1", "/x")
+
+
+async def test_a_name_is_asked_at_the_address_that_was_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second answer of its name server may lead inside; one bad address of several is enough, too."""
+    answers = [["93.184.216.34"], ["10.0.0.1"], ["93.184.216.34", "10.0.0.1"]]
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        found = answers.pop(0)
+        return [(socket.AF_INET, 1, 6, "", (each, 443)) for each in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    target = Target("https://shop.example/hook?x=1")
+    async with httpx.AsyncClient() as http:
+        for _ in range(2):
+            request = await target.request(http, {}, b"")
+            assert str(request.url) == "https://93.184.216.34/hook?x=1"
+            assert request.headers["Host"] == "shop.example"
+            assert request.extensions["sni_hostname"] == "shop.example"
+        for _ in range(2):
+            target.forget()
+            with pytest.raises(Refused, match=r"10\.0\.0\.1"):
+                await target.request(http, {}, b"")
+
+
+def posting(answer: Callable[[httpx.Request], httpx.Response], **how: Any) -> Posting:
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return Posting(http, Target("http://127.0.0.1/", ["*"]), [KEY], **{"envelope": False, **how})
+
+
+def delivery(message: Message) -> Delivery:
+    return Delivery(message, Receipt("mb1:5672", 1, 1), Queue("jobs"))
+
+
+@pytest.mark.parametrize("code", [200, 201, 204, 299])
+async def test_any_2xx_is_done(code: int) -> None:
+    sent = posting(lambda _: httpx.Response(code))
+    await sent(delivery(Message(body=b"x")))
+    assert sent.posted == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "after_s"),
+    [
+        *[(code, {}, None) for code in (408, 425, 429, 500, 502, 503, 504)],
+        (429, {"Retry-After": "30"}, 30.0),
+        (503, {"Retry-After": "soon"}, None),
+    ],
+)
+async def test_what_may_pass_is_tried_again(
+    code: int, headers: dict[str, str], after_s: float | None
+) -> None:
+    with pytest.raises(RetryLater) as again:
+        await posting(lambda _: httpx.Response(code, headers=headers))(delivery(Message(body=b"")))
+    assert again.value.after_s == after_s
+    assert f"HTTP {code}" in again.value.reason
+
+
+@pytest.mark.parametrize("fault", [httpx.ConnectError, httpx.ReadTimeout, OSError])
+async def test_no_answer_is_tried_again(fault: type[Exception]) -> None:
+    def answer(_request: httpx.Request) -> httpx.Response:
+        raise fault("away")
+
+    with pytest.raises(RetryLater, match="away"):
+        await posting(answer)(delivery(Message(body=b"")))
+
+
+@pytest.mark.parametrize("code", [301, 302, 307, 400, 401, 404, 422])
+async def test_what_will_not_pass_is_parked_with_the_answer_and_redirects_are_not_followed(
+    code: int,
+) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(code, text="why " * 1_000, headers={"Location": "http://inside/"})
+
+    with pytest.raises(Park, match=f"HTTP {code}: why") as parked:
+        await posting(answer)(delivery(Message(body=b"")))
+    assert (len(asked), len(parked.value.reason) < 1_100) == (1, True)
+
+
+async def test_410_ends_it_and_the_delivery_has_no_answer() -> None:
+    sent = posting(lambda _: httpx.Response(410))
+    task = asyncio.ensure_future(sent(delivery(Message(body=b""))))
+    await sent.gone.wait()
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(body=b"x", message_id="a\r\nx: y", content_type="a/b\r\nx: y"),
+        Message(body=b"x", message_id="ü漢", content_type="ü"),
+        Message(body=b"x", content_type=""),
+    ],
+)
+async def test_no_text_of_a_message_makes_another_header(message: Message) -> None:
+    asked: list[httpx.Request] = []
+    sent = posting(lambda request: asked.append(request) or httpx.Response(200))  # type: ignore[func-returns-value]
+    await sent(delivery(message))
+    (request,) = asked
+    assert "x" not in request.headers
+    assert request.headers["webhook-id"].isascii()
+
+
+async def test_an_envelope_is_posted_where_it_is_wanted() -> None:
+    asked: list[httpx.Request] = []
+    sent = posting(lambda each: asked.append(each) or httpx.Response(200), envelope=True)  # type: ignore[func-returns-value]
+    message = Message(body=b"\xff", message_id="m1", headers={"b": b"x"})
+    await sent(delivery(message))
+    assert read_envelope(asked[0].content).message == message
+    assert asked[0].headers["content-type"] == "application/json"
+
+
+async def test_every_message_is_posted_at_least_once_and_ends_once() -> None:
+    """In memory: a third fails once, a third is refused; all others are done at once."""
+    bus, seen = MemoryBus(), dict[str, int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        name = request.content.decode()
+        seen[name] = seen.get(name, 0) + 1
+        if name.startswith("again") and seen[name] == 1:
+            return httpx.Response(503)
+        return httpx.Response(400 if name.startswith("bad") else 200)
+
+    names = [f"{kind}{number}" for kind in ("again", "bad", "good") for number in range(10)]
+    sent = posting(answer)
+    async with bus.async_consumer("orders", subscription="hook") as consumer:
+        async with bus.async_publisher() as publisher:
+            for name in names:
+                await publisher.send_safe("orders", name.encode())
+        policy = RetryPolicy(first_delay_s=0, jitter=0)
+        running = asyncio.ensure_future(consumer.run(sent.__call__, concurrency=4, retry=policy))
+        await eventually_async(lambda: sent.posted == 20, within_s=20)
+        await consumer.stop()
+        await running
+    assert seen == {name: 2 if name.startswith("again") else 1 for name in names}

@@ -1,0 +1,137 @@
+"""Apps and threads with a relay, its statistics and metrics, on an outbox in SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from messagebus import App, ConfigError, Hooks, Message, Stopped
+from messagebus.outbox import Outbox, Relay, RelayConfig
+from messagebus.outbox.table import Table
+from messagebus.telemetry.prometheus import ClientMetrics
+from messagebus.telemetry.tracecontext import TRACEPARENT
+from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 5
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "shop.db"
+    with closing(sqlite3.connect(found)) as connection:
+        for statement in Table("sqlite").ddl():
+            connection.execute(statement)
+    return found
+
+
+def add(path: Path, outbox: Outbox, *bodies: bytes) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for body in bodies:
+            outbox.add(connection, "orders", body)
+
+
+async def test_an_app_relays_the_outbox_that_its_handlers_add_to(path: Path) -> None:
+    bus = MemoryBus()
+    bus.declare("invoices/all")
+    app = App(outbox=Outbox(database=f"sqlite:///{path}"), relay=RelayConfig(poll_ms=5))
+
+    @app.subscriber("orders", subscription="billing")
+    async def bill(body: bytes) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            app.outbox.add(connection, "invoices", body, key="k")
+
+    app.use(bus)
+    assert app.relay_stats() is None
+    async with app:
+        await app.publish("orders", b"17")
+        await eventually_async(
+            lambda: (told := app.relay_stats()) and told.published, within_s=WITHIN_S
+        )
+        stats = app.relay_stats()
+        assert stats is not None
+        assert (stats.published, stats.shards) == (1, 16)
+        registry = CollectorRegistry()
+        ClientMetrics(registry).watch(app, "shop")
+        text = generate_latest(registry).decode()
+        assert 'messagebus_relay_published_rows_total{client="shop"} 1.0' in text
+        assert 'messagebus_outbox_waiting_rows{client="shop"}' in text
+    bus.assert_published("invoices", count=1, body=b"17")
+
+
+async def test_an_app_that_only_relays_runs(path: Path) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    outbox = Outbox(database=f"sqlite:///{path}")
+    add(path, outbox, b"one")
+    app = App(outbox=outbox, relay=True)
+    app.use(bus)
+    async with app:
+        await eventually_async(lambda: bus.published("orders"), within_s=WITHIN_S)
+
+
+def test_a_relay_without_an_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="database"):
+        App(outbox=Outbox(), relay=True)
+    with pytest.raises(ConfigError, match="no outbox"):
+        _ = App().outbox
+
+
+def test_a_relay_in_a_thread_of_its_own(path: Path) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    add(path, Outbox(), b"one", b"two")
+    relay = Relay(f"sqlite:///{path}", bus, RelayConfig(poll_ms=5))
+    with pytest.raises(Stopped):
+        relay.drained()
+    with relay:
+        assert relay.drained(WITHIN_S)
+        assert relay.stats().published == 2
+    assert relay.stop() == 0
+    with pytest.raises(Stopped):
+        relay.start()
+    bus.assert_published("orders", count=2)
+
+
+def test_a_relay_that_insists_says_what_is_missing(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    sqlite3.connect(empty).close()
+    empty.touch()
+    with pytest.raises(ConfigError, match="no outbox"):
+        Relay(f"sqlite:///{empty}", MemoryBus()).start(require="one")
+
+
+def test_hooks_of_the_outbox_add_the_headers_of_the_transaction_s_trace(path: Path) -> None:
+    class Traced(Hooks):
+        def publishing(self, destination: str, message: Message) -> Message:
+            return Message(body=message.body, headers={TRACEPARENT: PARENT})
+
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    add(path, Outbox(hooks=[Traced()]), b"one")
+    with Relay(f"sqlite:///{path}", bus, RelayConfig(poll_ms=5)) as relay:
+        assert relay.drained(WITHIN_S)
+    (message,) = bus.assert_published("orders", count=1)
+    assert message.headers[TRACEPARENT] == PARENT
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"batch": 0, "poll_ms": -1}, "batch 0: 1 to 10,000; poll_ms -1"),
+        ({"lease_ms": True}, "lease_ms True"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_all_faults(settings: dict[str, int], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        RelayConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_notifications_need_postgresql(path: Path) -> None:
+    with pytest.raises(ConfigError, match="no notifications"):
+        Relay(f"sqlite:///{path}", MemoryBus(), RelayConfig(notify=True))

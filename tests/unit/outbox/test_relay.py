@@ -1,0 +1,269 @@
+"""A relay of an outbox in SQLite, on brokers in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from messagebus import App, ConfigError, NotReady, Outcome, PublisherConfig, Spool
+from messagebus.dialects import dialect_named
+from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
+from messagebus.outbox.table import Table
+from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 5
+FAST = RelayConfig(poll_ms=5)
+
+
+class Shop:
+    """An application's database and its bus."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bus = MemoryBus()
+        self.bus.declare("orders/billing")
+        self.outbox = Outbox()
+        with self.connect() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            for statement in Table("sqlite").ddl():
+                connection.execute(statement)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path)
+
+    def relay(self, config: RelayConfig = FAST) -> AsyncRelay:
+        return AsyncRelay(self.url, self.bus, config)
+
+    def count(self, where: str = "1 = 1") -> int:
+        with self.connect() as connection:
+            found = connection.execute(f"SELECT count(*) FROM messagebus_outbox WHERE {where}")
+            return int(found.fetchone()[0])
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+    made = Shop(tmp_path / "shop.db")
+    yield made
+    made.bus.close()
+
+
+async def test_what_commits_is_published_and_what_rolls_back_is_not(shop: Shop) -> None:
+    connection = shop.connect()
+    ids = [shop.outbox.add(connection, "orders", {"n": n}, key=f"k{n % 3}") for n in range(20)]
+    connection.commit()
+    shop.outbox.add(connection, "orders", b"never")
+    connection.rollback()
+    connection.close()
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+        assert relay.stats().published == 20
+    published = shop.bus.assert_published("orders", count=20)
+    assert sorted(each.message_id for each in published) == sorted(ids)
+    assert shop.count() == 0
+
+
+def change(shop: Shop, sql: str, *values: object) -> None:
+    with closing(shop.connect()) as connection, connection:
+        connection.execute(sql, values)
+
+
+def add(shop: Shop, *bodies: bytes, key: str = "") -> list[str]:
+    with closing(shop.connect()) as connection, connection:
+        return [shop.outbox.add(connection, "orders", body, key=key) for body in bodies]
+
+
+async def test_a_key_waits_behind_a_row_that_failed_before_the_relay_began(shop: Shop) -> None:
+    add(shop, b"a1", b"a2", key="a")
+    add(shop, b"b1", key="b")
+    change(shop, "UPDATE messagebus_outbox SET not_before_ms = 1 << 60 WHERE body = ?", b"a1")
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+        shop.bus.assert_published("orders", count=1, body=b"b1")
+        change(shop, "UPDATE messagebus_outbox SET not_before_ms = 0")
+        assert await relay.drained(WITHIN_S)
+    assert [m.body for m in shop.bus.published("orders")] == [b"b1", b"a1", b"a2"]
+
+
+async def test_keys_that_need_not_wait_pass_a_row_that_failed(shop: Shop) -> None:
+    add(shop, b"a1", b"a2", key="a")
+    change(shop, "UPDATE messagebus_outbox SET not_before_ms = 1 << 60 WHERE body = ?", b"a1")
+    async with shop.relay(RelayConfig(poll_ms=5, key_waits=False)) as relay:
+        assert await relay.drained(WITHIN_S)
+    shop.bus.assert_published("orders", count=1, body=b"a2")
+
+
+async def test_a_row_whose_id_is_lower_than_those_before_is_published(shop: Shop) -> None:
+    """Its transaction was slower: a relay that remembered a last id would never look at it again."""
+    (first,) = add(shop, b"first")
+    change(shop, "UPDATE messagebus_outbox SET id = 1000")
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+        change(shop, "UPDATE sqlite_sequence SET seq = 5")
+        (second,) = add(shop, b"second")
+        assert shop.count("id < 1000") == 1
+        assert await relay.drained(WITHIN_S)
+    assert [m.message_id for m in shop.bus.published("orders")] == [first, second]
+
+
+async def test_a_row_is_there_until_its_confirm(shop: Shop) -> None:
+    shop.bus.freeze()
+    ids = add(shop, b"one")
+    async with shop.relay() as relay:
+        await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
+        assert shop.count() == 1
+        assert await relay.stop(0) == 1
+    assert shop.count() == 1
+    shop.bus.thaw()
+    async with shop.relay() as again:
+        assert await again.drained(WITHIN_S)
+    assert {m.message_id for m in shop.bus.published("orders")} == set(ids)
+    assert shop.count() == 0
+
+
+async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> None:
+    shop.bus.freeze()
+    add(shop, b"one")
+    async with shop.relay(RelayConfig(poll_ms=5, publish_timeout_s=1)) as relay:
+        await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
+        await eventually_async(lambda: relay.stats().in_flight == 0, within_s=WITHIN_S)
+        shop.bus.thaw()
+        assert await relay.drained(WITHIN_S)
+        assert relay.stats().failed == 0
+        assert shop.count() == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("options", '{"due_ms": 1%s}' % ("0" * 400)),
+        ("options", '{"redundant": "never"}'),
+        ("options", '{"redundant": true, "durability": "none"}'),
+        ("options", '{"durability": "none"}'),
+        ("headers", '{"a":' * 900 + "1" + "}" * 900),
+        ("body", 5),
+        ("body", "text"),
+    ],
+)
+async def test_a_row_that_is_no_message_is_parked_and_the_others_go_out(
+    shop: Shop, column: str, value: object
+) -> None:
+    (bad,) = add(shop, b"bad")
+    change(shop, f"UPDATE messagebus_outbox SET {column} = ?", value)
+    (good,) = add(shop, b"good")
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+    assert shop.count("parked_ms > 0") == shop.count() == 1
+    published = shop.bus.assert_published("orders", count=1)
+    assert [each.message_id for each in published] == [good] != [bad]
+
+
+async def test_two_brokers_confirm_a_row_that_was_added_as_redundant(shop: Shop) -> None:
+    shop.bus.close()
+    shop.bus = MemoryBus(brokers=2)
+    shop.bus.declare("orders/billing")
+    with closing(shop.connect()) as connection, connection:
+        shop.outbox.add(connection, "orders", b"one", redundant=True)
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+        assert relay.stats().published == 1
+    shop.bus.assert_published("orders", count=2)
+
+
+async def test_a_relay_takes_no_publisher_with_a_spool(shop: Shop, tmp_path: Path) -> None:
+    with_spool = PublisherConfig(spool=Spool(tmp_path / "spool"))
+    with pytest.raises(ConfigError, match="without a spool"):
+        AsyncRelay(shop.url, shop.bus, publisher=with_spool)
+    with pytest.raises(ConfigError, match="without a spool"):
+        AsyncRelay(shop.url, shop.bus.async_publisher(with_spool))
+
+
+async def test_the_relay_of_an_app_with_a_spool_waits_in_the_database(
+    shop: Shop, tmp_path: Path
+) -> None:
+    outbox = Outbox(database=shop.url)
+    app = App(outbox=outbox, relay=FAST, spool=Spool(tmp_path / "spool", after_ms=0))
+    app.use(shop.bus)
+    shop.bus.stop_brokers()
+    add(shop, b"row")
+    async with app:
+        spooled = await app.publish("orders", b"spooled")
+        assert spooled.outcome is Outcome.SPOOLED
+        assert shop.count("attempts = 0 AND not_before_ms = 0") == 1
+        shop.bus.start_brokers()
+        await eventually_async(
+            lambda: len(shop.bus.published("orders")) == 2 and not shop.count(), within_s=WITHIN_S
+        )
+
+
+async def test_a_relay_that_failed_stops_without_an_error(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = shop.relay()
+    monkeypatch.setattr(relay._shares, "ask", lambda *_: 1 / 0)
+    await relay.start()
+    assert isinstance(await relay.ended(), ZeroDivisionError)
+    assert await relay.stop() == 0
+
+
+async def test_a_relay_that_cannot_start_leaves_no_thread(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    relay = AsyncRelay(f"sqlite:///{tmp_path}/none.db", bus)
+    before = set(threading.enumerate())
+    with pytest.raises(NotReady):
+        await relay.start(require="one")
+    await eventually_async(lambda: set(threading.enumerate()) <= before, within_s=WITHIN_S)
+    bus.close()
+
+
+def test_the_clock_of_mysql_is_none_of_local_time() -> None:
+    assert "UTC_TIMESTAMP" in dialect_named("mysql").now_ms
+
+
+@pytest.mark.parametrize("shard", [-1, 16, 32_767])
+async def test_a_row_with_a_shard_that_does_not_exist_is_published_in_its_turn(
+    shop: Shop, shard: int
+) -> None:
+    add(shop, b"1", b"2", b"3", key="k")
+    change(shop, "UPDATE messagebus_outbox SET shard = ?", shard)
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+    assert [message.body for message in shop.bus.published("orders")] == [b"1", b"2", b"3"]
+
+
+def test_the_counts_of_a_large_table_come_from_its_indexes(shop: Shop) -> None:
+    add(shop, *(b"%d" % n for n in range(50)))
+    change(shop, "UPDATE messagebus_outbox SET created_ms = 1000 * id")
+    change(shop, "UPDATE messagebus_outbox SET parked_ms = 1 WHERE id <= 20")
+    change(shop, "UPDATE messagebus_outbox SET not_before_ms = 1 WHERE id > 40")
+    status = Table("sqlite").status()
+    with closing(shop.connect()) as connection:
+        assert connection.execute(status).fetchall() == [(30, 21_000, 10, 20)]
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {status}")]
+    counted = [each for each in plan if each.startswith("SCAN") and "INDEX" not in each]
+    # The oldest: by its id, and no further.
+    assert counted == ["SCAN CONSTANT ROW", "SCAN messagebus_outbox"]
+
+
+async def test_a_count_that_takes_long_is_rare(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000_000]
+    monkeypatch.setattr("messagebus.outbox.relay.now_ms", lambda: clock[0])
+    relay = shop.relay()
+
+    async def slow(*_: object) -> list[tuple[int, ...]]:
+        clock[0] += 3_000
+        return [(0, 0, 0, 0)]
+
+    monkeypatch.setattr(relay, "_run", slow)
+    await relay._count()
+    assert relay._count_at_ms - clock[0] == 60_000
+    assert relay.stats().rows_waiting == 0

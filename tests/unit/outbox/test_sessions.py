@@ -1,0 +1,80 @@
+"""Sessions of SQLAlchemy whose database is chosen by class: one is used, several are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
+
+from messagebus.databases import execute
+from messagebus.errors import ConfigError
+
+
+class Orders(DeclarativeBase):
+    """Classes in the shop's database."""
+
+
+class Audits(DeclarativeBase):
+    """Classes in another one."""
+
+
+def engine(path: Path, name: str) -> sqlalchemy.Engine:
+    made = sqlalchemy.create_engine(
+        f"sqlite:///{path}/{name}.db", poolclass=sqlalchemy.pool.NullPool
+    )
+    with made.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE notes (n INTEGER)")
+    return made
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_a_session_that_has_its_database_by_class_adds_there(tmp_path: Path, scoped: bool) -> None:
+    shop = engine(tmp_path, "shop")
+    make = sessionmaker(binds={Orders: shop, Audits: shop})
+    session: Any = scoped_session(make) if scoped else make()
+    execute(session, "INSERT INTO notes VALUES (?)", (1,))
+    session.commit()
+    session.close()
+    with shop.connect() as connection:
+        assert connection.exec_driver_sql("SELECT n FROM notes").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("has_default", [False, True])
+def test_a_session_with_several_databases_is_refused_before_anything_is_written(
+    tmp_path: Path, has_default: bool
+) -> None:
+    shop, audit = engine(tmp_path, "shop"), engine(tmp_path, "audit")
+    binds: dict[Any, Any] = {Audits: audit} if has_default else {Orders: shop, Audits: audit}
+    with Session(shop if has_default else None, binds=binds) as session:
+        with pytest.raises(ConfigError, match="several databases: give it the connection"):
+            execute(session, "INSERT INTO notes VALUES (?)", (1,))
+        chosen = session.connection(bind_arguments={"bind": shop})
+        execute(chosen, "INSERT INTO notes VALUES (?)", (2,))
+        session.commit()
+    with shop.connect() as connection:
+        assert connection.exec_driver_sql("SELECT n FROM notes").fetchall() == [(2,)]
+
+
+async def test_asyncio_sessions_do_the_same(tmp_path: Path) -> None:
+    for name in ("shop", "audit"):
+        await asyncio.to_thread(engine, tmp_path, name)
+    shop, audit = (
+        create_async_engine(
+            f"sqlite+aiosqlite:///{tmp_path}/{name}.db", poolclass=sqlalchemy.pool.NullPool
+        )
+        for name in ("shop", "audit")
+    )
+    async with AsyncSession(binds={Orders: shop}) as session:
+        await execute(session, "INSERT INTO notes VALUES (?)", (1,))
+        found = await execute(session, "SELECT n FROM notes")
+        assert found.rows == [(1,)]
+    async with AsyncSession(binds={Orders: shop, Audits: audit}) as session:
+        with pytest.raises(ConfigError, match="several databases"):
+            execute(session, "SELECT n FROM notes")
+    await shop.dispose()
+    await audit.dispose()

@@ -1,0 +1,95 @@
+"""The live job's tables and page: sums of batches are those of the whole, and a batch is written once."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.live import Sink, page_of, waiting, write_page
+from spark.measures.stored import MINUTE_MS, by_minute, merged, spread
+from spark.pack import PACKAGES, pack
+from spark.source import SCHEMA
+
+Row = tuple[str, int, int, str, str, int, str, None, bytes | None, str | None]
+ROWS: list[Row] = [
+    (f"mb{1 + n % 3}", n, 0, f"id-{n}", "", MINUTE_MS * (n // 40), "", None, b"x" * n, None)
+    for n in range(1, 100)
+]
+GAP = ("mb1", 7, None, None, None, None, None, None, None, "messages were dropped")
+
+
+@pytest.fixture(scope="module")
+def rows(session: SparkSession) -> DataFrame:
+    return session.createDataFrame([*ROWS, GAP], SCHEMA)
+
+
+def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
+    session: SparkSession, rows: DataFrame, tmp_path: Path
+) -> None:
+    whole = merged(row.asDict() for row in by_minute(rows).collect())
+    assert sum(row["messages"] for row in whole) == len(ROWS)
+    assert sum(row["bytes"] for row in whole) == sum(range(1, 100))
+    assert [row["gaps"] for row in whole if row["gaps"]] == [1]
+    sink = Sink(session, tmp_path, keeps=True)
+    parts = (rows.filter("offset < 30"), rows.filter("offset >= 30"))
+    for number, part in [*enumerate(parts), (1, parts[1])]:
+        sink.write(part, number)
+    assert sink.minutes() == whole
+    assert Sink(session, tmp_path, keeps=True).minutes() == whole
+    kept = session.read.parquet(str(tmp_path / "messages"))
+    assert kept.count() == len(ROWS) + 1
+    assert sink.behind_ms > 0
+
+
+def test_the_spread_is_that_of_each_minute_over_all_brokers() -> None:
+    listed = [
+        {"minute": 1, "broker": "a", "messages": 30, "bytes": 3},
+        {"minute": 1, "broker": "b", "messages": 10, "bytes": 1},
+        {"minute": 2, "broker": "a", "messages": 5, "bytes": 5},
+    ]
+    assert spread(listed) == [
+        {"minute": 1, "messages": 40, "bytes": 4, "imbalance": 1.5},
+        {"minute": 2, "messages": 5, "bytes": 5, "imbalance": 2.0},
+    ]
+
+
+def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
+    minutes = [
+        {"minute": 1, "broker": "<mb1>", "messages": 30, "bytes": 3, "last_ms": 1, "gaps": 1}
+    ]
+    page = page_of("orders", minutes, left=1_234, behind_ms=1_500)
+    write_page(tmp_path, page)
+    text = (tmp_path / "live.html").read_text()
+    assert '<meta http-equiv="refresh" content="5">' in text
+    assert "1,234" in text
+    assert "1.5 s" in text
+    assert "1 gaps" in text
+    assert "<mb1>" not in text
+    assert page_of("orders", [], left=0, behind_ms=0).faults == ()
+
+
+def test_what_waits_is_what_was_seen_and_not_read() -> None:
+    progress = {
+        "sources": [
+            {
+                "endOffset": '{"a":{"next":7},"b":{"next":3}}',
+                "latestOffset": {"a": {"next": 10}, "b": {"next": 2}, "c": {"next": 5}},
+            }
+        ]
+    }
+    assert waiting(progress) == 3 + 5
+    assert waiting(None) == waiting({"sources": [{"endOffset": None}]}) == 0
+
+
+def test_the_archive_has_the_packages_and_two_of_one_checkout_are_equal(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.zip", tmp_path / "two.zip"
+    assert pack(one) == pack(two) == one.stat().st_size
+    assert one.read_bytes() == two.read_bytes()
+    with zipfile.ZipFile(one) as archive:
+        names = archive.namelist()
+    assert {name.partition("/")[0].removesuffix(".py") for name in names} == {*PACKAGES}
+    assert "spark/source.py" in names
+    assert not [name for name in names if name.endswith((".pyc", ".so"))]

@@ -1,0 +1,265 @@
+"""The source of Spark over brokers in memory: no row is left out or changes when a batch is read again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import spark.source as source
+from messagebus import (
+    Batching,
+    BusConfig,
+    ConfigError,
+    PublisherConfig,
+    Replay,
+    ReplayGap,
+    Stream,
+)
+from messagebus.replay import behind, stream_ends
+from messagebus.testing import MemoryBus
+from messagebus.testing.queues import MemoryStream
+
+WITHIN_S = 20.0
+BATCHES = PublisherConfig(batch={"orders": Batching(count_max=3)})
+
+
+@pytest.fixture
+def bus(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBus]:
+    made = MemoryBus(3)
+    made.declare(Stream("orders"))
+    monkeypatch.setattr(source, "Replay", partial(Replay, _wire=made._wire))
+    monkeypatch.setattr(source, "stream_ends", partial(stream_ends, _wire=made._wire))
+    monkeypatch.setattr(source.Settings, "bus", lambda _settings: BusConfig())
+    yield made
+    made.close()
+
+
+def reader(**options: str) -> source.StreamReader:
+    return source.StreamReader(
+        source.Settings.of({"topic": "orders", "lookTimeoutS": "0.3", **options})
+    )
+
+
+def streams(bus: MemoryBus) -> dict[str, MemoryStream]:
+    found = {name: each.queues["mb.stream/orders"] for name, each in bus._brokers.all.items()}
+    return {name: each for name, each in found.items() if isinstance(each, MemoryStream)}
+
+
+def publish(bus: MemoryBus, count: int, config: PublisherConfig | None = None) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(bus.publisher(config)) for _ in bus.brokers]
+        sent = [publishers[n % 3].submit("orders", b"%d" % n) for n in range(count)]
+        return [each.result(WITHIN_S).message_id for each in sent]
+
+
+def rows(read: source.StreamReader, start: Any, end: Any) -> list[dict[str, Any]]:
+    return [
+        row
+        for part in read.partitions(start, end)
+        for batch in read.read(part)
+        for row in batch.to_pylist()
+    ]
+
+
+class Query:
+    """A query with a sink that replaces a batch by its number, as Spark runs one."""
+
+    def __init__(self, **options: str) -> None:
+        self.options = options
+        self.read = reader(**options)
+        self.log = [self.read.initialOffset()]
+        self.sink: dict[int, list[dict[str, Any]]] = {}
+
+    def step(self) -> None:
+        end = self.read.latestOffset(self.log[-1], self.read.getDefaultReadLimit())
+        if end != self.log[-1]:
+            self.log.append(end)
+            self.write()
+
+    def write(self) -> None:
+        number = len(self.log) - 1
+        self.sink[number] = rows(self.read, self.log[number - 1], self.log[number])
+
+    def restart(self) -> None:
+        """Begin anew with what was planned and written: the last batch is done again."""
+        self.read = reader(**self.options)
+        if len(self.log) > 1:
+            self.write()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.sink.values() for row in batch]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_stored_message_is_a_row_once_through_restarts_and_brokers_that_are_away(
+    bus: MemoryBus, seed: int
+) -> None:
+    chance = random.Random(seed)
+    options = {"maxRowsPerTrigger": "7", "rowsPerPartition": "3"} if seed % 2 else {}
+    sent = publish(bus, 5)
+    query = Query(**options)
+    away: list[str] = []
+    for _ in range(12):
+        match chance.choice(["publish", "publish", "step", "step", "restart", "away", "back"]):
+            case "publish":
+                sent += publish(bus, chance.randrange(20), BATCHES if seed % 3 else None)
+            case "step":
+                query.step()
+            case "restart" if not away:
+                query.restart()
+            case "away" if not away:
+                away = [chance.choice(bus.brokers)]
+                bus.stop_brokers(*away)
+            case "back":
+                bus.start_brokers()
+                away = []
+    bus.start_brokers()
+    for _ in range(60):
+        query.step()
+    assert Counter(row["message_id"] for row in query.rows) == Counter(sent)
+    assert not [row for row in query.rows if row["gap"]]
+    for row in query.rows:
+        assert row["published_ms"] > 0
+
+
+def test_a_broker_that_joins_is_read_from_its_first_message_and_one_that_left_keeps_its_place(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query()
+    sent = publish(bus, 9)
+    hidden = max(streams(bus), key=lambda name: len(streams(bus)[name].kept))
+    query.log = [{name: entry for name, entry in query.log[0].items() if name != hidden}]
+    query.step()
+    assert hidden not in {row["broker"] for row in query.rows}  # its place alone
+    query.step()
+    assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
+    bus.stop_brokers(hidden)
+    query.step()
+    assert hidden in query.log[-1]
+
+
+def test_a_bound_is_shared_fairly_and_met_exactly(bus: MemoryBus) -> None:
+    sent = publish(bus, 30)
+    query = Query()
+    start = query.log[0]
+    end = query.read.latestOffset(start, ReadMaxRows(11))
+    found = rows(query.read, start, end)
+    assert len(found) == 11
+    assert query.read.latestOffset(start, ReadAllAvailable()) != end
+    for broker, entry in end.items():
+        last = [row for row in found if row["broker"] == broker][-1:]
+        assert not last or entry["id"] == last[0]["message_id"]
+    assert {row["message_id"] for row in found} <= set(sent)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_stream_that_lost_its_end_fails_the_query_or_is_a_row(bus: MemoryBus, fails: str) -> None:
+    sent = publish(bus, 12)
+    query = Query(failOnDataLoss=fails)
+    query.step()
+    stream = max(streams(bus).values(), key=lambda each: len(each.kept))
+    lost = len(stream.kept)
+    del stream.kept[2:]
+    if fails == "true":
+        with pytest.raises(ReplayGap, match="lost its end"):
+            query.step()
+        return
+    query.step()
+    query.step()
+    told = [row for row in query.rows if row["gap"]]
+    assert len(told) == 1
+    assert f"before {lost}" in told[0]["gap"]
+    assert {row["message_id"] for row in query.rows if not row["gap"]} == set(sent)
+    more = publish(bus, 6)
+    query.step()
+    assert {row["message_id"] for row in query.rows if not row["gap"]} == {*sent, *more}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_another_message_at_the_place_of_the_last_one_is_noticed(
+    bus: MemoryBus, fails: str
+) -> None:
+    publish(bus, 12)
+    query = Query(failOnDataLoss=fails)
+    query.step()
+    stream = max(streams(bus).values(), key=lambda each: len(each.kept))
+    stream.kept[-1] = stream.kept[0]
+    stream.kept.append(stream.kept[1])
+    if fails == "true":
+        with pytest.raises(ReplayGap, match="another message"):
+            query.step()
+        return
+    query.step()
+    assert [row["gap"] for row in query.rows if row["gap"]]
+
+
+def test_what_a_task_finds_gone_fails_it_or_is_a_row_with_what_is_left(bus: MemoryBus) -> None:
+    publish(bus, 12)
+    stream = max(streams(bus), key=lambda name: len(streams(bus)[name].kept))
+    kept = streams(bus)[stream].kept
+    wanted = source.Range(stream, behind(-1), len(kept) + 2)
+    with pytest.raises(ReplayGap):
+        list(reader().read(wanted))
+    found = [
+        row for each in reader(failOnDataLoss="false").read(wanted) for row in each.to_pylist()
+    ]
+    assert [bool(row["gap"]) for row in found] == [True] + [False] * len(kept)
+
+
+def test_all_that_is_there_is_read_for_a_batch_query_and_until_available_now(
+    bus: MemoryBus,
+) -> None:
+    sent = publish(bus, 25)
+    batch = source.BatchReader(source.Settings.of({"topic": "orders", "rowsPerPartition": "4"}))
+    found = [
+        row for part in batch.partitions() for each in batch.read(part) for row in each.to_pylist()
+    ]
+    assert sorted(row["message_id"] for row in found) == sorted(sent)
+    query = Query(maxRowsPerTrigger="10")
+    query.read.prepareForTriggerAvailableNow()
+    publish(bus, 5)
+    for _ in range(9):
+        query.step()
+    assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.integers(1, 50)),
+    st.one_of(st.none(), st.integers(1, 120)),
+)
+def test_shares_use_the_room_and_no_broker_gets_less_than_its_fair_part(
+    waiting: Mapping[str, int], room: int | None
+) -> None:
+    taken = source.shares(waiting, room)
+    if room is None:
+        assert taken == dict(waiting)
+        return
+    assert sum(taken.values()) == min(room, sum(waiting.values()))
+    for broker, count in waiting.items():
+        assert taken[broker] <= count
+        assert taken[broker] >= min(count, room // len(waiting))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, '"topic" is missing'),
+        ({"topic": "orders", "startingOffset": "x"}, "'startingoffset' is unknown"),
+        ({"topic": "orders", "startingOffsets": "then"}, "startingOffsets 'then'"),
+        ({"topic": "orders", "maxRowsPerTrigger": "many"}, "'many': a int is wanted"),
+        ({"topic": "orders", "maxRowsPerTrigger": "-1"}, "numbers of messages"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        source.Settings.of(options)

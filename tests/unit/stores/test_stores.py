@@ -1,0 +1,111 @@
+"""messagebus.stores: settings and URLs of stores, and the store in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from messagebus.core.claims import KEY_BYTES, TOKEN_BYTES, Rule, Turn
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from messagebus.stores import Dedup, Store, open_store
+from messagebus.stores.memory import MemoryStore
+
+RULE = Rule(30_000, 60_000, 2)
+
+
+def keys(first: int, count: int) -> list[bytes]:
+    return [number.to_bytes(KEY_BYTES) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory:", "MemoryStore(max=1000000)"),
+        ("memory:?max=10", "MemoryStore(max=10)"),
+        ("sqlite:///claims.db", "SqliteStore('claims.db', synchronous='FULL')"),
+        ("sqlite:////a/b.db?synchronous=normal", "SqliteStore('/a/b.db', synchronous='NORMAL')"),
+        ("redis://u:hidden@h/3", "RedisStore('redis://h/3')"),
+        ("rediss://h:1?wait_replicas=1", "RedisStore('rediss://h:1')"),
+        (
+            "redis+sentinel://:hidden@h,[::1]:2/bus/1",
+            "RedisStore('redis+sentinel://h,[::1]:2/bus/1')",
+        ),
+    ],
+)
+def test_a_store_is_opened_by_its_url_and_shows_no_password(url: str, shown: str) -> None:
+    store = open_store(Secret(url))
+    assert isinstance(store, Store)
+    assert repr(store) == shown
+    assert "hidden" not in repr(Dedup(store))
+    assert "hidden" not in repr(Dedup(Secret(url)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "memory", "redis", "x://u:hidden@h", "sqlite:", "sqlite://", "sqlite://hidden/a"),
+        *("sqlite:///a?synchronous=off", "sqlite:///a?hidden=1", "memory://h", "memory:?max=x"),
+        *("memory:?max=0", "redis:///1", "redis://:hidden@h/x", "redis://h/1/2", "redis://h,i/1"),
+        *("redis://h?wait_replicas=many", "redis://h?else=1", "redis+sentinel://h", "redis://h:x"),
+        *(
+            "redis+other://h/1",
+            "redis://:hidden@[h",
+            "redis://u:1/hidden@h",
+            "redis://u:1#hidden@h",
+        ),
+        *("redis://u:1?hidden=1@h", "postgresql://u:[hidden]@h/d", "mysql://u:[hidden@h/d"),
+        *("memory://[hidden", "sqlite://[hidden", "sqlite:///a%00b"),
+    ],
+)
+def test_a_wrong_url_is_one_line_without_a_password(url: str) -> None:
+    with pytest.raises(ConfigError) as fault:
+        open_store(url)
+    assert "\n" not in str(fault.value)
+    assert ":hidden" not in str(fault.value)
+    if "1" in url.partition("hidden")[0] or "[hidden" in url:  # a part of the password
+        assert "hidden" not in str(fault.value)
+
+
+def test_the_path_of_a_file_may_hold_what_parts_a_login_from_a_host() -> None:
+    assert repr(open_store("sqlite:////a@b/c.db")).startswith("SqliteStore('/a@b/c.db'")
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    wrong: Any = 7
+    with pytest.raises(ConfigError) as fault:
+        Dedup(wrong, remember_s=0, lease_s="1", on_store_away="go", too_old="", unended_max=10_000)  # type: ignore[arg-type]
+    told = str(fault.value)
+    for each in ("remember_s 0", "lease_s '1'", "on_store_away 'go'", "too_old ''", "unended_max"):
+        assert each in told
+    assert "store: a Store or its URL wanted, not int" in told
+    with pytest.raises(ConfigError, match="remember_s 10: at least lease_s 30"):
+        Dedup("memory:", remember_s=10)
+    with pytest.raises(ConfigError, match="store"):
+        Dedup("nowhere:")
+
+
+def test_a_rule_has_the_settings_in_ms() -> None:
+    assert Dedup("memory:", lease_s=2, remember_s=3, unended_max=4).rule == Rule(2_000, 3_000, 4)
+    assert isinstance(Dedup("memory:").opened(), MemoryStore)
+    store = MemoryStore()
+    assert Dedup(store).opened() is store
+
+
+async def test_a_full_memory_forgets_the_oldest_that_are_done_and_counts_them() -> None:
+    store = MemoryStore(max=80)
+    await store.turn(Turn(claim=keys(0, 40), token=bytes(TOKEN_BYTES)), RULE)
+    await store.turn(Turn(done=keys(100, 10)), RULE._replace(remember_ms=40_000))
+    await store.turn(Turn(done=keys(200, 30)), RULE)
+    await store.turn(Turn(done=keys(300, 1)), RULE)
+    counts = await store.count()
+    assert (counts.running, counts.done, counts.forgotten) == (40, 31, 10)
+    assert await store.show(keys(100, 10)) == [None] * 10
+
+
+async def test_what_is_over_goes_before_what_is_not() -> None:
+    store = MemoryStore(max=2)
+    await store.turn(Turn(done=keys(0, 2)), RULE._replace(remember_ms=0))
+    await store.turn(Turn(done=keys(9, 1)), RULE)
+    assert (await store.count())[2:] == (1, 0, 0)

@@ -1,0 +1,278 @@
+"""messagebus.replay over brokers in memory: what is returned, where it begins, ends and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagebus import (
+    AsyncReplay,
+    Batching,
+    BusConfig,
+    Checkpoint,
+    ConfigError,
+    NameInvalid,
+    NotReady,
+    PublisherConfig,
+    ReplayGap,
+    Stream,
+    Topic,
+)
+from messagebus.core.checkpoint import Position, gap_at, gap_behind
+from messagebus.replay import behind, stream_ends
+from messagebus.testing import MemoryBus
+from messagebus.testing.queues import MemoryStream
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 10.0
+POSITION = Position(7, 0, "seven", 1_000)
+
+
+def publish(bus: MemoryBus, count: int, config: PublisherConfig | None = None) -> list[str]:
+    with bus.publisher(config) as publisher:
+        return [publisher.send_safe("orders", b"%d" % number).message_id for number in range(count)]
+
+
+@pytest.fixture
+def streamed() -> MemoryBus:
+    bus = MemoryBus()
+    bus.declare(Stream("orders"))
+    return bus
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("taken", [0, 1, 7, 19, 20])
+def test_each_message_comes_once_also_behind_a_checkpoint(
+    streamed: MemoryBus, batched: bool, taken: int
+) -> None:
+    config = PublisherConfig(batch={"orders": Batching(count_max=7)} if batched else {})
+    with streamed.publisher(config) as publisher:
+        sent = [publisher.submit("orders", b"%d" % n) for n in range(20)]
+        ids = [each.result().message_id for each in sent]
+    replay = streamed.replay("orders", prefetch=3)
+    found = list(itertools.islice(replay, taken))
+    kept = Checkpoint.parse(str(replay.checkpoint()))
+    replay.stop()
+    found += streamed.replay("orders", since=kept)
+    assert sorted(each.message_id for each in found) == sorted(ids)
+
+
+async def test_the_asyncio_replay_goes_on_with_what_comes_later(streamed: MemoryBus) -> None:
+    first = await asyncio.to_thread(publish, streamed, 3)
+    async with streamed.async_replay("orders", until=None) as replay:
+        found = [(await anext(replay)).message_id for _ in first]
+        later = await asyncio.to_thread(publish, streamed, 2)
+        found += [(await anext(replay)).message_id for _ in later]
+    assert sorted(found) == sorted(first + later)
+    with pytest.raises(StopAsyncIteration):
+        await anext(replay)
+
+
+def test_a_replay_takes_nothing_from_a_subscription(streamed: MemoryBus) -> None:
+    streamed.declare("orders/billing")
+    ids = publish(streamed, 5)
+    assert len(list(streamed.replay("orders"))) == 5
+    with streamed.consumer("orders", subscription="billing") as consumer:
+        deliveries = [consumer.receive(5) for _ in ids]
+    assert sorted(each.message_id for each in deliveries if each) == sorted(ids)
+
+
+def test_an_empty_stream_and_one_behind_the_time_asked_for_have_nothing(
+    streamed: MemoryBus,
+) -> None:
+    assert list(streamed.replay("orders")) == []
+    publish(streamed, 3)
+    assert list(streamed.replay("orders", since=datetime.now(UTC) + timedelta(hours=1))) == []
+    assert len(list(streamed.replay("orders", since=timedelta(minutes=1)))) == 3
+
+
+def test_messages_that_are_gone_are_told_with_their_number(streamed: MemoryBus) -> None:
+    publish(streamed, 12)
+    replay = streamed.replay("orders")
+    list(replay)
+    kept = replay.checkpoint()
+    for broker in streamed._brokers.all.values():
+        stream = broker.queues["mb.stream/orders"]
+        assert isinstance(stream, MemoryStream)
+        if stream.kept:
+            del stream.kept[-1]
+    with pytest.raises(ReplayGap, match="ends at offset"):
+        list(streamed.replay("orders", since=kept))
+    assert list(streamed.replay("orders", since=kept, on_gap="time"))
+
+
+def streams(bus: MemoryBus) -> dict[str, MemoryStream]:
+    found = {name: each.queues["mb.stream/orders"] for name, each in bus._brokers.all.items()}
+    return {name: each for name, each in found.items() if isinstance(each, MemoryStream)}
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+async def test_next_leaves_out_nothing_of_a_time_in_which_its_link_was_cut(
+    streamed: MemoryBus, is_empty: bool
+) -> None:
+    await asyncio.to_thread(publish, streamed, 12)
+    stream = max(streams(streamed).values(), key=lambda each: len(each.kept))
+    meanwhile = stream.kept[-3:]
+    if is_empty:
+        stream.kept.clear()
+    async with streamed.async_replay("orders", since="next", until=None) as replay:
+        found = asyncio.ensure_future(anext(replay))
+        await eventually_async(lambda: is_attached(replay), within_s=WITHIN_S)
+        streamed.stop_brokers()
+        await eventually_async(lambda: not stream.takers, within_s=WITHIN_S)
+        stream.kept += meanwhile
+        streamed.start_brokers()
+        async with asyncio.timeout(WITHIN_S):
+            bodies = [each.body for each in (await found, await anext(replay), await anext(replay))]
+    assert bodies == [each.body for each in meanwhile]
+
+
+def is_attached(replay: AsyncReplay) -> bool:
+    """Return whether every broker's stream is being read, after its end was looked at."""
+    readers = replay._driver._readers.values() if replay._driver is not None else ()
+    return bool(readers) and all(each._link is not None for each in readers)
+
+
+def test_a_replay_between_two_checkpoints_reads_each_message_once(streamed: MemoryBus) -> None:
+    with streamed.publisher(PublisherConfig(batch={"orders": Batching(count_max=3)})) as publisher:
+        sent = [publisher.submit("orders", b"%d" % n) for n in range(40)]
+        ids = [each.result().message_id for each in sent]
+    ends = stream_ends(BusConfig(), "orders", _wire=streamed._wire)
+    assert set(ends) == set(streamed.brokers)
+    found: list[str] = []
+    for broker, last in ends.items():
+        for offset in range(last.offset + 1 if last else 0):
+            since, until = (
+                Checkpoint("orders", {broker: behind(each)}) for each in (offset - 1, offset)
+            )
+            part = list(streamed.replay("orders", since=since, until=until))
+            assert {(each.broker, each.offset) for each in part} == {(broker, offset)}
+            found += [each.message_id for each in part]
+    assert sorted(found) == sorted(ids)
+
+
+def test_an_end_that_a_stream_no_longer_has_is_told(streamed: MemoryBus) -> None:
+    publish(streamed, 6)
+    ends = stream_ends(BusConfig(), "orders", _wire=streamed._wire)
+    broker, last = next((name, each) for name, each in ends.items() if each)
+    assert last is not None
+    until = Checkpoint("orders", {broker: behind(last.offset + 1)})
+    for since in ("first", Checkpoint("orders", {broker: behind(-1)})):
+        with pytest.raises(ReplayGap, match="it lost its end"):
+            list(streamed.replay("orders", since=since, until=until))
+    found = list(streamed.replay("orders", since="first", until=until, on_gap="time"))
+    assert [each.offset for each in found] == [*range(last.offset + 1)]
+
+
+def test_looking_at_streams_leaves_out_the_brokers_that_do_not_answer(streamed: MemoryBus) -> None:
+    publish(streamed, 12)
+    streamed.stop_brokers(streamed.brokers[0])
+    ends = stream_ends(BusConfig(), "orders", within_s=0.5, _wire=streamed._wire)
+    assert set(ends) == set(streamed.brokers[1:])
+    at = stream_ends(
+        BusConfig(), "orders", since=dict.fromkeys(ends, 1), within_s=0.5, _wire=streamed._wire
+    )
+    assert {name: each and each.offset for name, each in at.items()} == {
+        name: 1 if last and last.offset else None for name, last in ends.items()
+    }
+
+
+def test_another_message_at_the_same_offset_is_told(streamed: MemoryBus) -> None:
+    publish(streamed, 12)
+    replay = streamed.replay("orders")
+    list(replay)
+    kept = replay.checkpoint()
+    for broker in streamed._brokers.all.values():
+        stream = broker.queues["mb.stream/orders"]
+        assert isinstance(stream, MemoryStream)
+        stream.kept.reverse()
+    with pytest.raises(ReplayGap, match="another message") as told:
+        list(streamed.replay("orders", since=kept))
+    assert told.value.broker in kept.positions
+
+
+def test_a_topic_without_a_stream_is_named(streamed: MemoryBus) -> None:
+    with pytest.raises(NotReady, match=r"no queue 'mb\.stream/clicks'"):
+        list(streamed.replay("clicks", away_s=0.2))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"since": "yesterday"}, "since 'yesterday'"),
+        ({"since": datetime(2026, 1, 1)}, "with a time zone"),
+        ({"since": timedelta(seconds=-1)}, "before now"),
+        ({"since": "next"}, "until=None goes on"),
+        ({"since": Checkpoint("clicks")}, "of 'clicks', not of 'orders'"),
+        ({"until": "then"}, "until 'then'"),
+        ({"on_gap": "skip"}, "on_gap 'skip'"),
+        ({"prefetch": 0}, "prefetch 0"),
+        ({"prefetch": True}, "prefetch True"),
+        ({"away_s": float("nan")}, "away_s nan"),
+    ],
+)
+def test_bad_settings_are_named(streamed: MemoryBus, options: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        streamed.replay("orders", **options)
+
+
+def test_only_a_topic_is_replayed() -> None:
+    with pytest.raises(NameInvalid, match="only a topic"):
+        MemoryBus().replay("queue:jobs")
+
+
+@pytest.mark.parametrize("keep", [{"keep_s": 59}, {"keep_s": 1.5}, {"keep_bytes": 10}])
+def test_bad_retention_is_named(keep: dict[str, int]) -> None:
+    with pytest.raises(NameInvalid, match="a whole number"):
+        Stream(Topic("orders"), **keep)
+
+
+# -- checkpoints
+
+
+texts = st.text(max_size=30)
+numbers = st.integers(0, (1 << 63) - 1)
+positions = st.builds(Position, numbers, numbers, texts, numbers)
+
+
+@given(st.builds(Checkpoint, texts, st.dictionaries(texts, positions, max_size=4)))
+def test_a_checkpoint_is_read_back_as_it_was(checkpoint: Checkpoint) -> None:
+    assert Checkpoint.parse(str(checkpoint)) == checkpoint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"replay":2,"topic":"orders","brokers":{}}',
+        '{"replay":1,"topic":1,"brokers":{}}',
+        '{"replay":1,"topic":"orders","brokers":{"mb1":[1,0,"id"]}}',
+        '{"replay":1,"topic":"orders","brokers":{"mb1":[-1,0,"id",0]}}',
+        '{"replay":1,"topic":"orders","brokers":{"mb1":[true,0,"id",0]}}',
+        '{"replay":1,"topic":"orders","brokers":{"mb1":[1.5,0,"id",0]}}',
+    ],
+)
+def test_what_is_no_checkpoint_is_told_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match="not a checkpoint") as told:
+        Checkpoint.parse(text)
+    assert "\n" not in str(told.value)
+
+
+@given(numbers, numbers, numbers)
+def test_a_position_without_its_message_is_a_gap(offset: int, first: int, count: int) -> None:
+    gap = gap_behind(POSITION._replace(offset=offset), first, first + count)
+    assert (gap is None) == (offset in range(first, first + count))
+    if gap is not None and gap.lost is not None:
+        assert gap.lost == first - offset - 1
+
+
+def test_the_id_decides_at_the_same_offset() -> None:
+    assert gap_at(POSITION, "seven") is None
+    assert gap_at(POSITION, "eight") is not None
