@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -168,9 +169,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     LEAKS.heard(f"{report.nodeid}: its failure", report.longreprtext)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist has found."""
+    LEAKS.also(getattr(node, "workeroutput", {}).get("leaks", ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run for a password in a log. All clusters have been stopped and searched by now."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["leaks"] = LEAKS.told
     if LEAKS.told:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
