@@ -32,6 +32,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
+# Several files run at once: these take minutes, and would be waited for at the end.
+LONGEST = {
+    "test_docs_operations.py",
+    "test_once_trial.py",
+    "test_playbooks.py",
+    "test_playbooks_under_load.py",
+    "test_spark_jobs.py",
+    "test_topics_reach_every_subscription.py",
+}
 SHARED = pytest.StashKey[LocalCluster]()
 LAST_SHARING = pytest.StashKey[pytest.Item]()
 
@@ -74,8 +83,11 @@ def _shares(item: pytest.Item) -> bool:
     return ("cluster" in item.fixturenames and not is_own) or params.get("bus_config") == "rabbitmq"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files whose tests share the cluster before all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files whose tests share the cluster before all others; for several at once the longest files."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.name not in LONGEST)
+        return
     sharing = {item.path for item in items if _shares(item)}
     items.sort(key=lambda item: item.path not in sharing)
 

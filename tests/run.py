@@ -30,33 +30,20 @@ from tests.support.examples import THOROUGH
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
 # About equally long. Virtual hosts wait for themselves, most of the time, and for their image where there
-# is none yet: they have the longest files of other folders beside them.
+# is none yet.
 PARTS = {
-    "first": ("integration",),
-    "contract": ("contract",),
+    "first": ("contract", "integration"),
     "hosts": (
         "hosts",
         "fault/test_confirmed_survives_a_kill.py",
         "fault/test_handlers.py",
         "fault/test_publishers_settle_everything.py",
-        "integration/test_docs_operations.py",
-        "integration/test_playbooks_under_load.py",
-        "integration/test_spark_jobs.py",
-        "integration/test_worker.py",
     ),
     # And all that no other part has.
-    "rest": (
-        "integration/test_conform_short.py",
-        "integration/test_image.py",
-        "integration/test_monitor.py",
-        "integration/test_monitor_browser.py",
-        "integration/test_monitoring.py",
-        "integration/test_playbooks.py",
-        "integration/test_stomp.py",
-    ),
+    "rest": (),
 }
-# Of a part whose tests mostly wait, several files run at once.
-OPTIONS = {"contract": ("-n", "3", "--dist", "loadfile")}
+# Several files of a part run at once, the longest first (tests/conftest.py).
+FILES_AT_ONCE = {"first": 3, "rest": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
@@ -81,7 +68,8 @@ class Part:
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
         """Start it in a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
-        options = (*OPTIONS.get(self.name, ()), *options)
+        if several := FILES_AT_ONCE.get(self.name):
+            options += ("-n", str(several), "--dist", "loadfile", "--no-loadscope-reorder")
         pytest = ["-m", "pytest", *options, *self.paths, "-o", cache]
         argv, environ = self.command([*pytest, f"--junitxml={self._report}"])
         self._report.unlink(missing_ok=True)
