@@ -9,7 +9,7 @@ ingest of a run that goes on reads only new files.
 
 from __future__ import annotations
 
-import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from messagebus.recording.events import EVENTS
-from messagebus.recording.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
+from messagebus.recording.manifest import Manifest, RunInvalid, read_manifest
 from spark.lake.events import (
     FOREIGN,
     counted,
@@ -32,10 +32,12 @@ from spark.lake.events import (
     schema_of,
 )
 from spark.lake.files import ANCHOR, EventFile, Files, anchor_noted, find_files
+from spark.lake.manifests import manifest_of
 from spark.lake.tables import DATE, RUN, SOURCE, Lake
 
 QUARANTINE = "quarantine"
 NOTE = "ingested"
+SEVERAL = "several at once"
 QUARANTINE_SCHEMA = StructType(
     [StructField(name, StringType()) for name in ("kind", "reason", "value", DATE, RUN, SOURCE)]
 )
@@ -119,7 +121,8 @@ def plan(folder: Path, lake: Lake) -> Plan:
 
     Raises RunInvalid: no run, nothing in it, or another run of that name.
     """
-    manifest = read_manifest(folder).on_wall_clock()
+    told, _values = manifest_of(folder)
+    manifest = told.on_wall_clock()
     _refuse_namesake(lake, folder, manifest)
     noted = lake.note(manifest.run_id, NOTE)
     known: dict[str, Any] = noted.get("files", {})
@@ -159,12 +162,17 @@ def _named(manifest: Manifest) -> list[list[str]]:
 
 
 def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
-    """Read the new files. Raises RunInvalid when a file changes while it is read."""
+    """Read the new files.
+
+    Raises RunInvalid when a file changes while it is read, or another ingest of the run went on meanwhile:
+    both replace the same partitions, and no lock is known to every file system.
+    """
     manifest, files, new = plan.manifest, plan.files, plan.new
-    known = dict(lake.note(manifest.run_id, NOTE).get("files", {}))
-    if known and new:
+    before = lake.note(manifest.run_id, NOTE)
+    known, reading = dict(before.get("files", {})), secrets.token_hex(8)
+    if new:
         # Until it ends, the run in the lake is neither the old nor the new one.
-        lake.take_note(manifest.run_id, NOTE, lake.note(manifest.run_id, NOTE) | {"reading": True})
+        lake.take_note(manifest.run_id, NOTE, before | {"reading": reading})
     gone = [known.pop(source) | {"source": source} for source in plan.moved]
     with ThreadPoolExecutor(len(EVENTS)) as pool:
         reading = [
@@ -182,6 +190,13 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         ]
         for each in reading:
             known |= each.result()
+    if new and (found := lake.note(manifest.run_id, NOTE)).get("reading") != reading:
+        read = {file.source for file in new}
+        left = {name: file for name, file in found.get("files", {}).items() if name not in read}
+        lake.take_note(manifest.run_id, NOTE, found | {"reading": SEVERAL, "files": left})
+        raise RunInvalid(
+            f"{lake.root}: another ingest of {manifest.run_id!r} went on meanwhile: ingest it again"
+        )
     noted = {
         "folder": str(plan.folder.resolve()),
         "files": known,
@@ -191,7 +206,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         "clock_doubt_ns": files.clock_doubt_ns,
         "named": _named(manifest),
     }
-    values = json.loads((plan.folder / MANIFEST).read_text())
+    _manifest, values = manifest_of(plan.folder)
     lake.take_note(manifest.run_id, "manifest", values)
     lake.take_note(manifest.run_id, NOTE, noted)
     return _told(manifest, noted, tuple(file.source for file in new))
