@@ -298,7 +298,11 @@ def command(
                 )
                 return queries[-1]
 
-            signal.signal(signal.SIGTERM, lambda *_: queries and queries[-1].stop())
+            def end(*_: object) -> None:
+                for query in queries[-1:]:
+                    query.stop()
+
+            signal.signal(signal.SIGTERM, end)
             follow(begin, out, topic, sink)
         finally:
             session.stop()

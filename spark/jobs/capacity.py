@@ -4,13 +4,17 @@
     python -m spark capacity --runs out/capacity --rate 100000 --size 2000 --cores 8 --out out/plan
 
 The cost is CPU time of a broker, since that is what brokers that share nothing run out of first. It is a sum
-of five parts: a broker at rest, a message, a delivery, and for both of the latter each kilobyte. For each
-durability they are fitted from the runs, relative to the cost of each run. Its error is told by leaving out
-each run in turn: the rest predicts it.
+of six parts: a broker at rest, a message, a delivery, for both of the latter each kilobyte, and a sync of the
+disk. The last one stands for the size of a broker's batches: a busy machine or a slow disk has fewer and
+larger ones, and the same messages cost half. For each durability the parts are fitted from the runs, relative
+to the cost of each run. The error is told by leaving out each run in turn: the rest predicts it, by its load
+and its syncs.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import json
 import math
 import sys
@@ -40,32 +44,41 @@ PARTS = {
     "a delivery": "us",
     "a kB of a message": "us",
     "a kB of a delivery": "us",
+    "a sync of the disk": "us",
 }
 RUNS_LEAST = len(PARTS) + 1
 RESULT = "result.json"
 KB = 1000.0
+BROKERS_MAX = 100_000
 WORDS = {
     "brokers needed": "so many that each is busy with its share of the load for the allowed part of its "
     "cores; brokers that may be away are added.",
     "CPU of a message": "of a broker of the measured machine, with all deliveries. A faster core needs less.",
     "error": "of a run whose cost was predicted from the other runs alone; the mean of all.",
-    "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks.",
+    "a sync of the disk": "with all that is done once for a batch. A busy broker has larger batches and "
+    "fewer syncs for a message; --syncs is what its disk does in a second at most.",
+    "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks. "
+    "Each queue is one process of its broker, which uses one core at most.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load. rate_per_s: published messages. size: bytes. fan_out: subscriptions that get each message."""
+    """A load. rate_per_s: published messages. size: bytes. fan_out: subscriptions that get each message.
+
+    syncs: of a broker's disk, for each message.
+    """
 
     rate_per_s: float
     size: float
     fan_out: float
+    syncs: float = 0.0
 
     @property
     def parts(self) -> tuple[float, ...]:
         """The quantity of each of `PARTS` in a message, at this rate of one broker."""
         kb = self.size / KB
-        return (1e6 / self.rate_per_s, 1.0, self.fan_out, kb, kb * self.fan_out)
+        return (1e6 / self.rate_per_s, 1.0, self.fan_out, kb, kb * self.fan_out, self.syncs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +94,48 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What each of `PARTS` costs in a broker."""
+    """What each of `PARTS` costs in a broker.
+
+    syncs_per_s, syncs_each: syncs of a disk at most, a second, and for each subscription of a message.
+    """
 
     costs: tuple[float, ...]
+    syncs_per_s: float
+    syncs_each: float
 
     def cpu_us(self, load: Load) -> float:
         """Return the CPU time of a message at one broker that has this load, its rest included."""
         return float(np.dot(self.costs, load.parts))
 
+    def share(self, load: Load, brokers: int) -> Load:
+        """Return what one of so many brokers has of a load, with the most syncs that there may be."""
+        rate_per_s = load.rate_per_s / brokers
+        syncs = min(self.syncs_per_s / rate_per_s, self.syncs_each * load.fan_out)
+        return dataclasses.replace(load, rate_per_s=rate_per_s, syncs=syncs)
+
+    def busy(self, load: Load, brokers: int) -> float:
+        """Return the cores that each of so many brokers needs."""
+        share = self.share(load, brokers)
+        return self.cpu_us(share) * share.rate_per_s / 1e6
+
     def brokers(self, load: Load, *, cores: float, busy_max: float) -> int:
-        """Return how many brokers a load needs. cores: of each; busy_max: the part of them, 0 to 1."""
-        room = cores * busy_max - self.costs[0]
-        if room <= 0:
+        """Return how many brokers a load needs. cores: of each; busy_max: the part of them, 0 to 1.
+
+        Raises RunInvalid where no number of them is enough.
+        """
+        room, rest = cores * busy_max, self.busy(load, BROKERS_MAX)
+        if rest > room:
             raise RunInvalid(
-                f"{cores:g} cores, {busy_max:.0%} of them busy: a broker at rest takes "
-                f"{self.costs[0]:.2f} already"
+                f"{cores:g} cores, {busy_max:.0%} of them busy: each of {BROKERS_MAX:,} brokers "
+                f"needs {rest:.2f}"
             )
-        work = load.rate_per_s * float(np.dot(self.costs[1:], load.parts[1:])) / 1e6
-        return max(1, math.ceil(work / room))
+        # More brokers never make one of them busier.
+        return (
+            bisect.bisect_left(
+                range(1, BROKERS_MAX), True, key=lambda n: self.busy(load, n) <= room
+            )
+            + 1
+        )
 
 
 def fitted(runs: Sequence[Measured]) -> Model:
@@ -113,7 +150,11 @@ def fitted(runs: Sequence[Measured]) -> Model:
     costs = [0.0] * len(PARTS)
     for number, cost in zip(used, found, strict=True):
         costs[number] = max(0.0, float(cost))
-    return Model(tuple(costs))
+    return Model(
+        tuple(costs),
+        syncs_per_s=max(run.load.syncs * run.load.rate_per_s for run in runs),
+        syncs_each=max(run.load.syncs / run.load.fan_out for run in runs),
+    )
 
 
 def unseen(runs: Sequence[Measured]) -> list[tuple[Measured, float]]:
@@ -164,8 +205,8 @@ def _measured(name: str, result: Mapping[str, Any]) -> Measured:
         "of many sizes": not (messages["sizes"] or messages["file"]),
         "nothing confirmed": confirmed,
         "not consumed meanwhile": load["consumers"] and not load["consume_from_s"],
-        "CPU time of a broker not known": len(brokers) == system["brokers"]
-        and all(each.get("messages_cpu_s") for each in brokers),
+        "CPU time or syncs of a broker not known": len(brokers) == system["brokers"]
+        and all(each.get("messages_cpu_s") and each.get("syncs") is not None for each in brokers),
     }
     for why, holds in checks.items():
         if not holds:
@@ -179,6 +220,7 @@ def _measured(name: str, result: Mapping[str, Any]) -> Measured:
             rate_per_s=result["confirmed_per_s"] / system["brokers"],
             size=messages["size"],
             fan_out=fan_out or messages["subscriptions"],
+            syncs=sum(each["syncs"] for each in brokers) / confirmed,
         ),
         cpu_us=sum(each["messages_cpu_s"] for each in brokers) / confirmed * 1e6,
         written_bytes=sum(each["written_bytes"] for each in brokers) / confirmed,
@@ -194,8 +236,12 @@ def measure(
     busy_max: float,
     spare: int,
     error_max: float,
+    syncs_per_s: float | None = None,
 ) -> Answer:
-    """Answer how many brokers a load needs. Raises RunInvalid where too few runs are of its durability."""
+    """Answer how many brokers a load needs. Raises RunInvalid where too few runs are of its durability.
+
+    syncs_per_s: of each broker's disk; None: the most of any run.
+    """
     own = [run for run in runs if run.durability == durability]
     if len(own) < RUNS_LEAST:
         known = ", ".join(sorted({run.durability for run in runs})) or "none"
@@ -204,14 +250,17 @@ def measure(
             f"there are runs of: {known}"
         )
     model, tests = fitted(own), unseen(own)
+    if syncs_per_s is not None:
+        model = dataclasses.replace(model, syncs_per_s=syncs_per_s)
     errors = sorted(error_of(run, predicted) for run, predicted in tests)
     count = model.brokers(load, cores=cores, busy_max=busy_max)
-    share = Load(rate_per_s=load.rate_per_s / count, size=load.size, fan_out=load.fan_out)
+    share = model.share(load, count)
     found: dict[str, Any] = {
         "brokers": count + spare,
         "spare": spare,
         "cpu_us": model.cpu_us(share),
-        "busy": model.cpu_us(share) * share.rate_per_s / 1e6 / cores,
+        "busy": model.busy(load, count) / cores,
+        "syncs_per_s": share.syncs * share.rate_per_s,
         "written_mb_per_s": _written(own, load) * share.rate_per_s / 1e6,
         "costs": dict(zip(PARTS, model.costs, strict=True)),
         "error_p50": float(np.median(errors)),
@@ -223,12 +272,14 @@ def measure(
                 "rate": run.load.rate_per_s,
                 "bytes": run.load.size,
                 "subscriptions": run.load.fan_out,
+                "syncs": run.load.syncs,
                 "measured us": run.cpu_us,
                 "predicted us": predicted,
                 "error": error_of(run, predicted),
             }
             for run, predicted in tests
         ],
+        "rate_per_broker": share.rate_per_s,
         "variants": [*_variants(model, load, cores=cores, busy_max=busy_max, spare=spare)],
     }
     faults = [*_beyond(own, load)]
@@ -237,7 +288,11 @@ def measure(
             f"the runs do not carry a model: it is {found['error_mean']:.0%} off on runs that it has not "
             f"seen, more than {error_max:.0%}"
         )
-    return Answer(found, _page(found, load, durability, cores, busy_max, tuple(faults)))
+    page = _page(found, load, durability, cores, busy_max, tuple(faults))
+    if share.rate_per_s > (most := max(run.load.rate_per_s for run in own)):
+        told = f"Each broker gets {share.rate_per_s:,.0f}/s; measured were up to {most:,.0f}/s."
+        page = dataclasses.replace(page, notes=(told,))
+    return Answer(found, page)
 
 
 def _written(runs: Sequence[Measured], load: Load) -> float:
@@ -305,7 +360,11 @@ def _page(
             Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
             Figure(f"{found['busy']:.0%}", "of a broker's cores are busy", f"of {count - spare}"),
             Figure(f"{found['cpu_us']:,.0f} µs", "CPU of a message"),
-            Figure(f"{found['written_mb_per_s']:,.1f} MB/s", "written by each broker"),
+            Figure(
+                f"{found['written_mb_per_s']:,.1f} MB/s",
+                "written by each broker",
+                f"with {found['syncs_per_s']:,.0f} syncs a second",
+            ),
             Figure(
                 f"{found['error_mean']:.1%}",
                 "error",
@@ -337,6 +396,7 @@ def _page(
                 runs,
                 {
                     **{name: name for name in ("run", "rate", "bytes", "subscriptions")},
+                    "syncs": lambda row: f"{row['syncs']:.2f}",
                     "measured us": "measured us",
                     "predicted us": "predicted us",
                     "error": lambda row: f"{row['error']:.1%}",
@@ -411,6 +471,12 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
     help="Brokers that may be away at this rate.",
 )
 @click.option(
+    "--syncs",
+    "syncs_per_s",
+    type=click.FloatRange(min=0),
+    help="A second, of each broker's disk. Default: the most of any run.",
+)
+@click.option(
     "--error-max",
     default=0.15,
     type=_PART,
@@ -427,6 +493,7 @@ def command(
     cores: float,
     busy_max: float,
     spare: int,
+    syncs_per_s: float | None,
     error_max: float,
     out: Path,
 ) -> int:
@@ -436,8 +503,8 @@ def command(
     """
 
     def work() -> int:
-        if not all(map(math.isfinite, (rate_per_s, fan_out, cores))):
-            raise click.UsageError("--rate, --fan-out, --cores: finite numbers")
+        if not all(map(math.isfinite, (rate_per_s, fan_out, cores, syncs_per_s or 0))):
+            raise click.UsageError("--rate, --fan-out, --cores, --syncs: finite numbers")
         runs, left = read_runs(folders)
         answer = measure(
             runs,
@@ -447,6 +514,7 @@ def command(
             busy_max=busy_max,
             spare=spare,
             error_max=error_max,
+            syncs_per_s=syncs_per_s,
         )
         notes = [f"Left out: {'; '.join(left)}."] if left else []
         return write("capacity", answer, out, notes=notes)

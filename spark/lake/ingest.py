@@ -169,10 +169,10 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
     """
     manifest, files, new = plan.manifest, plan.files, plan.new
     before = lake.note(manifest.run_id, NOTE)
-    known, reading = dict(before.get("files", {})), secrets.token_hex(8)
+    known, token = dict(before.get("files", {})), secrets.token_hex(8)
     if new:
         # Until it ends, the run in the lake is neither the old nor the new one.
-        lake.take_note(manifest.run_id, NOTE, before | {"reading": reading})
+        lake.take_note(manifest.run_id, NOTE, before | {"reading": token})
     gone = [known.pop(source) | {"source": source} for source in plan.moved]
     with ThreadPoolExecutor(len(EVENTS)) as pool:
         reading = [
@@ -190,7 +190,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         ]
         for each in reading:
             known |= each.result()
-    if new and (found := lake.note(manifest.run_id, NOTE)).get("reading") != reading:
+    if new and (found := lake.note(manifest.run_id, NOTE)).get("reading") != token:
         read = {file.source for file in new}
         left = {name: file for name, file in found.get("files", {}).items() if name not in read}
         lake.take_note(manifest.run_id, NOTE, found | {"reading": SEVERAL, "files": left})
