@@ -193,7 +193,7 @@ class Recorder(Hooks):
 
     # Hooks.
     def publishing(self, destination: str, message: Message) -> Message:
-        if not is_sampled(message.message_id, self.share):
+        if self.share < 1 and not is_sampled(message.message_id, self.share):
             return message
         intended_ns = time.monotonic_ns()
         body = message.body
@@ -215,7 +215,7 @@ class Recorder(Hooks):
         rows.add(entry, published)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
-        if not is_sampled(delivery.message_id, self.share):
+        if self.share < 1 and not is_sampled(delivery.message_id, self.share):
             return
         rows = self._deliveries.get(delivery.source)
         if rows is None:

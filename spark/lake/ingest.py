@@ -174,29 +174,13 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         # Until it ends, the run in the lake is neither the old nor the new one.
         lake.take_note(manifest.run_id, NOTE, before | {"reading": token})
     gone = [known.pop(source) | {"source": source} for source in plan.moved]
-    with ThreadPoolExecutor(len(EVENTS)) as pool:
-        reading = [
-            pool.submit(
-                _read,
-                session,
-                lake,
-                manifest,
-                kind,
-                [file for file in new if file.kind == kind],
-                [file["source"] for file in gone if file["kind"] == kind],
-            )
-            for kind in EVENTS
-            if any(file.kind == kind for file in new)
-        ]
-        for each in reading:
-            known |= each.result()
-    if new and (found := lake.note(manifest.run_id, NOTE)).get("reading") != token:
-        read = {file.source for file in new}
-        left = {name: file for name, file in found.get("files", {}).items() if name not in read}
-        lake.take_note(manifest.run_id, NOTE, found | {"reading": SEVERAL, "files": left})
-        raise RunInvalid(
-            f"{lake.root}: another ingest of {manifest.run_id!r} went on meanwhile: ingest it again"
-        )
+    try:
+        known |= _read_all(session, lake, plan, gone)
+    except Exception as fault:
+        # Two that replace the same files at once make each other fail.
+        _refuse_another(lake, plan, token, fault)
+        raise
+    _refuse_another(lake, plan, token)
     noted = {
         "folder": str(plan.folder.resolve()),
         "files": known,
@@ -210,6 +194,44 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
     lake.take_note(manifest.run_id, "manifest", values)
     lake.take_note(manifest.run_id, NOTE, noted)
     return _told(manifest, noted, tuple(file.source for file in new))
+
+
+def _read_all(
+    session: SparkSession, lake: Lake, plan: Plan, gone: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Read the new files of all kinds at once. Returns source -> its note. gone: files that they replace."""
+    found: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(len(EVENTS)) as pool:
+        reading = [
+            pool.submit(
+                _read,
+                session,
+                lake,
+                plan.manifest,
+                kind,
+                [file for file in plan.new if file.kind == kind],
+                [file["source"] for file in gone if file["kind"] == kind],
+            )
+            for kind in EVENTS
+            if any(file.kind == kind for file in plan.new)
+        ]
+        for each in reading:
+            found |= each.result()
+    return found
+
+
+def _refuse_another(lake: Lake, plan: Plan, token: str, fault: BaseException | None = None) -> None:
+    """Raise RunInvalid where another ingest of the run began since; these files are read again then."""
+    run_id = plan.manifest.run_id
+    noted = lake.note(run_id, NOTE)
+    if not plan.new or noted.get("reading") == token:
+        return
+    read = {file.source for file in plan.new}
+    left = {name: file for name, file in noted.get("files", {}).items() if name not in read}
+    lake.take_note(run_id, NOTE, noted | {"reading": SEVERAL, "files": left})
+    raise RunInvalid(
+        f"{lake.root}: another ingest of {run_id!r} went on meanwhile: ingest it again"
+    ) from fault
 
 
 def ingested(lake: Lake, run_id: str) -> Ingested:

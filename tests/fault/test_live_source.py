@@ -181,7 +181,7 @@ def test_kills_of_driver_executors_and_brokers_leave_each_stored_message_in_the_
     until_s = time.monotonic() + MINUTES * 60
     done = Counter[str]()
     write_list(broken, BROKERS[:2])  # the third one is new to the query
-    with publishing(bus, topic, publishers=3) as load:
+    with publishing(bus, topic, publishers=3, rate_per_s=50) as load:
         live.start()
         live.wait_batches(2)
         for fault in faults:

@@ -69,7 +69,7 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     assert '<meta http-equiv="refresh" content="5">' in text
     assert "1,234" in text
     assert "1.5 s" in text
-    assert "1 gaps" in text
+    assert "1 gap:" in text
     assert "<mb1>" not in text
     assert page_of("orders", [], left=0, behind_ms=0).faults == ()
 
