@@ -35,13 +35,13 @@ from messagebus import (
     Outcome,
     Published,
     Publisher,
+    Receipt,
     Replay,
     Stream,
     Subscription,
     Topic,
     declare,
 )
-from messagebus.core.deliveries import Receipt
 from messagebus.recording.recorder import Recorder
 
 REPLAY, LIVE, AUDIT, RECORD = "again.replay", "again.live", "again.audit", "again.record"
