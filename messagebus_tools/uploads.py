@@ -92,6 +92,12 @@ class _Folder:
 
     def put(self, source: IO[bytes], name: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            there = (self._folder / name).stat()
+            if os.path.samestat(there, os.fstat(source.fileno())):
+                raise OSError(
+                    f"{self._folder} is the folder itself: nothing is uploaded, or deleted"
+                )
         candidate = self._folder / f".{name}.{os.getpid()}"
         with candidate.open("wb") as target:
             shutil.copyfileobj(source, target, CHUNK)
@@ -235,19 +241,19 @@ class Uploads:
         """Upload each closed file and the manifest, now. Returns False where that must be done again."""
         if not self.folder.is_dir():
             return True  # nobody has recorded yet
-        with self._alone() as is_alone:
-            if not is_alone:
-                return False
-            self._make_room()
-            try:
+        try:
+            with self._alone() as is_alone:
+                if not is_alone:
+                    return False
+                self._make_room()
                 for path in self._closed():
                     self._upload(path)
                 self._upload_manifest()
-            except (OSError, MessageBusError) as fault:
-                self._fail(_line(fault))
-                return False
-            self._told = ""
-            return True
+        except (OSError, MessageBusError, ValueError, KeyError, TypeError) as fault:
+            self._fail(_line(fault))
+            return False
+        self._told = ""
+        return True
 
     def _fail(self, why: str) -> None:
         self._failed += 1
@@ -258,12 +264,13 @@ class Uploads:
     @contextmanager
     def _alone(self) -> Iterator[bool]:
         """Keep other processes of the folder out of a round."""
-        try:
-            with (self.folder / LOCK).open("w") as lock:
+        with (self.folder / LOCK).open("w") as lock:
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield True
-        except BlockingIOError:
-            yield False
+            except BlockingIOError:
+                yield False
+                return
+            yield True
 
     def _closed(self) -> Iterator[Path]:
         """Return the files that nobody writes, the oldest first.

@@ -123,7 +123,7 @@ def _live_figures(scene: Scene) -> Iterator[Figure]:
     scene.say(f"{count:,} messages are stored")
     store(bus, "live", count)
     out = scene.folder / "once"
-    with _live(environment, out, "--once", "--rows-max", str(LIVE_BATCH)) as process:
+    with _live(environment, out, "--once", "--rows-max", str(scene.part(LIVE_BATCH))) as process:
         if process.wait(WITHIN_S):
             raise BenchError(f"{LIVE}: the job ended with {process.returncode}")
     batches = _batches(out)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 if __package__ in (None, ""):
@@ -361,7 +361,7 @@ def command(
         )
         if is_last or code not in (Exit.DONE, Exit.FOUND):
             return code
-        time.sleep(every_s or 0)
+        sleep(every_s or 0)
 
 
 def _is_over(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from pathlib import Path
@@ -130,3 +131,29 @@ def test_keys_in_an_address_and_unknown_protocols_are_one_line() -> None:
     with pytest.raises(ConfigError) as told:
         store_of("nothing://lake/run")
     assert "\n" not in str(told.value)
+
+
+def test_the_folder_itself_as_its_address_loses_nothing(folder: Path, tmp_path: Path) -> None:
+    recorded(folder, 1).close()
+    (tmp_path / "link").symlink_to(folder)
+    for address in (str(folder), f"file://{folder}", str(tmp_path / "link")):
+        uploads = Uploads(folder, address)
+        assert not uploads.upload()
+        assert uploads.stats().waiting == 1
+    assert (folder / "published-p1-0001.ndjson").stat().st_size
+
+
+def test_a_broken_manifest_and_a_round_elsewhere_end_no_uploads(folder: Path) -> None:
+    store = Fake()
+    uploads = Uploads(folder, "there", store=store)
+    (folder / MANIFEST).write_text("{")
+    recorded(folder, 1).close()
+    assert not uploads.upload()
+    assert uploads.stats().failed == 1
+    assert sorted(store.files) == ["published-p1-0001.ndjson"]
+    (folder / MANIFEST).write_text('{"anchor": {"process": "p1"}}')
+    with (folder / ".uploads.lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not uploads.upload()
+    assert uploads.upload()
+    assert sorted(store.files) == ["manifest-p1.json", "published-p1-0001.ndjson"]

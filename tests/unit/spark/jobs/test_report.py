@@ -374,7 +374,7 @@ def test_a_report_that_follows_a_run_ends_with_the_rows_and_numbers_of_one_of_th
         text = path.read_text()
         (growing / path.name).write_text(text[: text.index("\n", len(text) // 2) + 1])
     monkeypatch.setattr("spark.command.session_for", session_for)
-    monkeypatch.setattr("spark.jobs.report.time.sleep", goes_on)
+    monkeypatch.setattr("spark.jobs.report.sleep", goes_on)
 
     def reported(folder: str, *words: str) -> tuple[int, dict[str, Any]]:
         out = tmp_path / ("live" if words else "once")
@@ -386,15 +386,14 @@ def test_a_report_that_follows_a_run_ends_with_the_rows_and_numbers_of_one_of_th
     assert reloading == [True, True]
     assert "http-equiv" not in (tmp_path / "live" / "report.html").read_text()
     assert live == once
-    tables = sorted(path.name for path in (tmp_path / "once" / "tables").iterdir())
-    assert {"published", "delivered"} < {*tables}
-    for name in tables:
-        if name != "runs":
-            rows = [
-                sorted(
-                    map(str, session.read.parquet(str(tmp_path / out / "tables" / name)).collect())
-                )
-                for out in ("live", "once")
-            ]
-            assert rows[0] == rows[1], name
-            assert rows[0], name
+    tables = {
+        path.relative_to(tmp_path / "once" / "tables").parts[0]
+        for path in (tmp_path / "once" / "tables").rglob("*.parquet")
+    }
+    assert {"published", "delivered"} < tables
+    for name in sorted(tables):
+        rows = [
+            sorted(map(str, session.read.parquet(str(tmp_path / out / "tables" / name)).collect()))
+            for out in ("live", "once")
+        ]
+        assert rows[0] == rows[1], name
