@@ -422,7 +422,7 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
     "folders",
     multiple=True,
     required=True,
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=click.Path(path_type=Path, file_okay=False),
     help="Folder with runs, as of python -m bench run capacity; several may be given.",
 )
 @click.option(

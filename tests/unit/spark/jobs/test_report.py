@@ -344,6 +344,7 @@ def test_missing_java_is_one_line_with_the_package(tmp_path: Path) -> None:
     assert "openjdk-17-jre-headless" in done.stderr
 
 
+@pytest.mark.timeout(900)  # four reports
 def test_a_report_that_follows_a_run_ends_with_the_rows_and_numbers_of_one_of_the_whole(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
