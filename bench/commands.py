@@ -43,8 +43,8 @@ from bench.harness.workers import made, made_empty
 from bench.load.profile import Profile
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
+from bench.workloads import capacity, peers, predecessor
 from bench.workloads import overhead as overheads
-from bench.workloads import peers, predecessor
 from bench.workloads.knee import Knee, fault_of
 from bench.workloads.latency_and_fan_in import (
     MATRIX,
@@ -100,6 +100,11 @@ WORKLOADS: Mapping[str, Workload] = {
         told=lambda results, _repeat: fan_in_told(results),
         figures=lambda results, _repeat, command: fan_in_figures(results, command),
     ),
+    "capacity": Workload(
+        steps=lambda load, repeat, part: capacity.steps(load("capacity"), repeat, part),
+        told=lambda results, _repeat: capacity.told(results),
+        figures=lambda results, _repeat, command: capacity.figures(results, command),
+    ),
     "peers": Workload(
         steps=lambda load, repeat, part: peers.steps(
             load("peers"), load("peers-full"), repeat, part
@@ -151,8 +156,8 @@ def run(
 ) -> None:
     """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
 
-    seed-s1, seed-s2, latency-matrix, fan-in and peers are workloads of several runs; with --dir they go on
-    where they were interrupted.
+    seed-s1, seed-s2, latency-matrix, fan-in, capacity and peers are workloads of several runs; with --dir
+    they go on where they were interrupted.
 
     Exit code 7: the numbers are not to be trusted; the first lines of the report give the reasons.
     """

@@ -149,7 +149,7 @@ class Page:
     kind: of the report. name: begins the text, `kind, title` by default. meta: lines below the title.
     notes: limits of the page, behind the verdict. faults: reasons why it does not hold; empty when it
     does. comment: below a verdict that holds. words: word -> its meaning or its exceptions. footer: names
-    the files beside the page.
+    the files beside the page. reload_s: seconds after which a browser loads it again; 0: never.
     """
 
     kind: str
@@ -165,6 +165,7 @@ class Page:
     words_title: str = "What the words mean, and what is left out"
     words: Mapping[str, str] = field(default_factory=dict)
     footer: str = ""
+    reload_s: int = 0
 
     @property
     def first(self) -> str:

@@ -12,6 +12,7 @@ from spark.command import exit_code
 from spark.jobs import (
     audit,
     backlog,
+    capacity,
     compare,
     failover,
     imbalance,
@@ -32,7 +33,7 @@ def jobs() -> None:
 
 
 for job in (
-    ingest, throughput, latency, audit, imbalance, backlog, failover, compare, report,
+    ingest, throughput, latency, audit, imbalance, backlog, failover, compare, capacity, report,
 ):  # fmt: skip
     jobs.add_command(job.command, job.__name__.rpartition(".")[2])
 

@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import click
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -42,6 +43,9 @@ log = logging.getLogger("messagebus.spark")
 MINUTES_SHOWN = 60
 POLL_S = 1
 REFRESH_S = 5
+AGAIN_MAX = 5
+# Errors that come again with each try: what is gone, or set wrong.
+FINAL = ("ReplayGap", "ConfigError", "LoginRefused", "ChannelRefused", "NameInvalid")
 WORDS = {
     "messages": "stored by the brokers' streams. A message that was published twice is two of them.",
     "imbalance": "messages of the busiest broker over the mean of all brokers: 1 is even.",
@@ -77,6 +81,10 @@ class Sink:
         self._batches[number] = found
         if last_ms := max((row["last_ms"] for row in found), default=0):
             self.behind_ms = max(0, round(time.time() * 1000) - last_ms)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._batches)
 
     def minutes(self) -> list[dict[str, Any]]:
         """Return the rows of `by_minute` over all batches."""
@@ -149,14 +157,14 @@ def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: 
         ),
         words=WORDS,
         footer="Rows: tables/minutes beside this page (Parquet).",
+        reload_s=REFRESH_S,
     )
 
 
 def write_page(out: Path, page: Page) -> None:
-    """Write live.html, whole at any time, which loads itself again."""
-    tag = f'<head><meta http-equiv="refresh" content="{REFRESH_S}">'
+    """Write live.html, whole at any time."""
     candidate = out / ".live.html"
-    candidate.write_text(render_html(page).replace("<head>", tag, 1))
+    candidate.write_text(render_html(page))
     candidate.replace(out / "live.html")
 
 
@@ -179,8 +187,27 @@ def start(
     return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
 
 
-def follow(query: StreamingQuery, out: Path, topic: str, sink: Sink) -> None:
-    """Keep the page until the query ends. Raises what ended it."""
+def follow(begin: Callable[[], StreamingQuery], out: Path, topic: str, sink: Sink) -> None:
+    """Start the query and keep the page until it ends. Raises what ended it.
+
+    Spark ends a query when a worker is not there within 10 s, as on a busy machine, or when all tries of a
+    task fail. It is started again and goes on where it was, AGAIN_MAX times without a batch between them.
+    """
+    again = 0
+    while True:
+        before = len(sink)
+        try:
+            return _follow(begin(), out, topic, sink)
+        except PySparkException as fault:
+            again = 0 if len(sink) > before else again + 1
+            if again > AGAIN_MAX or any(name in str(fault) for name in FINAL):
+                raise
+            log.warning(
+                "query started again times=%d error=%s", again, str(fault).partition("\n")[0]
+            )
+
+
+def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink) -> None:
     shown = -1
     while True:
         has_ended = bool(query.awaitTermination(POLL_S))
@@ -263,9 +290,20 @@ def command(
         session = spark_session("messagebus live")
         try:
             sink = Sink(session, out / "tables", keeps=keep)
-            query = start(session, options, out, sink, every_s=None if once else every_s)
-            signal.signal(signal.SIGTERM, lambda *_: query.stop())
-            follow(query, out, topic, sink)
+            queries: list[StreamingQuery] = []
+
+            def begin() -> StreamingQuery:
+                queries.append(
+                    start(session, options, out, sink, every_s=None if once else every_s)
+                )
+                return queries[-1]
+
+            def end(*_: object) -> None:
+                for query in queries[-1:]:
+                    query.stop()
+
+            signal.signal(signal.SIGTERM, end)
+            follow(begin, out, topic, sink)
         finally:
             session.stop()
         click.echo(str(out / "live.html"))

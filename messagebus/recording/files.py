@@ -7,6 +7,7 @@ thread writes. Columns are those of `messagebus.recording.events`; the first lin
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import re
@@ -77,13 +78,17 @@ def _boot() -> str:
 
 
 class EventFile:
-    """New file of lines. Raises RecordingFailed when the file exists: runs are never mixed."""
+    """New file of lines, locked until it is closed. Raises RecordingFailed when the file exists: runs are
+    never mixed.
+    """
 
     def __init__(self, path: Path, anchor: Anchor, *, clock_ns: Callable[[], int]) -> None:
         self.path = path
         self._clock_ns = clock_ns
         try:
             self._file = path.open("xb", buffering=0)
+            # Who takes files away leaves locked and empty ones alone.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
             raise RecordingFailed(f"{path}: cannot write events: {fault.strerror}") from fault
         self._lines: list[str] = []

@@ -27,6 +27,7 @@ __all__ = [
     "Manifest",
     "RunInvalid",
     "parse_anchor",
+    "parsed",
     "read_manifest",
     "write_whole",
 ]
@@ -184,11 +185,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunInvalid(f"{folder}: no {MANIFEST} in it: not the folder of a run{hint}") from fault
     except (OSError, ValueError) as fault:
         raise RunInvalid(f"{path}: not readable JSON: {fault}") from fault
+    return parsed(values, str(path))
+
+
+def parsed(values: Any, where: str) -> Manifest:
+    """Make a manifest of its values in JSON. Raises RunInvalid, with the place."""
     try:
         return _manifest(values)
     except (KeyError, TypeError, ValueError) as fault:
         reason = f"{fault.args[0]!r} is missing" if isinstance(fault, KeyError) else str(fault)
-        raise RunInvalid(f"{path}: {reason}") from fault
+        raise RunInvalid(f"{where}: {reason}") from fault
 
 
 def parse_anchor(values: Any) -> Anchor:

@@ -97,7 +97,8 @@ class Recorder(Hooks):
     deliveries, so that a subscription that receives nothing at all is missed only if it stands here.
     name: of this process in the run, of letters, digits, ``.``, ``_`` and ``-``; None makes one.
     rows_max: rows that wait for the disk at most. file_bytes_max, files_max: how large a file may become, and
-    how many of a kind are kept; then the oldest is deleted, and its rows with it.
+    how many of a kind are kept; then the oldest is deleted, and its rows with it. file_age_s: how old, where
+    somebody takes closed files away, such as `messagebus_tools.uploads`; None: however old.
     """
 
     def __init__(
@@ -110,10 +111,13 @@ class Recorder(Hooks):
         rows_max: int = ROWS_MAX,
         file_bytes_max: int = FILE_BYTES_MAX,
         files_max: int = FILES_MAX,
+        file_age_s: float | None = None,
         grace_s: float = GRACE_S,
         topics: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         _check(run_id, share, name, rows_max, file_bytes_max, files_max)
+        if file_age_s is not None and not file_age_s > 0:
+            raise ConfigError(f"Recorder: file_age_s {file_age_s!r}: above 0, or None")
         self.folder, self.run_id, self.share = Path(folder), run_id, share
         self.name = name or process_name()
         self._part = RunPart(
@@ -131,7 +135,7 @@ class Recorder(Hooks):
         self._published_rows = _Waiting(rows_max)
         self._delivered_rows = _Waiting(rows_max)
         self._files = [
-            _Files(self.folder, kind, self.name, rows, file_bytes_max, files_max)
+            _Files(self.folder, kind, self.name, rows, file_bytes_max, files_max, file_age_s)
             for kind, rows in (
                 ("published", self._published_rows),
                 ("delivered", self._delivered_rows),
@@ -189,7 +193,7 @@ class Recorder(Hooks):
 
     # Hooks.
     def publishing(self, destination: str, message: Message) -> Message:
-        if not is_sampled(message.message_id, self.share):
+        if self.share < 1 and not is_sampled(message.message_id, self.share):
             return message
         intended_ns = time.monotonic_ns()
         body = message.body
@@ -211,7 +215,7 @@ class Recorder(Hooks):
         rows.add(entry, published)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
-        if not is_sampled(delivery.message_id, self.share):
+        if self.share < 1 and not is_sampled(delivery.message_id, self.share):
             return
         rows = self._deliveries.get(delivery.source)
         if rows is None:
@@ -291,10 +295,18 @@ class _Files:
     """Files of one kind; on the thread alone. written, lost: rows. deleted: files."""
 
     def __init__(
-        self, folder: Path, kind: str, name: str, rows: _Waiting, bytes_max: int, files_max: int
+        self,
+        folder: Path,
+        kind: str,
+        name: str,
+        rows: _Waiting,
+        bytes_max: int,
+        files_max: int,
+        age_s: float | None,
     ) -> None:
         self._folder, self._kind, self._name, self._rows = folder, kind, name, rows
         self._bytes_max, self._files_max = bytes_max, files_max
+        self._age_s, self._begun_s = age_s, 0.0
         self._numbers = itertools.count(1)
         self._file: EventFile | None = None
         self._kept: deque[Path] = deque()
@@ -331,6 +343,8 @@ class _Files:
         try:
             if self._file is not None:
                 self._file.flush()
+                if self._age_s is not None and time.monotonic() - self._begun_s >= self._age_s:
+                    self._close()
         except RecordingFailed as fault:
             self._broke(fault)
 
@@ -349,11 +363,14 @@ class _Files:
         self._close()
         path = self._folder / f"{self._kind}-{self._name}-{next(self._numbers):04}.ndjson"
         made = EventFile(path, anchor_now(self._name), clock_ns=time.monotonic_ns)
+        self._begun_s = time.monotonic()
         self._kept.append(path)
         if len(self._kept) > self._files_max:
             try:
-                self._kept.popleft().unlink(missing_ok=True)
+                self._kept.popleft().unlink()
                 self.deleted += 1
+            except FileNotFoundError:
+                pass  # somebody took it away, whole
             except OSError as fault:
                 log.warning("old rows not deleted error=%s", fault.strerror)
         return made

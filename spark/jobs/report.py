@@ -9,7 +9,9 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 if __package__ in (None, ""):
@@ -20,7 +22,9 @@ import click
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from messagebus.commands.exits import HELP
+from messagebus.commands.exits import HELP, Exit
+from messagebus.commands.options import Duration
+from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.charts import Panel, over_time
 from reports.page import Figure, Page, Section, section_of
@@ -28,6 +32,7 @@ from reports.text import NONE, Cell, Table, megabytes, milliseconds, plain
 from spark.command import Answer, allow_option, carry_out, exit_code, max_bad_option
 from spark.jobs import audit, failover, imbalance, latency, throughput
 from spark.lake.ingest import plan
+from spark.lake.manifests import manifest_of
 from spark.lake.places import PlaceType
 from spark.lake.tables import Lake
 from spark.measures import gaps, hdr
@@ -320,10 +325,21 @@ def _over_time(found: Found) -> str:
     help="Folder for report.html, report.txt, audit.json and tables/.",
 )
 @click.option("--lake", "root", type=PlaceType(), help="Default: OUT/tables.")
+@click.option(
+    "--every",
+    "every_s",
+    type=Duration(),
+    help="Again and again with what is new, until the run is over; the page loads itself again.",
+)
 @max_bad_option
 @allow_option
 def command(
-    folder: Path, out: Path, root: Path | None, bad_max: int, allow: tuple[str, ...]
+    folder: Path,
+    out: Path,
+    root: Path | None,
+    every_s: float | None,
+    bad_max: int,
+    allow: tuple[str, ...],
 ) -> int:
     """Report on one recorded run: was anything lost, altered or doubled; how fast; how even.
 
@@ -331,16 +347,33 @@ def command(
     a confirm or was left out of the record, and there were no more bad lines than --max-bad allows.
     """
     lake = Lake(root or out / "tables")
-    return carry_out(
-        "report",
-        measure,
-        lake,
-        lambda: plan(folder, lake),
-        out,
-        bad_max=bad_max,
-        allow=allow,
-        json_name="audit",
-    )
+    while True:
+        is_last = every_s is None or _is_over(folder)
+        code = carry_out(
+            "report",
+            partial(_measured, 0 if is_last else max(1, round(every_s or 0))),
+            lake,
+            lambda: plan(folder, lake),
+            out,
+            bad_max=bad_max,
+            allow=allow,
+            json_name="audit",
+        )
+        if is_last or code not in (Exit.DONE, Exit.FOUND):
+            return code
+        sleep(every_s or 0)
+
+
+def _is_over(folder: Path) -> bool:
+    try:
+        return manifest_of(folder)[0].complete
+    except (RunInvalid, OSError):
+        return True  # the report says what is wrong
+
+
+def _measured(reload_s: int, run: Run) -> Answer:
+    answer = measure(run)
+    return dataclasses.replace(answer, page=dataclasses.replace(answer.page, reload_s=reload_s))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ ingest of a run that goes on reads only new files.
 
 from __future__ import annotations
 
-import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from messagebus.recording.events import EVENTS
-from messagebus.recording.manifest import MANIFEST, Manifest, RunInvalid, read_manifest
+from messagebus.recording.manifest import Manifest, RunInvalid, read_manifest
 from spark.lake.events import (
     FOREIGN,
     counted,
@@ -32,10 +32,12 @@ from spark.lake.events import (
     schema_of,
 )
 from spark.lake.files import ANCHOR, EventFile, Files, anchor_noted, find_files
+from spark.lake.manifests import manifest_of
 from spark.lake.tables import DATE, RUN, SOURCE, Lake
 
 QUARANTINE = "quarantine"
 NOTE = "ingested"
+SEVERAL = "several at once"
 QUARANTINE_SCHEMA = StructType(
     [StructField(name, StringType()) for name in ("kind", "reason", "value", DATE, RUN, SOURCE)]
 )
@@ -119,7 +121,8 @@ def plan(folder: Path, lake: Lake) -> Plan:
 
     Raises RunInvalid: no run, nothing in it, or another run of that name.
     """
-    manifest = read_manifest(folder).on_wall_clock()
+    told, _values = manifest_of(folder)
+    manifest = told.on_wall_clock()
     _refuse_namesake(lake, folder, manifest)
     noted = lake.note(manifest.run_id, NOTE)
     known: dict[str, Any] = noted.get("files", {})
@@ -159,29 +162,25 @@ def _named(manifest: Manifest) -> list[list[str]]:
 
 
 def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
-    """Read the new files. Raises RunInvalid when a file changes while it is read."""
+    """Read the new files.
+
+    Raises RunInvalid when a file changes while it is read, or another ingest of the run went on meanwhile:
+    both replace the same partitions, and no lock is known to every file system.
+    """
     manifest, files, new = plan.manifest, plan.files, plan.new
-    known = dict(lake.note(manifest.run_id, NOTE).get("files", {}))
-    if known and new:
+    before = lake.note(manifest.run_id, NOTE)
+    known, token = dict(before.get("files", {})), secrets.token_hex(8)
+    if new:
         # Until it ends, the run in the lake is neither the old nor the new one.
-        lake.take_note(manifest.run_id, NOTE, lake.note(manifest.run_id, NOTE) | {"reading": True})
+        lake.take_note(manifest.run_id, NOTE, before | {"reading": token})
     gone = [known.pop(source) | {"source": source} for source in plan.moved]
-    with ThreadPoolExecutor(len(EVENTS)) as pool:
-        reading = [
-            pool.submit(
-                _read,
-                session,
-                lake,
-                manifest,
-                kind,
-                [file for file in new if file.kind == kind],
-                [file["source"] for file in gone if file["kind"] == kind],
-            )
-            for kind in EVENTS
-            if any(file.kind == kind for file in new)
-        ]
-        for each in reading:
-            known |= each.result()
+    try:
+        known |= _read_all(session, lake, plan, gone)
+    except Exception as fault:
+        # Two that replace the same files at once make each other fail.
+        _refuse_another(lake, plan, token, fault)
+        raise
+    _refuse_another(lake, plan, token)
     noted = {
         "folder": str(plan.folder.resolve()),
         "files": known,
@@ -191,10 +190,48 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
         "clock_doubt_ns": files.clock_doubt_ns,
         "named": _named(manifest),
     }
-    values = json.loads((plan.folder / MANIFEST).read_text())
+    _manifest, values = manifest_of(plan.folder)
     lake.take_note(manifest.run_id, "manifest", values)
     lake.take_note(manifest.run_id, NOTE, noted)
     return _told(manifest, noted, tuple(file.source for file in new))
+
+
+def _read_all(
+    session: SparkSession, lake: Lake, plan: Plan, gone: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Read the new files of all kinds at once. Returns source -> its note. gone: files that they replace."""
+    found: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(len(EVENTS)) as pool:
+        reading = [
+            pool.submit(
+                _read,
+                session,
+                lake,
+                plan.manifest,
+                kind,
+                [file for file in plan.new if file.kind == kind],
+                [file["source"] for file in gone if file["kind"] == kind],
+            )
+            for kind in EVENTS
+            if any(file.kind == kind for file in plan.new)
+        ]
+        for each in reading:
+            found |= each.result()
+    return found
+
+
+def _refuse_another(lake: Lake, plan: Plan, token: str, fault: BaseException | None = None) -> None:
+    """Raise RunInvalid where another ingest of the run began since; these files are read again then."""
+    run_id = plan.manifest.run_id
+    noted = lake.note(run_id, NOTE)
+    if not plan.new or noted.get("reading") == token:
+        return
+    read = {file.source for file in plan.new}
+    left = {name: file for name, file in noted.get("files", {}).items() if name not in read}
+    lake.take_note(run_id, NOTE, noted | {"reading": SEVERAL, "files": left})
+    raise RunInvalid(
+        f"{lake.root}: another ingest of {run_id!r} went on meanwhile: ingest it again"
+    ) from fault
 
 
 def ingested(lake: Lake, run_id: str) -> Ingested:

@@ -5,7 +5,8 @@ that it stands for, so that a job that is run again gives the same rows once. Na
 text: Spark would guess a number for a run called 007.
 
 Plain Parquet and no Delta or Iceberg: whole partitions are replaced and there is one writer, which
-folders can do. Those formats would be needed for concurrent writers, or for changes of single rows.
+folders can do. Those formats would be needed for concurrent writers, or for changes of single rows. Two
+ingests of one run at once are told, and done again.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ class Lake:
                 remove(path)
 
     def note(self, run_id: str, name: str) -> dict[str, Any]:
-        """Return the note about a run's table; empty when there is none."""
+        """Return the note about a run's table; empty when there is none. Raises OSError.
+
+        A note that cannot be reached is not none: without it the rows of files that are gone would be.
+        """
         try:
             found = json.loads(self._note_path(run_id, name).read_text())
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 

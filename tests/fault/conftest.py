@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +10,6 @@ import pytest
 from messagebus import BusConfig
 from ops.local.cluster import LocalCluster
 from tests.support.faults import bus_config, forget, restore
-
-# They have not passed on real servers yet; pytest runs one that is named.
-collect_ignore = [
-    name for name in ("test_live_source.py",) if not any(name in each for each in sys.argv)
-]
 
 _numbers = itertools.count(1)
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -136,6 +137,46 @@ def test_a_stream_that_was_made_again_is_a_gap_and_goes_on_by_time_where_that_is
     with pytest.raises(ReplayGap, match=victim):
         list(Replay(bus, topic, since=kept))
     assert sorted(ids(Replay(bus, topic, since=kept, on_gap="time"))) == sorted(sent)
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_offsets_that_a_power_off_gave_again_to_other_messages_are_a_gap(
+    broken: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
+) -> None:
+    made(bus, topic)
+    register(broken, f"{topic}/kept")
+    before = published(bus, topic, 90)
+    # What the disk had when the power went: the queues whole, since they are synced, the stream without its
+    # tail, since it is not.
+    broken.kill("mb1")
+    (streams,) = broken.node("mb1").data_dir.glob("*/stream")
+    shutil.copytree(streams, tmp_path / "synced")
+    broken.start("mb1")
+    broken.wait_ready()
+    lost = published(bus, topic, 150)
+    replay = Replay(bus, topic)
+    assert sorted(ids(replay)) == sorted(before + lost)
+    kept, victim = replay.checkpoint(), broken.node("mb1").broker
+    broken.kill("mb1")
+    shutil.rmtree(streams)
+    shutil.copytree(tmp_path / "synced", streams)
+    broken.start("mb1")
+    broken.wait_ready()
+    left = ids(Replay(bus, topic))
+    assert set(before) <= set(left) < set(before + lost), "nothing was lost"
+    with pytest.raises(ReplayGap, match=victim):
+        list(Replay(bus, topic, since=kept))
+    # As many again, so that the broker gives the offset of the checkpoint to another message.
+    again = published(bus, topic, 600)
+    found = {each.broker: each.offset for each in Replay(bus, topic)}
+    assert found[victim] > kept.positions[victim].offset
+    with pytest.raises(ReplayGap, match=victim):
+        list(Replay(bus, topic, since=kept))
+    by_time = ids(Replay(bus, topic, since=kept, on_gap="time"))
+    assert set(again) <= set(by_time) <= set(left + again)
+    # What was confirmed is none of the stream's: each subscription has it.
+    sent = {*before, *lost, *again}
+    assert drain(bus, topic, "kept", expected=sent).keys() == sent
 
 
 def test_a_replay_that_goes_on_gets_what_is_published_later(

@@ -1,6 +1,7 @@
-"""Jobs on two workers that share nothing but an object store, which is busy and lies.
+"""Jobs on two workers that share nothing but an object store, which is busy, refuses and lies.
 
-`TESTS_SPARK_JOBS=all` takes every job; by default the ingest and the audit stand for them.
+The rows come there by uploads of their hosts. `TESTS_SPARK_JOBS=all` takes every job; by default the ingest
+and the audit stand for them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from bench.clients.jvm.maven import PACKAGES
+from messagebus_tools.uploads import Uploads
 from spark.pack import pack
 from tests.support.events import Faults, write_run
-from tests.support.eventually import FACTOR
+from tests.support.eventually import FACTOR, eventually
 from tests.support.object_store import KEY, SECRET, ObjectStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,7 @@ ALL = {
     "report": ("--events", EVENTS, *LAKE, "--max-bad", "1"),
 }
 JOBS = [*ALL] if os.environ.get("TESTS_SPARK_JOBS") == "all" else ["ingest", "audit"]
+LOGIN = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 # Code for rows so few takes longer than to do without.
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -80,13 +83,12 @@ def submitted(
     pack(folder / "messagebus-spark.zip")
     (folder / "in_turn.py").write_text(IN_TURN)
     jars = ",".join(map(str, sorted(PACKAGES["s3a"].fetch().glob("*.jar"))))
-    login = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
     settings = SETTINGS | {
         "spark.hadoop.fs.s3a.endpoint": store.address,
-        **{f"spark.executorEnv.{name}": text for name, text in login.items()},
+        **{f"spark.executorEnv.{name}": text for name, text in LOGIN.items()},
     }
     here = Path(sys.executable).parent
-    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | login
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | LOGIN
     environ |= {"PATH": f"{here}:{environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
     argv = [
         *(str(here / "spark-submit"), "--master", master, "--driver-memory", "700m"),
@@ -108,37 +110,51 @@ def job(name: str, *arguments: str, out: str = "") -> list[str]:
     return [str(ROOT / "spark" / "jobs" / f"{name}.py"), *arguments, "--out", f"out/{out or name}"]
 
 
-def test_two_workers_that_share_only_an_object_store_give_the_answers_of_one_machine(
-    tmp_path: Path, store: ObjectStore
+def test_two_workers_that_share_only_a_store_that_is_busy_and_lies_give_the_answers_of_one_machine(
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = write_run(tmp_path / "run", messages=200, faults=Faults(owed=3, cut_lines=1))
-    store.upload(tmp_path / "run", "events/run-1")
+    for name, text in LOGIN.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.address)
+    store.busy_every = 7
+    uploads = Uploads(tmp_path / "run", EVENTS)
+    eventually(uploads.upload, within_s=60)
+    assert not [*(tmp_path / "run").glob("*.ndjson")]
     store.busy_every = 23
-    answers = submitted(
-        tmp_path, store, "local-cluster[2,1,1024]", [job(name, *ALL[name]) for name in JOBS]
-    )
-    assert [code for code, _said in answers] == [0] * len(JOBS), answers
-    audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
-    assert sum(row["deliveries"] for row in audited["subscriptions"]) == truth.deliveries
-    assert store.busy > 0
-
-
-def test_a_store_that_refuses_or_lies_is_one_line_and_an_ingest_that_was_lied_to_is_done_again(
-    tmp_path: Path, store: ObjectStore
-) -> None:
-    truth = write_run(tmp_path / "run", messages=200)
-    store.upload(tmp_path / "run", "events/run-1")
-    forbidden = job("ingest", "--events", EVENTS, "--lake", "s3a://forbidden/tables")
-    ingest, audit = job("ingest", *ALL["ingest"]), job("audit", *OF_LAKE)
     # The listing by which Spark reads what it has just written.
     store.lying, store.lies = re.compile(rb"/published/date=[^/]*/[^/]*/[^/]*/part-0"), 1
-    refused, lied, again, audited = submitted(
-        tmp_path, store, "local[1]", [forbidden, ingest, ingest, audit]
+    forbidden = job("ingest", "--events", EVENTS, "--lake", "s3a://forbidden/tables")
+    wanted = [job(name, *ALL[name]) for name in JOBS]
+    refused, lied, *answers = submitted(
+        tmp_path, store, "local-cluster[2,1,1024]", [forbidden, wanted[0], *wanted]
     )
     assert refused[0] != 0
     assert len(refused[1].splitlines()) == 1
     assert "s3a://forbidden" in refused[1]
     assert (lied[0] != 0) == bool(len(lied[1].splitlines()) == 1), lied
-    assert again[0] == audited[0] == 0, (lied, again)
-    found = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
-    assert sum(row["deliveries"] for row in found["subscriptions"]) == truth.deliveries
+    assert [code for code, _said in answers] == [0] * len(JOBS), answers
+    audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
+    assert sum(row["deliveries"] for row in audited["subscriptions"]) == truth.deliveries
+    assert store.busy > 1
+    assert store.lies == 0
+
+
+def test_uploads_with_wrong_keys_keep_their_files_and_say_so_in_one_line(
+    tmp_path: Path,
+    store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_run(tmp_path / "run", messages=20)
+    files = sorted((tmp_path / "run").glob("*.ndjson"))
+    for name, text in LOGIN.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", store.address)
+    uploads = Uploads(tmp_path / "run", "s3a://forbidden/run-1")
+    assert not uploads.upload()
+    assert uploads.stats().waiting == len(files)
+    (told,) = caplog.records
+    assert "\n" not in told.getMessage()
+    assert SECRET not in told.getMessage()
+    assert sorted((tmp_path / "run").glob("*.ndjson")) == files

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.live import Sink, page_of, waiting, write_page
+from spark.live import AGAIN_MAX, Sink, follow, page_of, waiting, write_page
 from spark.measures.stored import MINUTE_MS, by_minute, merged, spread
 from spark.pack import PACKAGES, pack
 from spark.source import SCHEMA
@@ -66,7 +69,7 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     assert '<meta http-equiv="refresh" content="5">' in text
     assert "1,234" in text
     assert "1.5 s" in text
-    assert "1 gaps" in text
+    assert "1 gap:" in text
     assert "<mb1>" not in text
     assert page_of("orders", [], left=0, behind_ms=0).faults == ()
 
@@ -93,3 +96,41 @@ def test_the_archive_has_the_packages_and_two_of_one_checkout_are_equal(tmp_path
     assert {name.partition("/")[0].removesuffix(".py") for name in names} == {*PACKAGES}
     assert "spark/source.py" in names
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
+
+
+class Query:
+    """A query that ends with a fault, or in order."""
+
+    lastProgress = None
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    def awaitTermination(self, _timeout_s: float) -> bool:
+        if self._fault:
+            raise PySparkException(self._fault)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("faults", "started"),
+    [
+        (["worker failed to connect back", "no executor", ""], 3),
+        (["messagebus.errors.ReplayGap: mb1:5672: messages were dropped"], 1),
+        (["worker failed to connect back"] * (AGAIN_MAX + 1), AGAIN_MAX + 1),
+    ],
+)
+def test_a_query_that_spark_ended_is_started_again_but_not_for_ever_and_not_behind_a_gap(
+    session: SparkSession, tmp_path: Path, faults: list[str], started: int
+) -> None:
+    sink, queries = Sink(session, tmp_path, keeps=False), iter(faults)
+    begun: list[str] = []
+
+    def begin() -> Any:
+        begun.append(next(queries))
+        return Query(begun[-1])
+
+    with contextlib.suppress(PySparkException) if faults[-1] else contextlib.nullcontext():
+        follow(begin, tmp_path, "orders", sink)
+    assert len(begun) == started
+    assert (tmp_path / "live.html").exists() == (not faults[-1])

@@ -40,5 +40,5 @@ def test_every_job_of_that_name_has_an_example(
 def test_all_jobs_are_there() -> None:
     assert set(jobs.commands) == {
         *("ingest", "throughput", "latency", "audit", "imbalance", "backlog", "failover"),
-        *("compare", "report", "live", "pack"),
+        *("compare", "capacity", "report", "live", "pack"),
     }

@@ -5,13 +5,15 @@ tests/integration/test_spark_jobs.py makes one by its command.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -340,3 +342,59 @@ def test_missing_java_is_one_line_with_the_package(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
     assert "openjdk-17-jre-headless" in done.stderr
+
+
+@pytest.mark.timeout(900)  # four reports
+def test_a_report_that_follows_a_run_ends_with_the_rows_and_numbers_of_one_of_the_whole(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Throughput, latency, imbalance: what is shown while files come is made by the jobs themselves."""
+
+    @contextlib.contextmanager
+    def session_for(_name: str, _size: int) -> Iterator[SparkSession]:
+        yield session
+
+    write_run(tmp_path / "whole", messages=120)
+    growing = tmp_path / "growing"
+    growing.mkdir()
+    files = sorted((tmp_path / "whole").glob("*.ndjson"))
+    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
+    (growing / "manifest.json").write_text(json.dumps(manifest | {"complete": False}))
+    reloading: list[bool] = []
+
+    def goes_on(_seconds: float) -> None:
+        """Between two rounds some files grow and others come; after the last the run is over."""
+        reloading.append("http-equiv" in (tmp_path / "live" / "report.html").read_text())
+        if len(reloading) == 1:
+            for path in files:
+                shutil.copy(path, growing)
+        else:
+            (growing / "manifest.json").write_text(json.dumps(manifest))
+
+    for path in files[::2]:
+        text = path.read_text()
+        (growing / path.name).write_text(text[: text.index("\n", len(text) // 2) + 1])
+    monkeypatch.setattr("spark.command.session_for", session_for)
+    monkeypatch.setattr("spark.jobs.report.sleep", goes_on)
+
+    def reported(folder: str, *words: str) -> tuple[int, dict[str, Any]]:
+        out = tmp_path / ("live" if words else "once")
+        argv = ["--events", str(tmp_path / folder), "--out", str(out), *words]
+        code = exit_code(report.command, argv, prog_name="report")
+        return code, json.loads((out / "audit.json").read_text())
+
+    live, once = reported("growing", "--every", "1s"), reported("whole")
+    assert reloading == [True, True]
+    assert "http-equiv" not in (tmp_path / "live" / "report.html").read_text()
+    assert live == once
+    tables = {
+        path.relative_to(tmp_path / "once" / "tables").parts[0]
+        for path in (tmp_path / "once" / "tables").rglob("*.parquet")
+    }
+    assert {"published", "delivered"} < tables
+    for name in sorted(tables):
+        rows = [
+            sorted(map(str, session.read.parquet(str(tmp_path / out / "tables" / name)).collect()))
+            for out in ("live", "once")
+        ]
+        assert rows[0] == rows[1], name

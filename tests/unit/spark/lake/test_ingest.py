@@ -205,6 +205,49 @@ def test_an_ingest_that_was_interrupted_is_no_run_to_ask(
     assert ingested(lake, "run-1").bad == 1
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_of_two_ingests_at_once_one_is_told_and_the_next_leaves_each_row_once(
+    session: SparkSession, run: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    write, others = Lake.write, [lake]
+
+    def meanwhile(self: Lake, *given: Any, **named: Any) -> None:
+        """Another ingest comes between the plan and the first write of this one."""
+        if others:
+            other = others.pop()
+            if ended:
+                ingest(session, other, plan(run, other))
+            else:
+                noted = other.note("run-1", "ingested")
+                other.take_note("run-1", "ingested", noted | {"reading": "another's"})
+        write(self, *given, **named)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Lake, "write", meanwhile)
+        with pytest.raises(RunInvalid, match="another ingest of 'run-1' went on meanwhile"):
+            ingest(session, lake, plan(run, lake))
+    with pytest.raises(RunInvalid, match="interrupted"):
+        ingested(lake, "run-1")
+    again = ingest(session, lake, plan(run, lake))
+    assert len(again.read) == 8
+    assert (rows(session, lake, "published"), rows(session, lake, "delivered")) == (40, 80)
+    assert ingested(lake, "run-1").files == again.files
+
+
+def test_a_note_that_cannot_be_reached_is_not_taken_for_none(
+    session: SparkSession, run: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(session, lake, plan(run, lake))
+
+    def away(self: Path, *_: object, **__: object) -> str:
+        raise OSError(5, "SlowDown: please reduce your rate")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "read_text", away)
+        with pytest.raises(OSError, match="SlowDown"):
+            lake.note("run-1", "ingested")
+
+
 def test_a_confirm_without_its_time_and_half_a_character_are_told_apart(
     session: SparkSession, run: Path, lake: Lake
 ) -> None:
