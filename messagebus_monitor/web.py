@@ -14,7 +14,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -50,6 +50,7 @@ STREAMS_OF_BROWSER_MAX = 4
 BEAT_S = 10.0
 EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
 QUERY_CHARS_MAX = 2_000
+LEFT = "people are taken; what else has changed wants a restart"
 SPANS_S = (600, 3_600, 21_600, 86_400)
 NAV = (
     ("Overview", "/"),
@@ -114,7 +115,20 @@ class Monitor:
             middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
             exception_handlers={404: self._not_found},
         )
-        return Guard(made, self.config)
+        return Guard(made, lambda: self.config.has_logins)
+
+    def take(self, found: MonitorConfig) -> str:
+        """Take the people, tokens and proxy of other settings; sessions of those who are gone end.
+
+        Returns what it did not take, and why; "" when it took all. All other settings want a restart.
+        """
+        if self.config.has_logins and not found.has_logins:
+            return "people kept: a page that is open to everybody wants a restart"
+        mine = replace(self.config, people=found.people, tokens=found.tokens, proxy=found.proxy)
+        left = "" if mine == replace(found, listen=mine.listen) else LEFT
+        self.config = mine
+        self.logins.change(mine.people, mine.tokens, mine.proxy)
+        return left
 
     # Who asks.
 
@@ -466,14 +480,15 @@ async def _login(monitor: Monitor, request: Request, who: Principal) -> Response
     if not monitor.logins.tries.take(f"name {name}", f"from {peer}"):
         return monitor.login_page(request, to, "Too many tries: wait a minute.", 429)
     password = fields.get("password", "")
-    if not await asyncio.to_thread(monitor.logins.check, name, password):
+    right = await asyncio.to_thread(monitor.logins.check, name, password)
+    if not right or not (session := monitor.logins.begin(name)):
         return monitor.login_page(request, to, "Name or password is wrong.", 401)
     # Only a path of ours: "//elsewhere" is an address of another host.
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable()
     answer = RedirectResponse(to if is_ours else "/", 303)
     answer.set_cookie(
         cookie_name(request),
-        monitor.logins.begin(name),
+        session,
         max_age=12 * 3_600,
         httponly=True,
         samesite="strict",

@@ -213,17 +213,20 @@ def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule])
         raised = holding.get(rule.name, [])
         tone = {"page": "bad", "warn": "warn", "info": "info"}[rule.severity]
         manual = manual_link(rule.manual, settings)
+        unwatched = rule.unwatched(board.view.bus)
         words = plural(len(raised), "case") if raised else "all is well"
+        if unwatched and not raised:
+            tone, words = "unknown", "not watched"
         cases = " ".join(f"{short(each.text, settings)}." for each in raised[:NAMES_TOLD])
         rows.append(
             Row(
                 id=row_id("rule", rule.name),
                 cells=(
                     Text(rule.name, "name"),
-                    Text("", chip=tone if raised else "ok", note=words),
+                    Text("", chip=tone if raised or unwatched else "ok", note=words),
                     Text(_SEVERITY_WORDS[rule.severity]),
                     Text(told.roughly(rule.for_s) if rule.for_s else "at once", "r"),
-                    Text(cases, "wrap"),
+                    Text(cases or short(unwatched, settings), "wrap"),
                     Text("Manual" if manual else "", "", manual),
                 ),
             )

@@ -29,6 +29,7 @@ VERDICTS = {
     "parked": ("bad", "parked"),
     "done": ("ok", "done with"),
     "published": ("info", "published"),
+    "refused": ("bad", "not stored"),
     "delivered": ("info", "delivered"),
     "may wait": ("warn", "may wait"),
     "absent": ("ok", "not there"),

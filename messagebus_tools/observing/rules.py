@@ -17,7 +17,7 @@ from messagebus_tools.observing.rates import row_rates
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
 from messagebus_tools.observing.totals import counted
 
-__all__ = ["RULES", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
+__all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
 
 MINUTE_MS = 60_000
 # The past is kept in steps of this; a whole observation is large.
@@ -28,6 +28,11 @@ NAMES_TOLD = 3
 SKEW_MS_MAX = 2_000
 # Publishers choose another broker when their connection ends, after ten minutes by default.
 UNEVEN_OVER_MS, UNEVEN_LEAST, UNEVEN_TIMES = 10 * MINUTE_MS, 1_000, 2
+# As the alert of that name asks it; `ask` asks it where a Prometheus is configured.
+UNKNOWN_QUERY = (
+    "sum by (client, instance)"
+    ' (increase(messagebus_publisher_messages_total{outcome="unknown"}[10m])) > 0'
+)
 Severity = Literal["page", "warn", "info"]
 
 
@@ -61,13 +66,17 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. for_s: so long the condition must hold. manual: the section that says what to do."""
+    """One rule. for_s: so long the condition must hold. manual: the section that says what to do.
+
+    unwatched: why an observation cannot tell whether it holds; "" when it can.
+    """
 
     name: str
     severity: Severity
     for_s: int
     manual: str
     find: Callable[[Bus, Past], Iterable[Finding]]
+    unwatched: Callable[[Bus], str] = lambda bus: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,6 +367,22 @@ def _uneven(bus: Bus, past: Past) -> Iterator[Finding]:
                 yield Finding(broker, f"Broker {broker} got {share}, as one of {len(got)}")
 
 
+def _unknown_outcomes(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for client, count in bus.outcomes.unknown if bus.outcomes else ():
+        ends = plural(count, "publish")
+        yield Finding(client, f"{ends} of {client} had an unknown outcome in ten minutes")
+
+
+def _no_outcomes(bus: Bus) -> str:
+    if bus.outcomes is None:
+        return "no Prometheus is configured"
+    return f"{bus.outcomes.url}: {bus.outcomes.fault}" if bus.outcomes.fault else ""
+
+
+def _no_balancers(bus: Bus) -> str:
+    return "" if bus.balancers else "no balancer is configured"
+
+
 def _memory_high(answer: Answer) -> str:
     room = answer.room
     high = room is not None and room.memory_used > 0.85 * room.memory_limit
@@ -382,9 +407,12 @@ def _rule(
     for_s: int,
     manual: str,
     find: Callable[[Bus, Past], Iterable[Finding]],
+    unwatched: Callable[[Bus], str] = lambda bus: "",
 ) -> Rule:
     where = f"docs/OPERATIONS.md#{manual}"
-    return Rule(name=name, severity=severity, for_s=for_s, manual=where, find=find)
+    return Rule(
+        name=name, severity=severity, for_s=for_s, manual=where, find=find, unwatched=unwatched
+    )
 
 
 _SLOW, _OLD_LIST, _ALARM = (
@@ -394,8 +422,8 @@ _SLOW, _OLD_LIST, _ALARM = (
 )
 
 TWINS: tuple[Rule, ...] = (
-    _rule("BrokerDown", "page", 60, "a-host-is-dead", _broker_down),
-    _rule("BrokersFew", "page", 30, "first-look", _brokers_few),
+    _rule("BrokerDown", "page", 60, "a-host-is-dead", _broker_down, _no_balancers),
+    _rule("BrokersFew", "page", 30, "first-look", _brokers_few, _no_balancers),
     _rule(
         *("BrokerAlarm", "page", 15, _ALARM),
         _state(lambda a: a.state.alarm, "Broker {b} is in {s.alarm}: its publishers leave it"),
@@ -441,8 +469,14 @@ TWINS: tuple[Rule, ...] = (
             "{b} keeps its messages on one disk: the next failure loses them",
         ),
     ),
-    _rule("BalancerDown", "page", 30, "a-balancer-is-down", _balancer_down),
-    _rule("BrokerSessionsFull", "warn", 60, "connections-are-refused", _sessions_full),
+    _rule(
+        *("UnknownOutcomes", "warn", 0, "publishes-have-an-unknown-outcome"),
+        *(_unknown_outcomes, _no_outcomes),
+    ),
+    _rule("BalancerDown", "page", 30, "a-balancer-is-down", _balancer_down, _no_balancers),
+    _rule(
+        "BrokerSessionsFull", "warn", 60, "connections-are-refused", _sessions_full, _no_balancers
+    ),
 )
 """Each has the name, severity, time and manual of an alert in `ops/monitoring/alerts.yml`."""
 

@@ -284,11 +284,23 @@ class Balancer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Publishes with an unknown outcome, by Prometheus: (client, number in ten minutes), the most first.
+
+    fault: why they are not known; then `unknown` are the last ones.
+    """
+
+    url: str
+    fault: str = "not asked yet"
+    unknown: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
     """The whole bus at one time.
 
     brokers: every broker of the list, in its order, answered or not. list_age_ms: since the list was
-    fetched; list_fault: why it is not newer, "" when it is.
+    fetched; list_fault: why it is not newer, "" when it is. outcomes: None where no Prometheus is asked.
     """
 
     at_ms: int
@@ -298,6 +310,7 @@ class Bus:
     list_age_ms: int = 0
     list_fault: str = ""
     balancers: tuple[Balancer, ...] = ()
+    outcomes: Outcomes | None = None
 
     @property
     def answers(self) -> dict[str, Answer]:
@@ -369,6 +382,7 @@ def bus_to_json(bus: Bus) -> dict[str, Any]:
             for seen in bus.brokers
         ],
         "balancers": [asdict(each) for each in bus.balancers],
+        "outcomes": bus.outcomes and asdict(bus.outcomes),
     }
 
 

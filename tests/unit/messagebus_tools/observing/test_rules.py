@@ -10,13 +10,21 @@ from typing import Any
 
 import pytest
 
-from messagebus_tools.observing.rules import RULES, TWINS, Attention, Raised, reason
+from messagebus_tools.observing.rules import (
+    RULES,
+    TWINS,
+    UNKNOWN_QUERY,
+    Attention,
+    Raised,
+    reason,
+)
 from messagebus_tools.observing.snapshot import (
     Balancer,
     Bus,
     Client,
     Loss,
     Mirror,
+    Outcomes,
     Room,
     Server,
     Totals,
@@ -50,6 +58,26 @@ def alerts() -> dict[str, tuple[str, int, str]]:
 
 def test_every_alert_has_a_twin_and_every_twin_an_alert() -> None:
     assert {rule.name: (rule.severity, rule.for_s, rule.manual) for rule in TWINS} == alerts()
+
+
+def test_the_monitor_asks_prometheus_what_the_alert_asks() -> None:
+    told = re.search(
+        r"- alert: UnknownOutcomes\n\s+expr: >\n(.*?)\n\s+labels", ALERTS.read_text(), re.S
+    )
+    assert told
+    assert " ".join(told[1].split()) == UNKNOWN_QUERY
+
+
+def test_a_rule_that_nobody_watches_is_not_called_well() -> None:
+    rules = {rule.name: rule for rule in RULES}
+    well = bus(seen("mb1", SERVED))
+    assert rules["UnknownOutcomes"].unwatched(well) == "no Prometheus is configured"
+    assert rules["BrokerDown"].unwatched(well) == "no balancer is configured"
+    assert rules["GateShut"].unwatched(well) == ""
+    away = replace(well, outcomes=Outcomes(url="http://p:9090", fault="refused"))
+    assert rules["UnknownOutcomes"].unwatched(away) == "http://p:9090: refused"
+    known = replace(well, outcomes=Outcomes(url="http://p:9090", fault=""))
+    assert rules["UnknownOutcomes"].unwatched(known) == ""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -123,6 +151,10 @@ CASES: dict[str, Callable[[], Bus]] = {
     "BalancerDown": lambda: bus(seen("mb1", SERVED), balancers=[lb(fault="refused")]),
     "BrokerSessionsFull": lambda: bus(
         seen("mb1", SERVED), balancers=[lb(Server(name="mb1", status="UP", sessions=91, limit=100))]
+    ),
+    "UnknownOutcomes": lambda: replace(
+        bus(seen("mb1", SERVED)),
+        outcomes=Outcomes(url="http://p:9090", fault="", unknown=(("shop on web-1", 4),)),
     ),
     "Coverage": lambda: bus(seen("mb1", SERVED, missing=("orders/x",), missing_count=1)),
     "NoConsumerHere": lambda: bus(seen("mb1", SERVED), seen("mb2", row(BILLING, ready=3))),
