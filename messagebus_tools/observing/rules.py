@@ -122,6 +122,10 @@ def reason(bus: Bus, name: str) -> str:
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
         return "nobody consumes it"
+    consumers = [each for a in bus.answers.values() for each in a.consumers if each.name == name]
+    if consumers and all((each.owed or 0) >= each.prefetch > 0 for each in consumers):
+        held = sum(each.owed or 0 for each in consumers)
+        return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state
