@@ -15,7 +15,7 @@ from messagebus_monitor.board import Board, View, board
 from messagebus_monitor.concluding import Concluding
 from messagebus_monitor.eventlog import EventLog
 from messagebus_monitor.history import History
-from messagebus_monitor.pages import BUS
+from messagebus_monitor.pages.shared import BUS
 from messagebus_tools.observing.snapshot import Bus
 
 log = logging.getLogger("messagebus.monitor")

@@ -32,6 +32,7 @@ from messagebus_monitor.pages.shared import (
     is_about,
     place_figures,
     row_id,
+    row_of,
     source_href,
 )
 from messagebus_monitor.told import NOTHING, Spark
@@ -276,13 +277,12 @@ def _queues_of(board: Board, seen: Seen) -> list[Row]:
     ]
     found.sort(key=lambda each: (-(each[1].oldest_s or 0), -_waiting(each[1]), each[0].name))
     return [
-        Row(
-            id=row_id("queue", source.name),
-            cells=(
-                Text(source.name, "name", source_href(source.name)),
-                Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-                *place_figures(place, board.view.now_ms),
-            ),
+        row_of(
+            "queue",
+            source.name,
+            Text(source.name, "name", source_href(source.name)),
+            Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
+            *place_figures(place, board.view.now_ms),
             row_class=freshness(place, board),
         )
         for source, place in found

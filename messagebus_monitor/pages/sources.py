@@ -31,7 +31,7 @@ from messagebus_monitor.pages.shared import (
     missing_note,
     parked_note,
     place_figures,
-    row_id,
+    row_of,
     source_href,
     where_oldest,
 )
@@ -167,13 +167,12 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
     elif answer is not None and answer.state.draining:
         note = "draining"
     label = settings.labels.get(place.broker, place.broker)
-    return Row(
-        id=row_id("place", place.broker),
-        cells=(
-            Text(label, "name", broker_href(place.broker), note=note),
-            Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-            *place_figures(place, board.view.now_ms),
-        ),
+    return row_of(
+        "place",
+        place.broker,
+        Text(label, "name", broker_href(place.broker), note=note),
+        Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
+        *place_figures(place, board.view.now_ms),
         row_class=freshness(place, board),
     )
 
@@ -197,17 +196,16 @@ def _clients_of(board: Board, name: str) -> list[Row]:
             f"{sum(owed):,} of {prefetch:,}" if owed and prefetch else told.count(sum(owed))
         )
         rows.append(
-            Row(
-                id=row_id("client", client),
-                cells=(
-                    Text(client, "name"),
-                    Text(
-                        told.UNKNOWN if at is None else str(at),
-                        "r warn" if at is not None and at < newest else "r",
-                    ),
-                    Text(f"{on} of {brokers_count}", "r warn" if on < brokers_count else "r"),
-                    Text(owed_words, "r warn" if is_full else "r"),
+            row_of(
+                "client",
+                client,
+                Text(client, "name"),
+                Text(
+                    told.UNKNOWN if at is None else str(at),
+                    "r warn" if at is not None and at < newest else "r",
                 ),
+                Text(f"{on} of {brokers_count}", "r warn" if on < brokers_count else "r"),
+                Text(owed_words, "r warn" if is_full else "r"),
             )
         )
     return rows

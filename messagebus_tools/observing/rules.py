@@ -14,7 +14,7 @@ from typing import Literal
 
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.rates import row_rates
-from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
+from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import counted
 
 __all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
@@ -118,7 +118,7 @@ class Attention:
 
 def reason(bus: Bus, name: str) -> str:
     """Return the likely reason why a subscription or queue falls behind, the first that holds."""
-    rows = {broker: row for broker, row, _ in _sources(bus) if row.name == name}
+    rows = rows_of(bus, name)
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
         return "nobody consumes it"
@@ -126,11 +126,12 @@ def reason(bus: Bus, name: str) -> str:
     if consumers and all((each.owed or 0) >= each.prefetch > 0 for each in consumers):
         held = sum(each.owed or 0 for each in consumers)
         return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
+    worst = max(waiting, key=lambda each: waiting[each].oldest_ms(bus.at_ms) or 0, default="")
+    if worst and not waiting[worst].consumers:
+        return f"nobody consumes it on {worst}"
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state
-        if not waiting[broker].consumers:
-            return f"nobody consumes it on {broker}"
         return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
     return "not known"
 

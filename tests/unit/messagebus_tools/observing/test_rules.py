@@ -22,6 +22,7 @@ from messagebus_tools.observing.snapshot import (
     Balancer,
     Bus,
     Client,
+    Consumer,
     Loss,
     Mirror,
     Outcomes,
@@ -36,6 +37,7 @@ ALERTS = ROOT / "ops" / "monitoring" / "alerts.yml"
 UNITS = {"s": 1, "m": 60, "h": 3600}
 BILLING = "orders/billing"
 SERVED = row(BILLING, consumers=1)
+HOLDS = Consumer(name=BILLING, client="a", peer="10.0.0.1:4", prefetch=25, owed=25, active=True)
 
 
 ALERT = re.compile(
@@ -263,6 +265,29 @@ def test_the_worst_comes_first() -> None:
             "only on mb1, which is in alarm: disk",
         ),
         (bus(seen("mb1", row(BILLING, ready=1, consumers=1))), "not known"),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, oldest_ms=90_000)),
+                seen("mb2", row(BILLING, ready=1, consumers=1, oldest_ms=100)),
+            ),
+            "nobody consumes it on mb1",
+        ),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+                seen("mb2", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+            ),
+            "its handlers are slow: consumers hold 50 messages, as many as they may",
+        ),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+                seen(
+                    "mb2", row(BILLING, ready=9, consumers=1), consumers=(replace(HOLDS, owed=3),)
+                ),
+            ),
+            "not known",
+        ),
     ],
 )
 def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
