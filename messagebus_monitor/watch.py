@@ -124,7 +124,7 @@ class Watch:
         view, events = self._concluding.view(bus, self.history, fault)
         self.board = board(view)
         self._remember(self.board)
-        if events:
+        if events or self.events.fault:
             await asyncio.to_thread(self.events.add, events)
         async with self._news:
             self.number += 1

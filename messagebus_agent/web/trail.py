@@ -32,6 +32,8 @@ TEXT_CHARS_MAX = 300
 ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 TEXTS = ("name", "what", "broker", "client", "error")
 NUMBERS = ("at_ms", "attempt")
+# As a time in ms it is in the year 6429.
+NUMBER_MAX = 1 << 47
 
 Judge = Callable[[Request, Mapping[str, Wanted]], Awaitable[Judged | Response]]
 Readable = Callable[[Request], Awaitable[Mapping[str, Any] | Response | None]]
@@ -164,7 +166,7 @@ def _line(raw: bytes) -> bytes:
             raise ValueError(f"{key}: a text wanted")
         made[key] = text[:TEXT_CHARS_MAX]
     for key in NUMBERS:
-        if type(number := said.get(key, 0)) is not int or not 0 <= number < 1 << 53:
+        if type(number := said.get(key, 0)) is not int or not 0 <= number < NUMBER_MAX:
             raise ValueError(f"{key}: a whole number wanted")
         made[key] = number
     return json.dumps(made, separators=(",", ":")).encode() + b"\n"

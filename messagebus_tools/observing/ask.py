@@ -41,6 +41,8 @@ ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
 TRAIL_WITHIN_S = 3.0
 TRAIL_ROWS_MAX = 100
+# In the year 6429.
+AT_MS_MAX = 1 << 47
 LIST_EVERY_MS = 10_000
 OUTCOMES_EVERY_MS = 15_000
 SERIES_MAX = 1_000
@@ -383,7 +385,11 @@ def _trail(body: bytes) -> list[dict[str, Any]]:
         raise ValueError(f"at most {TRAIL_ROWS_MAX} rows wanted")
     made = []
     for row in rows:
-        if not isinstance(row, dict) or type(row.get("at_ms")) is not int:
+        if (
+            not isinstance(row, dict)
+            or type(row.get("at_ms")) is not int
+            or abs(row["at_ms"]) > AT_MS_MAX
+        ):
             raise ValueError("rows with at_ms wanted")
         made.append({key: each for key, each in row.items() if isinstance(each, str)})
         made[-1] |= {key: row[key] for key in ("at_ms", "attempt") if type(row.get(key)) is int}

@@ -246,9 +246,11 @@ def _list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield replace(bus, list_urls=(f"http://127.0.0.1:{server.server_port}/consumer-list",))
-        server.shutdown()
-        thread.join()
+        try:
+            yield replace(bus, list_urls=(f"http://127.0.0.1:{server.server_port}/consumer-list",))
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # Beside RabbitMQ's page.

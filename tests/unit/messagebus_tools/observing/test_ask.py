@@ -319,3 +319,40 @@ async def test_unknown_outcomes_are_what_prometheus_tells_or_they_are_not_known(
         assert fault in told.fault
     assert sum(url.port == 9 for url in fleet.asked) == 1
     await asker.close()
+
+
+TOO_LARGE = 10**400
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "ready": lambda told: told["queues"][0].__setitem__(2, TOO_LARGE),
+    "arrived": lambda told: told["queues"][0].__setitem__(5, TOO_LARGE),
+    "oldest": lambda told: told["queues"][0].__setitem__(7, TOO_LARGE),
+    "disk": lambda told: told["room"].__setitem__("disk_limit", TOO_LARGE),
+    "client": lambda told: told.__setitem__(
+        "clients", [{"id": "a", "subscription": "", "applied": 1, "age_ms": TOO_LARGE}]
+    ),
+    "generation": lambda told: told["state"].__setitem__("generation", TOO_LARGE),
+    "missing": lambda told: told["state"].__setitem__("missing_count", -TOO_LARGE),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_agent_that_tells_numbers_beyond_all_bounds_is_silent_and_harms_no_other(
+    fleet: Fleet, asker: Asker, lie: str
+) -> None:
+    liar = list(fleet.ports)[1]
+    told = answer_to_json(fleet.answer(liar), fleet.now_ms)
+    LIES[lie](told)
+    fleet.answers = {liar: lambda _: httpx.Response(200, content=json.dumps(told).encode())}
+    bus = await asker.look()
+    assert bus.silent == (liar,)
+    assert len(bus.answers) == 2
+
+
+async def test_half_a_character_of_an_agent_is_shown_as_none(fleet: Fleet, asker: Asker) -> None:
+    one = first(fleet)
+    told = answer_to_json(fleet.answer(one), fleet.now_ms)
+    told["state"]["reason"], told["queues"][0][0] = "\ud800", "orders/\udfff"
+    fleet.answers = {one: lambda _: httpx.Response(200, content=json.dumps(told).encode())}
+    bus = await asker.look()
+    assert bus.answers[one].state.reason == "?"
+    assert "orders/?" in bus.sources
