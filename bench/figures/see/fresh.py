@@ -31,7 +31,7 @@ from ops.local.cluster import LocalCluster
 
 NAME = "see.page"
 TOPIC, PAUSED, PARKED = "figures", "figures/paused", "parks/all"
-EVENTS, ROWS = 10, 30
+EVENTS, ROWS = 8, 20
 WELL = "^serving"
 # What happens to a broker -> what its row says then.
 TOLD = {
