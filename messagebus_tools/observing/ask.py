@@ -85,7 +85,7 @@ class Asker:
             raise ConfigError("list_urls: must be given, because the agents are asked")
         self._bus = bus
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0 * STATE_WAIT_S)
-        self._http = http_client(bus, transport=transport, limits=limits)
+        self._http = http_client(bus, transport=transport, limits=limits, apart=True)
         self._agents: dict[str, _Agent] = {}
         self._balancers = {url.rstrip("/"): Balancer(url=url, fault="") for url in balancers}
         self._outcomes = Outcomes(url=prometheus.rstrip("/")) if prometheus else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from messagebus.terminal import duration, plural
@@ -23,6 +23,8 @@ MINUTE_MS = 60_000
 # The past is kept in steps of this; a whole observation is large.
 STEP_MS = 2 * MINUTE_MS
 STEPS_KEPT = 6
+# With all rows, 64 brokers of 500 names are 10 MB; older steps keep the rows of parking queues.
+STEPS_WHOLE = 2
 DISK_SAMPLES = 60
 NAMES_TOLD = 3
 SKEW_MS_MAX = 2_000
@@ -54,6 +56,9 @@ class Past:
     def add(self, bus: Bus) -> None:
         if not self._steps or bus.at_ms - self._steps[-1].at_ms >= STEP_MS:
             self._steps.append(bus)
+            if len(self._steps) > STEPS_WHOLE:
+                at = len(self._steps) - STEPS_WHOLE - 1
+                self._steps[at] = _parked_alone(self._steps[at])
         for broker, answer in counted(bus).items():
             samples = self.disks.setdefault(broker, deque(maxlen=DISK_SAMPLES))
             if answer.room and (not samples or bus.at_ms - samples[-1][0] >= MINUTE_MS):
@@ -62,6 +67,15 @@ class Past:
     def before(self, at_ms: int) -> Bus | None:
         """Return the newest kept observation that is not younger; None when none is that old."""
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
+
+
+def _parked_alone(bus: Bus) -> Bus:
+    def thinner(last: Answer | None) -> Answer | None:
+        if last is None:
+            return None
+        return replace(last, rows={k: row for k, row in last.rows.items() if row.kind == "park"})
+
+    return replace(bus, brokers=tuple(replace(e, last=thinner(e.last)) for e in bus.brokers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ ages whole milliseconds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -433,7 +434,8 @@ def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     if not isinstance(told, list) or len(told) <= max(places):
         raise ValueError("queues: rows as long as columns wanted")
     name, kind, ready, unacked, consumers, arrived, departed, *ages = [told[at] for at in places]
-    name = _value(str, name, "queues: a name")
+    # One text for all brokers and observations: they are many.
+    name = sys.intern(_value(str, name, "queues: a name"))
     if kind not in KINDS:
         raise ValueError("queues: a kind wanted")
     for count in (ready, consumers):
