@@ -11,6 +11,8 @@ import json
 import mmap
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,7 @@ class Trail:
             if not ID_CHARS_MIN <= len(id) <= ID_CHARS_MAX:
                 return _error(400, f"id: {ID_CHARS_MIN} to {ID_CHARS_MAX} characters")
             async with self._turn:  # one search at a time: each reads all files
-                found = await asyncio.to_thread(self.find, id)
-            told = [each for each in found if names is None or _may_see(each, names)]
-            return JSONResponse({"rows": told})
+                return JSONResponse({"rows": await asyncio.to_thread(self.find, id, names)})
 
         return [
             Route("/trail", add, methods=["POST"]),
@@ -120,18 +120,22 @@ class Trail:
             if path != newest and (is_old or kept > self._bytes_max):
                 path.unlink(missing_ok=True)
 
-    def find(self, id: str) -> list[dict[str, Any]]:
-        """Return rows about an id, or its beginning, the earliest first. Any thread."""
+    def find(self, id: str, names: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return rows about an id, or its beginning, at most 100, the earliest first. Any thread.
+
+        names: that the caller may read; None for all.
+        """
         needle = b'{"message_id":' + json.dumps(id).encode()[:-1]
         rows = list[dict[str, Any]]()
         for path in self._files():
             if len(rows) >= ROWS_TOLD_MAX:
                 break
             try:
-                rows += _rows_in(path, needle)
+                seen = (row for row in _rows_in(path, needle) if _may_see(row, names))
+                rows += islice(seen, ROWS_TOLD_MAX - len(rows))
             except (OSError, ValueError):  # deleted just now, or empty
                 continue
-        return sorted(rows[:ROWS_TOLD_MAX], key=lambda row: row["at_ms"])
+        return sorted(rows, key=lambda row: row["at_ms"])
 
     def _files(self) -> list[Path]:
         """Return the files, the newest first."""
@@ -145,7 +149,8 @@ def _rows_in(path: Path, needle: bytes) -> Iterator[dict[str, Any]]:
             end = text.find(b"\n", at)
             if end < 0:
                 return
-            yield json.loads(text[at:end])
+            with suppress(ValueError):  # cut by a kill, and another row behind it
+                yield json.loads(text[at:end])
             at = text.find(needle, end)
 
 
@@ -172,10 +177,14 @@ def _line(raw: bytes) -> bytes:
     return json.dumps(made, separators=(",", ":")).encode() + b"\n"
 
 
-def _may_see(row: Mapping[str, Any], readable: Mapping[str, Any]) -> bool:
+def _may_see(row: Mapping[str, Any], readable: Mapping[str, Any] | None) -> bool:
     """Return whether a row is about a name that the caller may read, or about the topic of one."""
     name = row["name"]
-    return name in readable or any(each.partition("/")[0] == name for each in readable)
+    return (
+        readable is None
+        or name in readable
+        or any(each.partition("/")[0] == name for each in readable)
+    )
 
 
 def _error(code: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -122,6 +122,15 @@ async def test_the_files_are_bounded_and_the_oldest_go_first(rig: Rig) -> None:
     assert len(await rig.found("first-id-")) <= 4
 
 
+async def test_of_many_rows_a_hundred_are_told_and_a_cut_one_hides_no_other(rig: Rig) -> None:
+    await rig.add(*[row(at_ms=n) for n in range(300)])
+    assert len(await rig.found(ID)) == 100
+    (path,) = rig.folder.iterdir()
+    path.write_bytes(b'{"message_id":"cut-by-a-kill","name":"ord')
+    await rig.add(row("cut-by-a-kill", at_ms=1), row("cut-by-a-kill", at_ms=2))
+    assert [each["at_ms"] for each in await rig.found("cut-by-a-kill")] == [2]
+
+
 async def test_a_disk_that_takes_nothing_is_told_and_harms_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
