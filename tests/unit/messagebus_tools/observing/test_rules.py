@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from messagebus_tools.observing.rules import (
+    MINUTE_MS,
     RULES,
     TWINS,
     UNKNOWN_QUERY,
     Attention,
+    Past,
     Raised,
     reason,
 )
@@ -292,3 +294,16 @@ def test_the_worst_comes_first() -> None:
 )
 def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
     assert reason(told, BILLING) == why
+
+
+def test_the_past_keeps_two_steps_whole_and_of_older_ones_what_is_parked() -> None:
+    past = Past()
+    told = bus(seen("mb1", row(BILLING, ready=1), row(BILLING, "park", ready=2)))
+    for minutes in range(0, 20, 2):
+        past.add(later(told, minutes * MINUTE_MS))
+    now_ms = NOW_MS + 18 * MINUTE_MS
+    for minutes, kinds in ((2, {"sub", "park"}), (6, {"park"}), (10, {"park"})):
+        then = past.before(now_ms - minutes * MINUTE_MS)
+        assert then is not None
+        assert {kind for _, kind in then.answers["mb1"].rows} == kinds
+    assert past.before(now_ms - 12 * MINUTE_MS) is None
