@@ -222,6 +222,7 @@ class Provision:
     tls_dir: folder here, with NAME.pem and NAME.key of every broker; None without TLS.
     old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
     plugins: of RabbitMQ, to be enabled beside ours: "stomp".
+    trail_mb: of disk at each agent for what clients tell of some messages, for `trace`; None for no trail.
     """
 
     disk_free_mb: forms.Count = DISK_FREE_MB
@@ -231,6 +232,7 @@ class Provision:
     tls_dir: forms.FilePath | None = None
     old_publishers: forms.Flag = False
     plugins: tuple[Literal["stomp"], ...] = ()
+    trail_mb: forms.Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

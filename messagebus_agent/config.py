@@ -16,12 +16,16 @@ from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
 EPMD_PORT = 4369
+TRAIL_BYTES_MIN = 1_000_000
 _TLS_FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 _OPTIONAL = (
     *("management", "data_dir", "node_name", "cookie_file", "erl_call", "mirror_device"),
     *_TLS_FILES,
 )
-_NOT_TEXT = {"epmd_port": int, "tls": bool, "old_publishers": bool, "old_management": bool}
+_NOT_TEXT = {
+    **{"epmd_port": int, "trail_bytes": int},
+    **{"tls": bool, "old_publishers": bool, "old_management": bool},
+}
 _ADDRESSES = ("broker", "http", "check", "management")
 
 
@@ -38,6 +42,7 @@ class AgentConfig:
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
     mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
     old_publishers: clients older than the exchanges `mb.to/NAME` publish to queues by their old exchanges.
+    trail_bytes: of disk for what clients tell of some messages, 1,000,000 or more; 0 for none.
     tls: TLS to the broker, its management API and the other agents, and for requests; callers of an agent
     show a certificate. old_management: use plain HTTP for a management API that speaks it; it was configured
     before its TLS was, and its broker has not been restarted since.
@@ -61,6 +66,7 @@ class AgentConfig:
     mirror_device: str = ""
     old_publishers: bool = False
     old_management: bool = False
+    trail_bytes: int = 0
     tls: bool = False
     tls_ca_file: str = ""
     tls_cert_file: str = ""
@@ -74,6 +80,8 @@ class AgentConfig:
         ]
         if not 1 <= self.epmd_port <= 65_535:
             faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
+        if self.trail_bytes and self.trail_bytes < TRAIL_BYTES_MIN:
+            faults.append(f"trail_bytes {self.trail_bytes}: 0, or {TRAIL_BYTES_MIN:,} or more")
         faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
         faults += self._tls_faults()
         if faults:

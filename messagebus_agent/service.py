@@ -42,6 +42,7 @@ from messagebus_agent.web.observe import Observer
 from messagebus_agent.web.routes import Parts, application
 from messagebus_agent.web.server import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server, listen
 from messagebus_agent.web.tap import Taps
+from messagebus_agent.web.trail import Trail
 
 log = logging.getLogger("messagebus.agent")
 
@@ -309,6 +310,7 @@ class Service:
                 started=started,
                 node=_node(config),
                 taps=Taps(config.address.name, self.upkeep.dial),
+                trail=_trail(config),
             )
         )
 
@@ -406,6 +408,11 @@ def _node(config: AgentConfig) -> dict[str, str | int] | None:
     if not config.node_name:
         return None
     return {"name": config.node_name, "epmd_port": config.epmd_port}
+
+
+def _trail(config: AgentConfig) -> Trail | None:
+    folder = Path(config.state_dir) / "trail"
+    return Trail(folder, config.trail_bytes) if config.trail_bytes else None
 
 
 def _settler(config: AgentConfig) -> Settler:

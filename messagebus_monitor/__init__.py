@@ -26,7 +26,10 @@ from messagebus_tools.observing.ask import Asker
 
 __all__ = ["Monitor", "MonitorConfig", "hash_password", "run", "serve"]
 
+log = logging.getLogger("messagebus.monitor")
+
 STOP_WITHIN_S = 2
+REREAD_EVERY_S = 2.0
 
 
 def run(config_path: str | Path | None = None, *, listen: str | None = None) -> int:
@@ -50,7 +53,9 @@ async def serve(config: MonitorConfig) -> None:
     """Serve until a signal comes. Prints the address of the page. Raises ConfigError for a port in use."""
     state = Path(config.state_dir, "events.sqlite") if config.state_dir else ""
     events = EventLog(str(state))
-    watch = Watch(Asker(config.bus, balancers=config.balancers), events)
+    watch = Watch(
+        Asker(config.bus, balancers=config.balancers, prometheus=config.prometheus), events
+    )
     address = Broker.parse(config.listen)
     monitor = Monitor(config, watch)
     server = _Server(
@@ -74,6 +79,7 @@ async def serve(config: MonitorConfig) -> None:
         loop.add_signal_handler(number, server.stop)
     watching = asyncio.create_task(watch.run())
     watching.add_done_callback(lambda _task: server.stop())
+    rereading = asyncio.create_task(_reread(monitor))
     try:
         await watch.next(0, within_s=STOP_WITHIN_S)
         print(f"the page of the bus: http://{config.listen}/", file=sys.stderr)
@@ -84,10 +90,35 @@ async def serve(config: MonitorConfig) -> None:
         failed = watching.done()
         await monitor.actions.close()
         watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        rereading.cancel()
+        await asyncio.gather(watching, rereading, return_exceptions=True)
         events.close()
     if failed and not watching.cancelled() and (why := watching.exception()):
         raise why
+
+
+async def _reread(monitor: Monitor) -> None:
+    """Look for another settings file, until cancelled."""
+    seen = _mark(monitor.config.path)
+    while monitor.config.path:
+        await asyncio.sleep(REREAD_EVERY_S)
+        if (mark := _mark(monitor.config.path)) != seen:
+            seen = mark
+            try:
+                left = monitor.take(
+                    await asyncio.to_thread(MonitorConfig.from_file, monitor.config.path)
+                )
+            except ConfigError as fault:
+                left = f"the last ones are kept: {fault}"
+            log.warning("settings changed reason=%r", left) if left else log.info("people changed")
+
+
+def _mark(path: str) -> object:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class _Server(uvicorn.Server):

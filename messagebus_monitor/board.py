@@ -61,14 +61,25 @@ class Source:
     """One subscription or queue over all brokers that count; each of its figures is that of `Sum`.
 
     lacking: brokers where nothing consumes though elsewhere something does, or messages wait and nothing
-    consumes anywhere. missing: brokers that answer and do not have it.
+    consumes anywhere. missing: brokers that answer and do not have it. answering: number of brokers that have
+    it and answer. view: its observation.
     """
 
     name: str
-    places: tuple[Place, ...]
     sum: Sum
     lacking: tuple[str, ...]
     missing: tuple[str, ...]
+    answering: int
+    view: View = field(repr=False, compare=False)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """It on each broker of the list; made anew each time, for those that somebody looks at."""
+        return tuple(self.at(seen) for seen in self.view.bus.brokers)
+
+    def at(self, seen: Seen) -> Place:
+        """Return it on one broker."""
+        return _place(self.name, seen, self.view, self.lacking)
 
     @property
     def oldest_s(self) -> float | None:
@@ -80,11 +91,6 @@ class Source:
         """True when an operator should look at it."""
         is_old = (self.oldest_s or 0) >= OLD_S
         return bool(self.lacking or self.missing or self.sum.parked or is_old)
-
-    @property
-    def answering(self) -> int:
-        """The number of brokers that have it and answer."""
-        return sum(place.row is not None for place in self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,9 @@ def board(view: View) -> Board:
         seen.broker: _broker(counts.get(seen.broker), view.now_ms) for seen in view.bus.brokers
     }
     sums = totals(view.bus, view.flows)
-    return Board(view, {name: _source(name, each, view) for name, each in sums.items()}, brokers)
+    return Board(
+        view, {name: _source(name, each, view, counts) for name, each in sums.items()}, brokers
+    )
 
 
 def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
@@ -150,24 +158,30 @@ def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
     return BrokerSum(waiting, parked, oldest_s, oldest_of)
 
 
-def _source(name: str, sums: Sum, view: View) -> Source:
-    is_wanted = sums.consumers > 0 or sums.ready > 0
-    places = tuple(_place(name, seen, view, is_wanted=is_wanted) for seen in view.bus.brokers)
-    return Source(
-        name,
-        places,
-        sums,
-        lacking=tuple(place.broker for place in places if place.alone),
-        missing=tuple(place.broker for place in places if place.state == "missing"),
-    )
+def _source(name: str, sums: Sum, view: View, counts: Mapping[str, Answer]) -> Source:
+    is_wanted, key = sums.consumers > 0 or sums.ready > 0, _key(name)
+    lacking, missing, answering = list[str](), list[str](), 0
+    for broker, answer in counts.items():
+        row = answer.rows.get(key)
+        if row is None:
+            missing.append(broker)
+            continue
+        answering += 1
+        if is_wanted and not row.consumers:
+            lacking.append(broker)
+    return Source(name, sums, tuple(lacking), tuple(missing), answering, view)
 
 
-def _place(name: str, seen: Seen, view: View, *, is_wanted: bool) -> Place:
+def _key(name: str) -> tuple[str, Kind]:
+    return name, "queue" if name.startswith("queue:") else "sub"
+
+
+def _place(name: str, seen: Seen, view: View, lacking: tuple[str, ...]) -> Place:
     answer = seen.answer
     if answer is None or not answer.state.linked:
         return Place(seen.broker, "silent")
     rows = answer.rows
-    row = rows.get((name, "queue" if name.startswith("queue:") else "sub"))
+    row = rows.get(_key(name))
     park = rows.get((name, "park"))
     parked = park.waiting if park else 0
     if row is None:
@@ -179,7 +193,7 @@ def _place(name: str, seen: Seen, view: View, *, is_wanted: bool) -> Place:
         oldest(row, view.now_ms),
         view.flows.get((seen.broker, name, row.kind)),
         parked,
-        alone=is_wanted and not row.consumers,
+        alone=seen.broker in lacking,
     )
 
 

@@ -48,7 +48,9 @@ class Concluding:
             bus=bus,
             now_ms=bus.at_ms,
             history=history,
-            flows={key: each for key, each in flows.items() if key[0] not in silent},
+            flows={key: each for key, each in flows.items() if key[0] not in silent}
+            if silent
+            else flows,
             through={name: each for name, each in through.items() if name not in silent},
             raised=self._raised,
             fault=fault,

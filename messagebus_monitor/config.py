@@ -18,7 +18,7 @@ from messagebus_monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role,
 LISTEN = "127.0.0.1:8085"
 MANUAL = "https://github.com/messagebus/messagebus/blob/main/"
 _TABLES = {"bus", "balancers", "journal", "actions", "people", "proxy", "tokens", "trace"}
-_TEXTS = ("listen", "state_dir", "manual")
+_TEXTS = ("listen", "state_dir", "manual", "prometheus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class MonitorConfig:
     state_dir: folder of the event log; "" keeps events in memory. manual: address that the manual's
     sections are appended to.
     balancers: addresses of HAProxy's statistics, ``http://lb1:8404``. journal: folder of playbooks' journals.
+    prometheus: address of one that has the clients' figures, ``http://prometheus:9090``; "" for none.
     recording: folder of a recorder's rows, which a trace reads.
     token_file: holds the operators' token; "" turns actions off. With it people and state_dir must be given.
     """
@@ -38,6 +39,7 @@ class MonitorConfig:
     state_dir: str = ""
     manual: str = MANUAL
     balancers: tuple[str, ...] = ()
+    prometheus: str = ""
     journal: str = ""
     token_file: str = ""
     recording: str = ""
@@ -68,8 +70,11 @@ class MonitorConfig:
                 "list_urls (MESSAGEBUS_LIST_URL): must be given, because the agents are asked"
             )
         faults += [
-            f"balancers: {url!r}: http:// or https:// address wanted"
-            for url in self.balancers
+            f"{what}: {url!r}: http:// or https:// address wanted"
+            for what, url in (
+                *(("balancers", each) for each in self.balancers),
+                *([("prometheus", self.prometheus)] if self.prometheus else []),
+            )
             if not url.startswith(("http://", "https://"))
         ]
         for what, named in (("people", self.people), ("tokens", self.tokens)):

@@ -48,6 +48,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._memory: deque[Event] = deque(maxlen=MEMORY_MAX)
         self._db: sqlite3.Connection | None = None
+        # Of a time when nothing could be written.
+        self._unwritten: deque[Event] = deque(maxlen=MEMORY_MAX)
         self._added = 0
         self.fault = ""
         """The reason why events are in memory only though a file was wanted; "" when all is well."""
@@ -66,14 +68,21 @@ class EventLog:
         return self._db is not None and not self.fault
 
     def add(self, events: Iterable[Event]) -> bool:
-        """Add events; False when they are not on the disk, but in memory only."""
+        """Add events; False when they are not on the disk, but in memory only.
+
+        Those of a time when the disk took nothing are written with the next that it takes; without events
+        that is tried, too.
+        """
         rows = [(e.at_ms, e.kind, _plain(e.about), _plain(e.text), _plain(e.by)) for e in events]
-        if not rows:
+        if not (rows or self.fault):
             return self.is_durable
         with self._lock:
-            self._memory.extend(Event(*row) for row in rows)
+            new = [Event(*row) for row in rows]
+            self._memory.extend(new)
             if self._db is None:
                 return False
+            self._unwritten.extend(new)
+            rows = [(e.at_ms, e.kind, e.about, e.text, e.by) for e in self._unwritten]
             try:
                 with self._db:
                     self._db.executemany(
@@ -87,6 +96,7 @@ class EventLog:
                 self._broke(fault)
                 return False
             self.fault = ""
+            self._unwritten.clear()
             return True
 
     def recent(self, count_max: int, *, kind: str = "", about: str = "") -> list[Event]:

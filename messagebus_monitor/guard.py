@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from messagebus_monitor.config import MonitorConfig
 
 BODY_BYTES_MAX = 64 * 1024
 BODY_WITHIN_S = 20.0
@@ -23,10 +22,10 @@ HEADERS = {
 
 
 class Guard:
-    """Bounds and headers of all requests."""
+    """Bounds and headers of all requests. has_logins: whether somebody must say who they are."""
 
-    def __init__(self, inner: ASGIApp, config: MonitorConfig) -> None:
-        self._inner, self._config = inner, config
+    def __init__(self, inner: ASGIApp, has_logins: Callable[[], bool]) -> None:
+        self._inner, self._has_logins = inner, has_logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +53,7 @@ class Guard:
 
     def _fault(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
-        if not self._config.has_logins and not _is_local(host):
+        if not self._has_logins() and not _is_local(host):
             # A foreign page whose name is made to lead to this host would read along.
             return 421, "only by a loopback address"
         if scope["method"] in ("GET", "HEAD"):

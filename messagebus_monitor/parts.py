@@ -20,6 +20,8 @@ FOLDER = Path(__file__).parent
 # Renderings of one page by which a browser may have what it shows; others get all parts.
 VERSIONS_KEPT = 20
 VERSION_DIGITS = 16
+# In place of a version that is known after the rendering.
+UNKNOWN_VERSION = "version-to-come"
 JSON_SEPARATORS = (",", ":")
 
 
@@ -118,12 +120,20 @@ class Feed:
         """Return the page of an observation, by its number."""
         if self._newest is None or observation != self._at:
             self._newest, self._at = self._make(), observation
-            self._kept[self._newest.version] = self._newest
-            self._kept.move_to_end(self._newest.version)
-            while len(self._kept) > VERSIONS_KEPT:
-                self._kept.popitem(last=False)
+            self.keep(self._newest)
             self._encoded.clear()
         return self._newest
+
+    def newest(self, observation: int) -> Rendering | None:
+        """Return the page of an observation, if it is rendered."""
+        return self._newest if observation == self._at else None
+
+    def keep(self, shown: Rendering) -> None:
+        """Remember a page that somebody has, to tell its differences; it is shown to nobody else."""
+        self._kept[shown.version] = shown
+        self._kept.move_to_end(shown.version)
+        while len(self._kept) > VERSIONS_KEPT:
+            self._kept.popitem(last=False)
 
     def since(self, version: str, observation: int, now_ms: int) -> bytes:
         """Return what changed since a version; the same bytes for all who have that version."""

@@ -139,15 +139,18 @@ class Logins:
         # Of those who have no session: everybody on this host, programs, people of a proxy.
         self._form_key = secrets.token_bytes(32)
         self.tries = Allowance(clock, burst=TRIES_PER_MINUTE, rate_per_s=TRIES_PER_MINUTE / 60)
+        self._people: dict[str, Person] = {}
         self.change(people, tokens, proxy)
 
     def change(
         self, people: Sequence[Person], tokens: Sequence[Token], proxy: Proxy | None
     ) -> None:
-        """Take other people; all sessions end."""
-        self._people = {each.name: each for each in people}
+        """Take other people. Sessions of those who are gone, or have another password or role, end."""
+        before, self._people = self._people, {each.name: each for each in people}
         self._tokens, self._proxy = tuple(tokens), proxy
-        self._sessions.clear()
+        for digest, (who, _) in list(self._sessions.items()):
+            if self._people.get(who.name) != before.get(who.name):
+                del self._sessions[digest]
 
     @property
     def is_open(self) -> bool:
@@ -161,7 +164,12 @@ class Logins:
         return right and person is not None
 
     def begin(self, name: str) -> str:
-        """Begin a session of somebody whose password was right, and return its secret for the cookie."""
+        """Begin a session of somebody whose password was right, and return its secret for the cookie.
+
+        Returns "" for somebody who is there no more.
+        """
+        if name not in self._people:
+            return ""
         secret = secrets.token_urlsafe(32)
         principal = Principal(name, self._people[name].role, secrets.token_urlsafe(32))
         self._sessions[_digest(secret)] = principal, self._clock() + SESSION_S

@@ -89,12 +89,19 @@ def size(bytes_: float | None) -> str:
 
 def clock(at_ms: int) -> str:
     """Return the time of day on this host."""
-    return time.strftime("%H:%M:%S", time.localtime(at_ms / 1_000))
+    return _at(at_ms, "%H:%M:%S")
 
 
 def day(at_ms: int) -> str:
-    """Return the date and time on this host."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1_000))
+    """Return the date and time on this host; "?" for a number that is no time."""
+    return _at(at_ms, "%Y-%m-%d %H:%M:%S")
+
+
+def _at(at_ms: int, form: str) -> str:
+    try:
+        return time.strftime(form, time.localtime(at_ms / 1_000))
+    except (OverflowError, ValueError, OSError):
+        return UNKNOWN
 
 
 def spark(values: Sequence[float | None], width: int = 84, height: int = 20) -> Spark | None:

@@ -1,20 +1,17 @@
-"""Search for one message over all brokers: parking queues, a recording, and what agents count of the rest."""
+"""Search for one message over all brokers, two at once, and what somebody may see of it."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
-from messagebus import BusConfig, ParkedFilter, read_parked
+from messagebus import BusConfig
 from messagebus_monitor.people import Principal, Role
-from messagebus_tools.find import find_rows
+from messagebus_tools.find import evidence_of
 from messagebus_tools.observing.snapshot import Bus
-from messagebus_tools.observing.trace import Evidence, Trace, trace
+from messagebus_tools.observing.trace import Trace, trace
 
 AT_ONCE = 2
-PARKED_MAX = 20
-ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 
 
 class Tracing:
@@ -32,25 +29,17 @@ class Tracing:
         ago_s: it was published so long ago, or earlier; 0 for not known. Raises MessageBusError, and
         ValueError for an id that none is.
         """
-        if not ID_CHARS_MIN <= len(id) <= ID_CHARS_MAX:
-            raise ValueError(
-                f"an id, or its beginning, has {ID_CHARS_MIN} to {ID_CHARS_MAX} characters"
-            )
         async with self._at_once:
-            found, rows = await asyncio.to_thread(self._look, id)
-        parked = found.messages
+            found = await asyncio.to_thread(
+                evidence_of,
+                self._bus,
+                id,
+                recording=self._recording,
+                topic=topic,
+                published_ms=seen.at_ms - ago_s * 1_000 if ago_s else None,
+            )
         if who.role < Role.READER:
-            parked = tuple(replace(each, exception="") for each in parked)
-        evidence = Evidence(
-            id=id,
-            parked=parked,
-            recorded=rows,
-            published_ms=seen.at_ms - ago_s * 1_000 if ago_s else None,
-            topic=topic.removeprefix("queue:"),
-            faults=found.faults,
-        )
-        return trace(evidence, seen)
-
-    def _look(self, id: str) -> tuple[Any, list[dict[str, Any]]]:
-        rows = find_rows(self._recording, id) if self._recording else []
-        return read_parked(self._bus, where=ParkedFilter(message_id=id), count_max=PARKED_MAX), rows
+            parked = tuple(replace(each, exception="") for each in found.parked)
+            told = tuple({**row, "error": ""} for row in found.told)
+            found = replace(found, parked=parked, told=told)
+        return trace(found, seen)

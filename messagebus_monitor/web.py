@@ -14,7 +14,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -28,12 +28,29 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from messagebus import MessageBusError
-from messagebus_monitor import acting, api, pages
+from messagebus_monitor import acting, api
 from messagebus_monitor.actions import Actions
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.guard import Guard
+from messagebus_monitor.pages import (
+    brokers,
+    matrix,
+    others,
+    overview,
+    planned,
+    shared,
+    sources,
+    traced,
+)
 from messagebus_monitor.parked import ParkedReader
-from messagebus_monitor.parts import FOLDER, Feed, Feeds, Renderer, Rendering
+from messagebus_monitor.parts import (
+    FOLDER,
+    UNKNOWN_VERSION,
+    Feed,
+    Feeds,
+    Renderer,
+    Rendering,
+)
 from messagebus_monitor.people import BURST, NOBODY, RATE_PER_S, Allowance, Logins, Principal, Role
 from messagebus_monitor.plans import KINDS
 from messagebus_monitor.playbooks import Playbooks
@@ -50,6 +67,9 @@ STREAMS_OF_BROWSER_MAX = 4
 BEAT_S = 10.0
 EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
 QUERY_CHARS_MAX = 2_000
+# In the pages' body; what a caller wrote has its quotation marks escaped.
+AT_VERSION = 'data-version="{}"'
+LEFT = "people are taken; what else has changed wants a restart"
 SPANS_S = (600, 3_600, 21_600, 86_400)
 NAV = (
     ("Overview", "/"),
@@ -114,7 +134,20 @@ class Monitor:
             middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
             exception_handlers={404: self._not_found},
         )
-        return Guard(made, self.config)
+        return Guard(made, lambda: self.config.has_logins)
+
+    def take(self, found: MonitorConfig) -> str:
+        """Take the people, tokens and proxy of other settings; sessions of those who are gone end.
+
+        Returns what it did not take, and why; "" when it took all. All other settings want a restart.
+        """
+        if self.config.has_logins and not found.has_logins:
+            return "people kept: a page that is open to everybody wants a restart"
+        mine = replace(self.config, people=found.people, tokens=found.tokens, proxy=found.proxy)
+        left = "" if mine == replace(found, listen=mine.listen) else LEFT
+        self.config = mine
+        self.logins.change(mine.people, mine.tokens, mine.proxy)
+        return left
 
     # Who asks.
 
@@ -195,27 +228,36 @@ class Monitor:
             "here": "",
             "kinds": KINDS,
             "actions_off": self.actions.off,
-            **pages.chrome(self.watch.board),
+            **shared.chrome(self.watch.board),
         }
 
     def page(self, request: Request, who: Principal, of: str, page: _Page) -> Response:
         """Return a live page whole."""
         self._seen(page)
-        if page.values() is None:
+        shown = page.values()
+        if shown is None:
             return self.tell(request, who, "Not there", "The bus has nothing of that name.", 404)
-        # Parts are the same for all with one role; the bar has a name and a token in it.
-        rendering = self._feed(of, who, page).at(self.watch.number)
+        # Parts are the same for all with one role; the bar has a name and a token in it. Where nobody looks
+        # at this page yet it is rendered once, not a second time for those who will.
+        feed = self._feed(of, who, page)
+        known = feed.newest(self.watch.number)
         values = {
             **self._common(request, who),
-            **(page.values() or {}),
-            **{"is_live": True, "of": of, "here": page.here, "version": rendering.version},
+            **shown,
+            **{"is_live": True, "of": of, "here": page.here},
+            "version": known.version if known else UNKNOWN_VERSION,
         }
-        return _html(self._renderer.render(page.template, values).html)
+        made = self._renderer.render(page.template, values)
+        if known is None:
+            feed.keep(made)
+        return _html(
+            made.html.replace(AT_VERSION.format(UNKNOWN_VERSION), AT_VERSION.format(made.version))
+        )
 
     def _feed(self, of: str, who: Principal, page: _Page) -> Feed:
         def make() -> Rendering:
             values = {
-                **pages.chrome(self.watch.board),
+                **shared.chrome(self.watch.board),
                 **(page.values() or page_of(self, "/", who).values() or {}),
                 **{"is_live": True, "of": of, "who": NOBODY, "nav": NAV, "version": ""},
                 **{"kinds": KINDS, "actions_off": ""},
@@ -294,7 +336,7 @@ def page_of(monitor: Monitor, of: str, who: Principal) -> _Page:
 
     kind, name = _name_in(path) or ("", "")
     of_name = of_page(
-        pages.subscription if kind == "source" else pages.broker,
+        sources.subscription if kind == "source" else brokers.broker,
         name,
         events=lambda: recent(EVENTS_OF_ONE, about=name),
     )
@@ -306,7 +348,7 @@ def page_of(monitor: Monitor, of: str, who: Principal) -> _Page:
 
     def of_list() -> dict[str, Any]:
         export = f"?{parts.query}" if parts.query else "?"
-        return {**of_page(pages.subscriptions)(), "export": export}
+        return {**of_page(sources.subscriptions)(), "export": export}
 
     match kind or path:
         case "source":
@@ -318,48 +360,48 @@ def page_of(monitor: Monitor, of: str, who: Principal) -> _Page:
                 "subscriptions.html",
                 path,
                 of_list,
-                lambda: _names_shown(watch, query, pages.ROWS_A_PAGE),
+                lambda: _names_shown(watch, query, shared.ROWS_A_PAGE),
             )
         case "/brokers":
-            return _Page("brokers.html", path, of_page(pages.brokers))
+            return _Page("brokers.html", path, of_page(brokers.brokers))
         case "/parked":
-            return _Page("parked.html", path, of_page(pages.parked))
+            return _Page("parked.html", path, of_page(others.parked))
         case "/clients":
-            return _Page("clients.html", path, of_page(pages.clients), all_clients=True)
+            return _Page("clients.html", path, of_page(others.clients), all_clients=True)
         case "/topology":
-            changes = of_page(pages.topology, events=lambda: recent(EVENTS_OF_ONE, kind="list"))
+            changes = of_page(others.topology, events=lambda: recent(EVENTS_OF_ONE, kind="list"))
             return _Page("topology.html", "/brokers", changes)
         case "/journal":
             of_kind, of_one = query.get("kind", ""), query.get("about", "")
             told = of_page(
-                pages.journal,
+                others.journal,
                 events=lambda: recent(EVENTS_SHOWN, kind=of_kind, about=of_one),
                 note=lambda: watch.events.fault,
                 playbooks=monitor.playbooks.runs,
             )
             return _Page("journal.html", path, told)
         case "/rules":
-            return _Page("rules.html", "/", of_page(pages.rules, table=lambda: RULES))
+            return _Page("rules.html", "/", of_page(others.rules, table=lambda: RULES))
         case _ if path.startswith("/plans/") and who.role >= Role.OPERATOR:
             id = path.removeprefix("/plans/")
             return _Page("plan.html", "", lambda: _plan_values(monitor, id))
     first = of_page(
-        pages.overview,
-        events=lambda: recent(pages.OVERVIEW_EVENTS),
+        overview.overview,
+        events=lambda: recent(overview.OVERVIEW_EVENTS),
         playbooks=monitor.playbooks.runs,
     )
     return _Page(
-        "overview.html", "/", first, lambda: _names_shown(watch, query, pages.OVERVIEW_ROWS)
+        "overview.html", "/", first, lambda: _names_shown(watch, query, overview.OVERVIEW_ROWS)
     )
 
 
 def _plan_values(monitor: Monitor, id: str) -> dict[str, Any] | None:
     plan = monitor.actions.find(id)
-    return pages.plan(monitor.watch.board, plan, monitor_settings(monitor)) if plan else None
+    return planned.plan(monitor.watch.board, plan, monitor_settings(monitor)) if plan else None
 
 
 def _names_shown(watch: Watch, query: dict[str, str], at_most: int) -> tuple[str, ...]:
-    return tuple(each.name for each in pages.chosen(watch.board, query)[:at_most])
+    return tuple(each.name for each in matrix.chosen(watch.board, query)[:at_most])
 
 
 def _name_in(path: str) -> tuple[str, str] | None:
@@ -374,10 +416,12 @@ def _name_in(path: str) -> tuple[str, str] | None:
     return None
 
 
-def monitor_settings(monitor: Monitor) -> pages.Settings:
+def monitor_settings(monitor: Monitor) -> shared.Settings:
     """Return what pages show of the installation."""
-    names = [seen.broker for seen in monitor.watch.board.view.bus.brokers]
-    return pages.Settings(monitor.config.manual, len(RULES), pages.labels(names) if names else {})
+    bus = monitor.watch.board.view.bus
+    names = [seen.broker for seen in bus.brokers]
+    watched = sum(not rule.unwatched(bus) for rule in RULES)
+    return shared.Settings(monitor.config.manual, watched, shared.labels(names) if names else {})
 
 
 # Endpoints.
@@ -413,33 +457,33 @@ async def _trace(monitor: Monitor, request: Request, who: Principal) -> Response
     ago = query.get("ago", "")
     if id := query.get("id", "")[:QUERY_CHARS_MAX]:
         monitor.watch.looking()
-        ago_s = int(ago) if ago in dict(pages.AGO_S) and ago else 0
+        ago_s = int(ago) if ago in dict(traced.AGO_S) and ago else 0
         topic = query.get("topic", "")
         try:
             found = await monitor.tracing.find(id, board.view.bus, who, topic=topic, ago_s=ago_s)
         except (MessageBusError, ValueError) as trouble:
             fault = str(trouble)
-    values = pages.traced(board, found, query, monitor_settings(monitor), fault=fault)
+    values = traced.traced(board, found, query, monitor_settings(monitor), fault=fault)
     return monitor.still(request, who, "trace.html", {**values, "here": "/trace"})
 
 
 async def _find(monitor: Monitor, request: Request, who: Principal) -> Response:
     text, board = request.query_params.get("q", "").strip()[:300], monitor.watch.board
     if text in board.sources:
-        return RedirectResponse(pages.source_href(text), 303)
+        return RedirectResponse(shared.source_href(text), 303)
     labels = monitor_settings(monitor).labels
     if len(text) == 32 and not text.strip("0123456789abcdef"):
         return RedirectResponse(f"/trace?id={text}", 303)
     for name, label in labels.items():
         if text in (name, label):
-            return RedirectResponse(pages.broker_href(name), 303)
+            return RedirectResponse(shared.broker_href(name), 303)
     if any(text.lower() in name.lower() for name in board.sources):
         return RedirectResponse(f"/subscriptions?q={quote(text, safe='')}", 303)
     return RedirectResponse(f"/clients?q={quote(text, safe='')}", 303)
 
 
 async def _export(monitor: Monitor, request: Request, who: Principal) -> Response:
-    chosen = pages.chosen(monitor.watch.board, dict(request.query_params))
+    chosen = matrix.chosen(monitor.watch.board, dict(request.query_params))
     rows = [api.source_row(each) for each in chosen]
     if request.query_params.get("form") == "ndjson":
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -466,14 +510,15 @@ async def _login(monitor: Monitor, request: Request, who: Principal) -> Response
     if not monitor.logins.tries.take(f"name {name}", f"from {peer}"):
         return monitor.login_page(request, to, "Too many tries: wait a minute.", 429)
     password = fields.get("password", "")
-    if not await asyncio.to_thread(monitor.logins.check, name, password):
+    right = await asyncio.to_thread(monitor.logins.check, name, password)
+    if not right or not (session := monitor.logins.begin(name)):
         return monitor.login_page(request, to, "Name or password is wrong.", 401)
     # Only a path of ours: "//elsewhere" is an address of another host.
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable()
     answer = RedirectResponse(to if is_ours else "/", 303)
     answer.set_cookie(
         cookie_name(request),
-        monitor.logins.begin(name),
+        session,
         max_age=12 * 3_600,
         httponly=True,
         samesite="strict",

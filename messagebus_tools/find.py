@@ -1,23 +1,74 @@
-"""Search for one message in the files of a recording, by its id or the beginning of it."""
+"""Search for one message by its id or the beginning of it: parked, in agents' trails, in a recording."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from messagebus.errors import RecordingFailed
+from messagebus.admin.parked import ParkedFilter, read_parked
+from messagebus.config import BusConfig
+from messagebus.errors import MessageBusError, RecordingFailed
 from messagebus.recording.files import message_id_hex
+from messagebus_tools.observing.ask import Asker
+from messagebus_tools.observing.trace import Evidence
 
-__all__ = ["find_rows"]
+__all__ = ["evidence_of", "find_rows"]
+
+PARKED_MAX = 20
+ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 
 # Files are searched newest first, at about 1 GB/s from memory.
 BYTES_MAX = 8 << 30
 ROWS_MAX = 100
 FULL_ID = 32
 NS_PER_MS = 1_000_000
+
+
+def evidence_of(
+    bus: BusConfig,
+    message_id: str,
+    *,
+    recording: str | Path = "",
+    topic: str = "",
+    published_ms: int | None = None,
+) -> Evidence:
+    """Look for a message everywhere but in queues in use: that would count as a delivery.
+
+    recording: folder of a recorder's rows, "" for none. topic, published_ms: as somebody said. Waits for
+    brokers and agents. Raises ValueError for an id that none is, and MessageBusError.
+    """
+    if not ID_CHARS_MIN <= len(message_id) <= ID_CHARS_MAX:
+        bounds = f"{ID_CHARS_MIN} to {ID_CHARS_MAX}"
+        raise ValueError(f"an id, or its beginning, has {bounds} characters")
+    with ThreadPoolExecutor(1) as beside:
+        asking = beside.submit(lambda: asyncio.run(_trail_of(bus, message_id)))
+        rows = find_rows(recording, message_id) if recording else []
+        found = read_parked(bus, where=ParkedFilter(message_id=message_id), count_max=PARKED_MAX)
+        told, faults = asking.result()
+    return Evidence(
+        id=message_id,
+        parked=found.messages,
+        recorded=rows,
+        told=told,
+        published_ms=published_ms,
+        topic=topic.removeprefix("queue:"),
+        faults={**found.faults, **faults},
+    )
+
+
+async def _trail_of(bus: BusConfig, id: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    asker = Asker(bus)
+    try:
+        return await asker.trail(id)
+    except MessageBusError as fault:
+        return [], {"the trail": str(fault)}
+    finally:
+        await asker.close()
 
 
 def find_rows(folder: str | Path, message_id: str) -> list[dict[str, Any]]:

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import click
 
-from messagebus.admin.parked import ParkedFilter, read_parked
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, iso
 from messagebus.errors import ConfigError
 from messagebus.terminal import escaped, say
-from messagebus_tools.find import find_rows
-from messagebus_tools.observing.trace import Evidence, Trace, rows_of, trace
+from messagebus_tools.find import evidence_of
+from messagebus_tools.observing.trace import Trace, rows_of, trace
 from messagebus_tools.top import observed
 
-PARKED_MAX = 20
-PREFIX_CHARS_MIN, ID_CHARS_MAX = 6, 255
 TEXT_CHARS_MAX = 300
 
 
@@ -50,29 +47,23 @@ def trace_command(
       messagebus trace 5f0c2a9be1d04773a1b20000000000c4
       messagebus trace 5f0c2a9b --topic orders --published-at 14:05 --json
     """
-    if not PREFIX_CHARS_MIN <= len(message_id) <= ID_CHARS_MAX:
-        raise click.UsageError(f"ID: {PREFIX_CHARS_MIN} to {ID_CHARS_MAX} characters")
     bus = bus_settings()
     if not bus.list_urls:
         raise ConfigError("list_urls: must be given, because the agents are asked")
     published_ms = None if published_at is None else _time_ms(published_at)
-    rows = find_rows(recording, message_id) if recording else []
-    where = ParkedFilter(message_id=message_id)
     with ThreadPoolExecutor(1) as beside:
         observing = beside.submit(lambda: asyncio.run(observed(bus)))
-        found = read_parked(bus, where=where, count_max=PARKED_MAX)
-        seen = observing.result()
-    told = trace(
-        Evidence(
-            id=message_id,
-            parked=found.messages,
-            recorded=rows,
-            published_ms=published_ms,
-            topic=topic.removeprefix("queue:"),
-            faults=found.faults,
-        ),
-        seen,
-    )
+        try:
+            evidence = evidence_of(
+                bus,
+                message_id,
+                recording=recording or "",
+                topic=topic,
+                published_ms=published_ms,
+            )
+        except ValueError as fault:
+            raise click.UsageError(f"ID: {fault}") from fault
+        told = trace(evidence, observing.result())
     _print(told, as_json)
     verdicts = {line.verdict for line in told.lines}
     if verdicts <= {"id", "absent", "?"}:

@@ -7,9 +7,11 @@ colour blindness can tell them apart.
 
 from __future__ import annotations
 
+import base64
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Classes of the page's style, look-0 and so on.
 LOOKS = 8
 BARS_MAX = 20
+# A picture comes before the first of these that a page has.
+BEFORE_END = ('<h2 id="words">', "<footer>")
 # Rows in a terminal; a page has them all.
 TEXT_ROWS_MAX = 25
 
@@ -188,6 +192,17 @@ def render_html(page: Page) -> str:
         undefined=StrictUndefined,
     )
     return environment.get_template("page.html.j2").render(page=page, looks=LOOKS)
+
+
+def with_picture(html: str, title: str, png: bytes) -> str:
+    """Return a rendered page with a picture before its words; a page of another kind as it is."""
+    mark = next((each for each in BEFORE_END if each in html), "")
+    source = base64.b64encode(png).decode()
+    picture = (
+        f'<h2>{escape(title)}</h2>\n<img class="picture" alt="{escape(title)}"'
+        f' src="data:image/png;base64,{source}">\n'
+    )
+    return html.replace(mark, picture + mark, 1) if mark else html
 
 
 def render_text(page: Page, columns: int = COLUMNS) -> str:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from bench.demo.stage import Stage
 from bench.errors import BenchError
+from ops.errors import OpsError
+from ops.local.preflight import free_port
+from reports.page import with_picture
 
 CHROMIUM, PICTURE = "chromium", "page.png"
+TITLE = "The monitor's page, with a broker killed"
+HOST, FIRST_PORT = "127.0.0.1", 8_085
 WIDTH, HEIGHT = 1_560, 1_000
 WITHIN_MS = 30_000
 # Curves and rates need a few observations.
@@ -25,11 +29,10 @@ LOOKED_AT_MS = 3_000
 
 def show(stage: Stage) -> str:
     """Start the monitor beside the load, and tell its address. Returns it; "" where it does not start."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
     try:
+        listen = f"{HOST}:{free_port(HOST, FIRST_PORT)}"
         stage.start("monitor", ["messagebus", "monitor", "--listen", listen], client=True)
-    except BenchError:
+    except (BenchError, OpsError):
         return ""
     stage.screen.say(f"the page of the bus: http://{listen}/")
     return f"http://{listen}/"
@@ -43,10 +46,12 @@ def photograph(stage: Stage, address: str) -> None:
 
 
 def into_report(stage: Stage) -> Path | None:
-    """Put the picture beside the report. Returns its path; None without one."""
+    """Put the picture beside the report, and into its page. Returns its path; None without one."""
     picture, report = stage.folder / PICTURE, stage.folder / "report"
     if not (picture.is_file() and report.is_dir()):
         return None
+    if (page := report / "report.html").is_file():
+        page.write_text(with_picture(page.read_text(), TITLE, picture.read_bytes()))
     return Path(shutil.move(picture, report / PICTURE))
 
 

@@ -22,6 +22,7 @@ from bench.figures.measure import audit, scans
 from bench.figures.ops import failover, playbooks, way
 from bench.figures.readme import update
 from bench.figures.scene import BEHIND_HAPROXY, DEFAULT_REPEAT, Group, Scene, Stage
+from bench.figures.see import fresh, scale, tools, trial
 from bench.figures.turns import group
 from bench.harness.loop import best_loop
 
@@ -60,6 +61,10 @@ GROUPS = (
     audit.MEMORY_GROUP,
     order.GROUP,
     *again.GROUPS,
+    scale.GROUP,
+    fresh.GROUP,
+    tools.GROUP,
+    trial.GROUP,
 )
 
 

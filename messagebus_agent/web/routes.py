@@ -43,6 +43,7 @@ from messagebus_agent.web.login import NAMES_PER_USER_MAX, Admission, Judged, Lo
 from messagebus_agent.web.metrics import Metrics
 from messagebus_agent.web.observe import Observer
 from messagebus_agent.web.tap import Taps
+from messagebus_agent.web.trail import Trail
 
 log = logging.getLogger("messagebus.agent")
 
@@ -91,6 +92,7 @@ class Parts:
     started: str
     node: Mapping[str, str | int] | None = None
     taps: Taps | None = None
+    trail: Trail | None = None
 
 
 class BadRequest(Exception):
@@ -130,6 +132,8 @@ def application(parts: Parts) -> Starlette:
     ]
     if parts.taps is not None:
         routes.append(parts.taps.route(web._judged, lambda: parts.topology.register.entries))
+    if parts.trail is not None:
+        routes += parts.trail.routes(web._judged, web._readable_part)
     return Starlette(
         routes=routes, exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone}
     )
@@ -355,10 +359,8 @@ class _Web:
                 return Response(status_code=499)
             if observer.version == version:
                 return Response(status_code=304)
-        known = self._parts.topology.register.entries
-        is_all = len(entries) == sum(entry.alive for entry in known.values())
         body = await observer.answer(
-            None if is_all else entries.keys(),
+            None if self._is_all(entries) else entries.keys(),
             names=names,
             since=query.get("since", ""),
             state_only=is_state,
@@ -398,6 +400,16 @@ class _Web:
         if known and len(judged.forbidden) == len(known):
             return _forbidden(judged)
         return {name: entries[name] for name in known.keys() - set(judged.forbidden)}
+
+    async def _readable_part(self, request: Request) -> dict[str, Entry] | Response | None:
+        """Return as `_readable`, but None when the caller's rights cover all entries."""
+        entries = await self._readable(request)
+        is_all = not isinstance(entries, Response) and self._is_all(entries)
+        return None if is_all else entries
+
+    def _is_all(self, entries: Mapping[str, Entry]) -> bool:
+        known = self._parts.topology.register.entries
+        return len(entries) == sum(entry.alive for entry in known.values())
 
     async def purge(self, request: Request) -> Response:
         if refusal := await self._operators_only(request):

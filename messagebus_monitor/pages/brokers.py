@@ -32,6 +32,7 @@ from messagebus_monitor.pages.shared import (
     is_about,
     place_figures,
     row_id,
+    row_of,
     source_href,
 )
 from messagebus_monitor.told import NOTHING, Spark
@@ -203,7 +204,7 @@ def broker(
              "tile.parked"),
         Tile("Links", ((row.links, ""),), _clients_note(answer), "", None, "tile.links"),
     ]  # fmt: skip
-    queues = _queues_of(board, name)
+    queues = _queues_of(board, seen)
     return {
         "title": row.name,
         "name": name,
@@ -267,22 +268,21 @@ def _topology_words(answer: Answer) -> str:
     return f"all {state.entries} entries are there" + ("" if state.settled else ", not yet settled")
 
 
-def _queues_of(board: Board, broker: str) -> list[Row]:
+def _queues_of(board: Board, seen: Seen) -> list[Row]:
     found = [
         (source, place)
         for source in board.sources.values()
-        for place in source.places
-        if place.broker == broker and place.row is not None
+        for place in (source.at(seen),)
+        if place.row is not None
     ]
     found.sort(key=lambda each: (-(each[1].oldest_s or 0), -_waiting(each[1]), each[0].name))
     return [
-        Row(
-            id=row_id("queue", source.name),
-            cells=(
-                Text(source.name, "name", source_href(source.name)),
-                Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-                *place_figures(place, board.view.now_ms),
-            ),
+        row_of(
+            "queue",
+            source.name,
+            Text(source.name, "name", source_href(source.name)),
+            Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
+            *place_figures(place, board.view.now_ms),
             row_class=freshness(place, board),
         )
         for source, place in found

@@ -153,7 +153,9 @@ def _source_row(source: Source, board: Board, settings: Settings) -> SourceRow:
         consumers = f"{source.answering - len(source.lacking)} of {source.answering} brokers"
     else:
         consumers = f"{source.sum.consumers:,}"
-    cells = tuple(_cell(place, settings) for place in source.places)
+    places = source.places
+    cells = tuple(_cell(place, settings) for place in places)
+    silent = [place.broker for place in places if place.state == "silent"]
     return SourceRow(
         id=row_id("source", source.name),
         href=source_href(source.name),
@@ -169,11 +171,11 @@ def _source_row(source: Source, board: Board, settings: Settings) -> SourceRow:
         consumers_tone="bad" if source.lacking else "",
         parked=f"{source.sum.parked:,}" if source.sum.parked else NOTHING,
         cells=cells,
-        words=f"{source.name}: {_matrix_words(source, settings)}",
+        words=f"{source.name}: {_matrix_words(source, silent, settings)}",
     )
 
 
-def _matrix_words(source: Source, settings: Settings) -> str:
+def _matrix_words(source: Source, silent: list[str], settings: Settings) -> str:
     def named(brokers: Iterable[str]) -> str:
         return ", ".join(settings.labels.get(each, each) for each in brokers)
 
@@ -182,7 +184,6 @@ def _matrix_words(source: Source, settings: Settings) -> str:
         said.append(f"no consumer on {named(source.lacking)}")
     if source.missing:
         said.append(f"not there on {named(source.missing)}")
-    silent = [place.broker for place in source.places if place.state == "silent"]
     return "; ".join([*said, f"{named(silent)} did not answer"] if silent else said)
 
 

@@ -15,7 +15,6 @@ from messagebus_monitor.pages.shared import (
     ROWS_A_PAGE,
     Link,
     Query,
-    Row,
     Settings,
     Text,
     Values,
@@ -25,7 +24,7 @@ from messagebus_monitor.pages.shared import (
     missing_note,
     parked_note,
     playbook_lines,
-    row_id,
+    row_of,
     short,
     source_href,
     with_query,
@@ -46,15 +45,14 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
             if (row := answer.rows.get((source.name, "park"))) is not None
         ]
         rows.append(
-            Row(
-                id=row_id("parked", source.name),
-                cells=(
-                    Text(source.name, "name", source_href(source.name)),
-                    Text(f"{source.sum.parked:,}", "r warn"),
-                    Text(told.age(max(ages, default=None)), "r"),
-                    Text(parked_note(source, settings)),
-                    Text(f"messagebus parked show {source.name}", "mono muted"),
-                ),
+            row_of(
+                "parked",
+                source.name,
+                Text(source.name, "name", source_href(source.name)),
+                Text(f"{source.sum.parked:,}", "r warn"),
+                Text(told.age(max(ages, default=None)), "r"),
+                Text(parked_note(source, settings)),
+                Text(f"messagebus parked show {source.name}", "mono muted"),
             )
         )
     note = missing_note(board, settings)
@@ -80,14 +78,13 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
     counted = sum(answer.client_count for answer in board.view.bus.answers.values())
     behind = sum(applied < newest for _, applied, _ in heard.values())
     rows = [
-        Row(
-            id=row_id("client", client),
-            cells=(
-                Text(client, "name"),
-                Text(name or NOTHING, "", source_href(name) if name in board.sources else ""),
-                Text(str(applied), "r warn" if applied < newest else "r"),
-                Text(f"{told.roughly(age_ms / MS_PER_S)} ago", "r muted"),
-            ),
+        row_of(
+            "client",
+            client,
+            Text(client, "name"),
+            Text(name or NOTHING, "", source_href(name) if name in board.sources else ""),
+            Text(str(applied), "r warn" if applied < newest else "r"),
+            Text(f"{told.roughly(age_ms / MS_PER_S)} ago", "r muted"),
         )
         for client, name, applied, age_ms in found[:CLIENTS_SHOWN]
     ]
@@ -122,31 +119,30 @@ def topology(
         serves = state.generation if state else None
         behind = len(seen.answer.clients_behind) if seen.answer else None
         rows.append(
-            Row(
-                id=row_id("served", seen.broker),
-                cells=(
-                    Text(
-                        settings.labels.get(seen.broker, seen.broker),
-                        "name",
-                        broker_href(seen.broker),
-                    ),
-                    Text("draining" if seen.draining else "consumed from"),
-                    Text(
-                        told.count(serves),
-                        "r warn" if serves is not None and serves != bus.generation else "r",
-                    ),
-                    Text(told.count(behind), "r warn" if behind else "r"),
-                    Text(told.count(state.entries if state else None), "r"),
-                    Text(
-                        told.count(state.missing_count if state else None),
-                        "r bad" if state and state.missing_count else "r",
-                    ),
-                    Text(
-                        "yes" if state and state.settled else told.UNKNOWN if not state else "no",
-                        "" if state and state.settled else "warn",
-                    ),
-                    Text((state.topology[:12] if state else "") or told.UNKNOWN, "mono muted"),
+            row_of(
+                "served",
+                seen.broker,
+                Text(
+                    settings.labels.get(seen.broker, seen.broker),
+                    "name",
+                    broker_href(seen.broker),
                 ),
+                Text("draining" if seen.draining else "consumed from"),
+                Text(
+                    told.count(serves),
+                    "r warn" if serves is not None and serves != bus.generation else "r",
+                ),
+                Text(told.count(behind), "r warn" if behind else "r"),
+                Text(told.count(state.entries if state else None), "r"),
+                Text(
+                    told.count(state.missing_count if state else None),
+                    "r bad" if state and state.missing_count else "r",
+                ),
+                Text(
+                    "yes" if state and state.settled else told.UNKNOWN if not state else "no",
+                    "" if state and state.settled else "warn",
+                ),
+                Text((state.topology[:12] if state else "") or told.UNKNOWN, "mono muted"),
                 row_class="" if state else "stale",
             )
         )
@@ -162,12 +158,11 @@ def topology(
             ("topology", "the same everywhere" if len(digests) < 2 else "not the same everywhere"),
         ],
         "incomplete": [
-            Row(
-                id=row_id("incomplete", each.name),
-                cells=(
-                    Text(each.name, "name", source_href(each.name)),
-                    Text(", ".join(settings.labels.get(b, b) for b in each.missing), "bad"),
-                ),
+            row_of(
+                "incomplete",
+                each.name,
+                Text(each.name, "name", source_href(each.name)),
+                Text(", ".join(settings.labels.get(b, b) for b in each.missing), "bad"),
             )
             for each in incomplete[:ROWS_A_PAGE]
         ],
@@ -213,19 +208,21 @@ def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule])
         raised = holding.get(rule.name, [])
         tone = {"page": "bad", "warn": "warn", "info": "info"}[rule.severity]
         manual = manual_link(rule.manual, settings)
+        unwatched = rule.unwatched(board.view.bus)
         words = plural(len(raised), "case") if raised else "all is well"
+        if unwatched and not raised:
+            tone, words = "unknown", "not watched"
         cases = " ".join(f"{short(each.text, settings)}." for each in raised[:NAMES_TOLD])
         rows.append(
-            Row(
-                id=row_id("rule", rule.name),
-                cells=(
-                    Text(rule.name, "name"),
-                    Text("", chip=tone if raised else "ok", note=words),
-                    Text(_SEVERITY_WORDS[rule.severity]),
-                    Text(told.roughly(rule.for_s) if rule.for_s else "at once", "r"),
-                    Text(cases, "wrap"),
-                    Text("Manual" if manual else "", "", manual),
-                ),
+            row_of(
+                "rule",
+                rule.name,
+                Text(rule.name, "name"),
+                Text("", chip=tone if raised or unwatched else "ok", note=words),
+                Text(_SEVERITY_WORDS[rule.severity]),
+                Text(told.roughly(rule.for_s) if rule.for_s else "at once", "r"),
+                Text(cases or short(unwatched, settings), "wrap"),
+                Text("Manual" if manual else "", "", manual),
             )
         )
     note = f"{len(holding)} of {len(table)} hold"

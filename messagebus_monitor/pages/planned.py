@@ -12,7 +12,7 @@ from messagebus_monitor.pages.shared import (
     Text,
     Values,
     broker_href,
-    row_id,
+    row_of,
     short,
     source_href,
 )
@@ -80,12 +80,11 @@ def _state(plan: Plan, settings: Settings) -> tuple[str, str, str]:
 
 def _row(line: Line, now_ms: int, settings: Settings) -> Row:
     oldest = None if line.oldest_ms is None else (now_ms - line.oldest_ms) / MS_PER_S
-    return Row(
-        id=row_id("line", line.broker),
-        cells=(
-            Text(settings.labels.get(line.broker, line.broker), "name", broker_href(line.broker)),
-            Text(NOTHING if line.count is None else f"{line.count:,}", "r"),
-            Text(NOTHING if oldest is None else told.age(oldest), "r"),
-            Text(line.note, "wrap"),
-        ),
+    return row_of(
+        "line",
+        line.broker,
+        Text(settings.labels.get(line.broker, line.broker), "name", broker_href(line.broker)),
+        Text(NOTHING if line.count is None else f"{line.count:,}", "r"),
+        Text(NOTHING if oldest is None else told.age(oldest), "r"),
+        Text(line.note, "wrap"),
     )

@@ -165,6 +165,11 @@ def row_id(kind: str, name: str) -> str:
     return f"{kind}.{quote(name, safe='', errors='surrogatepass')}"
 
 
+def row_of(kind: str, name: str, *cells: Text, row_class: str = "") -> Row:
+    """Return a row of a table about something of that kind and name."""
+    return Row(id=row_id(kind, name), cells=cells, row_class=row_class)
+
+
 def attention(board: Board, settings: Settings, raised: Iterable[Raised]) -> list[Need]:
     """Return what needs attention, as lines, in its order; two rules with one sentence are one line."""
     lines = dict[str, Need]()

@@ -31,10 +31,14 @@ from messagebus_monitor.pages.shared import (
     missing_note,
     parked_note,
     place_figures,
-    row_id,
+    row_of,
     source_href,
     where_oldest,
 )
+from messagebus_tools.observing.rules import reason
+from messagebus_tools.observing.snapshot import Bus
+
+ALIKE = "The brokers are alike, so the cause is with the consumers."
 
 
 def subscriptions(board: Board, query: Query, settings: Settings) -> Values:
@@ -65,7 +69,7 @@ def subscription(
         "rest": rest,
         "facts": _source_facts(source, board),
         "needs": attention(board, settings, (each for each in view.raised if is_about(each, name))),
-        "say": _say(source, settings),
+        "say": _say(source, board.view.bus, settings),
         "tiles": _source_tiles(source, board, settings),
         "places": [_place_row(place, board, settings) for place in source.places],
         "clients": clients[:CLIENTS_SHOWN],
@@ -94,7 +98,7 @@ def _source_facts(source: Source, board: Board) -> list[tuple[str, str]]:
     ]
 
 
-def _say(source: Source, settings: Settings) -> tuple[str, str, str]:
+def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
     """Return tone, sentence and reason where no rule has said anything."""
     arriving, leaving = source.sum.came, source.sum.left
     if not source.answering:
@@ -106,14 +110,15 @@ def _say(source: Source, settings: Settings) -> tuple[str, str, str]:
             "Messages are kept until a consumer attaches.",
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
-        reason = "The brokers are alike, so the cause is with the consumers."
+        why = reason(bus, source.name)
+        because = f"{why[0].upper()}{why[1:]}." if why != "not known" else ALIKE
         if source.lacking:
             names = ", ".join(settings.labels.get(each, each) for each in source.lacking)
-            reason = f"No consumer is attached on {names}."
+            because = f"No consumer is attached on {names}."
         return (
             "warn" if (source.oldest_s or 0) >= told.WARN_S else "",
             f"Out is slower than in: the backlog grows by {told.rate(arriving - leaving)}/s.",
-            reason,
+            because,
         )
     return "", "", ""
 
@@ -162,13 +167,12 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
     elif answer is not None and answer.state.draining:
         note = "draining"
     label = settings.labels.get(place.broker, place.broker)
-    return Row(
-        id=row_id("place", place.broker),
-        cells=(
-            Text(label, "name", broker_href(place.broker), note=note),
-            Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-            *place_figures(place, board.view.now_ms),
-        ),
+    return row_of(
+        "place",
+        place.broker,
+        Text(label, "name", broker_href(place.broker), note=note),
+        Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
+        *place_figures(place, board.view.now_ms),
         row_class=freshness(place, board),
     )
 
@@ -192,17 +196,16 @@ def _clients_of(board: Board, name: str) -> list[Row]:
             f"{sum(owed):,} of {prefetch:,}" if owed and prefetch else told.count(sum(owed))
         )
         rows.append(
-            Row(
-                id=row_id("client", client),
-                cells=(
-                    Text(client, "name"),
-                    Text(
-                        told.UNKNOWN if at is None else str(at),
-                        "r warn" if at is not None and at < newest else "r",
-                    ),
-                    Text(f"{on} of {brokers_count}", "r warn" if on < brokers_count else "r"),
-                    Text(owed_words, "r warn" if is_full else "r"),
+            row_of(
+                "client",
+                client,
+                Text(client, "name"),
+                Text(
+                    told.UNKNOWN if at is None else str(at),
+                    "r warn" if at is not None and at < newest else "r",
                 ),
+                Text(f"{on} of {brokers_count}", "r warn" if on < brokers_count else "r"),
+                Text(owed_words, "r warn" if is_full else "r"),
             )
         )
     return rows

@@ -11,7 +11,7 @@ from messagebus_monitor.pages.shared import (
     Text,
     Values,
     broker_href,
-    row_id,
+    row_of,
     short,
     source_href,
 )
@@ -29,6 +29,7 @@ VERDICTS = {
     "parked": ("bad", "parked"),
     "done": ("ok", "done with"),
     "published": ("info", "published"),
+    "refused": ("bad", "not stored"),
     "delivered": ("info", "delivered"),
     "may wait": ("warn", "may wait"),
     "absent": ("ok", "not there"),
@@ -59,16 +60,13 @@ def traced(
 def _row(number: int, line: Line, board: Board, settings: Settings) -> Row:
     tone, words = VERDICTS.get(line.verdict, ("info", line.verdict))
     broker = settings.labels.get(line.broker, line.broker)
-    return Row(
-        id=row_id("evidence", str(number)),
-        cells=(
-            Text("", chip=tone, note=words),
-            Text(
-                line.about, "name", source_href(line.about) if line.about in board.sources else ""
-            ),
-            Text(broker, "", broker_href(line.broker) if line.broker in board.brokers else ""),
-            Text(short(line.text, settings), "wrap"),
-            Text(told.day(line.at_ms) if line.at_ms else ""),
-            Text(line.known, "wrap muted"),
-        ),
+    return row_of(
+        "evidence",
+        str(number),
+        Text("", chip=tone, note=words),
+        Text(line.about, "name", source_href(line.about) if line.about in board.sources else ""),
+        Text(broker, "", broker_href(line.broker) if line.broker in board.brokers else ""),
+        Text(short(line.text, settings), "wrap"),
+        Text(told.day(line.at_ms) if line.at_ms else ""),
+        Text(line.known, "wrap muted"),
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
@@ -22,10 +23,12 @@ from messagebus._io.agents.http import http_client
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused
+from messagebus_tools.observing.rules import UNKNOWN_QUERY
 from messagebus_tools.observing.snapshot import (
     Answer,
     Balancer,
     Bus,
+    Outcomes,
     Seen,
     Server,
     merged,
@@ -36,7 +39,13 @@ __all__ = ["Asker", "read_stats"]
 
 ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
+TRAIL_WITHIN_S = 3.0
+TRAIL_ROWS_MAX = 100
+# In the year 6429.
+AT_MS_MAX = 1 << 47
 LIST_EVERY_MS = 10_000
+OUTCOMES_EVERY_MS = 15_000
+SERIES_MAX = 1_000
 # A waiting request is answered after this time, when nothing has changed.
 STATE_WAIT_S = 20
 # 100,000 rows; a larger answer is none.
@@ -60,6 +69,7 @@ class Asker:
     """Questions to the agents of one bus. Runs on one loop; `close` it in the end.
 
     balancers: addresses of HAProxy's statistics, ``http://lb1:8404``. transport: a substitute, for tests.
+    prometheus: address of one that has the publishers' figures, ``http://prometheus:9090``; "" for none.
     Raises ConfigError without list addresses, or for unusable certificates.
     """
 
@@ -68,15 +78,18 @@ class Asker:
         bus: BusConfig,
         *,
         balancers: Sequence[str] = (),
+        prometheus: str = "",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not bus.list_urls:
             raise ConfigError("list_urls: must be given, because the agents are asked")
         self._bus = bus
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0 * STATE_WAIT_S)
-        self._http = http_client(bus, transport=transport, limits=limits)
+        self._http = http_client(bus, transport=transport, limits=limits, apart=True)
         self._agents: dict[str, _Agent] = {}
         self._balancers = {url.rstrip("/"): Balancer(url=url, fault="") for url in balancers}
+        self._outcomes = Outcomes(url=prometheus.rstrip("/")) if prometheus else None
+        self._outcomes_at_ms = -OUTCOMES_EVERY_MS
         self._list: BrokerList | None = None
         self._list_at_ms, self._list_tried_ms, self._list_fault = 0, -LIST_EVERY_MS, ""
         self._waits: dict[asyncio.Task[bool], str] = {}
@@ -98,6 +111,7 @@ class Asker:
         await asyncio.gather(
             *(self._look_at(each, query) for each in listed),
             *(self._balancer(url) for url in self._balancers),
+            self._unknown_outcomes(),
         )
         if names := sorted(set(names)):
             query = {"names": ",".join(names)}
@@ -107,6 +121,31 @@ class Asker:
         if agents and all(each.fault.startswith(REFUSED) for each in agents):
             raise LoginRefused(self._bus.list_urls[0], next(iter(agents)).fault)
         return self.bus()
+
+    async def trail(self, id: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the rows of all agents' trails about an id, or its beginning, and who could not tell.
+
+        An agent without a trail tells nothing, and that is no fault. Raises ListError without any list.
+        """
+        rows, faults = list[dict[str, Any]](), dict[str, str]()
+
+        async def of(listed: ListedBroker) -> None:
+            try:
+                async with asyncio.timeout(TRAIL_WITHIN_S):
+                    path = f"/trail/{quote(id, safe='')}"
+                    status, body = await self._get(self._url(listed, path), self._auth())
+                if status == httpx.codes.OK:
+                    rows.extend({**each, "agent": listed.broker.name} for each in _trail(body))
+                elif status not in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+                    raise ValueError(_fault_of(status))
+            except TimeoutError:
+                faults[f"the trail at {listed.broker.name}"] = f"not in {TRAIL_WITHIN_S:g} s"
+            except (ValueError, RecursionError, httpx.HTTPError, ConfigError) as fault:
+                told = str(fault) or type(fault).__name__
+                faults[f"the trail at {listed.broker.name}"] = told
+
+        await asyncio.gather(*(of(each) for each in await self._current_list()))
+        return sorted(rows, key=lambda row: row["at_ms"]), faults
 
     async def changed(self, *, within_s: float) -> bool:
         """Wait until an agent tells another state or falls silent. Returns False when none did in time.
@@ -140,6 +179,7 @@ class Asker:
             list_age_ms=max(0, now_ms - self._list_at_ms),
             list_fault=self._list_fault,
             balancers=tuple(self._balancers.values()),
+            outcomes=self._outcomes,
         )
 
     def _seen(self, listed: ListedBroker) -> Seen:
@@ -212,16 +252,12 @@ class Asker:
         self, listed: ListedBroker, agent: _Agent, query: dict[str, str], *, within_s: float
     ) -> Answer | None:
         """Return an answer, None for no other state or for a fault, which is noted."""
-        scheme = urlsplit(self._bus.list_urls[0]).scheme
-        url = f"{scheme}://{listed.agent_address}/observe?{urlencode(query)}"
+        url = self._url(listed, f"/observe?{urlencode(query)}")
         answer: Answer | None = None
         fault = ""
         try:
             async with asyncio.timeout(within_s):
-                auth = httpx.BasicAuth(
-                    self._bus.current_user(), self._bus.current_password().reveal()
-                )
-                status, body = await self._get(url, auth)
+                status, body = await self._get(url, self._auth())
             if status == httpx.codes.OK:
                 answer = read_answer(json.loads(body), received_at_ms=_now_ms())
                 if answer.broker != listed.broker.name:
@@ -240,6 +276,12 @@ class Asker:
             agent.silent_since_ms = None
         agent.fault = fault
         return answer
+
+    def _url(self, listed: ListedBroker, path: str) -> str:
+        return f"{urlsplit(self._bus.list_urls[0]).scheme}://{listed.agent_address}{path}"
+
+    def _auth(self) -> httpx.Auth:
+        return httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
 
     async def _get(self, url: str, auth: httpx.Auth | None = None) -> tuple[int, bytes]:
         body = bytearray()
@@ -268,6 +310,39 @@ class Asker:
             self._balancers[url] = replace(known, fault=fault, silent_since_ms=since_ms)
         else:
             self._balancers[url] = Balancer(url=known.url, servers=servers)
+
+    async def _unknown_outcomes(self) -> None:
+        """Ask Prometheus, which looks at clients every some seconds, not more often than that."""
+        if self._outcomes is None or _now_ms() - self._outcomes_at_ms < OUTCOMES_EVERY_MS:
+            return
+        self._outcomes_at_ms, fault = _now_ms(), ""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                query = urlencode({"query": UNKNOWN_QUERY})
+                status, body = await self._get(f"{self._outcomes.url}/api/v1/query?{query}")
+            if status != httpx.codes.OK:
+                raise ValueError(f"HTTP {status}")
+            unknown = read_series(json.loads(body))
+            self._outcomes = Outcomes(url=self._outcomes.url, fault="", unknown=unknown)
+        except TimeoutError:
+            fault = f"no answer within {ANSWER_WITHIN_S:g} s"
+        except (httpx.HTTPError, ValueError, RecursionError) as trouble:
+            fault = str(trouble) or type(trouble).__name__
+        if fault:
+            self._outcomes = replace(self._outcomes, fault=fault)
+
+
+def read_series(said: Any) -> tuple[tuple[str, int], ...]:
+    """Read Prometheus' answer to UNKNOWN_QUERY. Raises ValueError for anything else."""
+    try:
+        found = [
+            (" on ".join(str(each["metric"].get(key, "?"))[:200] for key in ("client", "instance")),
+             math.ceil(float(each["value"][1])))
+            for each in said["data"]["result"][:SERIES_MAX]
+        ]  # fmt: skip
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError):
+        raise ValueError("not an answer of Prometheus") from None
+    return tuple(sorted(found, key=lambda each: (-each[1], each[0])))
 
 
 def read_stats(text: str) -> tuple[Server, ...]:
@@ -300,6 +375,25 @@ def _fault_of(status: int) -> str:
     if status == httpx.codes.NOT_FOUND:
         return "its agent is of an earlier version, which is not observed"
     return f"HTTP {status}"
+
+
+def _trail(body: bytes) -> list[dict[str, Any]]:
+    """Read an agent's rows. Raises ValueError for anything else; keys that are no texts are left out."""
+    said = json.loads(body)
+    rows = said.get("rows") if isinstance(said, dict) else None
+    if not isinstance(rows, list) or len(rows) > TRAIL_ROWS_MAX:
+        raise ValueError(f"at most {TRAIL_ROWS_MAX} rows wanted")
+    made = []
+    for row in rows:
+        if (
+            not isinstance(row, dict)
+            or type(row.get("at_ms")) is not int
+            or abs(row["at_ms"]) > AT_MS_MAX
+        ):
+            raise ValueError("rows with at_ms wanted")
+        made.append({key: each for key, each in row.items() if isinstance(each, str)})
+        made[-1] |= {key: row[key] for key in ("at_ms", "attempt") if type(row.get(key)) is int}
+    return made
 
 
 def _now_ms() -> int:

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.rates import row_rates
-from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
+from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import counted
 
-__all__ = ["RULES", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
+__all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
 
 MINUTE_MS = 60_000
 # The past is kept in steps of this; a whole observation is large.
 STEP_MS = 2 * MINUTE_MS
 STEPS_KEPT = 6
+# With all rows, 64 brokers of 500 names are 10 MB; older steps keep the rows of parking queues.
+STEPS_WHOLE = 2
 DISK_SAMPLES = 60
 NAMES_TOLD = 3
 SKEW_MS_MAX = 2_000
 # Publishers choose another broker when their connection ends, after ten minutes by default.
 UNEVEN_OVER_MS, UNEVEN_LEAST, UNEVEN_TIMES = 10 * MINUTE_MS, 1_000, 2
+# As the alert of that name asks it; `ask` asks it where a Prometheus is configured.
+UNKNOWN_QUERY = (
+    "sum by (client, instance)"
+    ' (increase(messagebus_publisher_messages_total{outcome="unknown"}[10m])) > 0'
+)
 Severity = Literal["page", "warn", "info"]
 
 
@@ -49,6 +56,9 @@ class Past:
     def add(self, bus: Bus) -> None:
         if not self._steps or bus.at_ms - self._steps[-1].at_ms >= STEP_MS:
             self._steps.append(bus)
+            if len(self._steps) > STEPS_WHOLE:
+                at = len(self._steps) - STEPS_WHOLE - 1
+                self._steps[at] = _parked_alone(self._steps[at])
         for broker, answer in counted(bus).items():
             samples = self.disks.setdefault(broker, deque(maxlen=DISK_SAMPLES))
             if answer.room and (not samples or bus.at_ms - samples[-1][0] >= MINUTE_MS):
@@ -59,15 +69,28 @@ class Past:
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
 
 
+def _parked_alone(bus: Bus) -> Bus:
+    def thinner(last: Answer | None) -> Answer | None:
+        if last is None:
+            return None
+        return replace(last, rows={k: row for k, row in last.rows.items() if row.kind == "park"})
+
+    return replace(bus, brokers=tuple(replace(e, last=thinner(e.last)) for e in bus.brokers))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. for_s: so long the condition must hold. manual: the section that says what to do."""
+    """One rule. for_s: so long the condition must hold. manual: the section that says what to do.
+
+    unwatched: why an observation cannot tell whether it holds; "" when it can.
+    """
 
     name: str
     severity: Severity
     for_s: int
     manual: str
     find: Callable[[Bus, Past], Iterable[Finding]]
+    unwatched: Callable[[Bus], str] = lambda bus: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +132,20 @@ class Attention:
 
 def reason(bus: Bus, name: str) -> str:
     """Return the likely reason why a subscription or queue falls behind, the first that holds."""
-    rows = {broker: row for broker, row, _ in _sources(bus) if row.name == name}
+    rows = rows_of(bus, name)
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
         return "nobody consumes it"
+    consumers = [each for a in bus.answers.values() for each in a.consumers if each.name == name]
+    if consumers and all((each.owed or 0) >= each.prefetch > 0 for each in consumers):
+        held = sum(each.owed or 0 for each in consumers)
+        return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
+    worst = max(waiting, key=lambda each: waiting[each].oldest_ms(bus.at_ms) or 0, default="")
+    if worst and not waiting[worst].consumers:
+        return f"nobody consumes it on {worst}"
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state
-        if not waiting[broker].consumers:
-            return f"nobody consumes it on {broker}"
         return f"only on {broker}" + (f", which is in {state.alarm}" if state.alarm else "")
     return "not known"
 
@@ -358,6 +386,22 @@ def _uneven(bus: Bus, past: Past) -> Iterator[Finding]:
                 yield Finding(broker, f"Broker {broker} got {share}, as one of {len(got)}")
 
 
+def _unknown_outcomes(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for client, count in bus.outcomes.unknown if bus.outcomes else ():
+        ends = plural(count, "publish")
+        yield Finding(client, f"{ends} of {client} had an unknown outcome in ten minutes")
+
+
+def _no_outcomes(bus: Bus) -> str:
+    if bus.outcomes is None:
+        return "no Prometheus is configured"
+    return f"{bus.outcomes.url}: {bus.outcomes.fault}" if bus.outcomes.fault else ""
+
+
+def _no_balancers(bus: Bus) -> str:
+    return "" if bus.balancers else "no balancer is configured"
+
+
 def _memory_high(answer: Answer) -> str:
     room = answer.room
     high = room is not None and room.memory_used > 0.85 * room.memory_limit
@@ -382,9 +426,12 @@ def _rule(
     for_s: int,
     manual: str,
     find: Callable[[Bus, Past], Iterable[Finding]],
+    unwatched: Callable[[Bus], str] = lambda bus: "",
 ) -> Rule:
     where = f"docs/OPERATIONS.md#{manual}"
-    return Rule(name=name, severity=severity, for_s=for_s, manual=where, find=find)
+    return Rule(
+        name=name, severity=severity, for_s=for_s, manual=where, find=find, unwatched=unwatched
+    )
 
 
 _SLOW, _OLD_LIST, _ALARM = (
@@ -394,8 +441,8 @@ _SLOW, _OLD_LIST, _ALARM = (
 )
 
 TWINS: tuple[Rule, ...] = (
-    _rule("BrokerDown", "page", 60, "a-host-is-dead", _broker_down),
-    _rule("BrokersFew", "page", 30, "first-look", _brokers_few),
+    _rule("BrokerDown", "page", 60, "a-host-is-dead", _broker_down, _no_balancers),
+    _rule("BrokersFew", "page", 30, "first-look", _brokers_few, _no_balancers),
     _rule(
         *("BrokerAlarm", "page", 15, _ALARM),
         _state(lambda a: a.state.alarm, "Broker {b} is in {s.alarm}: its publishers leave it"),
@@ -441,8 +488,14 @@ TWINS: tuple[Rule, ...] = (
             "{b} keeps its messages on one disk: the next failure loses them",
         ),
     ),
-    _rule("BalancerDown", "page", 30, "a-balancer-is-down", _balancer_down),
-    _rule("BrokerSessionsFull", "warn", 60, "connections-are-refused", _sessions_full),
+    _rule(
+        *("UnknownOutcomes", "warn", 0, "publishes-have-an-unknown-outcome"),
+        *(_unknown_outcomes, _no_outcomes),
+    ),
+    _rule("BalancerDown", "page", 30, "a-balancer-is-down", _balancer_down, _no_balancers),
+    _rule(
+        "BrokerSessionsFull", "warn", 60, "connections-are-refused", _sessions_full, _no_balancers
+    ),
 )
 """Each has the name, severity, time and manual of an alert in `ops/monitoring/alerts.yml`."""
 

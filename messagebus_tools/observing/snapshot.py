@@ -8,6 +8,7 @@ ages whole milliseconds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -48,6 +49,8 @@ COLUMNS = (
 ROWS_MAX = 100_000
 CLIENTS_MAX = 20_000
 TEXT_MAX = 4_096
+# Larger numbers are lies, and overflow where they are divided.
+NUMBER_MAX = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +287,23 @@ class Balancer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Publishes with an unknown outcome, by Prometheus: (client, number in ten minutes), the most first.
+
+    fault: why they are not known; then `unknown` are the last ones.
+    """
+
+    url: str
+    fault: str = "not asked yet"
+    unknown: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bus:
     """The whole bus at one time.
 
     brokers: every broker of the list, in its order, answered or not. list_age_ms: since the list was
-    fetched; list_fault: why it is not newer, "" when it is.
+    fetched; list_fault: why it is not newer, "" when it is. outcomes: None where no Prometheus is asked.
     """
 
     at_ms: int
@@ -298,6 +313,7 @@ class Bus:
     list_age_ms: int = 0
     list_fault: str = ""
     balancers: tuple[Balancer, ...] = ()
+    outcomes: Outcomes | None = None
 
     @property
     def answers(self) -> dict[str, Answer]:
@@ -369,6 +385,7 @@ def bus_to_json(bus: Bus) -> dict[str, Any]:
             for seen in bus.brokers
         ],
         "balancers": [asdict(each) for each in bus.balancers],
+        "outcomes": bus.outcomes and asdict(bus.outcomes),
     }
 
 
@@ -417,13 +434,15 @@ def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     if not isinstance(told, list) or len(told) <= max(places):
         raise ValueError("queues: rows as long as columns wanted")
     name, kind, ready, unacked, consumers, arrived, departed, *ages = [told[at] for at in places]
-    if type(name) is not str or len(name) > TEXT_MAX or kind not in KINDS:
-        raise ValueError("queues: a name and a kind wanted")
+    # One text for all brokers and observations: they are many.
+    name = sys.intern(_value(str, name, "queues: a name"))
+    if kind not in KINDS:
+        raise ValueError("queues: a kind wanted")
     for count in (ready, consumers):
-        if type(count) is not int or count < 0:
+        if type(count) is not int or not 0 <= count <= NUMBER_MAX:
             raise ValueError(f"{name}: counts wanted")
     for count in (unacked, arrived, departed, *ages):
-        if count is not None and (type(count) is not int or count < 0):
+        if count is not None and (type(count) is not int or not 0 <= count <= NUMBER_MAX):
             raise ValueError(f"{name}: counts or null wanted")
     oldest, counted, swept = (_at(age, received_at_ms) for age in ages)
     if counted is None:
@@ -474,8 +493,12 @@ def _value(hint: Any, told: Any, where: str) -> Any:
         case origin, (inner, other) if origin is UnionType and other is NoneType:
             return None if told is None else _value(inner, told, where)
         case _ if hint in (int, bool, str):
-            if type(told) is hint and not (hint is str and len(told) > TEXT_MAX):
-                return told
+            if type(told) is hint and not (hint is int and abs(told) > NUMBER_MAX):
+                if hint is not str:
+                    return told
+                if len(told) <= TEXT_MAX:
+                    # Half a surrogate pair has no place in UTF-8.
+                    return told.encode("utf-8", "replace").decode()
         case _:
             return _object(hint, told, where)
     raise ValueError(f"{where}: not a {getattr(hint, '__name__', hint)}")

@@ -22,8 +22,12 @@ PLACES_MAX, NAMES_MAX, CHARS_MAX = 10, 5, 200
 PREFIX_DIGITS, ID_DIGITS = 20, 32
 HEX = frozenset("0123456789abcdef")
 
+# What a handler's client tells of a delivery that does not come again to this subscription.
+NOT_STORED = frozenset({"published: refused", "published: unroutable"})
+ENDED = frozenset({"handled: ack", "handled: drop", "not handled: duplicate"})
+
 Verdict = Literal[
-    "parked", "done", "published", "delivered", "waits", "may wait", "absent", "id", "?"
+    "parked", "done", "published", "refused", "delivered", "waits", "may wait", "absent", "id", "?"
 ]
 
 
@@ -44,6 +48,7 @@ class Evidence:
     """All that was found out about one id, or the beginning of one.
 
     parked: as `messagebus.read_parked` returns them. recorded: rows of a recording, with ``at_ms``.
+    told: rows of the agents' trails, which clients told.
     published_ms: since 1970, as somebody said. topic: as somebody said. faults: places that could not be
     looked at -> why.
     """
@@ -51,6 +56,7 @@ class Evidence:
     id: str
     parked: Sequence[Any] = ()
     recorded: Sequence[Mapping[str, Any]] = ()
+    told: Sequence[Mapping[str, Any]] = ()
     published_ms: int | None = None
     topic: str = ""
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +72,8 @@ class Trace:
 
 def trace(evidence: Evidence, bus: Bus) -> Trace:
     """Conclude where a message is."""
-    lines = [*_of_id(evidence.id), *_of_recorded(evidence), *_of_parked(evidence)]
+    lines = [*_of_id(evidence.id), *_of_recorded(evidence), *_of_told(evidence)]
+    lines += _of_parked(evidence)
     if not any(each.verdict == "parked" for each in lines):
         lines += _of_waiting(evidence, bus)
     lines += [
@@ -87,11 +94,12 @@ def _answer(lines: Sequence[Line]) -> str:
         by.setdefault(each.verdict, []).append(each)
     told = [f"Parked in {each.about} on {each.broker}" for each in by.get("parked", ())]
     told += [f"Done with in {each.about}" for each in by.get("done", ())]
+    told += [each.text for each in by.get("refused", ())]
     if waits := by.get("may wait"):
         places = [f"{each.about} on {each.broker}" for each in waits]
         more = f" and {len(places) - NAMES_MAX} more places" if len(places) > NAMES_MAX else ""
         told.append(f"It may wait in {', '.join(places[:NAMES_MAX])}{more}")
-    elif not told and by.get("absent"):
+    elif by.get("absent") and not told:
         told.append("It does not wait anywhere that answers")
     if not told:
         told.append("Nothing is known of it")
@@ -139,12 +147,34 @@ def _of_recorded(evidence: Evidence) -> list[Line]:
     return lines
 
 
+def _of_told(evidence: Evidence) -> list[Line]:
+    lines = []
+    for row in evidence.told:
+        what, who = row.get("what", ""), row.get("client", "a client")
+        is_publish, error = what.startswith("published"), row.get("error")
+        runs = f", run {attempt}" if (attempt := row.get("attempt", 0)) > 1 else ""
+        text = f"{what}{runs}, by {who}{f': {error}' if error else ''}"
+        if row.get("message_id") != evidence.id:
+            text = f"{row.get('message_id')}: {text}"
+        verdict: Verdict = "done" if what in ENDED else "published" if is_publish else "delivered"
+        if what in NOT_STORED:
+            verdict, text = "refused", f"Its publisher {who} was told: {what.split()[1]}"
+        known = f"that client told it, in the trail at {row.get('agent')}"
+        place = row.get("name", ""), row.get("broker", ""), row["at_ms"]
+        lines.append(Line(verdict, text[:CHARS_MAX], known[:CHARS_MAX], *place))
+    return lines
+
+
 # Waiting.
 
 
 def _of_waiting(evidence: Evidence, bus: Bus) -> list[Line]:
-    topic = evidence.topic or next((str(r["topic"]) for r in evidence.recorded if "topic" in r), "")
+    told = [r for r in evidence.told if r.get("what", "").startswith("published")]
+    topics = [str(r["topic"]) for r in evidence.recorded if "topic" in r]
+    topics += [r["name"].removeprefix("queue:") for r in told if r.get("name")]
+    topic = evidence.topic or next(iter(topics), "")
     published = [r["at_ms"] for r in evidence.recorded if "outcome" in r and r.get("at_ms")]
+    published += [r["at_ms"] for r in told]
     since_ms = evidence.published_ms or min(published, default=None)
     may, absent = list[tuple[int, Line]](), dict[str, list[str]]()
     for broker, answer in bus.answers.items():

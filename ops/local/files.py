@@ -27,6 +27,7 @@ DEAD_LETTER_AGAIN_MS = 15_000
 # wait for longer than that before they believe in an empty queue.
 STATISTICS_INTERVAL_MS = 1_000
 SAMPLES_S = 1
+TRAIL_BYTES = 64_000_000
 
 _USERS = {
     "admin": ("administrator", ".*", ".*", ".*"),
@@ -143,6 +144,7 @@ def agent_toml(layout: Layout, node: NodeLayout) -> str:
             "node_name": node.node_name,
             "epmd_port": layout.epmd_port,
             "cookie_file": node.home / ".erlang.cookie",
+            "trail_bytes": TRAIL_BYTES,
             **(_agent_tls(layout, node) if layout.tls else {}),
         }
     )

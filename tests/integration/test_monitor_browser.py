@@ -14,9 +14,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from messagebus import ParkedMessages
-from messagebus_monitor import tracing
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.eventlog import EventLog
+from messagebus_tools import find
 from tests.support.watched import NAMES, PROXIED, MadeUp, Served
 from tests.unit.messagebus_monitor.test_actions import NAME, PASSWORD, PEOPLE, Library
 from tests.unit.messagebus_monitor.test_tracing import ID, PARKED
@@ -191,7 +191,7 @@ def test_without_javascript_figures_filters_and_pages_are_there(
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     made = Library()
     made.replaces(monkeypatch)
-    monkeypatch.setattr(tracing, "read_parked", lambda *_, **__: ParkedMessages((PARKED,)))
+    monkeypatch.setattr(find, "read_parked", lambda *_, **__: ParkedMessages((PARKED,)))
     return made
 
 

@@ -52,12 +52,15 @@ from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBu
 from messagebus.message import Message
 
 log = logging.getLogger("messagebus.publisher")
+_refused_told_ms = -1_000_000
 
 # Interval of the check for deadlines, slow confirms, links to hang up, and due dials. A due dial may
 # come after TICK_MIN_MS: publishers wait for it.
 TICK_MS, TICK_MIN_MS = 100, 5
 # A retiring link waits this long for open answers; then these outcomes are unknown.
 RETIRE_MS = 10_000
+# One line for all refused logins of this process within this time.
+REFUSED_TOLD_EVERY_MS = 1_000
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
@@ -526,6 +529,7 @@ class PublishDriver:
     def _dial_failed(self, number: int, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
+            self._tell_refused(fault)
             self.fatal = fault
             self.connected.set()
         self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
@@ -533,6 +537,14 @@ class PublishDriver:
         refused = type(fault) is LoginRefused
         self.route.lost(number, now_ms(), random.random(), refused=refused)
         self._arm()
+
+    @staticmethod
+    def _tell_refused(fault: LoginRefused) -> None:
+        """Log a refusal; a program that logs in for others, as a gateway, may have many."""
+        global _refused_told_ms
+        if now_ms() - _refused_told_ms >= REFUSED_TOLD_EVERY_MS:
+            _refused_told_ms = now_ms()
+            log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
 
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link

@@ -42,6 +42,28 @@ def test_without_a_disk_events_are_in_memory_and_the_reason_is_told(tmp_path: Pa
     assert [each.at_ms for each in log.recent(9)] == [1]
 
 
+def test_what_happened_while_the_disk_was_full_is_written_when_it_has_room(tmp_path: Path) -> None:
+    path = str(tmp_path / "events.sqlite")
+    log = EventLog(path)
+    assert log.add([Event(1, "broker", "", "before")])
+    db = log._db
+    assert db is not None
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    while log.add([Event(2, "broker", "", "x" * 2_000)]):
+        pass
+    assert "full" in log.fault
+    assert not log.add([Event(3, "action", "", "while full", "me")])
+    assert log.recent(1)[0].at_ms == 3
+    db.execute("PRAGMA max_page_count = 1000000")
+    assert log.add([])
+    assert log.fault == ""
+    log.close()
+    again = EventLog(path)
+    assert [each.at_ms for each in again.recent(2)] == [3, 2]
+    again.close()
+
+
 def test_old_and_surplus_events_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from messagebus_monitor import told
 from messagebus_monitor.board import Board, View, board
 from messagebus_monitor.history import History
-from messagebus_monitor.pages import Settings, overview, subscription
-from messagebus_monitor.pages.shared import heads, labels, missing_note
+from messagebus_monitor.pages.overview import overview
+from messagebus_monitor.pages.shared import Settings, heads, labels, missing_note
+from messagebus_monitor.pages.sources import subscription
 from messagebus_tools.observing.snapshot import Bus
 from tests.support.watched import ALONE, SLOW, MadeUp
 

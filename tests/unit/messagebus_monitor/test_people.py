@@ -42,7 +42,7 @@ def test_one_password_is_kept_differently_each_time() -> None:
     assert hash_password("x") != hash_password("x")
 
 
-def test_sessions_are_bounded_and_end_when_the_people_change() -> None:
+def test_sessions_are_bounded_and_end_when_the_role_changes() -> None:
     people = (Person("a", Secret(KEPT), Role.ADMIN),)
     logins = Logins(people, clock=Clock())
     first = logins.begin("a")
@@ -53,7 +53,18 @@ def test_sessions_are_bounded_and_end_when_the_people_change() -> None:
     assert found.role is Role.ADMIN
     assert found.form_token not in repr(found)
     logins.change(people, (), None)
+    assert logins.by_session(last) is not None
+    logins.change((Person("a", Secret(KEPT), Role.VIEWER),), (), None)
     assert logins.by_session(last) is None
+
+
+def test_a_session_ends_with_its_person_alone() -> None:
+    one, two = (Person(name, Secret(KEPT), Role.ADMIN) for name in ("one", "two"))
+    logins = Logins((one, two), clock=Clock())
+    sessions = [logins.begin(each) for each in ("one", "two")]
+    logins.change((two,), (), None)
+    assert [logins.by_session(each) is not None for each in sessions] == [False, True]
+    assert logins.begin("one") == ""
 
 
 def test_an_allowance_comes_back_with_time_and_keeps_a_bounded_number_of_names() -> None:

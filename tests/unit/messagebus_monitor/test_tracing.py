@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from messagebus import LinkLost, ParkedMessage, ParkedMessages
-from messagebus_monitor import tracing
 from messagebus_monitor.config import MonitorConfig
+from messagebus_tools import find
 from tests.support.watched import PROXIED
 from tests.unit.messagebus_monitor.test_web import client_of, configured, monitor_of, token_of
 
@@ -32,7 +32,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[ParkedMessages | Exception]:
             raise answer
         return answer
 
-    monkeypatch.setattr(tracing, "read_parked", read_parked)
+    monkeypatch.setattr(find, "read_parked", read_parked)
     return answers
 
 

@@ -226,6 +226,24 @@ async def test_a_session_begins_with_the_password_and_ends_with_the_form_of_its_
         assert (await client.get("/brokers")).status_code == 401
 
 
+async def test_people_change_with_their_file_and_who_is_gone_is_logged_out() -> None:
+    config = configured()
+    monitor, _ = await monitor_of(config)
+    async with client_of(monitor) as client:
+        fields = {"name": "m.keller", "password": PASSWORD, "to": "/"}
+        assert (await client.post("/login", data=fields, headers=OURS)).status_code == 303
+        assert (await client.get("/")).status_code == 200
+        assert monitor.take(config) == ""
+        assert (await client.get("/")).status_code == 200
+        assert "wants a restart" in monitor.take(MonitorConfig(bus=PROXIED))
+        assert (await client.get("/")).status_code == 200
+        other = replace(config, people=(), manual="http://elsewhere/")
+        assert "what else has changed wants a restart" in monitor.take(other)
+        assert monitor.config.manual == config.manual
+        assert (await client.get("/")).status_code == 401
+        assert (await client.post("/login", data=fields, headers=OURS)).status_code == 401
+
+
 async def test_over_tls_the_cookie_is_of_this_host_alone() -> None:
     monitor, _ = await monitor_of(configured())
     transport = httpx.ASGITransport(app=monitor.application())

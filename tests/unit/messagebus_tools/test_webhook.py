@@ -138,7 +138,7 @@ async def test_a_name_is_asked_at_the_address_that_was_checked(
 
 def posting(answer: Callable[[httpx.Request], httpx.Response], **how: Any) -> Posting:
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    return Posting(http, Target("http://127.0.0.1/", ["*"]), [KEY], **{"envelope": False, **how})
+    return Posting([http], Target("http://127.0.0.1/", ["*"]), [KEY], **{"envelope": False, **how})
 
 
 def delivery(message: Message) -> Delivery:

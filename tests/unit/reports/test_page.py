@@ -4,6 +4,7 @@ import re
 
 from reports.page import (
     BARS_MAX,
+    BEFORE_END,
     Bar,
     Bars,
     Figure,
@@ -13,6 +14,7 @@ from reports.page import (
     against_mean,
     render_html,
     render_text,
+    with_picture,
 )
 from reports.text import Table
 
@@ -52,6 +54,15 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_is_given() -> None
     assert '<h2><a href="s/x.html">Suspects</a></h2>' in html
     assert not re.search(r"src=|@import|url\(", html)
     assert re.findall("href", html) == ["href"]
+
+
+def test_a_picture_stands_in_the_page_before_its_words() -> None:
+    html = render_html(PAGE)
+    made = with_picture(html, "The <page>", b"\x89PNG")
+    assert 'alt="The &lt;page&gt;" src="data:image/png;base64,iVBORw=="' in made
+    mark = BEFORE_END[0] if BEFORE_END[0] in html else BEFORE_END[1]
+    assert made.index("<img") < made.index(mark)
+    assert with_picture("no page of ours", "x", b"") == "no page of ours"
 
 
 def test_the_text_has_the_same_numbers() -> None:

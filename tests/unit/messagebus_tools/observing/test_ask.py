@@ -259,3 +259,100 @@ async def test_64_agents_with_500_subscriptions_each_are_one_bus() -> None:
             fleet.answers[gone] = hangs
     assert told.told == f"on 63 of 64 brokers, without {gone}"
     await asker.close()
+
+
+def rows_of(request: httpx.Request) -> httpx.Response:
+    assert request.url.path == "/trail/id-1234"
+    rows = [{"message_id": "id-1234", "what": "handled: park", "at_ms": 7, "strange": {"a": 1}}]
+    return httpx.Response(200, json={"rows": rows})
+
+
+async def test_trails_are_asked_of_all_agents_and_who_has_none_is_no_fault(
+    fleet: Fleet, asker: Asker
+) -> None:
+    one, two, three = fleet.ports
+    fleet.answers = {one: rows_of, two: lambda _: httpx.Response(404), three: hangs}
+    rows, faults = await asker.trail("id-1234")
+    expected = {"message_id": "id-1234", "what": "handled: park", "at_ms": 7, "agent": one}
+    assert rows == [expected]
+    assert list(faults) == [f"the trail at {three}"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 90_000, b"{}", b'{"rows":[1]}', b'{"rows":[{"at_ms":"1"}]}', b"\xff",
+     json.dumps({"rows": [{"at_ms": 1}] * 101}).encode()],
+)  # fmt: skip
+async def test_an_agent_that_lies_about_its_trail_is_named(
+    fleet: Fleet, asker: Asker, body: bytes
+) -> None:
+    fleet.answers = dict.fromkeys(fleet.ports, lambda _: httpx.Response(200, content=body))
+    rows, faults = await asker.trail("id-1234")
+    assert rows == []
+    assert len(faults) == 3
+
+
+PROMETHEUS = "http://127.0.0.1:9"
+SERIES = {"metric": {"client": "shop", "instance": "web-1"}, "value": [1.5, "3.2"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown", "fault"),
+    [
+        ({"data": {"result": [SERIES]}}, (("shop on web-1", 4),), ""),
+        ({"data": {"result": []}}, (), ""),
+        ({"data": {"result": [{**SERIES, "value": [1, "NaN"]}]}}, (), "NaN"),
+        ({"data": {"result": [{**SERIES, "value": [1, "Inf"]}]}}, (), "not an answer of"),
+        ({"data": {"result": {"a": 1}}}, (), "not an answer of Prometheus"),
+        ([], (), "not an answer of Prometheus"),
+    ],
+)
+async def test_unknown_outcomes_are_what_prometheus_tells_or_they_are_not_known(
+    fleet: Fleet, body: Any, unknown: Any, fault: str
+) -> None:
+    fleet.answers = {"127.0.0.1:9": lambda _: httpx.Response(200, json=body)}
+    asker = Asker(fleet.bus, prometheus=PROMETHEUS, transport=fleet.transport)
+    for _ in range(2):
+        told = (await asker.look()).outcomes
+        assert told is not None
+        assert told.unknown == unknown
+        assert fault in told.fault
+    assert sum(url.port == 9 for url in fleet.asked) == 1
+    await asker.close()
+
+
+TOO_LARGE = 10**400
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "ready": lambda told: told["queues"][0].__setitem__(2, TOO_LARGE),
+    "arrived": lambda told: told["queues"][0].__setitem__(5, TOO_LARGE),
+    "oldest": lambda told: told["queues"][0].__setitem__(7, TOO_LARGE),
+    "disk": lambda told: told["room"].__setitem__("disk_limit", TOO_LARGE),
+    "client": lambda told: told.__setitem__(
+        "clients", [{"id": "a", "subscription": "", "applied": 1, "age_ms": TOO_LARGE}]
+    ),
+    "generation": lambda told: told["state"].__setitem__("generation", TOO_LARGE),
+    "missing": lambda told: told["state"].__setitem__("missing_count", -TOO_LARGE),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_agent_that_tells_numbers_beyond_all_bounds_is_silent_and_harms_no_other(
+    fleet: Fleet, asker: Asker, lie: str
+) -> None:
+    liar = list(fleet.ports)[1]
+    told = answer_to_json(fleet.answer(liar), fleet.now_ms)
+    LIES[lie](told)
+    fleet.answers = {liar: lambda _: httpx.Response(200, content=json.dumps(told).encode())}
+    bus = await asker.look()
+    assert bus.silent == (liar,)
+    assert len(bus.answers) == 2
+
+
+async def test_half_a_character_of_an_agent_is_shown_as_none(fleet: Fleet, asker: Asker) -> None:
+    one = first(fleet)
+    told = answer_to_json(fleet.answer(one), fleet.now_ms)
+    told["state"]["reason"], told["queues"][0][0] = "\ud800", "orders/\udfff"
+    fleet.answers = {one: lambda _: httpx.Response(200, content=json.dumps(told).encode())}
+    bus = await asker.look()
+    assert bus.answers[one].state.reason == "?"
+    assert "orders/?" in bus.sources

@@ -10,13 +10,24 @@ from typing import Any
 
 import pytest
 
-from messagebus_tools.observing.rules import RULES, TWINS, Attention, Raised, reason
+from messagebus_tools.observing.rules import (
+    MINUTE_MS,
+    RULES,
+    TWINS,
+    UNKNOWN_QUERY,
+    Attention,
+    Past,
+    Raised,
+    reason,
+)
 from messagebus_tools.observing.snapshot import (
     Balancer,
     Bus,
     Client,
+    Consumer,
     Loss,
     Mirror,
+    Outcomes,
     Room,
     Server,
     Totals,
@@ -28,6 +39,7 @@ ALERTS = ROOT / "ops" / "monitoring" / "alerts.yml"
 UNITS = {"s": 1, "m": 60, "h": 3600}
 BILLING = "orders/billing"
 SERVED = row(BILLING, consumers=1)
+HOLDS = Consumer(name=BILLING, client="a", peer="10.0.0.1:4", prefetch=25, owed=25, active=True)
 
 
 ALERT = re.compile(
@@ -50,6 +62,26 @@ def alerts() -> dict[str, tuple[str, int, str]]:
 
 def test_every_alert_has_a_twin_and_every_twin_an_alert() -> None:
     assert {rule.name: (rule.severity, rule.for_s, rule.manual) for rule in TWINS} == alerts()
+
+
+def test_the_monitor_asks_prometheus_what_the_alert_asks() -> None:
+    told = re.search(
+        r"- alert: UnknownOutcomes\n\s+expr: >\n(.*?)\n\s+labels", ALERTS.read_text(), re.S
+    )
+    assert told
+    assert " ".join(told[1].split()) == UNKNOWN_QUERY
+
+
+def test_a_rule_that_nobody_watches_is_not_called_well() -> None:
+    rules = {rule.name: rule for rule in RULES}
+    well = bus(seen("mb1", SERVED))
+    assert rules["UnknownOutcomes"].unwatched(well) == "no Prometheus is configured"
+    assert rules["BrokerDown"].unwatched(well) == "no balancer is configured"
+    assert rules["GateShut"].unwatched(well) == ""
+    away = replace(well, outcomes=Outcomes(url="http://p:9090", fault="refused"))
+    assert rules["UnknownOutcomes"].unwatched(away) == "http://p:9090: refused"
+    known = replace(well, outcomes=Outcomes(url="http://p:9090", fault=""))
+    assert rules["UnknownOutcomes"].unwatched(known) == ""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -123,6 +155,10 @@ CASES: dict[str, Callable[[], Bus]] = {
     "BalancerDown": lambda: bus(seen("mb1", SERVED), balancers=[lb(fault="refused")]),
     "BrokerSessionsFull": lambda: bus(
         seen("mb1", SERVED), balancers=[lb(Server(name="mb1", status="UP", sessions=91, limit=100))]
+    ),
+    "UnknownOutcomes": lambda: replace(
+        bus(seen("mb1", SERVED)),
+        outcomes=Outcomes(url="http://p:9090", fault="", unknown=(("shop on web-1", 4),)),
     ),
     "Coverage": lambda: bus(seen("mb1", SERVED, missing=("orders/x",), missing_count=1)),
     "NoConsumerHere": lambda: bus(seen("mb1", SERVED), seen("mb2", row(BILLING, ready=3))),
@@ -231,7 +267,43 @@ def test_the_worst_comes_first() -> None:
             "only on mb1, which is in alarm: disk",
         ),
         (bus(seen("mb1", row(BILLING, ready=1, consumers=1))), "not known"),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, oldest_ms=90_000)),
+                seen("mb2", row(BILLING, ready=1, consumers=1, oldest_ms=100)),
+            ),
+            "nobody consumes it on mb1",
+        ),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+                seen("mb2", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+            ),
+            "its handlers are slow: consumers hold 50 messages, as many as they may",
+        ),
+        (
+            bus(
+                seen("mb1", row(BILLING, ready=9, consumers=1), consumers=(HOLDS,)),
+                seen(
+                    "mb2", row(BILLING, ready=9, consumers=1), consumers=(replace(HOLDS, owed=3),)
+                ),
+            ),
+            "not known",
+        ),
     ],
 )
 def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
     assert reason(told, BILLING) == why
+
+
+def test_the_past_keeps_two_steps_whole_and_of_older_ones_what_is_parked() -> None:
+    past = Past()
+    told = bus(seen("mb1", row(BILLING, ready=1), row(BILLING, "park", ready=2)))
+    for minutes in range(0, 20, 2):
+        past.add(later(told, minutes * MINUTE_MS))
+    now_ms = NOW_MS + 18 * MINUTE_MS
+    for minutes, kinds in ((2, {"sub", "park"}), (6, {"park"}), (10, {"park"})):
+        then = past.before(now_ms - minutes * MINUTE_MS)
+        assert then is not None
+        assert {kind for _, kind in then.answers["mb1"].rows} == kinds
+    assert past.before(now_ms - 12 * MINUTE_MS) is None

@@ -47,6 +47,32 @@ def test_a_parked_message_is_certain_and_says_why_it_was_parked() -> None:
     assert "may wait" not in verdicts(told)
 
 
+def test_a_trail_tells_what_clients_did_and_each_line_says_who_told_it() -> None:
+    rows = [
+        {"message_id": ID, "name": "orders", "what": "published: confirmed", "broker": "mb1:5672",
+         "client": "shop-1", "agent": "mb2:5672", "at_ms": NOW_MS - 600_000},
+        {"message_id": ID, "name": "orders/billing", "what": "handled: retry", "client": "bill-1",
+         "error": "KeyError: x", "attempt": 2, "agent": "mb1:5672", "at_ms": NOW_MS - 500_000},
+    ]  # fmt: skip
+    told = trace(Evidence(id=ID, told=rows), waiting(9, oldest_at_ms=NOW_MS - 60_000))
+    lines = {each.verdict: each for each in told.lines if each.known.startswith("that client")}
+    assert lines["published"].text == "published: confirmed, by shop-1"
+    assert lines["delivered"].text == "handled: retry, run 2, by bill-1: KeyError: x"
+    assert lines["delivered"].known == "that client told it, in the trail at mb1:5672"
+    assert (
+        told.answer == "It does not wait anywhere that answers."
+    )  # by the time that the trail tells
+    done = [{**rows[1], "what": "handled: ack"}]
+    assert trace(Evidence(id=ID, told=done), waiting(0)).answer == "Done with in orders/billing."
+
+
+def test_what_no_broker_took_is_told_by_its_publisher() -> None:
+    row = {"message_id": ID, "name": "orders", "what": "published: unroutable", "client": "shop-1",
+           "at_ms": NOW_MS - 9_000}  # fmt: skip
+    told = trace(Evidence(id=ID, told=[row]), waiting(0))
+    assert told.answer == "Its publisher shop-1 was told: unroutable."
+
+
 def test_empty_queues_do_not_hold_it() -> None:
     told = trace(Evidence(id=ID), waiting(0))
     assert told.answer == "It does not wait anywhere that answers."

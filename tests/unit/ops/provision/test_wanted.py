@@ -255,6 +255,12 @@ def test_publishers_of_before_keep_their_right_while_they_are_served() -> None:
     assert AgentConfig.from_mapping(tomllib.loads(written)).old_publishers
 
 
+def test_agents_keep_a_trail_where_the_inventory_gives_it_room() -> None:
+    for wanted, expected in (({}, 0), ({"trail_mb": 200}, 200_000_000)):
+        written = text_of(host(inventory(provision=wanted)), "/etc/messagebus/agent.toml")
+        assert AgentConfig.from_mapping(tomllib.loads(written)).trail_bytes == expected
+
+
 def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:
     for file in host(inventory(**TLS)).files:
         if "secret of" in file.text and "ca.pem" not in file.text and "mb1.pem" not in file.text:
