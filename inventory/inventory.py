@@ -411,6 +411,8 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
     for each in balancers:
         if bool(each.http) != bool(inventory.gateways):
             yield f"balancer {each.name}: http and [[gateways]] go together"
+        if each.http_cert_file and not each.http:
+            yield f"balancer {each.name}: http_cert_file needs http"
     for kind, files in (
         ("admin socket", [(each.host, each.socket) for each in balancers]),
         ("configuration", [(each.host, each.config) for each in balancers]),

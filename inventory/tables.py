@@ -97,6 +97,7 @@ class Balancer:
 
     host: name of the host that it runs on; "" for this machine.
     amqp, list, stats: addresses that it binds. http: the same for the HTTP gateways, if there are any.
+    http_cert_file: certificate, its chain and its key, as PEM, on its host; with it `http` speaks TLS.
     config, socket, state_file, master_pid_file: absolute paths on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
@@ -111,6 +112,7 @@ class Balancer:
     list: forms.Endpoint
     stats: forms.Endpoint
     http: forms.OptionalEndpoint = None
+    http_cert_file: forms.PathOnHost | None = None
     config: forms.PathOnHost
     socket: forms.PathOnHost
     state_file: forms.PathOnHost

@@ -324,10 +324,16 @@ class Batch:
             return await self._publisher.send_many(
                 self._destination, payloads, timeout_s=self._timeout_s
             )
-        except (BacklogFull, Stopped) as fault:  # after some of them, perhaps
-            ids = [each.message_id if isinstance(each, Message) else "" for each in payloads]
-            unknown, none = Outcome.UNKNOWN, Durability.NONE
-            return [Published(message_id, unknown, none, reason=str(fault)) for message_id in ids]
+        except (BacklogFull, Stopped) as fault:
+            # No room: those before it have their ends, the rest was not sent. At the end of the publisher
+            # nobody knows.
+            ends = list(fault.ends) if isinstance(fault, BacklogFull) else []
+            outcome = Outcome.REFUSED if isinstance(fault, BacklogFull) else Outcome.UNKNOWN
+            rest = [each.message_id if isinstance(each, Message) else "" for each in payloads]
+            return ends + [
+                Published(message_id, outcome, Durability.NONE, attempts=0, reason=str(fault))
+                for message_id in rest[len(ends) :]
+            ]
 
     async def ends(self) -> list[Published]:
         """Wait for all ends."""

@@ -68,6 +68,7 @@ class Delivery
   def copy(exchange, key, more)
     kept = @headers.reject { |name, _| name.match?(BROKERS_OWN) }.transform_values { |value| writable(value) }
     own = @properties.slice(*COPIED).merge(headers: kept.merge(more))
+    own[:timestamp] = own[:timestamp].to_i if own[:timestamp]
     outcome = @consumer.copies.publish_and_wait(exchange, key, @body, own)
     return ack if outcome == "confirmed"
 
