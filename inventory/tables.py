@@ -197,11 +197,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """One HTTP gateway. address: of its service. admin: of /readyz, by which HAProxy checks it."""
+    """One HTTP gateway. address: of its service. admin: of /readyz, by which HAProxy checks it.
+
+    host: name of the host that `ops provision` sets it up on; "" for one that others set up. user: the
+    application's user, of `users`, by which it speaks to the bus. tokens_file: on this machine.
+    """
 
     name: forms.Name
     address: forms.Endpoint
     admin: forms.Endpoint
+    host: forms.Name = ""
+    user: forms.Name = ""
+    tokens_file: forms.FilePath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

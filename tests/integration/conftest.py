@@ -16,7 +16,7 @@ from tests.support.faults import bus_config, forget, restore
 # named.
 collect_ignore = [
     name
-    for name in ("test_conform.py", "test_spark_addresses.py")
+    for name in ("test_clients_together.py", "test_conform.py", "test_spark_addresses.py")
     if not any(name in each for each in sys.argv)
 ]
 
