@@ -17,7 +17,8 @@ import pytest
 from inventory.inventory import Inventory, load
 from lb.apply import prepare_start
 from messagebus.testing import MemoryBus
-from ops.local.certificates import CA, Authority
+from ops.local.certificates import Authority
+from ops.local.layout import CA
 from tests.support.eventually import eventually_async
 from tests.support.gateway import Served, gateway_on
 from tests.support.haproxy import HOST, Rig, free_ports

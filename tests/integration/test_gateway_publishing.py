@@ -265,6 +265,16 @@ async def test_a_backlog_that_fills_in_the_middle_of_a_batch_makes_nothing_unkno
     assert {each.message_id for each in bus.published("orders")}.isdisjoint({"b0", "b4"})
 
 
+async def test_a_body_that_is_no_text_is_a_malformed_line() -> None:
+    bus = make_bus()
+    for more in ("", ', "key": "k"'):
+        async with gateway_on(bus) as served:
+            line = f'{{"body": "\\ud800"{more}}}'.encode()
+            answer = await served.http.post(BATCH, content=line, headers=NDJSON)
+        assert (answer.status_code, answer.json()["line"]) == (400, 1)
+    assert bus.published("orders") == []
+
+
 async def test_a_malformed_line_is_named_with_the_ends_of_those_before_it() -> None:
     bus = make_bus()
     text = lines({"id": "a", "body": "1"}, {"id": "b", "body": "2"}) + b"\n\n{oops\n" + lines({})
