@@ -49,6 +49,7 @@ __all__ = [
     "ENV_PATH",
     "Address",
     "Balancer",
+    "Gateway",
     "Host",
     "Inventory",
     "Mirror",
@@ -330,6 +331,7 @@ def _clashes(inventory: Inventory) -> list[str]:
         *_of_hosts(inventory),
         *_of_mirrors(inventory),
         *_of_balancers(inventory),
+        *_of_gateways(inventory),
     ]
 
 
@@ -397,6 +399,22 @@ def _not_for_mirrors(where: str, host: Host) -> Iterator[str]:
         yield f"{where} has {host.management} for management and replication, one network"
 
 
+def _of_gateways(inventory: Inventory) -> Iterator[str]:
+    """Report what `ops provision` lacks of a gateway with a host."""
+    roles = {user.name: user.role for user in inventory.users}
+    placed = [each for each in inventory.gateways if each.host]
+    yield from _twice("host of a gateway", (each.host for each in placed))
+    for each in placed:
+        where = f"gateway {each.name}"
+        yield from _unknown(where, each.host, inventory)
+        if roles.get(each.user) != "application":
+            yield f"{where}: user {each.user!r}: one of [[users]] with role application wanted"
+        if each.tokens_file is None:
+            yield f"{where}: tokens_file: missing"
+        if not (each.name.isascii() and each.name.isalnum()):
+            yield f"{where}: name: letters and digits, which it writes into leases"
+
+
 def _of_balancers(inventory: Inventory) -> Iterator[str]:
     """Report clashes of balancers: their names, the files of one host, and the addresses of all."""
     balancers = inventory.balancers
@@ -411,6 +429,8 @@ def _of_balancers(inventory: Inventory) -> Iterator[str]:
     for each in balancers:
         if bool(each.http) != bool(inventory.gateways):
             yield f"balancer {each.name}: http and [[gateways]] go together"
+        if each.http_cert_file and not each.http:
+            yield f"balancer {each.name}: http_cert_file needs http"
     for kind, files in (
         ("admin socket", [(each.host, each.socket) for each in balancers]),
         ("configuration", [(each.host, each.config) for each in balancers]),

@@ -97,6 +97,7 @@ class Balancer:
 
     host: name of the host that it runs on; "" for this machine.
     amqp, list, stats: addresses that it binds. http: the same for the HTTP gateways, if there are any.
+    http_cert_file: certificate, its chain and its key, as PEM, on its host; with it `http` speaks TLS.
     config, socket, state_file, master_pid_file: absolute paths on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
@@ -111,6 +112,7 @@ class Balancer:
     list: forms.Endpoint
     stats: forms.Endpoint
     http: forms.OptionalEndpoint = None
+    http_cert_file: forms.PathOnHost | None = None
     config: forms.PathOnHost
     socket: forms.PathOnHost
     state_file: forms.PathOnHost
@@ -195,11 +197,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """One HTTP gateway. address: of its service. admin: of /readyz, by which HAProxy checks it."""
+    """One HTTP gateway. address: of its service. admin: of /readyz, by which HAProxy checks it.
+
+    host: name of the host that `ops provision` sets it up on; "" for one that others set up. user: the
+    application's user, of `users`, by which it speaks to the bus. tokens_file: on this machine.
+    """
 
     name: forms.Name
     address: forms.Endpoint
     admin: forms.Endpoint
+    host: forms.Name = ""
+    user: forms.Name = ""
+    tokens_file: forms.FilePath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

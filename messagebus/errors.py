@@ -36,9 +36,9 @@ pika's exceptions never leave ``messagebus._io``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from messagebus.stats import Outcome
+from messagebus.stats import Outcome, Published
 
 __all__ = [
     "AlreadySettled",
@@ -142,7 +142,12 @@ class Unknown(PublishError):
 
 
 class BacklogFull(MessageBusError):
-    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later."""
+    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later.
+
+    ends: of `send_many`, the ends of the payloads that were accepted before, in order; the rest was not sent.
+    """
+
+    ends: Sequence[Published] = ()
 
 
 class SpoolFull(BacklogFull):

@@ -108,6 +108,14 @@ def with_spool(config: PublisherConfig | None, spool: Spool | str | Path | None)
     return replace(config, spool=spool if isinstance(spool, Spool) else Spool(spool))
 
 
+def ends_of(many: Many, full: BacklogFull | None) -> list[Published]:
+    """Return the ends of those that were accepted; raise `full` with them, where one was not."""
+    if full is not None:
+        full.ends = many.results()
+        raise full
+    return many.results()
+
+
 def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
     """Return the error of a publish that found no room. fault: why the spool took nothing either, or ""."""
     told = f"no room for {size} bytes within {timeout_ms} ms"
@@ -331,7 +339,7 @@ class Publisher:
     ) -> list[Published]:
         """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
-        timeout_s: for each of them. When one is not accepted, those before it are on their way.
+        timeout_s: for each of them. When one is not accepted, BacklogFull has the ends of those before it.
         """
         if self._hooks is not None:
             name = self._outgoing.name_of(destination)
@@ -343,11 +351,15 @@ class Publisher:
         finished: Future[None] = Future()
         many = Many(finished)
         read = self._outgoing.read
-        for payload in payloads:
-            self._accept(read(destination, payload, options), timeout_s, many)
+        full: BacklogFull | None = None
+        try:
+            for payload in payloads:
+                self._accept(read(destination, payload, options), timeout_s, many)
+        except BacklogFull as fault:
+            full = fault
         self._running()[0].call_soon(many.all_added)  # behind them all, on the loop
         finished.result()
-        return many.results()
+        return ends_of(many, full)
 
     def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until everything accepted so far is settled. Returns how many are not, in time."""

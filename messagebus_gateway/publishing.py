@@ -324,10 +324,16 @@ class Batch:
             return await self._publisher.send_many(
                 self._destination, payloads, timeout_s=self._timeout_s
             )
-        except (BacklogFull, Stopped) as fault:  # after some of them, perhaps
-            ids = [each.message_id if isinstance(each, Message) else "" for each in payloads]
-            unknown, none = Outcome.UNKNOWN, Durability.NONE
-            return [Published(message_id, unknown, none, reason=str(fault)) for message_id in ids]
+        except (BacklogFull, Stopped) as fault:
+            # No room: those before it have their ends, the rest was not sent. At the end of the publisher
+            # nobody knows.
+            ends = list(fault.ends) if isinstance(fault, BacklogFull) else []
+            outcome = Outcome.REFUSED if isinstance(fault, BacklogFull) else Outcome.UNKNOWN
+            rest = [each.message_id if isinstance(each, Message) else "" for each in payloads]
+            return ends + [
+                Published(message_id, outcome, Durability.NONE, attempts=0, reason=str(fault))
+                for message_id in rest[len(ends) :]
+            ]
 
     async def ends(self) -> list[Published]:
         """Wait for all ends."""
@@ -376,14 +382,14 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
         raise MessageInvalid("an object wanted")
     body: Any = found.get("body", b"")
     if len(found) == 1 and type(body) is str:  # the usual case: a Message costs 3 us
-        return _checked(body.encode(errors="surrogatepass")), {}
+        return _checked(_utf8(body)), {}
     options: Options = {}
     fields: dict[str, Any] = {}
     for name, value in found.items():
         if name == "body":
             if not isinstance(value, str) or "body_base64" in found:
                 raise MessageInvalid("body: a text wanted, and no body_base64 beside it")
-            body = value.encode(errors="surrogatepass")
+            body = _utf8(value)
         elif name == "body_base64":
             try:
                 body = base64.b64decode(value, validate=True)
@@ -401,6 +407,13 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")
     return Message(body=_checked(body), **fields), options
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a pair, by an escape
+        raise MessageInvalid("body: no text in UTF-8") from None
 
 
 def _checked(body: bytes) -> bytes:

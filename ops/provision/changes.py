@@ -18,6 +18,7 @@ from ops.provision.wanted import (
     BROKER_UNIT,
     COOKIE,
     ETC,
+    GATEWAY_UNIT,
     PROGRAMS,
     WantedFile,
     WantedHost,
@@ -215,10 +216,19 @@ def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Ite
     agents = wanted.program and wanted.program != observed.program
     if AGENT_UNIT in observed.active and (agents or any(_is_agents(path) for path in paths)):
         yield Change(what="restart the agent", argv=("systemctl", "restart", AGENT_UNIT))
+    read_once = {path for path in paths if _is_gateways(path)} - {ETC / "gateway.tokens.toml"}
+    if GATEWAY_UNIT in observed.active and read_once:
+        # HAProxy sees its end coming, and leases go back to their brokers.
+        yield Change(what="restart the gateway", argv=("systemctl", "restart", GATEWAY_UNIT))
 
 
 def _is_agents(path: Path) -> bool:
-    return path.is_relative_to(ETC) or path.name.startswith(AGENT_UNIT)
+    ours = path.is_relative_to(ETC) and not _is_gateways(path)
+    return ours or path.name.startswith(AGENT_UNIT)
+
+
+def _is_gateways(path: Path) -> bool:
+    return path.parent == ETC and path.name.startswith("gateway.")
 
 
 def restart_wanted(made: list[Change], observed: Observed) -> bool:

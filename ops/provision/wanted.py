@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inventory.inventory import Inventory, Node, Provision, User
+from inventory.inventory import Gateway, Inventory, Node, Provision, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
@@ -22,6 +22,8 @@ from ops.provision.units import BALANCER_STATE_UNIT, TEMPLATES, balancer_files
 
 AGENT_UNIT, BROKER_UNIT, BALANCER_UNIT = "messagebus-agent", "rabbitmq-server", "haproxy"
 AGENT_USER = "messagebus"
+# Of the Debian package, `make deb`: its libraries are compiled, and no part of the agent's program.
+GATEWAY_UNIT, GATEWAY_PACKAGE = "messagebus@gateway", "messagebus"
 ETC, STATE, PROGRAMS = Path("/etc/messagebus"), Path("/var/lib/messagebus"), Path("/opt/messagebus")
 RABBIT_ETC, RABBIT_DATA = Path("/etc/rabbitmq"), Path("/var/lib/rabbitmq/mnesia")
 COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
@@ -103,13 +105,19 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
     has_balancer = any(each.host == name for each in inventory.balancers)
     if len(nodes) > 1:
         raise OpsError(f"host {name} has several brokers: {', '.join(n.name for n in nodes)}")
-    if not nodes and not has_balancer:
+    gateway = next((each for each in inventory.gateways if each.host == name), None)
+    if not nodes and not has_balancer and gateway is None:
         raise OpsError(f"nothing of the inventory runs on host {name}")
     packages = {"chrony": ""} | ({"haproxy": "", "python3": ""} if has_balancer else {})
     units = ("chrony", *((BALANCER_UNIT, BALANCER_STATE_UNIT) if has_balancer else ()))
     front = tuple(_balancer_files(inventory, name))
+    if gateway is not None:
+        packages[GATEWAY_PACKAGE] = ""
+        units = (*units, GATEWAY_UNIT)
+        front += tuple(_gateway_files(inventory, gateway, secrets))
     if not nodes:
-        return WantedHost(name=name, packages=packages, files=front, units=units)
+        folders = {ETC: f"root:{AGENT_USER}"} if gateway is not None else {}
+        return WantedHost(name=name, packages=packages, folders=folders, files=front, units=units)
     (node,) = nodes
     is_mirrored = any(mirror.name == node.name for mirror in inventory.mirrors)
     return WantedHost(
@@ -141,6 +149,30 @@ def _balancer_files(inventory: Inventory, name: str) -> Iterator[WantedFile]:
         if balancer.host == name:
             for path, text in balancer_files(inventory, balancer).items():
                 yield WantedFile(path=path, text=text)
+
+
+def _gateway_files(
+    inventory: Inventory, gateway: Gateway, secrets: Secrets
+) -> Iterator[WantedFile]:
+    user = next(each for each in inventory.users if each.name == gateway.user)
+    words = {"inventory": inventory, "gateway": gateway, "etc": ETC}
+    ours = f"root:{AGENT_USER}"
+
+    def secret(name: str, text: str) -> WantedFile:
+        return WantedFile(path=ETC / name, text=text, mode=0o640, owner=ours, is_secret=True)
+
+    yield WantedFile(path=ETC / "gateway.toml", text=_render("gateway.toml.j2", words), owner=ours)
+    yield secret("gateway.password", secrets[user.password_file].reveal() + "\n")
+    assert gateway.tokens_file, "checked by the inventory"
+    yield secret("gateway.tokens.toml", secrets[gateway.tokens_file].reveal() + "\n")
+    if inventory.tls and inventory.provision.tls_dir:
+        folder = inventory.provision.tls_dir
+        for name, source in (
+            ("gateway.ca.pem", inventory.tls.ca_file),
+            ("gateway.pem", folder / f"{gateway.name}.pem"),
+            ("gateway.key", folder / f"{gateway.name}.key"),
+        ):
+            yield secret(name, secrets[source].reveal())
 
 
 def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterator[WantedFile]:
@@ -215,12 +247,12 @@ def secret_files(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[Path]:
     """Yield files here whose contents `wanted_host` needs for these brokers' hosts."""
     yield from (user.password_file for user in all_users(inventory))
     yield inventory.token_file
+    placed = [each for each in inventory.gateways if each.host]
+    yield from (each.tokens_file for each in placed if each.tokens_file)
     if inventory.tls and inventory.provision.tls_dir:
         yield inventory.tls.ca_file
-        for node in nodes:
-            yield from (
-                inventory.provision.tls_dir / f"{node.name}.{end}" for end in ("pem", "key")
-            )
+        for name in (*(node.name for node in nodes), *(each.name for each in placed)):
+            yield from (inventory.provision.tls_dir / f"{name}.{end}" for end in ("pem", "key"))
 
 
 def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:

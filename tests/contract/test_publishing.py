@@ -247,6 +247,17 @@ async def test_a_full_backlog_says_so_within_its_time(bus: Bus) -> None:
     assert 0.4 < time.monotonic() - begin < 3
 
 
+async def test_a_full_backlog_tells_the_ends_of_those_that_it_took(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher(backlog_messages_max=5, window=1)
+    payloads = [Message(body=b"x", message_id=f"m{n}") for n in range(7)]
+    with pytest.raises(BacklogFull) as full:
+        await publisher.call("send_many", bus.topic, payloads, timeout_s=0.5)
+    told = {end.message_id: end.outcome for end in full.value.ends}
+    assert 1 <= len(told) < 7
+    assert list(told) == [f"m{n}" for n in range(len(told))]
+    assert Outcome.CONFIRMED not in told.values()
+
+
 async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:
     publisher = await bus.deaf_publisher()
     begin = time.monotonic()

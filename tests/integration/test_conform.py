@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +14,13 @@ from messagebus_conform.run import FAILED, PASSED, bus_of, judge, prepare, run_a
 from messagebus_conform.stage import Bus
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
+from tests.support.conform_clients import LANGUAGES, built
 from tests.support.conform_defects import DEFECTS
 from tests.support.faults import restore
 
-ROOT = Path(__file__).resolve().parents[2]
-CLIENTS = ROOT / "clients"
 # Times of the kit are those of an idle machine.
 PATIENCE = 4.0
 AT_ONCE = 3
-BUILD_WITHIN_S = 500
 
 
 @pytest.fixture(scope="module")
@@ -72,50 +67,8 @@ def test_each_case_fails_on_a_client_with_its_defect(conform_bus: Callable[[], B
     assert [each for each in missed if each] == []
 
 
-def run_tool(*argv: str, folder: Path) -> None:
-    subprocess.run(argv, cwd=folder, check=True, capture_output=True, timeout=BUILD_WITHIN_S)
-
-
-def go(folder: Path) -> list[str]:
-    run_tool("go", "build", "-o", str(folder / "client"), "./conform", folder=CLIENTS / "go")
-    return [str(folder / "client")]
-
-
-def node(folder: Path) -> list[str]:
-    copy = shutil.copytree(CLIENTS / "node", folder / "node", ignore=ignored)
-    run_tool("npm", "ci", "--no-audit", "--no-fund", "--silent", folder=copy)
-    return ["node", str(copy / "conform.js")]
-
-
-def java(folder: Path) -> list[str]:
-    copy = shutil.copytree(CLIENTS / "java", folder / "java", ignore=ignored)
-    run_tool("mvn", "-q", "-B", "package", folder=copy)
-    return [
-        "java",
-        "-cp",
-        f"{copy}/target/classes:{copy}/target/dependency/*",
-        "messagebus.Conform",
-    ]
-
-
-def ignored(folder: str, names: list[str]) -> set[str]:
-    return {"node_modules", "target"} & set(names)
-
-
-TOOLS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
-    "go": ("go", go),
-    "node": ("npm", node),
-    "java": ("mvn", java),
-}
-
-
-@pytest.mark.parametrize("language", TOOLS)
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_the_client_of_another_language_passes_every_case(
     conform_bus: Callable[[], Bus], language: str, tmp_path: Path
 ) -> None:
-    tool, build = TOOLS[language]
-    if not shutil.which(tool):
-        told = f"{tool} is not installed: the client in {language} is not tested"
-        assert os.environ.get("CI") != "true", told
-        pytest.skip(told)
-    assert failures(conform_bus(), build(tmp_path)) == []
+    assert failures(conform_bus(), built(language, tmp_path)) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -14,11 +17,14 @@ import pytest
 from inventory.inventory import Inventory, load
 from lb.apply import prepare_start
 from messagebus.testing import MemoryBus
+from ops.local.certificates import Authority
+from ops.local.layout import CA
 from tests.support.eventually import eventually_async
 from tests.support.gateway import Served, gateway_on
 from tests.support.haproxy import HOST, Rig, free_ports
 
 MESSAGES = 60
+NAME = "gateway.example"
 
 
 @pytest.fixture
@@ -31,10 +37,15 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
             made.kill()
 
 
-def with_gateways(rig: Rig, port: int, gateways: list[Served]) -> Inventory:
+def with_gateways(
+    rig: Rig, port: int, gateways: list[Served], certificate: Path | None = None
+) -> Inventory:
     rig.inventory(1)
     path = rig.folder / "inventory.toml"
-    text = path.read_text().replace('\nstats = "', f'\nhttp = "{HOST}:{port}"\nstats = "')
+    told = f'http = "{HOST}:{port}"\n'
+    if certificate:
+        told += f'http_cert_file = "{certificate}"\n'
+    text = path.read_text().replace('\nstats = "', f'\n{told}stats = "')
     for served in gateways:
         address, admin = (
             url.removeprefix("http://") for url in (served.gateway.url, served.gateway.admin_url)
@@ -87,3 +98,47 @@ async def test_nobody_is_refused_while_a_gateway_ends_and_leases_find_theirs(rig
             number += 1
         assert {*first, *later} == {201}
         await eventually_async(lambda: len(bus.published("orders")) == number, within_s=60)
+
+
+def asked(port: int, context: ssl.SSLContext, name: str = NAME) -> int:
+    """Publish by the balancer's frontend, as a client that expects this name; return the status."""
+    with (
+        socket.create_connection((HOST, port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=name) as sock,
+    ):
+        connection = http.client.HTTPConnection(name)
+        connection.sock = sock
+        connection.request("POST", "/v1/topics/orders/messages", body=b"x")
+        return connection.getresponse().status
+
+
+async def test_the_balancer_speaks_tls_for_gateways_and_takes_nothing_in_the_clear(
+    rig: Rig,
+) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    (port,) = free_ports(1)
+    authority = Authority.make("gateways")
+    authority.save(rig.folder)
+    certificate = rig.folder / "gateway.pem"
+    certificate.write_text("".join(authority.issue("gateway", (NAME,))))
+    async with gateway_on(bus, name="gw1") as served:
+        inventory = with_gateways(rig, port, [served], certificate)
+        prepare_start(inventory)
+        await asyncio.to_thread(rig.launch, inventory)
+        context = ssl.create_default_context(cafile=str(rig.folder / CA))
+        assert await asyncio.to_thread(asked, port, context) == 201
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(asked, port, context, "other.example")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(asked, port, ssl.create_default_context())
+        with pytest.raises(httpx.HTTPError):
+            async with httpx.AsyncClient(trust_env=False, timeout=30) as plain:
+                await plain.post(f"http://{HOST}:{port}/v1/topics/orders/messages", content=b"x")
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((HOST, port), timeout=30) as sock,
+            context.wrap_socket(sock, server_hostname=NAME) as told,
+        ):
+            assert told.selected_alpn_protocol() == "h2"
+        assert len(bus.published("orders")) == 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,10 @@ from messagebus.testing import MemoryBus
 from messagebus_gateway.openapi import document
 from tests.support.gateway import gateway_on
 
-# 10 in CI; by hand `GATEWAY_EXAMPLES=600`: more than 10,000 cases over all operations.
+# 10 in CI; by hand `GATEWAY_EXAMPLES=600`: more than 10,000 cases over all operations. With
+# `GATEWAY_URL=http://127.0.0.1:8080` they are sent to a gateway that runs, which anybody may use.
 EXAMPLES = int(os.environ.get("GATEWAY_EXAMPLES", "10"))
+RUNNING = os.environ.get("GATEWAY_URL", "")
 OPERATIONS = sum(
     method in ("get", "post", "put") for path in document()["paths"].values() for method in path
 )
@@ -54,7 +57,10 @@ requests = contract.exclude(path_regex="/events$")
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """The address of a gateway that runs on a thread of its own."""
+    """The address of a gateway that runs on a thread of its own, or of one that was named."""
+    if RUNNING:
+        yield RUNNING
+        return
     bus = MemoryBus(brokers=2)
     found: list[str] = []
     begun, ended = threading.Event(), threading.Event()
@@ -78,6 +84,11 @@ def address() -> Iterator[str]:
 def test_the_document_is_openapi() -> None:
     validate(document())
     assert OPERATIONS > 15
+
+
+def test_the_gateway_serves_this_document(address: str) -> None:
+    with urllib.request.urlopen(f"{address}/v1/openapi.json", timeout=60) as answer:
+        assert json.load(answer) == json.loads(json.dumps(document()))
 
 
 @requests.parametrize()

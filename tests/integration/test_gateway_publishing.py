@@ -241,6 +241,40 @@ async def test_a_batch_is_201_only_if_all_of_it_is_confirmed() -> None:
     assert (unknown.status_code, unknown.json()["outcome"]) == (504, "unknown")
 
 
+async def test_a_backlog_that_fills_in_the_middle_of_a_batch_makes_nothing_unknown() -> None:
+    bus = make_bus()
+    bound = PublisherConfig(backlog_bytes_max=100_000, window=1)
+    # A whole line each: they are handed over together.
+    entries = lines(*({"id": f"b{n}", "body": "x" * 9_000} for n in range(5))) + b"\n"
+    async with gateway_on(bus, publisher=bound) as served:
+        assert (await served.publish()).status_code == 201
+        bus.freeze()
+        before = [
+            asyncio.create_task(served.publish(b"x" * 60_000, mb_timeout_s="20")) for _ in range(2)
+        ]
+        waiting = served.gateway._publishers.own.stats
+        await eventually_async(lambda: waiting().backlog == 1, within_s=60)
+        headers = NDJSON | {"MB-Timeout-S": "0.5"}
+        answer = await served.http.post(BATCH, content=entries, headers=headers)
+        bus.thaw()
+        await asyncio.gather(*before)
+    told = answer.json()
+    assert [each["id"] for each in told["messages"]] == [f"b{n}" for n in range(5)]
+    assert {each["outcome"] for each in told["messages"]} == {"not sent"}
+    assert answer.status_code == 503
+    assert {each.message_id for each in bus.published("orders")}.isdisjoint({"b0", "b4"})
+
+
+async def test_a_body_that_is_no_text_is_a_malformed_line() -> None:
+    bus = make_bus()
+    for more in ("", ', "key": "k"'):
+        async with gateway_on(bus) as served:
+            line = f'{{"body": "\\ud800"{more}}}'.encode()
+            answer = await served.http.post(BATCH, content=line, headers=NDJSON)
+        assert (answer.status_code, answer.json()["line"]) == (400, 1)
+    assert bus.published("orders") == []
+
+
 async def test_a_malformed_line_is_named_with_the_ends_of_those_before_it() -> None:
     bus = make_bus()
     text = lines({"id": "a", "body": "1"}, {"id": "b", "body": "2"}) + b"\n\n{oops\n" + lines({})

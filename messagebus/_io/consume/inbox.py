@@ -261,7 +261,9 @@ class Inbox:
     def _hold(self, broker: str, deliveries: list[Delivery]) -> None:
         if not deliveries:
             return
-        channel = self._channels[broker]
+        channel = self._channels.get(broker)
+        if channel is None:  # read behind the end of its link: they come again
+            return
         if channel.shut:
             channel.late += deliveries
             return

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -195,9 +196,25 @@ def test_a_key_meets_the_same_gateway_again_while_that_is_ready() -> None:
     assert "mb_gateways" not in render(inventory())
 
 
+def test_the_frontend_of_gateways_speaks_tls_where_it_has_a_certificate() -> None:
+    found = with_gateways()
+    assert "bind 10.0.0.1:8080" in _section(render(found), "frontend mb_http")
+    file = Path("/etc/haproxy/gateway.pem")
+    balancer = dataclasses.replace(found.balancer, http_cert_file=file)
+    section = _section(
+        render(dataclasses.replace(found, balancers=(balancer,))), "frontend mb_http"
+    )
+    (bind,) = [line for line in section if line.startswith("bind ")]
+    assert bind.startswith(f"bind 10.0.0.1:8080 ssl crt '{file}' ssl-min-ver TLSv1.2")
+
+
 def test_gateways_and_their_frontend_go_together() -> None:
     with pytest.raises(ConfigError, match="go together"):
         with_gateways(gateways=[])
+    values = inventory_values()
+    values["balancer"]["http_cert_file"] = "/etc/haproxy/gateway.pem"
+    with pytest.raises(ConfigError, match="http_cert_file needs http"):
+        parse(values, base=BASE)
     entry = {"address": "10.0.2.1:8080", "admin": "10.0.2.1:8081"}
     with pytest.raises(ConfigError, match=r"10\.0\.2\.1:8080 is used twice, by gw1 and gw2"):
         with_gateways(gateways=[entry | {"name": "gw1"}, entry | {"name": "gw2"}])

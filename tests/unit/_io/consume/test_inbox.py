@@ -162,6 +162,14 @@ async def test_an_answer_after_the_link_has_ended_goes_nowhere() -> None:
     assert bench.inbox.counters.acks_stale == 2
 
 
+async def test_what_is_read_behind_the_end_of_its_link_is_left_to_come_again() -> None:
+    bench = Bench()
+    bench.inbox.disconnected(MB1)
+    bench.transport.on_contents([(1, False, PLAIN, b"")])
+    bench.batch(2, b"a", b"b")
+    assert bench.taken() == []
+
+
 async def test_a_batch_is_acked_when_all_of_it_is() -> None:
     bench = Bench()
     bench.batch(1, b"a", b"b", b"c")

@@ -177,3 +177,28 @@ def test_a_host_that_has_nothing_and_says_so_in_many_ways() -> None:
         }
     )
     assert found == Observed()
+
+
+def test_a_gateway_is_restarted_for_its_settings_and_reads_its_tokens_by_itself() -> None:
+    files = {
+        name: WantedFile(path=Path(f"/etc/messagebus/gateway.{name}"), text="1")
+        for name in ("toml", "password", "tokens.toml")
+    }
+    units = (*WANTED.units, "messagebus@gateway")
+    wanted = replace(WANTED, files=(*WANTED.files, *files.values()), units=units)
+    same = {file.path: (file.digest, 0o644, "root:root") for file in files.values()}
+    right = replace(
+        RIGHT,
+        files={**RIGHT.files, **same},
+        enabled=frozenset(units),
+        active=frozenset(units),
+    )
+    assert changes(wanted, right) == []
+
+    def restarts(name: str) -> list[str]:
+        other = {**right.files, files[name].path: ("", 0o644, "root:root")}
+        made = changes(wanted, replace(right, files=other))
+        return [change.what for change in made if "restart" in change.what]
+
+    assert restarts("toml") == restarts("password") == ["restart the gateway"]
+    assert restarts("tokens.toml") == []

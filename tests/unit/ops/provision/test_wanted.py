@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from inventory.inventory import Inventory, Mirror, Provision, parse
+from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
 from messagebus_agent.config import AgentConfig
+from messagebus_gateway.config import GatewayConfig
 from ops.errors import OpsError
 from ops.provision.wanted import (
     RIGHTS,
@@ -287,6 +289,85 @@ def test_systemd_runs_the_agents_unit_as_it_is_and_lets_it_do_little(tmp_path: P
     unit.write_text(text_of(host(inventory()), path))
     assert verify(unit) == ""
     assert exposure_fault(unit, EXPOSURE_MAX) == ""
+
+
+GATEWAYS: dict[str, Any] = {
+    "balancer": {**VALUES["balancer"], "http": "lb1:8080"},
+    "users": [
+        *VALUES["users"],
+        {"name": "web", "role": "application", "password_file": "web.password"},
+    ],
+    "gateways": [
+        {
+            "name": "gw1",
+            "host": "h2",
+            "user": "web",
+            "tokens_file": "tokens.toml",
+            "address": "10.0.0.7:8080",
+            "admin": "10.0.0.7:8081",
+        },
+        {"name": "gw2", "address": "10.0.0.8:8080", "admin": "10.0.0.8:8081"},
+    ],
+}
+
+
+def test_a_gateways_host_has_the_package_its_settings_and_its_unit() -> None:
+    wanted = host(inventory(**GATEWAYS), "h2")
+    assert wanted.packages == {"chrony": "", "messagebus": ""}
+    assert wanted.units == ("chrony", "messagebus@gateway")
+    assert wanted.program == ""
+    assert wanted.folders == {Path("/etc/messagebus"): "root:messagebus"}
+    secret = {file.path.name for file in wanted.files if file.is_secret}
+    assert secret == {"gateway.password", "gateway.tokens.toml"}
+    assert text_of(wanted, "/etc/messagebus/gateway.password") == "secret of web.password\n"
+    beside = host(
+        inventory(**{**GATEWAYS, "gateways": [{**GATEWAYS["gateways"][0], "host": "h1"}]})
+    )
+    assert set(beside.units) == {
+        "chrony",
+        "rabbitmq-server",
+        "messagebus-agent",
+        "messagebus@gateway",
+    }
+    names = [file.path for file in beside.files]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("more", [{}, TLS])
+def test_the_gateway_reads_its_settings(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = host(inventory(**GATEWAYS, **more), "h2")
+    monkeypatch.setattr("ops.provision.wanted.ETC", tmp_path)
+    local = host(inventory(**GATEWAYS, **more), "h2")
+    for file in local.files:
+        file.path.write_text(file.text)
+    if more:  # what it reads at once are real certificates
+        assert 'tls_ca_file = "/etc/messagebus/gateway.ca.pem"' in text_of(
+            wanted, "/etc/messagebus/gateway.toml"
+        )
+        assert text_of(wanted, "/etc/messagebus/gateway.key") == "secret of gw1.key"
+        return
+    config = GatewayConfig.from_file(tmp_path / "gateway.toml")
+    assert (config.name, config.listen, config.admin) == ("gw1", "10.0.0.7:8080", "10.0.0.7:8081")
+    assert config.peers == {"gw2": "http://10.0.0.8:8080"}
+    assert config.bus.list_urls == ("http://lb1:8081/consumer-list",)
+    assert (config.bus.broker, config.bus.user, config.bus.cluster) == ("lb1:5672", "web", "prod")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"host": "h9"}, "gateway gw1: no host 'h9'"),
+        ({"user": "shop"}, "user 'shop': one of .* with role application"),
+        ({"tokens_file": None}, "tokens_file: missing"),
+        ({"name": "gw-1"}, "letters and digits"),
+    ],
+)
+def test_a_gateway_that_cannot_be_set_up_is_named(wrong: dict[str, Any], told: str) -> None:
+    gateway = {k: v for k, v in {**GATEWAYS["gateways"][0], **wrong}.items() if v is not None}
+    with pytest.raises(ConfigError, match=told):
+        inventory(**{**GATEWAYS, "gateways": [gateway]})
 
 
 def test_plugins_of_the_inventory_are_enabled_beside_ours() -> None:
