@@ -30,13 +30,14 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.topology import Wanted, options_of, parse_wanted, read_item
+from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
 from messagebus_agent.broker.loads import Counting
 from messagebus_agent.broker.plan import expires_s_of
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import TEXT_MAX, Clients, ListFile
 from messagebus_agent.gate import Verdict, VerdictKind
 from messagebus_agent.topology.agreement import NoMajority, Topology
+from messagebus_agent.topology.homes import HOMES, PARTITIONS
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.topology.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus_agent.web.login import NAMES_PER_USER_MAX, Admission, Judged, Login
@@ -308,8 +309,14 @@ class _Web:
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the options of these names: a caller that asks for fewer takes them and has to know them."""
-        entries = self._parts.topology.register.entries
-        return {name: dict(entries[name].options) for name in names if name in entries}
+        entries, told = self._parts.topology.register.entries, {}
+        for name in names:
+            if name in entries:
+                told[name] = dict(entries[name].options)
+                topic = entries.get(topic_of(name))
+                if PARTITIONS in told[name] and topic is not None:
+                    told[name][HOMES] = dict(topic.options).get(HOMES, "")
+        return told
 
     async def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
         """Let an application delete expiring names; return a refusal of all others to all but operators."""
