@@ -181,7 +181,9 @@ class Walk:
 
     def read(self) -> bool:
         """Let a broker read one publish of a link, also of one that is cut."""
-        lines = [n for n in self.lines if n.wrote and self.up[n.broker] and not self.frozen[n.broker]]
+        lines = [
+            n for n in self.lines if n.wrote and self.up[n.broker] and not self.frozen[n.broker]
+        ]
         if not lines:
             return False
         line = self.rng.choice(lines)
@@ -354,7 +356,7 @@ class Walk:
         return True
 
     def let_go(self) -> bool:
-        """Give the partition to the next one, when nothing of it runs; what waits goes back with the channel."""
+        """Give the partition to the next one when nothing of it runs; the rest goes back with the channel."""
         member = self.rng.choice(self.members)
         channel = member.channel
         if channel is None or not channel.live or member.frozen:
