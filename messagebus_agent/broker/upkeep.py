@@ -239,6 +239,15 @@ class Upkeep:
             return True
         return False
 
+    def segment_queues(self, name: str) -> dict[str, str]:
+        """Return the segments of a subscription whose home this broker is -> their queues."""
+        below = f"{name}{MARK}"
+        return {
+            each.removeprefix(below): wanted_of(entry).queues[-1].name
+            for each, entry in self._entries.items()
+            if each.startswith(below) and entry.alive
+        }
+
     def look_for_open(self) -> None:
         """Open the segments of new topics whose homes every agent on the list agrees on."""
         for entry in self._register.entries.values():

@@ -31,7 +31,7 @@ from messagebus.errors import (
     TopologyMismatch,
 )
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
-from messagebus_agent.broker.loads import Counting
+from messagebus_agent.broker.loads import Count, Counting
 from messagebus_agent.broker.plan import expires_s_of
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import TEXT_MAX, Clients, ListFile
@@ -386,7 +386,7 @@ class _Web:
             {
                 "broker": self._parts.broker,
                 "subscriptions": {
-                    name: {**asdict(count), **dict(entries[name].options)}
+                    name: {**_told(count), **dict(entries[name].options)}
                     for name, count in counts.items()
                 },
             }
@@ -561,6 +561,14 @@ class _Web:
                 return _error(401, "login refused", {"WWW-Authenticate": told})
             case Admission.UNKNOWN:
                 return _error(503, "the broker here cannot check the login: ask another agent")
+
+
+def _told(count: Count) -> dict[str, Any]:
+    """Return a count as clients read it; those without partitions have no segments."""
+    told = asdict(count)
+    if count.segments is None:
+        del told["segments"]
+    return told
 
 
 def _forbidden(judged: Judged) -> Response:
