@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from messagebus._io.agents.consumer_list import fetch_list
 from messagebus._io.agents.subscriptions import count, topology
+from messagebus.admin.directory import brokers as listed_brokers
 from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings
@@ -88,11 +88,7 @@ def show(name: str, as_json: bool) -> int:
       messagebus partitions show orders/billing
     """
     settings = bus_settings()
-
-    async def look() -> list[Row]:
-        return await rows_of(settings, await fetch_list(settings), name)
-
-    rows = asyncio.run(look())
+    rows = asyncio.run(rows_of(settings, listed_brokers(settings), name))
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -106,6 +102,6 @@ def show(name: str, as_json: bool) -> int:
             )
             for row in rows
         ]
-        for line in table(("PARTITION", "HOME", "EPOCH", "WAITING"), cells):
+        for line in table(("PARTITION", "HOME", "EPOCH", "WAITING"), cells, texts=4):
             say(line)
     return Exit.PARTLY if any(row.fault for row in rows) else Exit.DONE

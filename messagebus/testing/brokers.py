@@ -310,7 +310,7 @@ class MemoryBrokers:
             found = self._wanted.setdefault(str(wanted), wanted)
             for broker in self.all.values():
                 broker.declare(found)
-            return options_of(found) | self._declare_segments(found)
+            return {**options_of(found), **self._declare_segments(found)}
 
     def _as_partitioned(self, wanted: Wanted) -> Wanted:
         """Return a partitioned topic with its homes, and a subscription with its topic's partitions."""

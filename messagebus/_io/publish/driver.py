@@ -44,6 +44,7 @@ from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
     DEADLINE_PASSED,
     PUBLISHER_STOPPED,
+    REFUSED,
     Entry,
     Item,
     PendingPublishes,
@@ -469,6 +470,10 @@ class PublishDriver:
             if not items and not done.done():
                 done.set_result(None)
         self._flushes = [each for each in self._flushes if not each[1].done()]
+
+    def refuse(self, items: list[Item], reason: str) -> None:
+        """Settle items that were taken out as refused."""
+        self._settle(self.pending.end(items, REFUSED, reason))
 
     def withdraw(self, items: Sequence[Item], reason: str) -> None:
         """Settle these before their deadline."""

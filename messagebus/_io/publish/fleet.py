@@ -267,13 +267,14 @@ class Fleet:
 
     def adopt(self, address: Address, options: Options, items: list[Item]) -> str:
         """Publish a topic to the homes of its partitions. Returns why not, "" when it does."""
-        if any(isinstance(item, Copy) for item in items):
-            return f"{address.name} has partitions: redundant is for topics without"
         if address.name in self._config.batch:
             return f"{address.name} has partitions: batch is for topics without"
         if self.homes is None:
             self.homes = self._make_homes()
-        self.homes.adopt(address.name, options, items)
+        self.homes.adopt(address.name, options, [i for i in items if not isinstance(i, Copy)])
+        if copies := [item for item in items if isinstance(item, Copy)]:
+            told = f"{address.name} has partitions: redundant is for topics without"
+            self.first.refuse(copies, told)
         return ""
 
     def _shape_of(self, target: Target, now: int) -> tuple[Shape, int]:
