@@ -28,7 +28,8 @@ MINUTES = float(os.environ.get("TESTS_ORDER_MINUTES", "0.8"))
 PARTITIONS, KEYS, CONSUMERS, SHARING = 12, 40, 3, 3
 EVENT_S, FROZEN_S = 3.0, 7.0
 HEARTBEAT_S = 2
-PAUSE_S = 0.002
+# Less than the handlers can do while one of them is frozen.
+PAUSE_S, BURST_PAUSE_S = 0.02, 0.5
 
 HANDLER = """
 import os, sys, time
@@ -153,7 +154,7 @@ class InFlight:
                     if end.outcome is Outcome.CONFIRMED:
                         self.confirmed[f"own{number % 3}"].append(number)
                 first += 60
-                time.sleep(0.05)
+                time.sleep(BURST_PAUSE_S)
 
     def end(self) -> None:
         self.over.set()
