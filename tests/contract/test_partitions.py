@@ -19,6 +19,7 @@ from messagebus import (
     TopologyMismatch,
     declare,
 )
+from messagebus.topology import Wanted
 from tests.contract.conftest import Bus, Client, end_of
 from tests.contract.test_consuming import WITHIN_S
 from tests.contract.test_handling import ended, run
@@ -41,7 +42,10 @@ class Placed(Recorder):
 
 
 async def declared(bus: Bus, partitions: int = PARTITIONS) -> None:
-    wanted = [Topic(bus.topic, partitions=partitions), Subscription(Topic(bus.topic), "billing")]
+    wanted: list[Wanted] = [
+        Topic(bus.topic, partitions=partitions),
+        Subscription(Topic(bus.topic), "billing"),
+    ]
     if bus.is_memory:
         for each in wanted:
             bus.in_memory.declare(each)
@@ -150,9 +154,8 @@ async def test_what_cannot_keep_an_order_is_refused_by_its_name(
     bus: Bus, settings: dict[str, Any], options: dict[str, Any], told: str
 ) -> None:
     await declared(bus)
-    publisher = await bus.publisher(
-        **({"batch": {bus.topic: settings["batch"]}} if settings else {})
-    )
+    given: dict[str, Any] = {"batch": {bus.topic: settings["batch"]}} if settings else {}
+    publisher = await bus.publisher(**given)
     end = await end_of(await publisher.call("submit", bus.topic, b"m", **options))
     assert (end.outcome, told in end.reason) == (Outcome.REFUSED, True), end
     if options:

@@ -471,9 +471,9 @@ class PublishDriver:
                 done.set_result(None)
         self._flushes = [each for each in self._flushes if not each[1].done()]
 
-    def refuse(self, items: list[Item], reason: str) -> None:
+    def refuse(self, items: Iterable[Item], reason: str) -> None:
         """Settle items that were taken out as refused."""
-        self._settle(self.pending.end(items, REFUSED, reason))
+        self._settle(self.pending.end([*items], REFUSED, reason))
 
     def withdraw(self, items: Sequence[Item], reason: str) -> None:
         """Settle these before their deadline."""

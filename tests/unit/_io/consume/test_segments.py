@@ -30,8 +30,9 @@ async def test_every_consumer_may_hold_the_same_number_of_a_segment() -> None:
             first = await consumer.receive(WITHIN_S)
             assert first is not None
             await eventually_async(
-                lambda: sum(each.owed for each in consumer.stats().brokers.values())
-                == SEGMENT_PREFETCH,
+                lambda: (
+                    sum(each.owed for each in consumer.stats().brokers.values()) == SEGMENT_PREFETCH
+                ),
                 within_s=WITHIN_S,
             )
             consumer.rest(prefetch=3)

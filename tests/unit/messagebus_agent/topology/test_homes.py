@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from messagebus_agent.broker.plan import wanted_of
 from messagebus_agent.topology.homes import chosen, expanded, homes_of, with_segments
-from messagebus_agent.topology.register import Entry, Register, Snapshot
+from messagebus_agent.topology.register import Entry, Options, Register, Snapshot
 
 A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
 HOMES = "a:5672 b:5672 c:5672"
@@ -105,7 +106,7 @@ class Agents:
     def make(self, name: str) -> None:
         others = self.rng.sample([each for each in BROKERS if each != name], 1)
         self.read(name, others[0])
-        own = {"homes": f"{name} {HOMES}", "partitions": 4}
+        own: Options = {"homes": f"{name} {HOMES}", "partitions": 4}
         self.registers[name].change(
             ["orders"], alive=True, answered=others, options={"orders": own}
         )
@@ -121,10 +122,9 @@ class Agents:
         steps: list[Callable[[], None]] = []
         for _ in range(25):
             reader, peer = self.rng.sample(BROKERS, 2)
-            steps.append(lambda reader=reader, peer=peer: self.read(reader, peer))
-            steps.append(lambda reader=reader: self.look(reader))
+            steps += [partial(self.read, reader, peer), partial(self.look, reader)]
         for maker in makers:
-            steps.insert(self.rng.randrange(12), lambda maker=maker: self.make(maker))
+            steps.insert(self.rng.randrange(12), partial(self.make, maker))
         for step in steps:
             step()
         return self.opened
