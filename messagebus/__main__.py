@@ -61,6 +61,10 @@ LATER = {
     "from-file": ("messagebus_tools.archive:from_file", "Publish the messages of archived files."),
     "outbox": ("outbox:group", "Relay a database's outbox; see what waits or was parked."),
     "parked": ("messagebus_tools.parked:group", "List, read, put back or drop what was given up."),
+    "partitions": (
+        "messagebus_tools.partitions:partitions",
+        "Show the homes of a topic's partitions.",
+    ),
     "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
     "replay": ("replay:replay", "Read TOPIC's messages again from its streams."),
     "spool": (
@@ -127,9 +131,18 @@ def cli(verbose: bool, profile: str | None) -> None:
     type=click.IntRange(min=1),
     help="Of subscriptions and queues: what comes back unanswered more often is parked.",
 )
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1, max=1024),
+    help="Of topics: keep the order of each key through every change of brokers; for ever.",
+)
 @durability_option
 def declare(
-    wanted: tuple[str, ...], timeout_s: float, delivery_limit: int | None, durability: str
+    wanted: tuple[str, ...],
+    timeout_s: float,
+    delivery_limit: int | None,
+    partitions: int | None,
+    durability: str,
 ) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
 
@@ -145,11 +158,20 @@ def declare(
 
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
-    asked = [_limited(with_options(each, options), delivery_limit) for each in wanted]
+    parts = {"partitions": partitions} if partitions else {}
+    asked = [
+        _limited(with_options(each, options | ({} if _is_below(each) else parts)), delivery_limit)
+        for each in wanted
+    ]
     done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a name is no topic's."""
+    return "/" in name or name.startswith(("queue:", "stream:"))
 
 
 def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:

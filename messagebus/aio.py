@@ -38,6 +38,7 @@ from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
+    Address,
     Ended,
     Many,
     Outgoing,
@@ -57,6 +58,7 @@ from messagebus.consumer import (
     with_order,
 )
 from messagebus.core.confirms import bundled
+from messagebus.core.pending import Item
 from messagebus.destination import Destination, Source
 from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, NotReady, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
@@ -86,6 +88,7 @@ from messagebus.stats import (
     Status,
     why_not_running,
 )
+from messagebus.topology import Options as TopicOptions
 
 if TYPE_CHECKING:
     from messagebus._io.publish.fleet import Fleet
@@ -153,6 +156,8 @@ class AsyncPublisher:
         self._driver = driver = make_driver(
             self._bus, self._config, self._on_room, self._wire, self._hooks
         )
+        if self._config.spool is None:
+            driver.on_partitioned(self._adopt)
         driver.start()
         self._status = RUNNING
         if require is not None and not await wait_connected(driver, timeout_s):
@@ -311,6 +316,15 @@ class AsyncPublisher:
         many.all_added()
         await finished
         return ends_of(many, full)
+
+    def _adopt(self, address: Address, options: TopicOptions, items: list[Item]) -> str:
+        """Publish a topic to the homes of its partitions."""
+        if self._fleet is None:
+            self._fleet = new_fleet(
+                self._running(), self._bus, self._config, self._on_room, self._wire
+            )
+        self._outgoing.partitioned(address.name)
+        return self._fleet.adopt(address, options, items)
 
     async def _accept_redundant(
         self,

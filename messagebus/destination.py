@@ -37,9 +37,14 @@ __all__ = [
 
 # AMQP allows 255 bytes for the longest composed name, "mb.park/<topic>/<subscription>".
 NAME_BYTES_MAX = 120
+# That of a segment's queue, "mb.seg/<topic>/<subscription>/1023.999999", is longer.
+PARTITIONED_NAME_BYTES_MAX = 110
+PARTITIONS_MAX = 1_024
 # RabbitMQ's, ours, and spellings of `parse_destination` that a name could be mistaken for.
 RESERVED_PREFIXES = ("amq.", "mb.", "jms.topic.", "jms.queue.")
 PARKING_PREFIX = "mb.park/"
+# A partitioned topic's exchange; a foreign publisher finds no "mb.topic/" there, and does not lose the order.
+PARTS, SEGMENTS, GROUPS = "mb.part/", "mb.seg/", "mb.group/"
 # Keeps messages that came out of the delay ladder and found no queue. No name of ours begins with "mb.".
 UNDELIVERED_QUEUE = f"{PARKING_PREFIX}mb.due"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -77,6 +82,13 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def _check_partitioned(name: str) -> None:
+    if len(name) > PARTITIONED_NAME_BYTES_MAX:
+        raise NameInvalid(
+            f"name of {len(name)} bytes with partitions: at most {PARTITIONED_NAME_BYTES_MAX}"
+        )
+
+
 def _check_durability(durability: object) -> None:
     if not isinstance(durability, Durability):
         allowed = ", ".join(f"Durability.{each.name}" for each in Durability)
@@ -95,20 +107,32 @@ class Topic:
     """Topic: every subscription gets a copy of each message.
 
     name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives; the
-    queues of its subscriptions are of that kind. Two topics are equal when their names are.
+    queues of its subscriptions are of that kind. partitions: 1 to 1,024, for ever; each has one broker, its
+    home, and keeps the order of its keys through every change of brokers (docs/order.md). 0: none. Names are
+    then of 110 bytes at most. homes: set by the agents. Two topics are equal when their names are.
     """
 
     name: str
     durability: Durability = field(default=Durability.FSYNC, compare=False)
+    partitions: int = field(default=0, compare=False, kw_only=True)
+    homes: str = field(default="", compare=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         check_name("topic", self.name)
         _check_durability(self.durability)
+        if type(self.partitions) is not int or not 0 <= self.partitions <= PARTITIONS_MAX:
+            raise NameInvalid(
+                f"partitions {self.partitions!r}: a whole number, 0 to {PARTITIONS_MAX}"
+            )
+        if self.partitions:
+            _check_partitioned(self.name)
+            if self.durability is not Durability.FSYNC:
+                raise NameInvalid(f"partitions need durability fsync, not {self.durability.value}")
 
     @property
     def exchange(self) -> str:
         """The exchange that messages for it are published to, inside a broker."""
-        return f"mb.topic/{self.name}"
+        return f"{PARTS if self.partitions else 'mb.topic/'}{self.name}"
 
     @property
     def due_key(self) -> str:
@@ -204,6 +228,10 @@ class Subscription:
                 raise NameInvalid(f"{name} {value!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
             raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
+        if self.topic.partitions:
+            _check_partitioned(self.name)
+            if self.expires_s:
+                raise NameInvalid(f"{self}: a subscription of a partitioned topic does not expire")
         if self.goes_with_consumer and not self.expires_s:
             raise NameInvalid(
                 "goes_with_consumer without expires_s: who was killed deletes nothing"
@@ -235,6 +263,15 @@ class Subscription:
     def parking_queue(self) -> str:
         """The name of its parking queue inside a broker."""
         return f"{PARKING_PREFIX}{self.topic.name}/{self.name}"
+
+    @property
+    def group_queue(self) -> str:
+        """The name of the queue that counts its consumers where its topic has partitions."""
+        return f"{GROUPS}{self.topic.name}/{self.name}"
+
+    def segment_queue(self, segment: str) -> str:
+        """Return the name of the queue of one segment of its topic, such as ``7.1``."""
+        return f"{SEGMENTS}{self.topic.name}/{self.name}/{segment}"
 
     def __str__(self) -> str:
         return f"{self.topic.name}/{self.name}"

@@ -23,6 +23,8 @@ from messagebus.errors import MessageInvalid, WrongPayload
 __all__ = ["BODY_BYTES_MAX", "Delivery", "Header", "Message", "Options", "Payload", "Reading"]
 
 # RabbitMQ 4 refuses larger ones by closing the channel, which makes the whole window unknown.
+# Between a broker and one of its segments, in the names that drivers give them.
+SEGMENT_MARK = "#"
 BODY_BYTES_MAX = 16 * 1024 * 1024
 TEXT, JSON, BINARY = "text/plain; charset=utf-8", "application/json", "application/octet-stream"
 SHORT_BYTES_MAX = 255
@@ -411,7 +413,13 @@ class Delivery:
     @property
     def broker(self) -> str:
         """``host:port`` of the broker that delivered."""
-        return self._ledger.broker
+        return self._ledger.broker.partition(SEGMENT_MARK)[0]
+
+    @property
+    def partition(self) -> int:
+        """The partition of its topic; -1 without partitions."""
+        segment = self._ledger.broker.partition(SEGMENT_MARK)[2]
+        return int(segment.partition(".")[0]) if segment else -1
 
     def __repr__(self) -> str:
         size = len(self.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -19,10 +20,17 @@ from typing import TYPE_CHECKING, Self, Unpack
 from messagebus._io.hooks import HookChain, Watched, hook_chain
 from messagebus._io.loop import LoopThread, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Many, Outgoing, Target, Waiter, whole_timeout_ms
+from messagebus._io.publish.publishes import (
+    Address,
+    Many,
+    Outgoing,
+    Target,
+    Waiter,
+    whole_timeout_ms,
+)
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig, PublisherConfig, Spool
-from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE
+from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import REQUIRED
 from messagebus.destination import Destination
 from messagebus.errors import (
@@ -40,6 +48,7 @@ from messagebus.hooks import Hooks
 from messagebus.message import Message, Options, Payload
 from messagebus.stats import RUNNING, Outcome, Published, PublisherStats, Status, why_not_running
 from messagebus.terminal import plural
+from messagebus.topology import Options as TopicOptions
 
 if TYPE_CHECKING:
     from messagebus._io.publish.fleet import Fleet
@@ -243,6 +252,8 @@ class Publisher:
     async def _make_driver(self) -> PublishDriver:
         await refuse_batches(self._config, self._wire)
         driver = make_driver(self._bus, self._config, self._take_inbox, self._wire, self._hooks)
+        if self._config.spool is None:
+            driver.on_partitioned(functools.partial(self._adopt, driver))
         driver.start()
         return driver
 
@@ -484,6 +495,14 @@ class Publisher:
                 else:
                     submitted.hand_over(driver, now)
             self._inbox_bytes = 0
+
+    def _adopt(
+        self, driver: PublishDriver, address: Address, options: TopicOptions, items: list[Item]
+    ) -> str:
+        """Publish a topic to the homes of its partitions. On the loop."""
+        fleet = self._fleet or self._make_fleet(driver)
+        self._outgoing.partitioned(address.name)
+        return fleet.adopt(address, options, items)
 
     def _make_fleet(self, driver: PublishDriver) -> Fleet:
         self._fleet = new_fleet(driver, self._bus, self._config, self._take_inbox, self._wire)

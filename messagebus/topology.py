@@ -7,10 +7,13 @@ read them from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from messagebus.destination import (
     DELIVERY_LIMIT_MAX,
+    PARTS,
+    SEGMENTS,
     STREAM_KEEP_BYTES,
     STREAM_KEEP_S,
     UNDELIVERED_QUEUE,
@@ -44,6 +47,7 @@ __all__ = [
     "options_of",
     "parse_wanted",
     "read_item",
+    "segment_declarations",
     "to_item",
     "topic_of",
     "with_options",
@@ -78,6 +82,8 @@ OPTION_KINDS: Mapping[str, type] = {
     "keep_s": int,
     "keep_bytes": int,
     "plain": bool,
+    "partitions": int,
+    "homes": str,
 }
 OF_STREAMS = {"keep_s", "keep_bytes"}
 DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
@@ -119,9 +125,23 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
+    """Binding to declare. queue: the target's name. to_exchange: the target is an exchange."""
+
     exchange: str
     queue: str
     routing_key: str = ""
+    to_exchange: bool = False
+
+    def call(self, verb: str = "bind") -> tuple[str, dict[str, str]]:
+        """Return the request that makes it, and its arguments; with "unbind" the one that removes it."""
+        key = {"routing_key": self.routing_key}
+        if self.to_exchange:
+            return f"exchange_{verb}", {
+                "destination": self.queue,
+                "source": self.exchange,
+                **key,
+            }
+        return f"queue_{verb}", {"queue": self.queue, "exchange": self.exchange, **key}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +167,19 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
     """
     mark: dict[str, str | int | bool] = {BORN: born} if born else {}
     match wanted:
-        case Topic():
-            return Declarations(exchanges=(Exchange(name=wanted.exchange),))
+        case Topic(partitions=partitions):
+            kind = "direct" if partitions else "fanout"
+            return Declarations(exchanges=(Exchange(name=wanted.exchange, type=kind),))
+        case Subscription(topic=topic) if topic.partitions:
+            return Declarations(
+                exchanges=(Exchange(name=topic.exchange, type="direct"),),
+                queues=(
+                    _queues(wanted, mark)[0],
+                    QueueSpec(
+                        name=wanted.group_queue, arguments={"x-queue-type": "classic", **mark}
+                    ),
+                ),
+            )
         case Subscription(topic=topic):
             queue = wanted.amqp_queue
             return Declarations(
@@ -190,8 +221,36 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
             )
 
 
-def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
-    """Return the queue, preceded by the one for messages that were rejected or reached the delivery limit."""
+def segment_declarations(of: Topic | Subscription, segment: str, *, born: int = 0) -> Declarations:
+    """Return what a segment of a partitioned topic needs on its home; of a subscription: its queue there.
+
+    segment: partition and epoch, such as ``7.1``. All subscriptions are cut off at once by the one binding of
+    the topic's part.
+    """
+    topic = of if isinstance(of, Topic) else of.topic
+    through = Exchange(name=f"{SEGMENTS}{topic.name}/{segment}")
+    if isinstance(of, Topic):
+        parts = f"{PARTS}{topic.name}"
+        binding = Binding(exchange=parts, queue=through.name, routing_key=segment, to_exchange=True)
+        return Declarations(
+            exchanges=(Exchange(name=parts, type="direct"), through), bindings=(binding,)
+        )
+    queue = _queues(
+        replace(of, single_active=True), {BORN: born} if born else {}, of.segment_queue(segment)
+    )[-1]
+    return Declarations(
+        exchanges=(through,),
+        queues=(queue,),
+        bindings=(Binding(exchange=through.name, queue=queue.name),),
+    )
+
+
+def _queues(source: Source, mark: Options, name: str = "") -> tuple[QueueSpec, ...]:
+    """Return the queue, preceded by the one for messages that were rejected or reached the delivery limit.
+
+    name: of the queue, in place of its source's.
+    """
+    name = name or source.amqp_queue
     own = dict[str, str | int | bool]()
     if source.single_active:
         own["x-single-active-consumer"] = True
@@ -203,7 +262,7 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
         limit = source.delivery_limit or DELIVERY_LIMIT_MAX
         own |= {"x-delivery-limit": limit, "x-overflow": "reject-publish"}
     if "x-expires" in own:
-        return (QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),)
+        return (QueueSpec(name=name, arguments={**kind, **own, **mark}),)
     own |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": source.parking_queue}
     if is_quorum:
         # It needs the overflow policy reject-publish.
@@ -212,7 +271,7 @@ def _queues(source: Source, mark: Options) -> tuple[QueueSpec, ...]:
         QueueSpec(
             name=source.parking_queue, arguments={**kind, **_never_dropping(is_quorum), **mark}
         ),
-        QueueSpec(name=source.amqp_queue, arguments={**kind, **own, **mark}),
+        QueueSpec(name=name, arguments={**kind, **own, **mark}),
     )
 
 
@@ -307,6 +366,11 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
             options["keep_bytes"] = wanted.keep_bytes
     if isinstance(wanted, Subscription | Queue) and wanted.plain:
         options["plain"] = True
+    topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+    if isinstance(topic, Topic) and topic.partitions:
+        options["partitions"] = topic.partitions
+        if topic.homes and topic is wanted:
+            options["homes"] = topic.homes
     return options
 
 
@@ -327,7 +391,10 @@ def with_options(name: str, options: Options) -> Wanted:
         case _ if not isinstance(wanted, Stream) and OF_STREAMS & others.keys():
             raise NameInvalid(f"{name}: only a stream has {', '.join(sorted(OF_STREAMS))}")
         case Subscription(topic=topic, name=own):
-            return Subscription(Topic(topic.name, durability), own, **others)  # type: ignore[arg-type]
+            parts: Any = {"partitions": others.pop("partitions", 0)}
+            return Subscription(Topic(topic.name, durability, **parts), own, **others)  # type: ignore[arg-type]
+        case Topic() if others and others.keys() <= {"partitions", "homes"}:
+            return Topic(wanted.name, durability, **others)  # type: ignore[arg-type]
         case Stream(topic=topic) if options.keys() <= OF_STREAMS:
             return Stream(topic, **others)  # type: ignore[arg-type]
         case Stream():
@@ -396,6 +463,8 @@ def differences(wanted: Wanted, options: Options) -> str:
         "keep_s": STREAM_KEEP_S,
         "keep_bytes": STREAM_KEEP_BYTES,
         "plain": False,
+        "partitions": 0,
+        "homes": "",
     }
     told = []
     for key in keys:

@@ -28,7 +28,7 @@ from messagebus_tools.observing.rules import Attention, Raised
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Seen
 from messagebus_tools.observing.totals import SOURCES, Sum, total, totals, uncounted
 
-__all__ = ["ages_ms", "observed", "oldest", "top", "topics"]
+__all__ = ["ages_ms", "observed", "oldest", "table", "top", "topics"]
 
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
@@ -187,11 +187,11 @@ def _lines(look: Look, sort: str, text: str, exact: bool) -> Iterator[str]:
         "DISK FREE",
         "RABBITMQ",
     )
-    yield from _table(titles, [_broker(look, seen, exact) for seen in bus.brokers], texts=2)
+    yield from table(titles, [_broker(look, seen, exact) for seen in bus.brokers], texts=2)
     yield ""
     found = sorted((each for each in look.sums.items() if text in each[0]), key=SORTS[sort])
     titles = ("NAME", "READY", "UNACKED", "OLDEST", "IN/s", "OUT/s", "CONSUMERS", "PARKED")
-    yield from _table(titles, [_sum(name, each, exact) for name, each in found[:ROWS]], texts=1)
+    yield from table(titles, [_sum(name, each, exact) for name, each in found[:ROWS]], texts=1)
     if len(found) > ROWS:
         yield f"and {len(found) - ROWS} more: --sort, --filter, --json"
 
@@ -260,7 +260,7 @@ def oldest(age_ms: int | None, exact: bool = False) -> str:
     return str(age_ms) if exact else duration(age_ms / 1000) if age_ms else "-"
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Iterator[str]:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Iterator[str]:
     """Yield aligned lines; the first `texts` columns to the left."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in (titles, *rows):
@@ -345,7 +345,7 @@ def list_topics(as_json: bool) -> int:
             for name, (count, each) in rows.items()
             for figures in [_sum(name, each, exact=False)]
         ]
-        for line in _table(titles, cells, texts=1):
+        for line in table(titles, cells, texts=1):
             say(line)
     for broker, why in without.items():
         say(f"not counted: {broker}: {why}", err=True)

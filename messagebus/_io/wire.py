@@ -41,12 +41,17 @@ class Topology(Protocol):
     """The maker of topics, queues and subscriptions."""
 
     async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_ms: int,
+        enough: bool = False,
+        told: Callable[[Registration], None] | None = None,
     ) -> Registration:
         """Create these on every broker; repeat until complete or the time is over.
 
-        enough: one broker that holds it will do. Raises RegistrationIncomplete, TopologyMismatch,
-        LoginRefused or NameInvalid.
+        enough: one broker that holds it will do. told: called with each answer. Raises
+        RegistrationIncomplete, TopologyMismatch, LoginRefused or NameInvalid.
         """
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:

@@ -98,10 +98,15 @@ class PendingPublishes:
         window_bytes_max: int,
         attempts_max: int,
         retry_unknown: bool,
+        ordered: bool = False,
     ) -> None:
+        """Create it empty. ordered: what was sent and not answered goes again first and in order, whether or
+        not it has its end: it may be stored, or become so late, and nothing may be sent behind it before.
+        """
         self._messages_max, self._bytes_max = messages_max, bytes_max
         self._window, self._window_bytes_max = window, window_bytes_max
         self._attempts_max, self._retry_unknown = attempts_max, retry_unknown
+        self._ordered = ordered
         self._backlog: deque[Entry] = deque()
         self._destinations: defaultdict[str, _Destination] = defaultdict(_Destination)
         self._lingering: dict[str, Batch[Item]] = {}
@@ -292,6 +297,9 @@ class PendingPublishes:
         self._suspects.update(each for each in entries if refused or each is self._alone)
         lost: list[Item] = []
         for entry in reversed(entries):
+            if self._ordered:
+                self._put_back(entry, _items(entry))
+                continue
             left = [item for item in _items(entry) if item.end is None]
             again = [item for item in left if self._may_retry(item, now_ms)]
             if again:
@@ -547,6 +555,8 @@ class PendingPublishes:
 
     def _still_waits(self, entry: Entry) -> bool:
         """Return whether an unsettled item is left in it; settled ones are counted out."""
+        if self._ordered and not isinstance(entry, Batch) and entry.attempts:
+            return True  # it may be stored: see `ordered`
         items = _items(entry)
         left = [item for item in items if item.end is None]
         for item in items:

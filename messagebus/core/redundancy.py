@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 REQUIRED, PREFERRED = MODES = ("required", "preferred")
+# No redundancy: the mark of topics whose publishes have drivers of their own for another reason.
+PARTITIONED = "partitioned"
 # Outcomes as `core.pending` names them; it imports this module.
 _CONFIRMED, _REFUSED, _UNROUTABLE, _UNKNOWN = "confirmed", "refused", "unroutable", "unknown"
 

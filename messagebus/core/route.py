@@ -71,6 +71,8 @@ class Route:
     current: int | None = None
     broker: str = ""
     """Name of the current link's broker, "" when it has none or there is no link."""
+    stays: bool = False
+    """True where no other broker will do: it only dials again."""
     moves: int = 0
     dials: int = 0
     _dialing: dict[int, int] = field(default_factory=dict)  # link -> when a second dial is due
@@ -155,7 +157,7 @@ class Route:
 
     def leave(self, now_ms: int) -> None:
         """Leave the current broker for another one."""
-        if self.current is None or now_ms < self._stay_until_ms:
+        if self.stays or self.current is None or now_ms < self._stay_until_ms:
             return
         if self._leaving is None or (not self._leaving and self.broker):
             self._leaving = self.broker

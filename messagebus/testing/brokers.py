@@ -12,12 +12,14 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from messagebus._io.amqp.copy_headers import dead_lettered
 from messagebus._io.amqp.properties import read_headers, read_message_id
+from messagebus.core.homes import read_homes, segment_of
 from messagebus.core.parking import read_ttl_ms
-from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source
+from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source, Subscription, Topic
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, due_key_of, messages_of
@@ -31,6 +33,7 @@ from messagebus.topology import (
     declarations,
     differences,
     options_of,
+    segment_declarations,
 )
 
 __all__ = ["MemoryBroker", "MemoryBrokers", "Route", "Site"]
@@ -69,14 +72,17 @@ class _Exchange:
 
     def __init__(self, kind: str, alternate: str) -> None:
         self.is_fanout, self.alternate = kind == "fanout", alternate
-        self.bindings: list[tuple[str, MemoryQueue]] = []
+        self.bindings: list[tuple[str, _Exchange | MemoryQueue]] = []
 
-    def bind(self, key: str, target: MemoryQueue) -> None:
+    def bind(self, key: str, target: _Exchange | MemoryQueue) -> None:
         if (key, target) not in self.bindings:
             self.bindings.append((key, target))
 
     def queues(self, key: str) -> list[MemoryQueue]:
-        found = [queue for bound, queue in self.bindings if self.is_fanout or bound == key]
+        found: list[MemoryQueue] = []
+        for bound, target in self.bindings:
+            if self.is_fanout or bound == key:
+                found += target.queues(key) if isinstance(target, _Exchange) else [target]
         return list(dict.fromkeys(found))
 
 
@@ -110,7 +116,12 @@ class MemoryBroker:
                     clock=self._bus.clock,
                 )
         for binding in parts.bindings:
-            self._exchanges[binding.exchange].bind(binding.routing_key, self.queues[binding.queue])
+            target: _Exchange | MemoryQueue = (
+                self._exchanges[binding.queue]
+                if binding.to_exchange
+                else self.queues[binding.queue]
+            )
+            self._exchanges[binding.exchange].bind(binding.routing_key, target)
         self._version += 1
 
     def delete(self, queue: MemoryQueue) -> None:
@@ -295,10 +306,31 @@ class MemoryBrokers:
             known = self._wanted.get(str(wanted))
             if known is not None and (told := differences(wanted, options_of(known))):
                 raise TopologyMismatch(told)
+            wanted = self._as_partitioned(wanted)
             found = self._wanted.setdefault(str(wanted), wanted)
             for broker in self.all.values():
-                broker.declare(wanted)
-            return options_of(found)
+                broker.declare(found)
+            return {**options_of(found), **self._declare_segments(found)}
+
+    def _as_partitioned(self, wanted: Wanted) -> Wanted:
+        """Return a partitioned topic with its homes, and a subscription with its topic's partitions."""
+        if isinstance(wanted, Topic) and wanted.partitions:
+            return replace(wanted, homes=" ".join(self.names))
+        topic = self._wanted.get(str(wanted.topic)) if isinstance(wanted, Subscription) else None
+        if isinstance(topic, Topic) and topic.partitions and isinstance(wanted, Subscription):
+            return replace(wanted, topic=topic)
+        return wanted
+
+    def _declare_segments(self, wanted: Wanted) -> Options:
+        """Declare the segments of a topic, or their queues of a subscription. Returns the homes."""
+        topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+        if not isinstance(topic, Topic) or not topic.partitions:
+            return {}
+        for partition, home in enumerate(read_homes(topic.homes, topic.partitions)):
+            of = wanted if isinstance(wanted, Subscription) else topic
+            segment = segment_of(partition, home)
+            self.all[home.broker]._declare(segment_declarations(of, segment))
+        return {"homes": topic.homes}
 
     def is_declared(self, source: Source) -> bool:
         with self.lock:

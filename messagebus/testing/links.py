@@ -81,10 +81,18 @@ class _MemoryTopology:
         self._brokers = brokers
 
     async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_ms: int,
+        enough: bool = False,
+        told: Callable[[Registration], None] | None = None,
     ) -> Registration:
         options = {str(each): self._brokers.declare(each) for each in wanted}
-        return Registration(True, held=self._brokers.names, options=options)
+        found = Registration(True, held=self._brokers.names, options=options)
+        if told is not None:
+            told(found)
+        return found
 
     async def exists(self, queue: Queue, *, timeout_ms: int) -> bool:
         return self._brokers.is_declared(queue)
@@ -203,17 +211,18 @@ class MemoryLink:
         self.transport.flush()
         answered: asyncio.Future[Any] = self._loop.create_future()
         self._calls.add(answered)
+        found: list[Any] = [None]
 
         def told() -> None:
             if not answered.done():
-                answered.set_result(None)
+                answered.set_result(found[0])
 
         def carry_out() -> None:
             """Carry out the call under the lock."""
             if not self.is_open:
                 return
             attached = self.taker is not None  # attaching itself is never slow
-            getattr(self, f"_{method}")(**arguments)
+            found[0] = getattr(self, f"_{method}")(**arguments)
             if attached:
                 self._brokers.bring(lambda: self._read_soon(self._told.append, told))
             else:
@@ -228,15 +237,28 @@ class MemoryLink:
     async def try_call(self, method: str, **arguments: Any) -> Any:
         return await self.call(method, **arguments)
 
+    async def open_channel(self) -> MemoryLink:
+        """Open a channel: a link of its own."""
+        if self._end is not None:
+            raise self._end
+        return MemoryLink(self._brokers, self.site)
+
     async def confirm_select(self) -> None:
         """Do nothing: every link confirms."""
 
     def _basic_qos(self, *, prefetch_count: int) -> None:
         self._prefetch = prefetch_count
 
-    def _queue_declare(self, *, queue: str, passive: bool) -> None:
+    def _queue_declare(self, *, queue: str, passive: bool) -> object:
         if queue not in self.site.queues:
             self.end(NOT_FOUND, f"NOT_FOUND - no queue '{queue}'")
+            return None
+        found = self.site.queues[queue]
+        return SimpleNamespace(message_count=len(found.ready), consumer_count=len(found.takers))
+
+    def _exchange_declare(self, *, exchange: str, passive: bool) -> None:
+        if not self.site.has_exchange(exchange):
+            self.end(NOT_FOUND, f"NOT_FOUND - no exchange '{exchange}'")
 
     def _basic_consume(
         self,

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from messagebus.destination import Queue, Subscription
+from messagebus.destination import GROUPS, Queue, Subscription
 from messagebus.topology import with_options
 from messagebus_agent.broker.management import (
     Load,
@@ -30,6 +30,7 @@ from messagebus_agent.broker.management import (
     Room,
 )
 from messagebus_agent.broker.upkeep import Upkeep
+from messagebus_agent.topology.homes import PARTITIONS
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.web.metrics import Figure
 
@@ -211,6 +212,11 @@ class Count:
     ready: int
     consumers: int
     unacked: int | None
+    segments: Mapping[str, int] | None = None
+    """Messages that wait in each of its segments here, where its topic has partitions."""
+
+
+SUBS = "mb.sub/"
 
 
 class Counting:
@@ -222,11 +228,33 @@ class Counting:
     async def counts(self, entries: Mapping[str, Entry]) -> dict[str, Count]:
         """Return the current counts by name. Raises LinkError."""
         queues = sources_of(entries)
-        found = await self._upkeep.counts(queues.values())
+        segments = {
+            name: self._upkeep.segment_queues(name)
+            for name in queues
+            if PARTITIONS in dict(entries[name].options)
+        }
+        below = [queue for each in segments.values() for queue in each.values()]
+        groups = [each.replace(SUBS, GROUPS, 1) for n, each in queues.items() if n in segments]
+        whole = [queue for name, queue in queues.items() if name not in segments]
+        found = await self._upkeep.counts([*whole, *below, *groups])
         unacked = await self._unacked()
         counts = dict[str, Count]()
         for name, queue in queues.items():
-            if (pair := found[queue]) is not None:
+            if name in segments:
+                waiting = {
+                    segment: pair[0]
+                    for segment, each in segments[name].items()
+                    if (pair := found[each]) is not None
+                }
+                members = found[queue.replace(SUBS, GROUPS, 1)]
+                held = [unacked[each] for each in segments[name].values() if each in unacked]
+                counts[name] = Count(
+                    ready=sum(waiting.values()),
+                    consumers=0 if members is None else members[1],
+                    unacked=sum(held) if held or not segments[name] else None,
+                    segments=waiting,
+                )
+            elif (pair := found[queue]) is not None:
                 ready, consumers = pair
                 counts[name] = Count(ready=ready, consumers=consumers, unacked=unacked.get(queue))
         return counts
@@ -234,10 +262,19 @@ class Counting:
     async def purge(self, entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, int]:
         """Drop ready messages. Returns how many by name, without missing queues. Raises LinkError."""
         queues = sources_of(entries)
-        wanted = {name: queues[name] for name in names if name in queues}
-        dropped = await self._upkeep.purge(wanted.values())
+        wanted = {
+            name: list(self._upkeep.segment_queues(name).values())
+            if PARTITIONS in dict(entries[name].options)
+            else [queues[name]]
+            for name in names
+            if name in queues
+        }
+        dropped = await self._upkeep.purge([queue for each in wanted.values() for queue in each])
+        found = {name: [dropped[queue] for queue in each] for name, each in wanted.items()}
         return {
-            name: count for name, queue in wanted.items() if (count := dropped[queue]) is not None
+            name: sum(count or 0 for count in counts)
+            for name, counts in found.items()
+            if any(count is not None for count in counts)
         }
 
     async def _unacked(self) -> Mapping[str, int]:

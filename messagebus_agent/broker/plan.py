@@ -18,8 +18,10 @@ from messagebus.topology import (
     Wanted,
     declarations,
     parse_wanted,
+    segment_declarations,
     with_options,
 )
+from messagebus_agent.topology.homes import MARK
 from messagebus_agent.topology.register import Entry
 
 Births = Mapping[str, int | None]
@@ -46,7 +48,12 @@ Step = DeleteQueue | DeleteExchange | Declare
 
 
 def wanted_of(entry: Entry) -> Declarations:
-    """Return the declarations that an entry needs, born with its number."""
+    """Return the declarations that an entry, or a segment, needs, born with its number."""
+    name, mark, segment = entry.wanted.partition(MARK)
+    if mark:
+        of = with_options(name, dict(entry.options))
+        assert isinstance(of, Topic | Subscription)
+        return segment_declarations(of, segment, born=entry.number)
     return declarations(with_options(entry.wanted, dict(entry.options)), born=entry.number)
 
 
@@ -138,11 +145,17 @@ def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
 
 
 def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:
-    alive = [parse_wanted(name) for name, entry in entries.items() if entry.alive]
+    alive = [parse_wanted(n) for n, entry in entries.items() if entry.alive and MARK not in n]
     # A topic's exchange outlives its entry while a subscription needs it, and is deleted with the last.
     exchanges = dict[str, None]()
     for entry in pending:
         if entry.alive:
+            continue
+        if MARK in entry.wanted or "partitions" in dict(entry.options):
+            parts = wanted_of(entry)
+            yield from (DeleteQueue(queue.name) for queue in parts.queues)
+            if "/" not in entry.wanted:
+                exchanges[parts.exchanges[-1].name] = None
             continue
         wanted = parse_wanted(entry.wanted)
         yield from (DeleteQueue(queue.name) for queue in declarations(wanted).queues)

@@ -42,6 +42,7 @@ from messagebus_agent.broker.refusals import Refusals, mismatch_on
 from messagebus_agent.broker.settle import SLOW_S, Settler
 from messagebus_agent.config import AgentConfig
 from messagebus_agent.gate import Condition, may_open
+from messagebus_agent.topology.homes import MARK, expanded, homes_of, segments, with_segments
 from messagebus_agent.topology.register import Entry, Register
 from messagebus_agent.web.metrics import Figure
 
@@ -109,6 +110,8 @@ class Upkeep:
         self._awaited_event = ""
         self.events_proven = False
         self._brought: dict[str, Entry] = {}
+        self._opened: dict[str, int] = {}  # partitioned topics -> number of the entry
+        self._expanded: tuple[int, Mapping[str, Entry]] | None = None
         self._vanished: set[str] = set()
         self._suspects: set[str] = set()  # may have vanished, although the clock says no
         self._brought_version = 0
@@ -165,7 +168,7 @@ class Upkeep:
 
     def missing(self) -> list[str]:
         """Return the wanted names that are not on the broker as the map wants them."""
-        entries = self._register.entries.items()
+        entries = self._entries.items()
         return sorted(n for n, entry in entries if entry.alive and self._brought.get(n) != entry)
 
     def settled_queues(self) -> dict[str, bool]:
@@ -173,7 +176,7 @@ class Upkeep:
         linked = self._linked.is_set()
         return {UNDELIVERED_QUEUE: linked and self.ladder.leads_out} | {
             queue.name: linked and self._brought.get(name) == entry
-            for name, entry in self._register.entries.items()
+            for name, entry in self._entries.items()
             if entry.alive
             for queue in wanted_of(entry).queues
         }
@@ -202,9 +205,57 @@ class Upkeep:
         return bool(name) and await node_is_gone(host, name, port, timeout_s=EPMD_TIMEOUT_S)
 
     def has(self, names: Iterable[str]) -> bool:
-        """Return whether the broker has all of these as the map wants them."""
-        entries = self._register.entries
-        return all(self._brought.get(name) == entries.get(name) for name in names)
+        """Return whether the broker has all of these as the map wants them, with their open segments."""
+        entries = self._entries
+        return all(
+            self._brought.get(name) == entries.get(name)
+            and (name not in entries or self._is_open(entries[name]))
+            for name in with_segments(entries, names)
+        )
+
+    # Partitioned topics.
+
+    @property
+    def _entries(self) -> Mapping[str, Entry]:
+        """The map, with the segments whose home this broker is."""
+        version = self._register.version
+        if self._expanded is None or self._expanded[0] != version:
+            entries = self._register.entries
+            self._expanded = version, expanded(entries, self._config.address.name, self._is_open)
+        return self._expanded[1]
+
+    def _is_open(self, entry: Entry) -> bool:
+        """Return whether publishes may enter the segments of a topic here; True of all else."""
+        if not entry.alive or MARK in entry.wanted or not homes_of(entry):
+            return True
+        if self._opened.get(entry.wanted) == entry.number:
+            return True
+        me = self._config.address.name
+        first = next(iter(segments(entry, me)), None)
+        if first is None:  # the others' business
+            return True
+        if self.held.get(f"{entry.wanted}{MARK}{first}") == entry.number:
+            self._opened[entry.wanted] = entry.number  # before a start of this agent
+            return True
+        return False
+
+    def segment_queues(self, name: str) -> dict[str, str]:
+        """Return the segments of a subscription whose home this broker is -> their queues."""
+        below = f"{name}{MARK}"
+        return {
+            each.removeprefix(below): wanted_of(entry).queues[-1].name
+            for each, entry in self._entries.items()
+            if each.startswith(below) and entry.alive
+        }
+
+    def look_for_open(self) -> None:
+        """Open the segments of new topics whose homes every agent on the list agrees on."""
+        for entry in self._register.entries.values():
+            if not self._is_open(entry) and self._register.is_unanimous(entry):
+                log.info("partitions open topic=%s", entry.wanted)
+                self._opened[entry.wanted] = entry.number
+                self._register.version += 1  # whatever is being applied now lacks them
+                self.wake()
 
     # Expiring subscriptions.
 
@@ -452,7 +503,7 @@ class Upkeep:
             raise StillReading("queues are read from disk: they have no leader yet")
 
     async def _bring_about(self, control: Control) -> None:
-        version, entries = self._register.version, dict(self._register.entries)
+        version, entries = self._register.version, dict(self._entries)
         tried = {name: entry for name, entry in entries.items() if not self.refusals.rests(entry)}
         floor = self._register.floor if self._register.informed else 0
         unsure = unsure_of(tried, brought=self._brought, held=self.held)
@@ -651,7 +702,7 @@ class Upkeep:
         if self._births is None or not self._management.is_there:
             return
         for name, number in list(self.held.items()):
-            entry = self._register.entries.get(name)
+            entry = self._entries.get(name)
             if entry is None or not entry.alive or entry.number != number or expires_s_of(entry):
                 continue
             for queue in wanted_of(entry).queues:

@@ -25,6 +25,7 @@ from messagebus.topology import Options, Wanted, differences, options_of, to_ite
 from messagebus_agent.broker.answering import Answering
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
+from messagebus_agent.topology.homes import HOMES, PARTITIONS, chosen
 from messagebus_agent.topology.peers import PeerAnswer, Peers
 from messagebus_agent.topology.register import (
     Answer,
@@ -140,6 +141,7 @@ class Topology:
         counts = {name for name, map_ in answers.items() if register.heard(name, map_, life=life)}
         if register.informed:
             self.joining = False
+        self._upkeep.look_for_open()
         if (version, informed) != (register.version, register.informed):
             self._upkeep.wake()
         return counts
@@ -316,7 +318,17 @@ class Topology:
             if found:
                 where = "; ".join(f"on {broker}: {text}" for broker, text in found.items())
                 raise TopologyMismatch(where)
-        return taken
+        return {name: self._with_homes(current, name, taken[name]) for name in taken}
+
+    def _with_homes(self, current: BrokerList, name: str, options: Options) -> Options:
+        """Return the options of a name with the homes of a new partitioned topic."""
+        if "/" in name or not options.get(PARTITIONS):
+            return options
+        entry = self.register.entries.get(name)
+        if entry is not None and entry.alive:
+            return options
+        staying = [each.broker.name for each in current.listed if not each.draining]
+        return {**options, HOMES: chosen(name, staying or current.names)}
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
         """Describe what differs from these here, in the map or on the broker, in words; "" for nothing.
@@ -415,6 +427,10 @@ def resolve(
 
 def _as_new(wanted: Wanted, standing: Mapping[str, Options]) -> Options:
     options = options_of(wanted)
+    if isinstance(wanted, Subscription):
+        above = standing.get(str(wanted.topic), {})
+        if count := above.get(PARTITIONS):
+            options = {**options, PARTITIONS: count}
     if isinstance(wanted, Subscription) and "durability" not in options:
         topic = _level(standing.get(str(wanted.topic), {}))
         return options if topic == FSYNC else {**options, "durability": topic}
@@ -428,8 +444,18 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
     match wanted:
         case Subscription(topic=topic):
             above = standing.get(str(topic))
+            count = 0 if above is None else above.get(PARTITIONS, 0)
+            if options.get(PARTITIONS, 0) != count:
+                own = options.get(PARTITIONS, 0)
+                return f"{wanted}: partitions is wanted {own} and its topic exists with {count}"
+            if count and options.get("expires_s"):
+                return f"{wanted}: a subscription of a partitioned topic does not expire"
             if above is not None and _level(above) == FSYNC != level:
                 return f"{wanted}: durability is wanted {level} and its topic exists {FSYNC}"
+        case Topic() if (count := options.get(PARTITIONS, 0)) and (
+            plain := next((n for n in _below(wanted, standing, count)), "")
+        ):
+            return f"{wanted}: partitions is wanted {count} and its subscription {plain} has others"
         case Topic() if level == FSYNC:
             for name, below in standing.items():
                 if name.startswith(f"{wanted}/") and _level(below) != FSYNC:
@@ -438,6 +464,13 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
         case _:
             pass
     return ""
+
+
+def _below(topic: Topic, standing: Mapping[str, Options], count: object) -> Iterator[str]:
+    """Yield the subscriptions of a topic with another number of partitions."""
+    for name, options in standing.items():
+        if name.startswith(f"{topic}/") and options.get(PARTITIONS, 0) != count:
+            yield name
 
 
 def _level(options: Options) -> str:

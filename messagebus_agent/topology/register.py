@@ -51,6 +51,9 @@ NUMBERS_AHEAD_MAX = 1_000_000
 # took longer to send and to read than peers wait.
 EXPIRED_KEPT = 1_000
 
+# A broker that was away needs them to delete what belongs to a deleted name.
+KEPT_OPTIONS = ("expires_s", "partitions", "homes")
+
 Options = Mapping[str, str | int | bool]
 
 
@@ -63,7 +66,7 @@ class Entry:
     origin: broker name of the agent that made the change; decides between equal numbers.
     tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
     options: requested with the name when it was created; pairs in the order of their keys. A
-    tombstone keeps ``expires_s`` of them.
+    tombstone keeps those of KEPT_OPTIONS.
     """
 
     wanted: str
@@ -225,6 +228,15 @@ class Register:
         asked = options or {}
         return tuple(self._changed(name, alive, above, asked.get(name, {})) for name in names)
 
+    def is_unanimous(self, entry: Entry) -> bool:
+        """Return whether every agent on the list was heard to hold this entry as it is here."""
+        others = self._voters - {self.me}
+        return (
+            self._counts_itself
+            and self._entries.get(entry.wanted) == entry
+            and all(p in self._maps and entry in self._maps[p].entries for p in others)
+        )
+
     def round_ended(self) -> None:
         """End a round, in which all peers were asked, or as many as a round asks. Drop old tombstones."""
         self._round += 1
@@ -291,7 +303,7 @@ class Register:
                 origin=self.me,
                 alive=False,
                 tomb=number,
-                options=tuple(o for o in old.options if o[0] == "expires_s") if old else (),
+                options=tuple(o for o in old.options if o[0] in KEPT_OPTIONS) if old else (),
             )
         self._entries[name] = entry
         self.version += 1

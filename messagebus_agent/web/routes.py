@@ -30,13 +30,14 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.topology import Wanted, options_of, parse_wanted, read_item
-from messagebus_agent.broker.loads import Counting
+from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
+from messagebus_agent.broker.loads import Count, Counting
 from messagebus_agent.broker.plan import expires_s_of
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import TEXT_MAX, Clients, ListFile
 from messagebus_agent.gate import Verdict, VerdictKind
 from messagebus_agent.topology.agreement import NoMajority, Topology
+from messagebus_agent.topology.homes import HOMES, PARTITIONS
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.topology.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus_agent.web.login import NAMES_PER_USER_MAX, Admission, Judged, Login
@@ -312,8 +313,14 @@ class _Web:
 
     def _options_of(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return the options of these names: a caller that asks for fewer takes them and has to know them."""
-        entries = self._parts.topology.register.entries
-        return {name: dict(entries[name].options) for name in names if name in entries}
+        entries, told = self._parts.topology.register.entries, {}
+        for name in names:
+            if name in entries:
+                told[name] = dict(entries[name].options)
+                topic = entries.get(topic_of(name))
+                if PARTITIONS in told[name] and topic is not None:
+                    told[name][HOMES] = dict(topic.options).get(HOMES, "")
+        return told
 
     async def _may_not_delete(self, request: Request, names: Iterable[str]) -> Response | None:
         """Let an application delete expiring names; return a refusal of all others to all but operators."""
@@ -381,7 +388,7 @@ class _Web:
             {
                 "broker": self._parts.broker,
                 "subscriptions": {
-                    name: {**asdict(count), **dict(entries[name].options)}
+                    name: {**_told(count), **dict(entries[name].options)}
                     for name, count in counts.items()
                 },
             }
@@ -566,6 +573,14 @@ class _Web:
                 return _error(401, "login refused", {"WWW-Authenticate": told})
             case Admission.UNKNOWN:
                 return _error(503, "the broker here cannot check the login: ask another agent")
+
+
+def _told(count: Count) -> dict[str, Any]:
+    """Return a count as clients read it; those without partitions have no segments."""
+    told = asdict(count)
+    if count.segments is None:
+        del told["segments"]
+    return told
 
 
 def _forbidden(judged: Judged) -> Response:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.terminal import plural
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
@@ -95,6 +96,25 @@ def applied_and_attached(view: View, name: str) -> str:
     ]
     missing = unattached(here, others)
     return f"nobody consumes here from {some(missing)}" if missing else ""
+
+
+@as_check
+def is_no_home(view: View, name: str) -> str:
+    """Check that no partition is at home on the broker: its keys would wait for it. Raises Blocked."""
+    address = next(str(node.address) for node in view.nodes if node.name == name)
+    topics = {
+        str(entry["wanted"])
+        for found in view.snapshots().values()
+        for entry in found["entries"]
+        if entry["alive"] and "/" not in entry["wanted"]
+        for home in str(entry.get("homes", "")).split()
+        if home.rpartition("@")[2] == address
+    }
+    if topics:
+        raise Blocked(
+            f"partitions of {some(sorted(topics))} are at home there and do not move: their keys would wait"
+        )
+    return ""
 
 
 @as_check
@@ -292,8 +312,12 @@ def publishes_arrive(view: View, name: str) -> Check:
 
 
 def unattached(here: Iterable[Queue], elsewhere: Iterable[Queue]) -> list[str]:
-    """Return the names of queues that have consumers elsewhere and none here."""
-    wanted = {queue.name for queue in elsewhere if queue.consumers}
+    """Return the names of queues that have consumers elsewhere and none here; not those of partitions."""
+    wanted = {
+        queue.name
+        for queue in elsewhere
+        if queue.consumers and not queue.name.startswith((SEGMENTS, GROUPS))
+    }
     return sorted(wanted - {queue.name for queue in here if queue.consumers})
 
 

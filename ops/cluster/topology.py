@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from messagebus.commands.exits import Exit
+from messagebus.destination import PARTS, SEGMENTS
 from messagebus.terminal import plural, say
 from messagebus.topology import LADDER, declarations, with_options
 from ops.cluster.view import View
@@ -144,7 +145,8 @@ def foreign(
         parts = declarations(with_options(name, item))
         wanted |= {(b.exchange, b.queue, b.routing_key) for b in parts.bindings}
     for source, to, key in sorted(set(bindings) - wanted):
-        if not source or source.startswith(SETTLED_MARK):
+        # Of segments the agents say themselves what is there and settled.
+        if not source or source.startswith((SETTLED_MARK, PARTS, SEGMENTS)):
             continue
         if source == to and source.startswith("mb.queue/"):
             what = "is of an earlier version: delete it when no publisher needs it any more"

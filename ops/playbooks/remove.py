@@ -133,6 +133,11 @@ def unpublished(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     enough = checks.others_serve(view, {name}, wanted=how.serving_min)
     return (
         Step(
+            name=f"see that no partition is at home on {name}",
+            until="none is",
+            check=checks.is_no_home(view, name),
+        ),
+        Step(
             name=f"mark {name} as draining in the list",
             commands=(kits.lists(view.file, "drain", address),),
             done=lambda: _is_draining(view, address),

@@ -46,12 +46,17 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
     "application": (
         "",
         "^$",
-        r"^(mb\.(topic|to|delay)/.*|mb\.ready|amq\.default)$",
-        r"^mb\.(sub|queue|park|stream)/.*",
+        r"^(mb\.(topic|part|to|delay)/.*|mb\.ready|amq\.default)$",
+        r"^mb\.(sub|seg|group|queue|park|stream)/.*",
     ),
-    "publisher": ("", "^$", r"^(mb\.(topic|to|delay)/.*|mb\.ready)$", "^$"),
+    "publisher": ("", "^$", r"^(mb\.(topic|part|to|delay)/.*|mb\.ready)$", "^$"),
     # Retries and parked messages are copies: through the delay ladder, or the default exchange.
-    "consumer": ("", "^$", r"^(mb\.delay/.*|amq\.default)$", r"^mb\.(sub|queue|park|stream)/.*"),
+    "consumer": (
+        "",
+        "^$",
+        r"^(mb\.delay/.*|amq\.default)$",
+        r"^mb\.(sub|seg|group|queue|park|stream)/.*",
+    ),
     "monitor": ("monitoring", "^$", "^$", "^$"),
     # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it, also of publishers past
     # the balancer. The right to write is harmless: the gate is filled through the default exchange, and only
@@ -283,7 +288,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
                 {
                     "vhost": "/",
                     "name": "mb.bound",
-                    "pattern": r"^mb\.(sub|queue|park|delay)/",
+                    "pattern": r"^mb\.(sub|seg|queue|park|delay)/",
                     "apply-to": "queues",
                     "priority": 0,
                     "definition": {"max-length-bytes": bound},

@@ -65,6 +65,11 @@ class Killed:
             self.pids.append(self._process.pid)
             self._begin()
 
+    def send(self, number: int) -> None:
+        """Send it a signal, such as one that freezes it."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
     def kill_a_child(self) -> None:
         """Kill one of its own processes, which it begins anew by itself."""
         if children := children_of(self._process.pid):

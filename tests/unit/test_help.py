@@ -166,7 +166,7 @@ def test_every_command_completes_in_bash() -> None:
     told = CliRunner().invoke(
         group(GROUPS["messagebus"]), prog_name="messagebus", env=COMPLETES | {"COMP_CWORD": "1"}
     )
-    assert told.output.splitlines() == ["plain,parked", "plain,publish"]
+    assert told.output.splitlines() == ["plain,parked", "plain,partitions", "plain,publish"]
 
 
 COMPLETES = {"_MESSAGEBUS_COMPLETE": "bash_complete", "COMP_WORDS": "messagebus p"}

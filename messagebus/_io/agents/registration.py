@@ -103,7 +103,12 @@ class Agents:
         self._bus, self._transport = bus, transport
 
     async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_ms: int,
+        enough: bool = False,
+        told: Callable[[Registration], None] | None = None,
     ) -> Registration:
         until_ms, failures, strangers = now_ms() + timeout_ms, 0, 0
         missing: Mapping[str, str] = {}
@@ -114,6 +119,8 @@ class Agents:
                 url = self._bus.list_urls[failures % len(self._bus.list_urls)]
                 try:
                     found = await self._ask(http, urljoin(url, "topology"), wanted)
+                    if told is not None:
+                        told(found)
                     if found.complete or (enough and found.held):
                         return found
                     missing, strangers = found.missing, 0
@@ -265,8 +272,15 @@ class Alone:
         self._told_old = False
 
     async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_ms: int,
+        enough: bool = False,
+        told: Callable[[Registration], None] | None = None,
     ) -> Registration:
+        if any(isinstance(each, Topic) and each.partitions for each in wanted):
+            raise NameInvalid("partitions need agents and a consumer list (list_urls)")
         link = await dial(
             self._bus.address,
             credentials(self._bus),
@@ -466,12 +480,8 @@ async def _declare_queue(link: Link, queue: QueueSpec) -> int:
 
 async def _bind(link: Link, bindings: Iterable[Binding]) -> None:
     for binding in bindings:
-        await link.try_call(
-            "queue_bind",
-            queue=binding.queue,
-            exchange=binding.exchange,
-            routing_key=binding.routing_key,
-        )
+        method, arguments = binding.call()
+        await link.try_call(method, **arguments)
 
 
 def _mark(part: Declarations) -> Exchange:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -36,7 +36,8 @@ class SubscriptionCount:
 
     name: ``orders/billing`` or ``queue:jobs``. durability, single_active, expires_s, delivery_limit: as
     it was created. ready: messages that wait there. consumers: attached there. unacked: delivered
-    there and not answered, up to some seconds old; None where the broker does not say.
+    there and not answered, up to some seconds old; None where the broker does not say. partitions: of its
+    topic. segments: those whose home the broker is, such as ``7.1`` -> messages that wait there.
     """
 
     name: str
@@ -48,6 +49,11 @@ class SubscriptionCount:
     single_active: bool = False
     expires_s: int = 0
     delivery_limit: int = 0
+    partitions: int = 0
+    segments: Mapping[str, int] = field(default_factory=dict)
+
+
+COUNTED = {each.name for each in fields(SubscriptionCount)} - {"name", "broker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,11 @@ async def count(bus: BusConfig, brokers: BrokerList) -> SubscriptionCounts:
     for broker, told in answers.items():
         try:
             counts += [
-                SubscriptionCount(name=name, broker=broker, **values)
+                SubscriptionCount(
+                    name=name,
+                    broker=broker,
+                    **{key: value for key, value in values.items() if key in COUNTED},
+                )
                 for name, values in told["subscriptions"].items()
             ]
         except (KeyError, TypeError, AttributeError):

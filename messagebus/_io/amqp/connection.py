@@ -274,7 +274,8 @@ class FrameTransport:
             self.out.append(encode_nack(self._number, tag, requeue))
 
     def flush(self) -> None:
-        if self._channel.is_open:  # after Channel.Close the broker ends the connection for any more
+        # After Channel.Close the broker ends the connection for any more; other channels go on.
+        if self._channel.is_open or len(self._connection._sinks) > 1:
             self._connection.flush()
         else:
             self.out.clear()

@@ -112,12 +112,8 @@ class Control:
     async def bind(self, wanted: Declarations) -> None:
         """Make the bindings of declared and settled queues."""
         for binding in wanted.bindings:
-            await self._call(
-                "queue_bind",
-                queue=binding.queue,
-                exchange=binding.exchange,
-                routing_key=binding.routing_key,
-            )
+            method, arguments = binding.call()
+            await self._call(method, **arguments)
 
     async def audit(self, wanted: Declarations) -> str:
         """Check that all queues exist, and bind them. Returns the name of a missing queue, "" for none.

@@ -83,9 +83,13 @@ class Link:
         self._channels_free = asyncio.Semaphore(max(0, connection.params.channel_max - 1))
         self._on_lost: Callable[[LinkError], None] = lambda _why: None
         self._end: LinkError | None = None
+        self._below: set[ChannelLink] = set()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel.add_on_close_callback(self._channel_closed)
-        connection.add_on_close_callback(self._connection_closed)
+        self._watch()
+
+    def _watch(self) -> None:
+        self.connection.add_on_close_callback(self._connection_closed)
 
     @functools.cached_property
     def transport(self) -> Transport:
@@ -169,6 +173,12 @@ class Link:
             raise LinkLost(self.address.name, _reason(fault)) from fault
         finally:
             self._calls.discard(opened)
+
+    async def open_channel(self) -> Link:
+        """Open a channel of its own on this connection, as a link that may end without this one."""
+        made = ChannelLink(self, await self._new_channel())
+        self._below.add(made)
+        return made
 
     async def _call_and_close(
         self, channel: Channel, method: str, arguments: dict[str, Any]
@@ -293,7 +303,53 @@ class Link:
         for answer in self._calls:
             if not answer.done():
                 answer.set_exception(end)
+        for each in list(self._below):
+            each.connection_ended(end)
         self._on_lost(end)
+
+
+class ChannelLink(Link):
+    """A channel of its own on the connection of a link, with what a link offers."""
+
+    def __init__(self, parent: Link, channel: Channel) -> None:
+        self._parent = parent
+        super().__init__(parent.address, parent.connection, channel)
+
+    def _watch(self) -> None:
+        """Leave the connection to its link, which tells us of its end."""
+
+    def connection_ended(self, why: LinkError) -> None:
+        """Note the end of the connection."""
+        self._finish(why)
+        self._ended()
+
+    def abort(self) -> None:
+        """Close the channel; its consumers are not cancelled before, so deliveries come again in order."""
+        self._finish(LinkLost(self.address.name, "hung up"))
+        if self.channel.is_open:
+            self.channel._consumers.clear()
+            self.channel.close()
+
+    async def close(self) -> None:
+        """Do as `abort`, and return when the broker has answered. Bounded by CLOSE_TIMEOUT_MS."""
+        self.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
+                await asyncio.shield(self.ended)
+
+    def _channel_closed(self, _channel: Channel, why: BaseException) -> None:
+        self._finish(_translate(self.address, why))
+        self._ended()
+
+    def _ended(self) -> None:
+        self._parent._below.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _finish(self, end: LinkError) -> None:
+        # What is on its way to a channel that closes comes again.
+        self.transport.on_contents = lambda _arrived: None
+        super()._finish(end)
 
 
 async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:

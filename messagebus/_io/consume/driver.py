@@ -25,6 +25,7 @@ from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.wire import Registration, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
+from messagebus.core.group import SEGMENT_PREFETCH
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
 from messagebus.destination import Source, Subscription
 from messagebus.errors import (
@@ -42,6 +43,7 @@ from messagebus.stats import BrokerStats, ConsumerStats
 if TYPE_CHECKING:
     from messagebus._io.consume.dedup import Deduplication
     from messagebus._io.consume.runs import ClaimsOfRuns
+    from messagebus._io.consume.segments import Segments
     from messagebus.stores import Dedup
 
 log = logging.getLogger("messagebus.consumer")
@@ -122,6 +124,8 @@ class ConsumeDriver:
             consume=self._consume_again,
             withdraw=withdraw,
         )
+        self._segments: Segments | None = None
+        """Of a partitioned topic: they stand in for brokers from then on."""
         self._links: dict[str, Link] = {}
         self._tags: dict[str, str] = {}
         self._leaving: set[str] = set()
@@ -204,7 +208,7 @@ class ConsumeDriver:
         while not complete:
             try:
                 self.registration = await self._topology.register(
-                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS
+                    [self._source], timeout_ms=REGISTER_TIMEOUT_MS, told=self._registered
                 )
             except RegistrationIncomplete as fault:
                 self.registration = Registration(False, missing=fault.missing)
@@ -233,6 +237,31 @@ class ConsumeDriver:
                 if isinstance(self.fatal, TopologyMismatch):
                     self.fatal = None
             self._tell_changed()
+
+    def _registered(self, found: Registration) -> None:
+        """Look whether the topic has partitions: then their segments are consumed from."""
+        options = found.options.get(str(self._source), {})
+        if not options.get("partitions") or self._segments is not None:
+            return
+        if self._inbox.order is None:
+            told = f"{self._source}: its topic has partitions; consume it with order='key' or 'partition'"
+            raise TopologyMismatch(told)
+        from messagebus._io.consume.segments import Segments  # only where it is used
+
+        assert isinstance(self._source, Subscription)
+        self._prefetch = SEGMENT_PREFETCH
+        self._segments = Segments(
+            self._wire,
+            self._source,
+            options,
+            delivered=self._delivered_by,
+            on_change=lambda names: self._perform(self._members.refresh(names, now_ms())),
+        )
+        self._perform(self._members.refresh(self._segments.names, now_ms()))
+
+    def _delivered_by(self, name: str) -> int:
+        """Return how many deliveries the current link of a segment brought."""
+        return self._inbox.delivered_by(name) if name in self._links else 0
 
     def _login_refused(self, fault: LoginRefused) -> None:
         """Report a refused login to the callers that wait in start().
@@ -268,6 +297,8 @@ class ConsumeDriver:
         if self.dedup is not None:
             await self.dedup.finish(FINISH_TIMEOUT_S)
             inbox.flush()
+        if self._segments is not None:
+            self._closing.spawn(self._stop_segments(self._segments, list(self._links.values())))
         links, self._links = self._links, {}
         for broker in links:  # answers are stale from now on
             inbox.disconnected(broker)
@@ -277,6 +308,11 @@ class ConsumeDriver:
         if isinstance(self._source, Subscription) and self._source.goes_with_consumer:
             await self._delete(self._source)
         return left
+
+    async def _stop_segments(self, segments: Segments, links: list[Link]) -> None:
+        """Close their connections behind their channels."""
+        await asyncio.gather(*(link.close() for link in links))
+        await segments.stop()
 
     async def _delete(self, source: Subscription) -> None:
         """Delete it by an agent; if none does it in time, the brokers do when it expires."""
@@ -350,7 +386,8 @@ class ConsumeDriver:
 
     def rest(self, prefetch: int) -> None:
         """Give back what nobody has taken, and consume again when `asked`, with this prefetch."""
-        self._prefetch = prefetch
+        if self._segments is None:
+            self._prefetch = prefetch
         self.idle.rest()
 
     def has(self, delivery: Delivery) -> bool:
@@ -378,7 +415,7 @@ class ConsumeDriver:
         if self.dedup is not None and not await self._is_acked(delivery, timeout_s):
             return False
         self._flush()
-        link = self._links.get(delivery.broker)
+        link = self._links.get(delivery._ledger.broker)
         try:
             if link is None:
                 return False
@@ -459,7 +496,8 @@ class ConsumeDriver:
     # Links.
     def _on_list(self, brokers: BrokerList) -> None:
         """Apply a new list. A draining broker is consumed from until it leaves the list."""
-        self._perform(self._members.refresh(brokers.names, now_ms()))
+        names = brokers.names if self._segments is None else self._segments.names
+        self._perform(self._members.refresh(names, now_ms()))
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -479,7 +517,10 @@ class ConsumeDriver:
         link: Link | None = None
         try:
             async with self._turn_to_dial(), asyncio.timeout(timeout_ms / 1000):
-                link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
+                if self._segments is not None:
+                    link = await self._segments.dial(broker, timeout_ms=timeout_ms)
+                else:
+                    link = await self._wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 await self._consume(broker, link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
@@ -514,7 +555,8 @@ class ConsumeDriver:
 
     async def _consume(self, broker: str, link: Link) -> None:
         """Attach. Deliveries may arrive before the broker's answer, so the epoch is set first."""
-        self._note_name(broker, link.broker)
+        if self._segments is None:
+            self._note_name(broker, link.broker)
         epoch = self._inbox.connected(broker, link.transport)
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
@@ -525,7 +567,7 @@ class ConsumeDriver:
             tag = self._tags[broker] = f"messagebus-{epoch}"
             await link.call(
                 "basic_consume",
-                queue=self._source.amqp_queue,
+                queue=self._queue_of(broker),
                 on_message_callback=link.transport.pika_content,
                 consumer_tag=tag,
             )
@@ -566,14 +608,17 @@ class ConsumeDriver:
             return  # a dialled link consumes at once, as it no longer rests
         self._consumed += 1
         tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
-        self._tasks.spawn(self._consume_on(link, tag))
+        self._tasks.spawn(self._consume_on(link, tag, self._queue_of(broker)))
 
-    async def _consume_on(self, link: Link, tag: str) -> None:
+    def _queue_of(self, broker: str) -> str:
+        return self._source.amqp_queue if self._segments is None else self._segments.queue(broker)
+
+    async def _consume_on(self, link: Link, tag: str, queue: str) -> None:
         with contextlib.suppress(LinkError):  # `_lost` is told
             await link.call("basic_qos", prefetch_count=self._prefetch)
             await link.call(
                 "basic_consume",
-                queue=self._source.amqp_queue,
+                queue=queue,
                 on_message_callback=link.transport.pika_content,
                 consumer_tag=tag,
             )
@@ -604,6 +649,11 @@ class ConsumeDriver:
     def _drain(self, broker: str) -> None:
         """Hand out the buffered deliveries, wait for the answers that are owed, then hang up."""
         log.info("draining broker=%s owed=%d", broker, self._inbox.owed(broker))
+        if self._segments is not None:
+            if broker in self._links:
+                self._inbox.keep_back(broker, ())
+            self._wake()
+            return
         if self._inbox.in_order:
             self._inbox.shut(broker)
             self._wake()
@@ -648,6 +698,8 @@ class ConsumeDriver:
         self.idle.tick(time.monotonic_ns())
         if self.dedup is not None:
             self.dedup.tick()
+        if self._segments is not None:
+            self._segments.tick()
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
 
     # Numbers.

@@ -77,6 +77,7 @@ class _Channel:
     kept: bool = False
     late: list[Delivery] = field(default_factory=list)
     copied_out: dict[int, int] = field(default_factory=dict)
+    delivered_before: int = 0
 
 
 class Inbox:
@@ -134,8 +135,8 @@ class Inbox:
     def connected(self, broker: str, transport: Transport) -> int:
         """Take the deliveries of this link from now on. Returns its epoch."""
         ledger = self._ledgers.connected(broker)
-        self._channels[broker] = _Channel(ledger, transport)
-        self.delivered.setdefault(broker, 0)
+        before = self.delivered.setdefault(broker, 0)
+        self._channels[broker] = _Channel(ledger, transport, delivered_before=before)
         transport.on_contents = functools.partial(self._arrived, ledger)
         transport.on_turn = self._on_turn
         return ledger.epoch
@@ -155,6 +156,11 @@ class Inbox:
                 if self.dedup is not None:
                     self.dedup.dropped(unseen)
             self._fanin.dropped(broker)
+
+    def delivered_by(self, broker: str) -> int:
+        """Return the number of deliveries of the live link."""
+        channel = self._channels.get(broker)
+        return 0 if channel is None else self.delivered[broker] - channel.delivered_before
 
     def _remember(self, ledger: Ledger) -> None:
         """Keep which parts of its batches are answered: they come again with the others.
@@ -289,7 +295,7 @@ class Inbox:
     # The application's side.
     def has(self, delivery: Delivery) -> bool:
         """Return whether a delivery came over one of the current links; on any thread."""
-        channel = self._channels.get(delivery.broker)
+        channel = self._channels.get(delivery._ledger.broker)
         return channel is not None and channel.ledger is delivery._ledger
 
     def ack(self, delivery: Delivery) -> bool:

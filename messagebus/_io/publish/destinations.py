@@ -19,9 +19,10 @@ from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
 from messagebus._io.publish.publishes import Address
 from messagebus._io.wire import Topology
-from messagebus.core.pending import Item, PendingPublishes
+from messagebus.core.pending import REFUSED, Item, PendingPublishes
 from messagebus.destination import Queue
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
+from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -68,6 +69,9 @@ class Destinations:
         self.known: dict[str, Address] = {}
         """Name -> address of the destinations that are open or being opened."""
         self._refusals: dict[str, _Refusal] = {}
+        self.on_partitioned: Callable[[Address, Options, list[Item]], str] | None = None
+        """Takes over a topic with partitions and what waits for it; returns why it does not, "" else."""
+        self._partitioned: dict[str, Options] = {}
         # Destinations that a link found deleted; the next publish registers them again.
         self._gone: dict[str, Address] = {}
 
@@ -75,6 +79,9 @@ class Destinations:
         """Open the destination of an address for which a message is accepted in this turn of the loop."""
         destination = address.destination
         if destination in self.known:
+            return
+        if destination in self._partitioned:  # a call that began before this was known
+            self._loop.call_soon(self._hand_on, address)
             return
         refusal = self._refusals.get(destination)
         if refusal is not None and refusal.holds_for(address):
@@ -149,9 +156,14 @@ class Destinations:
                     told = f"{each} was never declared; `declare` it, or publish to Queue(..., create=True)"
                     self._refuse(address, told, unroutable=True)
                     return
-            await self._topology.register(
+            found = await self._topology.register(
                 address.wanted, timeout_ms=REGISTER_TIMEOUT_MS, enough=True
             )
+            options = found.options.get(str(address.wanted[0]), {})
+            if options.get("partitions"):
+                self._partitioned[address.destination] = options
+                self._hand_on(address)
+                return
             if (link := self._link()) is not None:
                 for fault in (await self._topology.verify(link, address.wanted)).values():
                     raise fault
@@ -171,6 +183,23 @@ class Destinations:
         else:
             self._pending.open_destination(address.destination)
             self._wake()
+
+    def _hand_on(self, address: Address) -> None:
+        """Have what waits for a partitioned topic published to the homes of its partitions."""
+        options = self._partitioned[address.destination]
+        if address.routing_key:
+            told = f"{address.name} has partitions: a delayed message has no place in their order"
+        elif self.on_partitioned is None:
+            told = f"{address.name} has partitions: it is published to without a spool"
+        else:
+            self.known.pop(address.destination, None)
+            items = self._pending.take_out(lambda item: item.destination == address.destination)
+            told = self.on_partitioned(address, options, items)
+            if not told:
+                return
+            self._settle(self._pending.end(items, REFUSED, told))
+        self._partitioned.pop(address.destination, None)
+        self._refuse(address, told)
 
     async def _open_later(self, address: Address) -> None:
         await asyncio.sleep(RETRY_S)

@@ -25,6 +25,7 @@ from messagebus._io.amqp.properties import due_first, encode, encode_entry
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
+    Address,
     Bundle,
     Copy,
     Many,
@@ -43,13 +44,16 @@ from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
     DEADLINE_PASSED,
     PUBLISHER_STOPPED,
+    REFUSED,
     Entry,
     Item,
     PendingPublishes,
 )
 from messagebus.core.route import Action, Adopt, Dial, HangUp, Route
+from messagebus.destination import PARTS
 from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
 from messagebus.message import Message
+from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
 _refused_told_ms = -1_000_000
@@ -92,7 +96,8 @@ class SpoolCounts(NamedTuple):
 
 def encode_publish(target: Target, message: Message, message_id: str, *, alone: bool) -> bytes:
     if alone:
-        if target.address.routing_key and message.ttl_ms is not None:
+        is_delayed = target.address.routing_key and not target.address.exchange.startswith(PARTS)
+        if is_delayed and message.ttl_ms is not None:
             message = due_first(message)
         return encode(message, message_id, int(time.time()), persistent=target.confirms)
     return encode_entry(message, message_id)
@@ -100,6 +105,9 @@ def encode_publish(target: Target, message: Message, message_id: str, *, alone: 
 
 class PublishDriver:
     """The links of one publisher to one broker after the other."""
+
+    ordered = False
+    """As of `PendingPublishes`."""
 
     def __init__(
         self,
@@ -115,7 +123,7 @@ class PublishDriver:
         beside: the driver whose broker this one avoids, and whose consumer list it follows.
         """
         self._bus, self._config, self._on_room, self._wire = bus, config, on_room, wire
-        self._beside = beside
+        self._beside, self._follows = beside, beside is None
         self.on_displaced: Callable[[PublishDriver, list[Item]], None] | None = None
         """Takes the copies that may not be sent to the broker of the current link."""
         self.on_adopted: Callable[[], None] | None = None
@@ -127,6 +135,7 @@ class PublishDriver:
             window_bytes_max=WINDOW_BYTES_MAX,
             attempts_max=config.attempts_max,
             retry_unknown=config.retry_unknown,
+            ordered=self.ordered,
         )
         self.route = Route(
             lifetime_ms=config.connection_lifetime_s * 1000,
@@ -182,7 +191,7 @@ class PublishDriver:
 
     # Life.
     def start(self) -> None:
-        if self._beside is None:
+        if self._follows:
             self._follower.start()
         self._tick()
 
@@ -198,7 +207,7 @@ class PublishDriver:
         self._stopping = True
         self._arm()
         await self._tasks.cancel()
-        if self._beside is None:
+        if self._follows:
             await self._follower.stop()
         links, self._links = self._links, {}
         for link in links.values():
@@ -260,6 +269,10 @@ class PublishDriver:
         if not self._woken:
             self._wake()
         return publish
+
+    def on_partitioned(self, take: Callable[[Address, Options, list[Item]], str] | None) -> None:
+        """Have publishes of a topic with partitions taken over. take: returns why it takes none, or ""."""
+        self._destinations.on_partitioned = take
 
     def submit_copy(self, copy: Copy) -> None:
         """Accept one of two copies, as `submit`."""
@@ -461,6 +474,10 @@ class PublishDriver:
                 done.set_result(None)
         self._flushes = [each for each in self._flushes if not each[1].done()]
 
+    def refuse(self, items: Iterable[Item], reason: str) -> None:
+        """Settle items that were taken out as refused."""
+        self._settle(self.pending.end([*items], REFUSED, reason))
+
     def withdraw(self, items: Sequence[Item], reason: str) -> None:
         """Settle these before their deadline."""
         self._settle(self.pending.withdraw(items, reason))
@@ -474,7 +491,7 @@ class PublishDriver:
         for action in actions:
             match action:
                 case Dial(link, timeout_ms, by_name):
-                    broker = self._choose(link) if by_name else None
+                    broker = self._choose(link) if by_name or self.route.stays else None
                     self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms, broker))
                 case Adopt(link):
                     self._adopt(link)
@@ -511,7 +528,7 @@ class PublishDriver:
                 link.transport.on_confirm = functools.partial(self._answered, number)
                 link.transport.on_turn = self._pump
                 await link.confirm_select()
-                await self._destinations.verify(link)
+                await self._verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
@@ -525,6 +542,10 @@ class PublishDriver:
             self._opened(number, link)
         finally:
             self._dials.pop(number, None)
+
+    async def _verify(self, link: Link) -> None:
+        """Look which of the destinations in use a new link has. Raises LinkLost."""
+        await self._destinations.verify(link)
 
     def _dial_failed(self, number: int, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
@@ -657,7 +678,7 @@ class PublishDriver:
 
     def _tick(self) -> None:
         now = now_ms()
-        self._settle(self.pending.expire(now, f"{DEADLINE_PASSED}{self._last_fault}"))
+        self._settle(self.pending.expire(now, self._why_late()))
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
@@ -667,6 +688,9 @@ class PublishDriver:
         if self._blocked:
             self.route.leave(now)
         self._arm()
+
+    def _why_late(self) -> str:
+        return f"{DEADLINE_PASSED}{self._last_fault}"
 
     def _arm(self) -> None:
         """Arm the one timer: for the next due dial, or for the next tick."""

@@ -22,9 +22,12 @@ from typing import cast
 from messagebus._io.amqp.properties import bare_shape
 from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver, encode_publish
+from messagebus._io.publish.homes import Homes
 from messagebus._io.publish.publishes import (
+    Address,
     Copy,
     Many,
+    Publish,
     Shape,
     Target,
     Waiter,
@@ -34,9 +37,10 @@ from messagebus._io.publish.publishes import (
 from messagebus._io.wire import Wire
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
-from messagebus.core.redundancy import NO_SECOND, PREFERRED, CopyEnd, PairEnd, end_of
+from messagebus.core.redundancy import NO_SECOND, PARTITIONED, PREFERRED, CopyEnd, PairEnd, end_of
 from messagebus.message import Message
 from messagebus.stats import Durability, Outcome, Published
+from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
 
@@ -157,6 +161,8 @@ class Fleet:
         self._make: Callable[[], PublishDriver] = lambda: PublishDriver(
             bus, config, on_room, wire, beside=first
         )
+        self.homes: Homes | None = None
+        self._make_homes: Callable[[], Homes] = lambda: Homes(first, bus, config, on_room, wire)
         self._config = config
         self.redundant = self.downgraded = 0
         """Messages that two brokers confirmed, or one where two were preferred."""
@@ -177,6 +183,8 @@ class Fleet:
     def has_room(self, size: int, count: int = 1) -> bool:
         """Return whether both drivers take messages of this size in bytes."""
         second = self.second
+        if self.homes is not None and self.homes.crowded is not None:
+            return False
         return self.first.pending.has_room(size, count) and (
             second is None or second.pending.has_room(size, count)
         )
@@ -185,14 +193,21 @@ class Fleet:
     def waiting(self) -> tuple[int, int]:
         """Messages that wait in the fuller backlog, and bytes."""
         drivers = self._drivers
+        messages, size = (0, 0) if self.homes is None else self.homes.waiting()
         return (
-            max(each.pending.waiting for each in drivers),
-            max(each.pending.waiting_bytes for each in drivers),
+            max(messages, *(each.pending.waiting for each in drivers)),
+            max(size, *(each.pending.waiting_bytes for each in drivers)),
         )
 
     @property
     def _drivers(self) -> tuple[PublishDriver, ...]:
         return (self.first,) if self.second is None else (self.first, self.second)
+
+    @property
+    def _all(self) -> tuple[PublishDriver, ...]:
+        """The drivers, with those of homes."""
+        homes = () if self.homes is None else self.homes.drivers.values()
+        return (*self._drivers, *homes)
 
     def submit(
         self,
@@ -201,8 +216,10 @@ class Fleet:
         message: Message | None,
         timeout_ms: int,
         waiter: Waiter | Many | None,
-    ) -> Pair:
+    ) -> Pair | Publish:
         """Accept a publish without a bound: the caller has asked for room. As `PublishDriver.submit`."""
+        if self.homes is not None and target.redundancy == PARTITIONED:
+            return self.homes.submit(target, body, message, timeout_ms, waiter)
         now = self._used_ms = time.monotonic_ns() // 1_000_000
         first, second = self.first, self.second
         if second is None:
@@ -247,6 +264,18 @@ class Fleet:
         first.submit_copy(pair)
         second.submit_copy(twin)
         return pair
+
+    def adopt(self, address: Address, options: Options, items: list[Item]) -> str:
+        """Publish a topic to the homes of its partitions. Returns why not, "" when it does."""
+        if address.name in self._config.batch:
+            return f"{address.name} has partitions: batch is for topics without"
+        if self.homes is None:
+            self.homes = self._make_homes()
+        self.homes.adopt(address.name, options, [i for i in items if not isinstance(i, Copy)])
+        if copies := [item for item in items if isinstance(item, Copy)]:
+            told = f"{address.name} has partitions: redundant is for topics without"
+            self.first.refuse(copies, told)
+        return ""
 
     def _shape_of(self, target: Target, now: int) -> tuple[Shape, int]:
         """Return the shape of both copies of a bare body, and the size below which it goes into batches."""
@@ -403,7 +432,7 @@ class Fleet:
     # Life.
     async def flush(self, timeout_s: float) -> int:
         """Do as `PublishDriver.flush`; a message with two copies counts once."""
-        drivers = self._drivers
+        drivers = self._all
         items = [item for each in drivers for item in each.pending.unsettled()]
         self.flushing += 1
         try:
@@ -419,7 +448,9 @@ class Fleet:
         left = await self.flush(timeout_s)
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(each.stop(0) for each in self._drivers))
+        if self.homes is not None:
+            self.homes.stop()
+        await asyncio.gather(*(each.stop(0) for each in self._all))
         await self._tasks.wait(STOP_TIMEOUT_S)
         return left
 
@@ -437,6 +468,8 @@ class Fleet:
         """Return what the second drivers counted, by the names of `PublisherStats`, with `outcomes` added."""
         counts: Counter[str] = Counter() if self.second is None else counts_of(self.second)
         counts.update(self._retired)
+        for home in () if self.homes is None else self.homes.drivers.values():
+            counts.update(counts_of(home))
         counts.update(self._ended)
         counts[CONFIRMED] -= self.redundant  # two copies each
         return counts

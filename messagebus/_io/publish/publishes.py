@@ -22,7 +22,7 @@ from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_sha
 from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
 from messagebus.core.pending import CONFIRMED, SPOOLED, Entry, Item
-from messagebus.core.redundancy import MODES, REQUIRED
+from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
@@ -69,6 +69,10 @@ class Outgoing:
         has_spool: bool = False,
     ) -> None:
         self._targets = Targets(redundant, redundancy, has_spool=has_spool)
+
+    def partitioned(self, topic: str) -> None:
+        """Note that a topic has partitions."""
+        self._targets.partitioned(topic)
 
     def name_of(self, destination: Destination | str) -> str:
         """Return the name that hooks get: ``orders``, ``queue:jobs``. Raises NameInvalid."""
@@ -212,6 +216,14 @@ class Targets:
         self._has_spool = has_spool
         self._known: dict[tuple[str, Durability, bool, Delay | None, str, str], Target] = {}
         self._plain: dict[str, Target] = {}
+        self._partitioned: set[str] = set()
+
+    def partitioned(self, topic: str) -> None:
+        """Note that a topic has partitions, also in the targets that are in use."""
+        self._partitioned.add(topic)
+        for target in list(self._known.values()):
+            if target.address.name == topic and not target.redundancy:
+                target.redundancy = PARTITIONED
 
     def plain(self, destination: str) -> Target:
         """Return the target for bytes to a destination given as text. Raises NameInvalid."""
@@ -244,6 +256,10 @@ class Targets:
             if len(self._known) >= TARGETS_MAX:
                 self._known.clear()
             target = Target(Address.of(destination, delay), content_type, redundancy)
+            if redundancy == PARTITIONED and delay is not None:
+                raise ConfigError(
+                    f"{name} has partitions: a delayed message has no place in their order"
+                )
             if redundancy and self._has_spool:
                 raise ConfigError(f"{name}: {NOT_BOTH}")
             if redundancy and not target.confirms:
@@ -254,6 +270,10 @@ class Targets:
         return target
 
     def _redundancy_of(self, destination: str, redundant: bool | str | None) -> str:
+        if destination in self._partitioned:
+            if redundant:
+                raise ConfigError(f"{destination} has partitions: redundant is for topics without")
+            return PARTITIONED
         if redundant is None:
             return self._redundancy if destination in self._redundant else ""
         if isinstance(redundant, bool):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from messagebus.core.confirms import Batch, Packing
-from messagebus.core.pending import Item, PendingPublishes
+from messagebus.core.pending import UNKNOWN, Item, PendingPublishes
 from tests.support.examples import examples
 from tests.support.pending_oracle import AgainstAnOracle
 
@@ -663,3 +663,33 @@ def test_a_batch_is_withdrawn_message_by_message() -> None:
     made.accept(item("4"))
     made.close_batches()
     assert ids(made.unsettled()) == ["4"]
+
+
+def test_in_order_what_was_told_unknown_goes_again_before_all_that_follows() -> None:
+    """It may be read late, from a link that has ended; behind another one it would break the order."""
+
+    def after_a_loss(*, ordered: bool) -> list[str]:
+        pending = PendingPublishes(
+            messages_max=9,
+            bytes_max=999,
+            window=5,
+            window_bytes_max=999,
+            attempts_max=2,
+            retry_unknown=True,
+            ordered=ordered,
+        )
+        pending.open_destination("t")
+        pending.link_opened(1, after=())
+        for number, deadline_ms in (("1", 10), ("2", 90)):
+            pending.accept(Item(number, "t", 1, deadline_ms))
+        assert len(pending.take(0)) == 2
+        (told,) = pending.expire(20)
+        assert (told.message_id, told.end and told.end.outcome) == ("1", UNKNOWN)
+        pending.link_lost(1, 30)
+        pending.accept(Item("3", "t", 1, 90))
+        pending.expire(40)
+        pending.link_opened(2, after=())
+        return [entry.message_id for entry in pending.take(50)]
+
+    assert after_a_loss(ordered=True) == ["1", "2", "3"]
+    assert after_a_loss(ordered=False) == ["2", "3"]

@@ -47,7 +47,7 @@ class RefusedFirst(MemoryWire):
         topology, refused = super().topology(), self.refused
 
         async def register(
-            wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+            wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False, told: object = None
         ) -> Registration:
             refused.set()
             raise TopologyMismatch(TOLD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -43,7 +43,12 @@ class FakeTopology:
         return queue in self.queues
 
     async def register(
-        self, wanted: Sequence[Wanted], *, timeout_ms: int, enough: bool = False
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_ms: int,
+        enough: bool = False,
+        told: Callable[[Registration], None] | None = None,
     ) -> Registration:
         self.asked += 1
         fault = self.faults.pop(0) if self.faults else None

@@ -98,6 +98,9 @@ class FakeUpkeep:
     def wake(self) -> None:
         self.woken += 1
 
+    def look_for_open(self) -> None:
+        pass
+
     async def answer(self, names: Iterable[str]) -> Reply:
         assert self.store is not None
         kept = self.store.load_map()

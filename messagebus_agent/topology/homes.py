@@ -1,0 +1,75 @@
+"""The homes of partitions, as the map of the agents has them, and what follows from them for a broker.
+
+Pure. The entry of a partitioned topic has its `homes`: the brokers of the list when it was made, in an
+order of its own; partition p is at home on number p modulo their count, in epoch 1. A name such as
+``orders#7.1`` is a *segment*: what was published to partition 7 while its first home held it. Segments are no
+entries of the map: `expanded` derives them, for the broker that is their home.
+
+A home opens a segment, so that publishes enter it, when every agent on the list holds the very same entry
+(`Register.is_unanimous`). With a majority two agents that make one topic at the same time could both see
+their own homes opened, and what was confirmed in one of them would have no reader.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from messagebus.core.homes import Home, read_homes
+from messagebus_agent.topology.register import Entry
+
+HOMES, PARTITIONS = "homes", "partitions"
+MARK = "#"
+
+
+def chosen(topic: str, brokers: Iterable[str]) -> str:
+    """Return the homes of a new topic: every broker, begun at a place that depends on the name."""
+    names = sorted(brokers)
+    first = zlib.crc32(topic.encode()) % len(names) if names else 0
+    return " ".join(names[first:] + names[:first])
+
+
+def homes_of(entry: Entry) -> tuple[Home, ...]:
+    """Return the home of each partition; none of a topic without partitions."""
+    options = dict(entry.options)
+    count = options.get(PARTITIONS, 0)
+    return read_homes(str(options.get(HOMES, "")), count if isinstance(count, int) else 0)
+
+
+def segments(entry: Entry, me: str) -> Iterator[str]:
+    """Yield the segments of a partitioned topic whose home this broker is, such as ``7.1``."""
+    for partition, home in enumerate(homes_of(entry)):
+        if home.broker == me:
+            yield f"{partition}.{home.epoch}"
+
+
+def expanded(
+    entries: Mapping[str, Entry], me: str, is_open: Callable[[Entry], bool]
+) -> Mapping[str, Entry]:
+    """Return the entries with the segments of this broker, each as an entry of its own."""
+    topics = [entry for entry in entries.values() if homes_of(entry)]
+    if not topics:
+        return entries
+    below: dict[str, list[Entry]] = {}
+    for name, entry in entries.items():
+        topic, slash, _ = name.partition("/")
+        if slash:
+            below.setdefault(topic, []).append(entry)
+    found = dict(entries)
+    for topic_entry in topics:
+        for segment in segments(topic_entry, me):
+            if not topic_entry.alive or is_open(topic_entry):
+                name = f"{topic_entry.wanted}{MARK}{segment}"
+                found[name] = replace(topic_entry, wanted=name)
+            for entry in below.get(topic_entry.wanted, ()):
+                name = f"{entry.wanted}{MARK}{segment}"
+                alive = entry.alive and topic_entry.alive
+                found[name] = replace(entry, wanted=name, alive=alive)
+    return found
+
+
+def with_segments(entries: Mapping[str, Entry], names: Iterable[str]) -> list[str]:
+    """Return these names and those of their segments."""
+    wanted = set(names)
+    return [*wanted, *(name for name in entries if name.partition(MARK)[0] in wanted - {name})]

@@ -1,0 +1,164 @@
+"""Promises of partitioned topics on every kind of bus: homes, groups, and what is refused by its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from messagebus import (
+    Batching,
+    ConfigError,
+    Delivery,
+    Message,
+    Outcome,
+    Subscription,
+    Topic,
+    TopologyMismatch,
+    declare,
+)
+from messagebus.topology import Wanted
+from tests.contract.conftest import Bus, Client, end_of
+from tests.contract.test_consuming import WITHIN_S
+from tests.contract.test_handling import ended, run
+from tests.contract.test_order import COUNT, KEYS, SOON, Recorder, fails, mixed
+from tests.support.eventually import eventually_async
+
+PARTITIONS = 6
+
+
+class Placed(Recorder):
+    """Recorder that notes the brokers of each partition, too."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.homes: dict[int, set[str]] = defaultdict(set)
+
+    def begin(self, delivery: Delivery) -> None:
+        self.homes[delivery.partition].add(delivery.broker)
+        super().begin(delivery)
+
+
+async def declared(bus: Bus, partitions: int = PARTITIONS) -> None:
+    wanted: list[Wanted] = [
+        Topic(bus.topic, partitions=partitions),
+        Subscription(Topic(bus.topic), "billing"),
+    ]
+    if bus.is_memory:
+        for each in wanted:
+            bus.in_memory.declare(each)
+    else:
+        await asyncio.to_thread(declare, bus.config, wanted, timeout_s=WITHIN_S)
+
+
+async def publish(bus: Bus, bodies: list[str]) -> None:
+    publisher = await bus.publisher()
+    messages = [Message.text(each, key=each.partition(":")[0]) for each in bodies]
+    ends = await publisher.call("send_many", bus.topic, messages)
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}, ends
+
+
+def in_order(handler: Recorder) -> bool:
+    """Return whether all has completed, each key in its order by first completions."""
+    firsts = {key: list(dict.fromkeys(bodies)) for key, bodies in handler.well.items()}
+    return firsts == {
+        f"k{key}": [f"k{key}:{number}" for number in range(COUNT)] for key in range(KEYS)
+    }
+
+
+@pytest.mark.guarantee("key-order-across-brokers")
+async def test_each_partition_has_one_home_and_each_key_its_order(bus: Bus) -> None:
+    await declared(bus)
+    handler = Placed(fails("k1:3", "k4:0", until=3))
+    consumer = await bus.consumer(order="key")
+    await publish(bus, mixed())
+    work = run(consumer, handler.of(consumer), 10, retry=SOON)
+    await eventually_async(lambda: in_order(handler), within_s=WITHIN_S)
+    assert handler.beside == []
+    assert all(len(homes) == 1 for homes in handler.homes.values())
+    assert 0 <= min(handler.homes) <= max(handler.homes) < PARTITIONS
+    await ended(consumer, work)
+
+
+@pytest.mark.guarantee("key-order-across-brokers")
+async def test_what_a_stopped_consumer_held_comes_first_to_the_next_one(bus: Bus) -> None:
+    await declared(bus)
+    handler = Placed(fails("k1:3", until=3))
+    first = await bus.consumer(order="key")
+    work = run(first, handler.of(first), 4, retry=SOON)
+    second = await bus.consumer(order="key")
+    await publish(bus, mixed())
+    await eventually_async(lambda: len(handler.runs) > 10, within_s=WITHIN_S)
+    await bus.cut(first)
+    await ended(first, work)
+    work = run(second, handler.of(second), 10, retry=SOON)
+    await eventually_async(lambda: in_order(handler), within_s=WITHIN_S)
+    await ended(second, work)
+
+
+async def test_the_consumers_of_a_group_share_the_partitions(bus: Bus) -> None:
+    await declared(bus)
+    seen: list[set[int]] = [set(), set()]
+    members = [await bus.consumer(order="key") for _ in seen]
+    publisher = await bus.publisher()
+    over = asyncio.Event()
+
+    async def take(member: Client, partitions: set[int]) -> None:
+        while not over.is_set():
+            delivery = await member.call("receive", timeout_s=0.2)
+            if delivery is not None:
+                partitions.add(delivery.partition)
+                await member.call("ack", delivery)
+
+    taking = [asyncio.create_task(take(*each)) for each in zip(members, seen, strict=True)]
+
+    async def shared() -> bool:
+        for partitions in seen:
+            partitions.clear()
+        for number in range(5):
+            messages = [Message.text("m", key=f"k{number}-{n}") for n in range(40)]
+            await publisher.call("send_many", bus.topic, messages)
+        return all(len(partitions) == PARTITIONS // 2 for partitions in seen)
+
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not await shared():
+                pass
+    finally:
+        over.set()
+        await asyncio.gather(*taking)
+
+
+async def test_a_consumer_says_an_order_and_the_number_of_partitions_never_changes(
+    bus: Bus,
+) -> None:
+    await declared(bus)
+    consumer = await bus.consumer(start=False)
+    with pytest.raises(TopologyMismatch, match="its topic has partitions; consume it with order="):
+        await consumer.call("start", require="one", timeout_s=WITHIN_S)
+    with pytest.raises(TopologyMismatch, match="partitions is wanted 7 and exists 6"):
+        await declared(bus, 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "told"),
+    [
+        ({}, {"redundant": True}, "redundant is for topics without"),
+        ({}, {"deliver_after_s": 5}, "a delayed message has no place in their order"),
+        ({"batch": Batching(count_max=5)}, {}, "batch is for topics without"),
+    ],
+)
+async def test_what_cannot_keep_an_order_is_refused_by_its_name(
+    bus: Bus, settings: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    await declared(bus)
+    given: dict[str, Any] = {"batch": {bus.topic: settings["batch"]}} if settings else {}
+    publisher = await bus.publisher(**given)
+    end = await end_of(await publisher.call("submit", bus.topic, b"m", **options))
+    assert (end.outcome, told in end.reason) == (Outcome.REFUSED, True), end
+    if options:
+        await publisher.call("send_safe", bus.topic, b"m")
+        with pytest.raises(ConfigError, match=told):  # now it is known to have partitions
+            await publisher.call("submit", bus.topic, b"m", **options)

@@ -1,0 +1,87 @@
+"""The segments of one consumer, over brokers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from messagebus import Message, Topic
+from messagebus._io.consume.segments import broker_of
+from messagebus.core.group import SEGMENT_PREFETCH
+from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 20
+
+
+def memory() -> MemoryBus:
+    made = MemoryBus(brokers=2)
+    made.declare(Topic("orders", partitions=2))
+    made.declare("orders/billing")
+    return made
+
+
+async def test_every_consumer_may_hold_the_same_number_of_a_segment() -> None:
+    """Whatever its prefetch: what it returns would come behind the rest otherwise."""
+    bus = memory()
+    async with bus.async_publisher() as publisher:
+        messages = [Message.text(str(n), key="k") for n in range(3 * SEGMENT_PREFETCH)]
+        await publisher.send_many("orders", messages)
+        async with bus.async_consumer("orders", subscription="billing", order="key") as consumer:
+            first = await consumer.receive(WITHIN_S)
+            assert first is not None
+            await eventually_async(
+                lambda: (
+                    sum(each.owed for each in consumer.stats().brokers.values()) == SEGMENT_PREFETCH
+                ),
+                within_s=WITHIN_S,
+            )
+            consumer.rest(prefetch=3)
+            assert consumer._driver is not None
+            assert consumer._driver._prefetch == SEGMENT_PREFETCH
+
+
+async def test_a_lost_channel_of_one_segment_leaves_the_others_alone() -> None:
+    bus = memory()
+    async with bus.async_consumer("orders", subscription="billing", order="key") as consumer:
+        driver = consumer._driver
+        assert driver is not None
+        await eventually_async(lambda: len(driver._links) == 2, within_s=WITHIN_S)
+        name, other = sorted(driver._links)
+        assert broker_of(name) != broker_of(other)
+        kept, link = driver._links[other], driver._links[name]
+        link.abort()
+        await eventually_async(
+            lambda: driver._links.get(name) not in (None, link), within_s=WITHIN_S
+        )
+        assert driver._links[other] is kept
+
+
+async def test_a_member_lets_go_what_is_more_than_its_share_and_loses_no_order() -> None:
+    bus = memory()
+    got: list[list[int]] = [[], []]
+
+    async with (
+        bus.async_publisher() as publisher,
+        bus.async_consumer("orders", subscription="billing", order="key") as first,
+    ):
+
+        async def take(number: int, consumer: object) -> None:
+            while (delivery := await consumer.receive(1.0)) is not None:  # type: ignore[attr-defined]
+                got[number].append(int(delivery.body))
+                consumer.ack(delivery)  # type: ignore[attr-defined]
+
+        numbers = iter(range(10_000))
+
+        async def publish() -> None:
+            messages = [Message.text(str(next(numbers)), key=f"k{n}") for n in range(20)]
+            await publisher.send_many("orders", messages)
+
+        await publish()
+        taking = asyncio.create_task(take(0, first))
+        async with bus.async_consumer("orders", subscription="billing", order="key") as second:
+            also = asyncio.create_task(take(1, second))
+            async with asyncio.timeout(WITHIN_S):
+                while not got[1]:
+                    await publish()
+            await asyncio.gather(taking, also)
+        assert sorted(got[0] + got[1]) == list(range(next(numbers)))

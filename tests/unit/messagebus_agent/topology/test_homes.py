@@ -1,0 +1,162 @@
+"""The homes of partitions: who chooses them, what follows for a broker, and when publishes may enter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from messagebus_agent.broker.plan import wanted_of
+from messagebus_agent.topology.homes import chosen, expanded, homes_of, with_segments
+from messagebus_agent.topology.register import Entry, Options, Register, Snapshot
+
+A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
+HOMES = "a:5672 b:5672 c:5672"
+
+
+def topic(number: int = 1, *, alive: bool = True, homes: str = HOMES) -> Entry:
+    return Entry(
+        wanted="orders",
+        number=number,
+        origin=A,
+        alive=alive,
+        tomb=0,
+        options=(("homes", homes), ("partitions", 4)),
+    )
+
+
+def billing(number: int = 2, *, alive: bool = True) -> Entry:
+    options = (("partitions", 4),) if alive else ()
+    return Entry(
+        wanted="orders/billing", number=number, origin=A, alive=alive, tomb=0, options=options
+    )
+
+
+def found(me: str, *entries: Entry, is_open: bool = True) -> dict[str, Entry]:
+    return dict(expanded({each.wanted: each for each in entries}, me, lambda _: is_open))
+
+
+def test_all_brokers_are_homes_begun_at_a_place_of_the_name() -> None:
+    firsts = {chosen(f"t{number}", BROKERS).split()[0] for number in range(20)}
+    assert firsts == set(BROKERS)
+    assert sorted(chosen("orders", BROKERS).split()) == sorted(BROKERS)
+    assert [home.broker for home in homes_of(topic())] == [A, B, C, A]
+
+
+def test_a_broker_has_the_segments_whose_home_it_is() -> None:
+    names = found(A, topic(), billing())
+    assert set(names) == {
+        "orders",
+        "orders/billing",
+        "orders#0.1",
+        "orders#3.1",
+        "orders/billing#0.1",
+        "orders/billing#3.1",
+    }
+    assert set(found("d:5672", topic(), billing())) == {"orders", "orders/billing"}
+    assert set(with_segments(names, ["orders"])) == {"orders", "orders#0.1", "orders#3.1"}
+
+
+def test_all_subscriptions_hang_on_the_one_binding_of_a_segment() -> None:
+    names = found(B, topic(), billing())
+    (part,) = wanted_of(names["orders#1.1"]).bindings
+    assert (part.exchange, part.queue) == ("mb.part/orders", "mb.seg/orders/1.1")
+    assert (part.routing_key, part.to_exchange) == ("1.1", True)
+    below = wanted_of(names["orders/billing#1.1"])
+    assert [queue.name for queue in below.queues] == ["mb.seg/orders/billing/1.1"]
+    assert below.queues[0].arguments["x-single-active-consumer"] is True
+    assert below.queues[0].arguments["x-dead-letter-routing-key"] == "mb.park/orders/billing"
+    assert [each.exchange for each in below.bindings] == ["mb.seg/orders/1.1"]
+
+
+def test_until_it_is_open_a_segment_has_its_queues_and_no_way_in() -> None:
+    names = found(A, topic(), billing(), is_open=False)
+    assert "orders#0.1" not in names
+    assert "orders/billing#0.1" in names
+
+
+def test_what_is_deleted_takes_its_segments_along() -> None:
+    names = found(A, topic(), billing(3, alive=False))
+    assert not names["orders/billing#0.1"].alive
+    names = found(A, topic(4, alive=False), billing())
+    assert not names["orders/billing#0.1"].alive
+    assert not names["orders#0.1"].alive
+
+
+# Two agents that make one topic at the same time.
+
+
+class Agents:
+    """Agents with the real register, which read each other's maps in any order."""
+
+    def __init__(self, rng: random.Random, opens: Callable[[Register, Entry], bool]) -> None:
+        self.rng, self._opens = rng, opens
+        whole = Snapshot(intact=True)
+        self.registers = {name: Register(name, whole) for name in BROKERS}
+        self.opened: set[str] = set()
+        for register in self.registers.values():
+            register.listed(BROKERS)
+
+    def read(self, reader: str, peer: str) -> None:
+        register = self.registers[reader]
+        register.heard(peer, self.registers[peer].snapshot, life=register.life)
+
+    def make(self, name: str) -> None:
+        others = self.rng.sample([each for each in BROKERS if each != name], 1)
+        self.read(name, others[0])
+        own: Options = {"homes": f"{name} {HOMES}", "partitions": 4}
+        self.registers[name].change(
+            ["orders"], alive=True, answered=others, options={"orders": own}
+        )
+
+    def look(self, name: str) -> None:
+        register = self.registers[name]
+        entry = register.entries.get("orders")
+        if entry is not None and self._opens(register, entry):
+            self.opened.add(str(dict(entry.options)["homes"]))
+
+    def run(self) -> set[str]:
+        makers = self.rng.sample(BROKERS, 2)
+        steps: list[Callable[[], None]] = []
+        for _ in range(25):
+            reader, peer = self.rng.sample(BROKERS, 2)
+            steps += [partial(self.read, reader, peer), partial(self.look, reader)]
+        for maker in makers:
+            steps.insert(self.rng.randrange(12), partial(self.make, maker))
+        for step in steps:
+            step()
+        return self.opened
+
+
+def by_majority(register: Register, entry: Entry) -> bool:
+    """Return whether a majority holds the entry, which is not enough."""
+    others = [each for each in BROKERS if each != register.me]
+    held = sum(entry in register._maps[each].entries for each in others if each in register._maps)
+    return 1 + held >= 2
+
+
+def test_never_are_two_choices_of_homes_opened() -> None:
+    opened = [Agents(random.Random(seed), Register.is_unanimous).run() for seed in range(400)]
+    assert max(map(len, opened)) == 1
+    assert sum(map(len, opened)) > 100
+
+
+def test_with_a_majority_two_choices_would_be() -> None:
+    opened = [Agents(random.Random(seed), by_majority).run() for seed in range(400)]
+    assert max(map(len, opened)) == 2
+
+
+@pytest.mark.parametrize("lacking", ["not heard", "not intact", "another"])
+def test_one_agent_that_lacks_the_very_entry_is_enough_to_wait(lacking: str) -> None:
+    register = Register(A, Snapshot(intact=True, entries=(topic(),)))
+    register.listed(BROKERS)
+    register.heard(B, Snapshot(intact=True, entries=(topic(),)), life=register.life)
+    if lacking == "not intact":
+        register.heard(C, Snapshot(intact=False, entries=(topic(),)), life=register.life)
+    if lacking == "another":
+        register.heard(C, Snapshot(intact=True, entries=()), life=register.life)
+    assert not register.is_unanimous(topic())
+    register.heard(C, Snapshot(intact=True, entries=(topic(),)), life=register.life)
+    assert register.is_unanimous(topic())
