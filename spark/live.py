@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 if __package__ in (None, ""):
@@ -187,8 +189,10 @@ def start(
     return writer.trigger(processingTime=f"{round(every_s * 1000)} milliseconds").start()
 
 
-def follow(begin: Callable[[], StreamingQuery], out: Path, topic: str, sink: Sink) -> None:
-    """Start the query and keep the page until it ends. Raises what ended it.
+def follow(
+    begin: Callable[[], StreamingQuery], out: Path, topic: str, sink: Sink, stopping: Event
+) -> None:
+    """Start the query and keep the page until it ends, or is to stop. Raises what ended it.
 
     Spark ends a query when a worker is not there within 10 s, as on a busy machine, or when all tries of a
     task fail. It is started again and goes on where it was, AGAIN_MAX times without a batch between them.
@@ -197,19 +201,23 @@ def follow(begin: Callable[[], StreamingQuery], out: Path, topic: str, sink: Sin
     while True:
         before = len(sink)
         try:
-            return _follow(begin(), out, topic, sink)
+            return _follow(begin(), out, topic, sink, stopping)
         except PySparkException as fault:
             again = 0 if len(sink) > before else again + 1
             if again > AGAIN_MAX or any(name in str(fault) for name in FINAL):
                 raise
+            if stopping.is_set():
+                return
             log.warning(
                 "query started again times=%d error=%s", again, str(fault).partition("\n")[0]
             )
 
 
-def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink) -> None:
+def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink, stopping: Event) -> None:
     shown = -1
     while True:
+        if stopping.is_set():
+            query.stop()
         has_ended = bool(query.awaitTermination(POLL_S))
         progress = query.lastProgress
         number = int(progress["batchId"]) if progress else 0
@@ -290,20 +298,11 @@ def command(
         session = spark_session("messagebus live")
         try:
             sink = Sink(session, out / "tables", keeps=keep)
-            queries: list[StreamingQuery] = []
-
-            def begin() -> StreamingQuery:
-                queries.append(
-                    start(session, options, out, sink, every_s=None if once else every_s)
-                )
-                return queries[-1]
-
-            def end(*_: object) -> None:
-                for query in queries[-1:]:
-                    query.stop()
-
-            signal.signal(signal.SIGTERM, end)
-            follow(begin, out, topic, sink)
+            begin = partial(start, session, options, out, sink, every_s=None if once else every_s)
+            stopping = Event()
+            # A call into the JVM may be under way: none is made within it.
+            signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+            follow(begin, out, topic, sink, stopping)
         finally:
             session.stop()
         click.echo(str(out / "live.html"))

@@ -39,6 +39,7 @@ EXECUTOR = b"CoarseGrainedExecutorBackend"
 # What a row of the sink is compared by.
 BY = [("broker", "ascending"), ("offset", "ascending")]
 STORED = ("broker", "offset", "message_id")
+MINUTE_MS = 60_000
 pytestmark = pytest.mark.timeout(round((900 + MINUTES * 60) * FACTOR))
 
 
@@ -163,9 +164,18 @@ def live(broken: LocalCluster, topic: str, tmp_path: Path) -> Iterator[Live]:
 
 def stored(bus: BusConfig, topic: str) -> pa.Table:
     """Read what the streams hold, in one pass."""
-    found = [(each.broker, each.offset, each.message_id) for each in Replay(bus, topic)]
+    found = [
+        (each.broker, each.offset, each.message_id, each.published_ms // MINUTE_MS, len(each.body))
+        for each in Replay(bus, topic)
+    ]
     columns = [[*column] for column in zip(*found, strict=True)]
-    return pa.table(dict(zip(STORED, columns, strict=True))).sort_by(BY)
+    return pa.table(dict(zip((*STORED, "minute", "bytes"), columns, strict=True))).sort_by(BY)
+
+
+def by_minute(rows: pa.Table, *sums: str) -> set[tuple[int, ...]]:
+    """Return minute, broker and sums of columns, as the batch jobs would find them."""
+    found = rows.group_by(["minute", "broker"]).aggregate([(name, "sum") for name in sums])
+    return {tuple(row.values()) for row in found.to_pylist()}
 
 
 @pytest.mark.guarantee("spark-live-once")
@@ -212,7 +222,10 @@ def test_kills_of_driver_executors_and_brokers_leave_each_stored_message_in_the_
     rows = live.table("messages", *STORED, "gap")
     print(f"faults {dict(done)}, rows {len(rows)}, batches {live.batches}")
     assert rows.column("gap").null_count == len(rows)
-    assert rows.select(STORED).sort_by(BY).equals(kept)
+    assert rows.select(STORED).sort_by(BY).equals(kept.select(STORED))
+    shown = live.table("minutes", "minute", "broker", "bytes", "messages")
+    counted = kept.append_column("messages", pa.array([1] * len(kept)))
+    assert by_minute(shown, "bytes", "messages") == by_minute(counted, "bytes", "messages")
     assert load.confirmed_ids() <= {*rows.column("message_id").to_pylist()}
     assert live.messages == len(rows)
     assert 'http-equiv="refresh"' in live.page

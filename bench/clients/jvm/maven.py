@@ -110,7 +110,18 @@ S3A = Package(
         "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
     ),
 )
-PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS, S3A)}
+# A name node and a data node in one JVM, for tests; PySpark brings the clients.
+HDFS = Package(
+    "hdfs",
+    "3.5.0",
+    (),
+    alone=(
+        "org.apache.hadoop:hadoop-client-minicluster:3.5.0",
+        "org.mockito:mockito-core:4.11.0",
+        "junit:junit:4.13.2",
+    ),
+)
+PACKAGES = {each.name: each for each in (PERF_TEST, KAFKA, ARTEMIS, S3A, HDFS)}
 
 
 @click.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,24 @@ def test_old_rows_that_cannot_be_deleted_end_nothing(
         publish(hooks)
     write(hooks)
     assert (hooks.stats().written, hooks.stats().files_deleted) == (5, 0)
+
+
+def test_an_old_file_is_closed_and_one_that_was_taken_away_is_not_counted_as_deleted(
+    tmp_path: Path,
+) -> None:
+    hooks = recorder(tmp_path, file_age_s=1e-9, files_max=1)
+    names = []
+    for _ in range(3):
+        publish(hooks)
+        for files in hooks._files:
+            files.write()
+        (path,) = tmp_path.glob("published-*.ndjson")
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody writes it any more
+        names.append(path.name)
+        path.unlink()
+    assert names == [f"published-p1-{number:04}.ndjson" for number in (1, 2, 3)]
+    stats = hooks.stats()
+    assert (stats.written, stats.dropped, stats.files_deleted) == (3, 0, 0)
+    with pytest.raises(ConfigError, match="file_age_s 0"):
+        recorder(tmp_path, file_age_s=0)

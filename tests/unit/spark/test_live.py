@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -104,12 +105,15 @@ class Query:
     lastProgress = None
 
     def __init__(self, fault: str) -> None:
-        self._fault = fault
+        self._fault, self.is_stopped = fault, False
 
     def awaitTermination(self, _timeout_s: float) -> bool:
         if self._fault:
             raise PySparkException(self._fault)
         return True
+
+    def stop(self) -> None:
+        self.is_stopped = True
 
 
 @pytest.mark.parametrize(
@@ -131,6 +135,22 @@ def test_a_query_that_spark_ended_is_started_again_but_not_for_ever_and_not_behi
         return Query(begun[-1])
 
     with contextlib.suppress(PySparkException) if faults[-1] else contextlib.nullcontext():
-        follow(begin, tmp_path, "orders", sink)
+        follow(begin, tmp_path, "orders", sink, Event())
     assert len(begun) == started
     assert (tmp_path / "live.html").exists() == (not faults[-1])
+
+
+def test_a_query_that_is_to_stop_is_stopped_and_not_started_again(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    sink, stopping = Sink(session, tmp_path, keeps=False), Event()
+    stopping.set()
+    for fault in ("", "the JVM is gone"):
+        begun: list[Query] = []
+
+        def begin(fault: str = fault, begun: list[Query] = begun) -> Any:
+            begun.append(Query(fault))
+            return begun[-1]
+
+        follow(begin, tmp_path, "orders", sink, stopping)
+        assert [query.is_stopped for query in begun] == [True]

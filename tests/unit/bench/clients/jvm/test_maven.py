@@ -69,4 +69,6 @@ def test_without_java_or_maven_it_says_what_to_install(
 def test_the_command_knows_every_package() -> None:
     choice = fetch.params[0].type
     assert isinstance(choice, click.Choice)
-    assert list(choice.choices) == sorted(PACKAGES) == ["artemis", "kafka", "perf-test", "s3a"]
+    assert (
+        list(choice.choices) == sorted(PACKAGES) == ["artemis", "hdfs", "kafka", "perf-test", "s3a"]
+    )
