@@ -31,7 +31,7 @@ from ops.local.preflight import taken
 NAME = "see.scale"
 BROKERS, NAMES, VIEWERS = 64, 500, 20
 PAGES = ("/", "/subscriptions?sort=name", "/subscriptions/topic0/sub1")
-SETTLE_S, MEASURED_S, SAMPLES = 45.0, 180.0, 6
+SETTLE_S, MEASURED_S, SAMPLES = 45.0, 300.0, 10
 ANSWERS, STEP_S, FIRST_PORT, LAST_PORT = 20, 2.0, 24_000, 32_000
 START_WITHIN_S = 120.0
 GOAL_CPU_PERCENT, GOAL_MB, GOAL_GROWTH_MB = 25, 250, 5
@@ -57,9 +57,12 @@ def _figures(scene: Scene) -> Iterator[Figure]:
         shares = [each / pace_s / 10 for each in cpu]
         yield make("cpu_percent", told, shares, "%", (at_most, GOAL_CPU_PERCENT), min)
         yield make("memory_mb", f"{what}: memory", max(memory), "MB", (at_most, GOAL_MB))
-        minutes = scene.part(round(MEASURED_S), 30) / 60
-        told = f"{what}: growth of its memory in {minutes:g} minutes with viewers"
-        yield make("growth_mb", told, memory[-1] - memory[0], "MB", (at_most, GOAL_GROWTH_MB))
+        # The rules keep two whole observations, two minutes apart: the first half of the run fills them.
+        half = memory[len(memory) // 2 :]
+        minutes = scene.part(round(MEASURED_S), 30) / 120
+        told = f"{what}: growth of its memory in the last {minutes:g} minutes with viewers"
+        grown = half[-1] - half[0]
+        yield make("growth_mb", told, grown, "MB", (at_most, GOAL_GROWTH_MB))
         answers = [_first(address) for _ in range(scene.part(ANSWERS, 5))]
         told = f"{what}, the overview: first answer, shortest of {len(answers)}"
         fastest = min(ms for ms, _ in answers)
