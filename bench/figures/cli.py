@@ -61,7 +61,7 @@ GROUPS = (
     audit.MEMORY_GROUP,
     order.GROUP,
     scale.GROUP,
-    fresh.GROUP,
+    *fresh.GROUPS,
     tools.GROUP,
     trial.GROUP,
 )
