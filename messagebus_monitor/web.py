@@ -56,6 +56,7 @@ from messagebus_monitor.plans import KINDS
 from messagebus_monitor.playbooks import Playbooks
 from messagebus_monitor.tracing import Tracing
 from messagebus_monitor.watch import Watch
+from messagebus_tools.find import ID_CHARS_MIN
 from messagebus_tools.observing.rules import RULES
 
 SESSION_COOKIE = "__Host-monitor"
@@ -479,7 +480,11 @@ async def _find(monitor: Monitor, request: Request, who: Principal) -> Response:
             return RedirectResponse(shared.broker_href(name), 303)
     if any(text.lower() in name.lower() for name in board.sources):
         return RedirectResponse(f"/subscriptions?q={quote(text, safe='')}", 303)
-    return RedirectResponse(f"/clients?q={quote(text, safe='')}", 303)
+    known = (each.id for a in board.view.bus.answers.values() for each in a.clients)
+    is_client = "@" in text or any(text.lower() in each.lower() for each in known)
+    # Applications choose ids of any form.
+    to = "/clients?q=" if is_client or len(text) < ID_CHARS_MIN else "/trace?id="
+    return RedirectResponse(f"{to}{quote(text, safe='')}", 303)
 
 
 async def _export(monitor: Monitor, request: Request, who: Principal) -> Response:

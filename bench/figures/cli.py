@@ -62,7 +62,7 @@ GROUPS = (
     order.GROUP,
     *again.GROUPS,
     scale.GROUP,
-    fresh.GROUP,
+    *fresh.GROUPS,
     tools.GROUP,
     trial.GROUP,
 )

@@ -136,13 +136,13 @@ def reason(bus: Bus, name: str) -> str:
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
         return "nobody consumes it"
-    consumers = [each for a in bus.answers.values() for each in a.consumers if each.name == name]
-    if consumers and all((each.owed or 0) >= each.prefetch > 0 for each in consumers):
-        held = sum(each.owed or 0 for each in consumers)
-        return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
     worst = max(waiting, key=lambda each: waiting[each].oldest_ms(bus.at_ms) or 0, default="")
     if worst and not waiting[worst].consumers:
         return f"nobody consumes it on {worst}"
+    # A broker hands out what is ready at once, unless its consumers hold as many as they may.
+    if waiting and all(row.ready and row.unacked and row.consumers for row in waiting.values()):
+        held = sum(row.unacked or 0 for row in waiting.values())
+        return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state

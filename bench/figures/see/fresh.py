@@ -23,15 +23,16 @@ from messagebus import (
     Consumer,
     ConsumerConfig,
     Message,
+    MessageBusError,
     Publisher,
     count_parked,
     declare,
 )
 from ops.local.cluster import LocalCluster
 
-NAME = "see.page"
+FRESH, COST, TRACE = "see.fresh", "see.cost", "see.trace"
 TOPIC, PAUSED, PARKED = "figures", "figures/paused", "parks/all"
-EVENTS, ROWS = 8, 20
+EVENTS, ROWS, TRIES = 5, 20, 5
 WELL = "^serving"
 # What happens to a broker -> what its row says then.
 TOLD = {
@@ -53,17 +54,25 @@ GOAL_STATE_S, GOAL_ROW_S, GOAL_TRACE_S = 2, 2, 2
 GOAL_AGENT_PERCENT, GOAL_BROKER_PERCENT = 3, 2
 
 
-def _figures(scene: Scene) -> Iterator[Figure]:
-    make = Maker(NAME, repeat_command(NAME, scene.repeat))
+def _declared(scene: Scene, names: list[str]) -> BusConfig:
+    """Declare names, as often as a busy machine wants it. Returns the settings of a client."""
     bus = BusConfig.from_env(scene.cluster.client_env())
-    yield from _fresh(scene, bus, make)
-    yield from _cost(scene, bus, make)
-    yield from _trace(scene, bus, make)
+    for begun in range(0, len(names), DECLARED_AT_ONCE):
+        for left in reversed(range(TRIES)):
+            try:
+                declare(bus, names[begun : begun + DECLARED_AT_ONCE])
+            except MessageBusError as fault:
+                if not left:
+                    raise BenchError(str(fault)) from fault
+                continue
+            break
+    return bus
 
 
-def _fresh(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
+def _fresh(scene: Scene) -> Iterator[Figure]:
+    make = Maker(FRESH, repeat_command(FRESH))
     cluster, events = scene.cluster, scene.part(EVENTS, 2)
-    declare(bus, [PAUSED])
+    bus = _declared(scene, [PAUSED])
     with page.monitor(cluster.client_env(), scene.folder) as (address, _pid):
         broker = cluster.node(cluster.names[1]).broker
         state = f"tr[id='broker.{quote(broker, safe='')}'] .chip"
@@ -97,11 +106,10 @@ def _fresh(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
         yield make("row_s", what, took, "s", (at_most, GOAL_ROW_S), max)
 
 
-def _cost(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
+def _cost(scene: Scene) -> Iterator[Figure]:
+    make = Maker(COST, repeat_command(COST, scene.repeat))
     cluster, names = scene.cluster, scene.part(COST_NAMES, 50)
-    wanted = [f"cost{n // 10}/sub{n}" for n in range(names)]
-    for begun in range(0, names, DECLARED_AT_ONCE):
-        declare(bus, wanted[begun : begun + DECLARED_AT_ONCE])
+    _declared(scene, [f"cost{n // 10}/sub{n}" for n in range(names)])
     agents = [_pid(cluster, name, agent=True) for name in cluster.names]
     brokers = [_pid(cluster, name) for name in cluster.names]
     pids, count = [*agents, *brokers], len(agents)
@@ -132,9 +140,10 @@ def _pid(cluster: LocalCluster, name: str, *, agent: bool = False) -> int:
     return process.pid
 
 
-def _trace(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
+def _trace(scene: Scene) -> Iterator[Figure]:
+    make = Maker(TRACE, repeat_command(TRACE, scene.repeat))
     count = scene.part(TRACED, 500)
-    declare(bus, [PARKED])
+    bus = _declared(scene, [PARKED])
     id = f"traced-{count}-needle"
     with Publisher(bus) as publisher:
         for begun in range(0, count, 5_000):
@@ -165,7 +174,7 @@ def _trace(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
         if "Parked in" not in said:
             raise BenchError(f"trace does not find it: {said[:200]}")
     what = f"messagebus trace of one among {count:,} parked, shortest"
-    yield make("trace_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
+    yield make("command_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
     with page.monitor(scene.cluster.client_env(), scene.folder) as (address, _):
         took = []
         for _ in range(scene.repeat):
@@ -175,11 +184,14 @@ def _trace(scene: Scene, bus: BusConfig, make: Maker) -> Iterator[Figure]:
             if "Parked in" not in told:
                 raise BenchError("the page does not find it")
     what = f"The page's trace of one among {count:,} parked, shortest"
-    yield make("trace_page_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
+    yield make("page_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
 
 
 def _env(scene: Scene) -> dict[str, str]:
     return {**os.environ, **scene.cluster.client_env()}
 
 
-GROUP = Group(NAME, 3, BEHIND_HAPROXY, _figures)
+GROUPS = tuple(
+    Group(name, 3, BEHIND_HAPROXY, measure)
+    for name, measure in ((FRESH, _fresh), (COST, _cost), (TRACE, _trace))
+)

@@ -164,9 +164,11 @@ class _Taker(asyncio.Protocol):
     """A server that answers each request with 204. times: of their arrival."""
 
     times: ClassVar[list[float]] = []
+    links: ClassVar[list[asyncio.Transport]] = []
 
     def connection_made(self, transport: Any) -> None:
         self._transport, self._left = transport, b""
+        self.links.append(transport)
 
     def data_received(self, data: bytes) -> None:
         self._left += data
@@ -192,6 +194,10 @@ def _taker() -> Iterator[int]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()
+        for each in _Taker.links:
+            each.abort()
+        _Taker.links.clear()
+        loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()
 
 

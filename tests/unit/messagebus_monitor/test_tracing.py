@@ -80,8 +80,20 @@ async def test_a_search_that_fails_says_why(found: list[ParkedMessages | Excepti
     assert "Not looked for: " in await page(f"/trace?id={ID}")
 
 
-async def test_an_id_in_the_field_of_the_bar_leads_to_its_trace() -> None:
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (ID, f"/trace?id={ID}"),
+        ("parcel-4711", "/trace?id=parcel-4711"),
+        ("report-nightly", "/clients?q=report-nightly"),
+        ("shop@web-1", "/clients?q=shop%40web-1"),
+        ("abc", "/clients?q=abc"),
+        ("mb2", "/brokers/mb2.example%3A5672"),
+        ("payments/", "/subscriptions?q=payments%2F"),
+    ],
+)
+async def test_the_field_of_the_bar_leads_to_whatever_is_typed_in(text: str, address: str) -> None:
     monitor, _ = await monitor_of(MonitorConfig(bus=PROXIED))
     async with client_of(monitor) as client:
-        answer = await client.get(f"/find?q={ID}")
-    assert answer.headers["location"] == f"/trace?id={ID}"
+        answer = await client.get("/find", params={"q": text})
+    assert answer.headers["location"] == address
