@@ -55,7 +55,7 @@ def test_a_name_means_itself_and_all_that_begin_with_it() -> None:
     assert names("client.publish") == ["client.publish"]
     assert names("way") == ["way.publish", "way.memory", "way.attach", "way.kill"]
     assert names() == [group.name for group in GROUPS]
-    groups = ("client", "comfort", "gateway", "measure", "once", "ops", "order", "way")
+    groups = ("client", "clients", "comfort", "gateway", "measure", "once", "ops", "order", "way")
     assert set(names(*groups)) == set(names())
 
 
