@@ -15,7 +15,7 @@ from rich.console import Console
 from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import again, dedup, gateway, order, outbox
+from bench.figures import again, clients, dedup, gateway, order, outbox
 from bench.figures.client import consume, gap, latency, memory, mesh, publish, spool
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.measure import audit, scans
@@ -40,6 +40,7 @@ GROUPS = (
     Group("comfort.memory", 0, "no broker: in memory", consume.memory_bus_figures),
     dedup.GROUP,
     gateway.GROUP,
+    clients.GROUP,
     outbox.GROUP,
     Group("once.spool", 0, "no broker: in memory", spool.spool_figures),
     group("once.redundant", publish.redundant, brokers=3, path=BEHIND_HAPROXY),

@@ -58,6 +58,7 @@ def test_a_name_means_itself_and_all_that_begin_with_it() -> None:
     groups = [
         "again",
         "client",
+        "clients",
         "comfort",
         "gateway",
         "measure",
