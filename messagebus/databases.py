@@ -276,9 +276,7 @@ def _asyncpg(connection: Any) -> Recognised:
 
 
 def _pymysql_begun(connection: Any) -> bool:
-    return bool(
-        not connection.get_autocommit() or connection.server_status & MYSQL_IN_TRANSACTION
-    )
+    return bool(not connection.get_autocommit() or connection.server_status & MYSQL_IN_TRANSACTION)
 
 
 def _pymysql(connection: Any) -> Recognised:

@@ -181,7 +181,9 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
     async def asked() -> T:
         store = open_store(secret)
         path = getattr(store, "path", None)
-        if path is not None and not path.exists():  # it would be made, and know nothing of any message
+        if (
+            path is not None and not path.exists()
+        ):  # it would be made, and know nothing of any message
             raise ConfigError(f"{path}: no such file")
         if isinstance(store, MemoryStore):
             raise click.UsageError("memory: only the process that has it knows what is in it")

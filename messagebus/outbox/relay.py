@@ -394,7 +394,9 @@ class AsyncRelay:
         if misplaced := await self._run([], (self._table.misplaced(), ())):
             ids: defaultdict[int, list[int]] = defaultdict(list)
             for row_id, key, message_id in misplaced:
-                ids[shard_of(str(key), str(message_id))].append(int(row_id))  # SQLite keeps any type
+                ids[shard_of(str(key), str(message_id))].append(
+                    int(row_id)
+                )  # SQLite keeps any type
             await self._run(self._table.place(ids))
             self._rows.woken()
 
