@@ -275,6 +275,10 @@ def _asyncpg(connection: Any) -> Recognised:
 # -- MySQL and MariaDB
 
 
+def _pymysql_begun(connection: Any) -> bool:
+    return bool(not connection.get_autocommit() or connection.server_status & MYSQL_IN_TRANSACTION)
+
+
 def _pymysql(connection: Any) -> Recognised:
     from pymysql.cursors import Cursor
 
@@ -283,29 +287,51 @@ def _pymysql(connection: Any) -> Recognised:
             cursor.execute(sql, parameters)
             return _fetched(cursor)
 
-    begun = not connection.get_autocommit() or connection.server_status & MYSQL_IN_TRANSACTION
-    return Recognised(MYSQL, bool(begun), "format", False, run)
+    return Recognised(MYSQL, _pymysql_begun(connection), "format", False, run)
 
 
 # -- SQLAlchemy
 
 
-def _alchemy_begun(connection: Any) -> bool:
-    """Return whether statements are part of a transaction, which SQLAlchemy begins by itself."""
+def _alchemy_allows(connection: Any) -> bool:
+    """Return whether SQLAlchemy begins a transaction by itself with the first statement."""
     options = connection.get_execution_options()
     on_connect = getattr(connection.dialect, "_on_connect_isolation_level", None)
     return bool(options.get("isolation_level", on_connect) != "AUTOCOMMIT")
 
 
-def _alchemy(connection: Any) -> Recognised:
-    def run(sql: str, parameters: Sequence[object]) -> Executed:
-        with connection.exec_driver_sql(sql, tuple(parameters)) as result:
-            rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
-            return Executed(rows, result.rowcount)
+def _alchemy_begun(connection: Any) -> bool:
+    """Return whether statements are part of a transaction, of SQLAlchemy's and of the driver's.
 
+    A driver commits by itself with ``connect_args={"autocommit": True}``, whatever SQLAlchemy says.
+    """
+    if not _alchemy_allows(connection):
+        return False
+    driver = connection.connection.driver_connection
+    names = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(driver).__mro__]
+    begun = next((_BEGUN[name] for name in names if name in _BEGUN), None)
+    if begun is None or begun(driver):
+        return True
+    if connection.in_transaction():
+        return False
+    connection.begin()  # as the first statement does; an event of the application may begin the driver's
+    return begun(driver)
+
+
+def _alchemy_run(connection: Any, sql: str, parameters: Sequence[object]) -> Executed:
+    with connection.exec_driver_sql(sql, tuple(parameters)) as result:
+        rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+        return Executed(rows, result.rowcount)
+
+
+def _alchemy(connection: Any) -> Recognised:
     dialect = connection.dialect
     return Recognised(
-        dialect_named(dialect.name).name, _alchemy_begun(connection), dialect.paramstyle, False, run
+        dialect_named(dialect.name).name,
+        _alchemy_begun(connection),
+        dialect.paramstyle,
+        False,
+        functools.partial(_alchemy_run, connection),
     )
 
 
@@ -332,12 +358,26 @@ def _alchemy_session(session: Any) -> Recognised:
 
 
 def _async_alchemy(connection: Any) -> Recognised:
-    found = _alchemy(connection.sync_connection)
-
     def run(sql: str, parameters: Sequence[object]) -> Pending[Executed]:
-        return Pending(lambda: connection.run_sync(lambda _connection: found.run(sql, parameters)))
+        return Pending(lambda: _async_alchemy_run(connection, connection, sql, parameters))
 
-    return Recognised(found.dialect, found.in_transaction, found.style, True, run)
+    own = connection.sync_connection
+    dialect = own.dialect
+    return Recognised(
+        dialect_named(dialect.name).name, _alchemy_allows(own), dialect.paramstyle, True, run
+    )
+
+
+async def _async_alchemy_run(
+    given: Any, connection: Any, sql: str, parameters: Sequence[object]
+) -> Executed:
+    def execute(own: Any) -> Executed:
+        if not _alchemy_begun(own):
+            raise ConfigError(_AUTOCOMMIT.format(_name_of(given)))
+        return _alchemy_run(own, sql, parameters)
+
+    executed: Executed = await connection.run_sync(execute)
+    return executed
 
 
 def _async_alchemy_session(session: Any) -> Recognised:
@@ -347,10 +387,7 @@ def _async_alchemy_session(session: Any) -> Recognised:
     def run(sql: str, parameters: Sequence[object]) -> Pending[Executed]:
         async def execute() -> Executed:
             connection = await session.connection(**bound)
-            if not _alchemy_begun(connection.sync_connection):
-                raise ConfigError(_AUTOCOMMIT.format("sqlalchemy.ext.asyncio.AsyncSession"))
-            executed: Executed = await _async_alchemy(connection).run(sql, parameters)
-            return executed
+            return await _async_alchemy_run(session, connection, sql, parameters)
 
         return Pending(execute)
 
@@ -370,6 +407,14 @@ def _django(connection: Any) -> Recognised:
     return Recognised(dialect_named(connection.vendor).name, begun, "format", False, run)
 
 
+# Of drivers that say so; SQLAlchemy begins asyncpg's transactions with their first statement.
+_BEGUN: dict[tuple[str, str], Callable[[Any], bool]] = {
+    ("sqlite3", "Connection"): _sqlite_begun,
+    ("aiosqlite", "Connection"): _sqlite_begun,
+    ("psycopg", "Connection"): _psycopg_begun,
+    ("psycopg", "AsyncConnection"): _psycopg_begun,
+    ("pymysql", "Connection"): _pymysql_begun,
+}
 _KINDS: dict[tuple[str, str], Callable[[Any], Recognised]] = {
     ("sqlite3", "Connection"): _sqlite,
     ("aiosqlite", "Connection"): _aiosqlite,

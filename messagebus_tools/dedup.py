@@ -17,9 +17,10 @@ from messagebus.commands.options import NumberRange, iso
 from messagebus.config import ConsumerConfig
 from messagebus.consumer import as_source
 from messagebus.core.claims import STATE_NAMES, Record, key_of
-from messagebus.errors import StoreAway
+from messagebus.errors import ConfigError, StoreAway
 from messagebus.secret import Secret
 from messagebus.stores import Store, open_store
+from messagebus.stores.memory import MemoryStore
 from messagebus.terminal import plural, printable, say
 from messagebus.topology import parse_wanted
 
@@ -179,6 +180,13 @@ def _ask(url: str | None, timeout_s: float, ask: Callable[[Store], Awaitable[T]]
 
     async def asked() -> T:
         store = open_store(secret)
+        path = getattr(store, "path", None)
+        if (
+            path is not None and not path.exists()
+        ):  # it would be made, and know nothing of any message
+            raise ConfigError(f"{path}: no such file")
+        if isinstance(store, MemoryStore):
+            raise click.UsageError("memory: only the process that has it knows what is in it")
         try:
             async with asyncio.timeout(timeout_s):
                 return await ask(store)

@@ -19,6 +19,7 @@ from messagebus._io.publish.spool_folder import (
     Store,
     cursor_bytes,
     load,
+    put_aside,
     segment_name,
     sub_folders,
 )
@@ -158,7 +159,7 @@ def drop_spooled(
     """Drop messages for good, of processes that have ended. Raises ConfigError.
 
     What stays is written anew, behind the rest, and then the rest is deleted: a crash meanwhile costs
-    duplicates. dry_run: only count.
+    duplicates. What is damaged is put aside, and stays. dry_run: only count.
     """
     dropped, in_use = 0, []
     for folder in _folders(path):
@@ -189,6 +190,7 @@ def _drop(store: Store, which: Callable[[SpooledMessage], bool], *, dry_run: boo
             kept.append(record)
     if dry_run or not dropped:
         return dropped
+    put_aside(store)  # it would be deleted with the segments
     old = [segment.name for segment in index.segments]
     index.deleted = index.last_number
     while kept:

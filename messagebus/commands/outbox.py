@@ -256,7 +256,8 @@ def status(outbox: _Outbox, older_than_s: float | None, as_json: bool) -> int:
     ((waiting, oldest_ms, retrying, parked_rows),) = outbox.ask((outbox.table.status(), ()))
     leases = outbox.ask((outbox.table.read_leases(), ()))
     relays = sum(not name.isdecimal() and left_ms > 0 for name, _, left_ms in leases)
-    age_s = None if oldest_ms is None else max(0.0, time.time() - int(oldest_ms) / MS_PER_S)
+    is_known = isinstance(oldest_ms, int)  # SQLite keeps any type
+    age_s = max(0.0, time.time() - oldest_ms / MS_PER_S) if is_known else None
     if as_json:
         counts = {"waiting": int(waiting), "retrying": int(retrying), "parked": int(parked_rows)}
         click.echo(json.dumps({**counts, "oldest_s": age_s, "relays": relays}, indent=2))
@@ -303,14 +304,14 @@ def _shown(row: Sequence[Any]) -> dict[str, Any]:
         shown = {"body_hex": body.hex()}
     return {
         "id": number,
-        "message_id": message_id,
-        "destination": destination,
-        "key": key,
-        "reason": why,
+        "message_id": _text(message_id),
+        "destination": _text(destination),
+        "key": _text(key),
+        "reason": _text(why),
         "attempts": attempts,
         "added": iso(created) or "?",
         "parked": iso(parked) or "?",
-        "content_type": content_type,
+        "content_type": _text(content_type),
         **shown,
     }
 
@@ -341,6 +342,10 @@ def _bytes(body: object) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     return str(body).encode("utf-8", "replace")
+
+
+def _text(value: object) -> str:
+    return _bytes(value).decode("utf-8", "replace")
 
 
 # Judging.

@@ -394,7 +394,9 @@ class AsyncRelay:
         if misplaced := await self._run([], (self._table.misplaced(), ())):
             ids: defaultdict[int, list[int]] = defaultdict(list)
             for row_id, key, message_id in misplaced:
-                ids[shard_of(key, message_id)].append(int(row_id))
+                ids[shard_of(str(key), str(message_id))].append(
+                    int(row_id)
+                )  # SQLite keeps any type
             await self._run(self._table.place(ids))
             self._rows.woken()
 
@@ -402,7 +404,7 @@ class AsyncRelay:
         began_ms = now_ms()
         ((waiting, oldest, retrying, parked),) = await self._run([], (self._table.status(), ()))
         self._counts = (int(waiting), int(retrying), int(parked))
-        self._oldest_ms = None if oldest is None else int(oldest)
+        self._oldest_ms = oldest if isinstance(oldest, int) else None
         took_ms = now_ms() - began_ms
         self._count_at_ms = now_ms() + max(COUNT_EVERY_MS, COUNT_PAUSES * took_ms)
 

@@ -129,9 +129,10 @@ class ToPublish(NamedTuple):
 
 def core_row(values: Sequence[Any]) -> Row:
     """Return the deciding part of a row as `Table.read` gives it."""
-    body = values[9]
+    attempts, body = values[3], values[9]
     size = 0 if isinstance(body, int | float) else len(body)  # SQLite keeps any type
-    return Row(int(values[0]), int(values[1]), values[2], int(values[3]), size)
+    tries = int(attempts) if isinstance(attempts, int) else 0
+    return Row(int(values[0]), int(values[1]), values[2], tries, size)
 
 
 def to_publish(values: Sequence[Any]) -> ToPublish:

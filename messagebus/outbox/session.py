@@ -83,15 +83,25 @@ def _sqlite(rest: str) -> Callable[[], Any]:
         import sqlite3
 
         # Not made when it is not there: a mistyped path would be an empty database.
-        return sqlite3.connect(
+        made = sqlite3.connect(
             f"file:{quote(path)}?mode=rw",
             uri=True,
             timeout=LOCKED_TIMEOUT_S,
             isolation_level=None,
             check_same_thread=False,
         )
+        made.text_factory = _text
+        return made
 
     return connect
+
+
+def _text(raw: bytes) -> str | bytes:
+    """Return a text of SQLite, which keeps any bytes as one: a wrong row may not fail the read of others."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _postgresql(url: str, shown: str) -> Callable[[], Any]:

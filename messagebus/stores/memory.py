@@ -16,6 +16,13 @@ from messagebus.stores import StoreCounts
 
 __all__ = ["MemoryStore"]
 
+# A clock that is set ends no claim, and makes nothing forgotten: it is read once.
+_BEGAN_NS = time.time_ns() - time.monotonic_ns()
+
+
+def _now_ms() -> int:
+    return (_BEGAN_NS + time.monotonic_ns()) // 1_000_000
+
 
 class MemoryStore:
     """Records in a dict, gone with the process: for tests, and for one consumer process.
@@ -43,7 +50,7 @@ class MemoryStore:
 
     async def turn(self, turn: Turn, rule: Rule) -> Answer:
         with self._lock:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = _now_ms()
             answer = apply(self._records, turn, rule, now_ms)
             if len(self._records) > self._max:
                 self._make_room(now_ms)
@@ -69,12 +76,12 @@ class MemoryStore:
             return sum(self._records.pop(key, None) is not None for key in set(keys))
 
     async def show(self, keys: Sequence[bytes]) -> list[Record | None]:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = _now_ms()
         found = [self._records.get(key) for key in keys]
         return [record if record and record.expires_ms > now_ms else None for record in found]
 
     async def count(self) -> StoreCounts:
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = _now_ms()
         with self._lock:
             live = [each.state for each in self._records.values() if each.expires_ms > now_ms]
         return StoreCounts(

@@ -72,6 +72,11 @@ class SqliteStore:
             )
         return cls(unquote(parts.path[1:]), synchronous=synchronous)
 
+    @property
+    def path(self) -> Path:
+        """The path of its file."""
+        return self._path
+
     async def turn(self, turn: Turn, rule: Rule) -> Answer:
         return await self._run(lambda connection: self._turn(connection, turn, rule))
 

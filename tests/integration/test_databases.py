@@ -148,6 +148,43 @@ def test_sqlite_in_autocommit_mode_is_refused_until_a_transaction_begins(tmp_pat
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("database", "driver"),
+    [(SQLITE, "pysqlite"), (POSTGRESQL, "psycopg"), (MYSQL, "pymysql")],
+    indirect=["database"],
+)
+def test_sqlalchemy_over_a_driver_in_autocommit_mode_is_refused(
+    database: Database, driver: str
+) -> None:
+    option = {"isolation_level": None} if driver == "pysqlite" else {"autocommit": True}
+    engine = sqlalchemy.create_engine(database.alchemy(driver), connect_args=option)
+    with (
+        engine.connect() as connection,
+        pytest.raises(ConfigError, match=r"sqlalchemy.*Connection is in autocommit mode"),
+    ):
+        execute(connection, "SELECT 1")
+    # As the documentation of SQLAlchemy has it for savepoints of SQLite.
+    sqlalchemy.event.listen(engine, "begin", lambda own: own.exec_driver_sql("BEGIN"))
+    with engine.connect() as connection:
+        assert execute(connection, "SELECT 1").rows == [(1,)]
+        connection.commit()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", [SQLITE], indirect=True)
+async def test_an_asyncio_driver_in_autocommit_mode_is_refused(database: Database) -> None:
+    engine = create_async_engine(
+        database.alchemy("aiosqlite"), connect_args={"isolation_level": None}
+    )
+    async with AsyncSession(engine) as session:
+        with pytest.raises(ConfigError, match="AsyncSession is in autocommit mode"):
+            await execute(session, "SELECT 1")
+    async with engine.connect() as connection:
+        with pytest.raises(ConfigError, match="AsyncConnection is in autocommit mode"):
+            await execute(connection, "SELECT 1")
+    await engine.dispose()
+
+
 @pytest.mark.parametrize("database", [SQLITE], indirect=True)
 async def test_django_in_autocommit_mode_is_refused(database: Database) -> None:
     from django.db import connections

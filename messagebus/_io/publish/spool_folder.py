@@ -50,6 +50,8 @@ SEGMENT_BYTES = 16 * 1024 * 1024
 # A segment ends with one group of records; larger files are none of ours, and not read into memory.
 FILE_BYTES_MAX = SEGMENT_BYTES + 4 * BODY_BYTES_MAX
 FOLDERS_MAX = 100_000
+# Faults of reading that say nothing against a file.
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 
 # Looked up at each call: tests put others in their place.
 sync = getattr(os, "fdatasync", os.fsync)
@@ -222,12 +224,23 @@ class SpoolFolder:
             _sync_folder(self.path)
 
     def delete(self, names: list[str], cursor: bytes) -> None:
-        """Delete segments. The cursor first: it tells a deleted segment from a missing one."""
-        self.save_cursor(cursor, safely=True)
+        """Delete segments. The cursor first: it tells a deleted segment from a missing one.
+
+        On a full disk there is room for it when they are gone.
+        """
+        is_full = False
+        try:
+            self.save_cursor(cursor, safely=True)
+        except OSError as fault:
+            is_full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not is_full:
+                raise
         for name in names:
             if name == self._name:
                 self._close_segment()
             (self.path / name).unlink(missing_ok=True)
+        if is_full:
+            self.save_cursor(cursor, safely=True)
 
     # Reading.
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
@@ -292,7 +305,7 @@ class Store:
     """One sub-folder with what lies in it. faults: in words, what cannot be read there.
 
     no_segments: names of files that are no segments of it. holes: file, place and bytes of what is damaged.
-    torn: bytes of an end that a cut-off write left.
+    torn: bytes of an end that a cut-off write left. gone: segments that are to be deleted.
     """
 
     folder: SpoolFolder
@@ -301,6 +314,16 @@ class Store:
     no_segments: list[str] = field(default_factory=list)
     holes: list[tuple[str, Hole, bytes]] = field(default_factory=list)
     torn: int = 0
+    gone: list[Segment] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its segments, also of those that are to be deleted."""
+        return self.index.size_bytes + sum(segment.end for segment in self.gone)
+
+    def delete(self) -> None:
+        """Delete what is to be deleted; after an error all of it is tried again."""
+        self.folder.delete([segment.name for segment in self.gone], cursor_bytes(self.index))
 
     @classmethod
     def create(cls, root: Path) -> Store:
@@ -308,7 +331,10 @@ class Store:
 
 
 def load(folder: SpoolFolder) -> Store:
-    """Read a sub-folder: count its records, and name all that is damaged. Changes nothing."""
+    """Read a sub-folder: count its records, and name all that is damaged. Changes nothing.
+
+    Raises OSError where the process, and not the file, is why a segment cannot be read now.
+    """
     names = sorted(path.name for path in folder.path.glob(f"*{SEGMENT}"))
     store = Store(folder, SpoolIndex(b""))
     last = None
@@ -332,7 +358,11 @@ def load(folder: SpoolFolder) -> Store:
         ):  # its publisher has sent it; the numbers tell of one that is missing
             continue
         except OSError as fault:
+            if fault.errno in PASSING:
+                raise
+            # What is left would be passed over by a cursor that the segments behind it have moved on.
             store.faults.append(f"{name}: {fault.strerror}")
+            store.no_segments.append(name)
             continue
         if last is None:
             store.index = SpoolIndex(header.spool_id, _cursor_of(folder, header.spool_id, store))
@@ -391,7 +421,7 @@ def adopt(root: Path) -> tuple[list[Store], int]:
     for folder in _free_folders(root):
         try:
             store = load(folder)
-            _put_aside(store)
+            put_aside(store)
         except OSError as fault:
             log.error("spool unreadable folder=%s reason=%r", folder.path, fault.strerror)
             folder.close()
@@ -427,7 +457,8 @@ def _free_folders(root: Path) -> Iterator[SpoolFolder]:
             yield folder
 
 
-def _put_aside(store: Store) -> None:
+def put_aside(store: Store) -> None:
+    """Keep what is damaged in files of its own, and tell it."""
     path = store.folder.path
     for fault in store.faults:
         log.error("spool damaged folder=%s reason=%r", path, fault)

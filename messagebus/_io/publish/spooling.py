@@ -194,8 +194,8 @@ class SpoolingDriver(PublishDriver):
         self._is_plain = False  # nothing concerns the spool: publishes go their usual way
         self._usable_ms = self._written_ms = self._saved_ms = self._adopted_ms = now_ms()
         self._disk_retry_ms = self._confirms = 0
-        self._is_tidying = False
-        self._replay_fault = ""  # the last one that was logged
+        self._is_tidying, self._tidy_at_ms = False, 0
+        self._replay_fault = self._tidy_fault = ""  # the last ones that were logged
         # Messages sent from the spool: as of the last tick, and those for which others were written.
         self._seen_replayed = self._paid = 0
         self._progress_ms = -PROGRESS_MS
@@ -273,10 +273,12 @@ class SpoolingDriver(PublishDriver):
         """Give up all sub-folders. In the disk's thread, as its last call."""
         for store in [*self._stores, *([self._own] if self._own else [])]:
             with contextlib.suppress(OSError):
-                if store.index.messages:
+                if not store.index.messages:
+                    store.gone += store.index.segments
+                if store.gone:
+                    store.delete()
+                elif store.index.messages:
                     store.folder.save_cursor(cursor_bytes(store.index), safely=False)
-                elif names := [segment.name for segment in store.index.segments]:
-                    store.folder.delete(names, cursor_bytes(store.index))
             store.folder.close(remove=not store.index.messages)
 
     async def flush(self, timeout_s: float) -> int:
@@ -517,7 +519,7 @@ class SpoolingDriver(PublishDriver):
     @property
     def spool_bytes(self) -> int:
         """The bytes of its files."""
-        return sum(store.index.size_bytes for store in self._all())
+        return sum(store.size_bytes for store in self._all())
 
     @property
     def oldest_s(self) -> float:
@@ -828,7 +830,9 @@ class SpoolingDriver(PublishDriver):
     # Deleting.
     def _tidy_up(self, now: int) -> None:
         """Delete what is confirmed, and write the cursor, if it is time for it."""
-        if self._is_tidying or self._is_adopting or not (self.messages or self.spool_bytes):
+        if self._is_tidying or self._is_adopting or now < self._tidy_at_ms:
+            return
+        if not (self.messages or self.spool_bytes):
             return
         self._is_tidying = True
         self._tasks.spawn(self._tidy(now))
@@ -843,8 +847,10 @@ class SpoolingDriver(PublishDriver):
                 is_idle = now - self._written_ms >= IDLE_MS or index.size_bytes >= SEGMENT_BYTES
                 if is_own and not index.messages and not self._writing and is_idle:
                     index.close_segment()
-                if gone := [segment.name for segment in index.deletable()]:
-                    await self._disk.call(store.folder.delete, gone, cursor_bytes(index))
+                store.gone += index.deletable()
+                if gone := bool(store.gone):
+                    await self._disk.call(store.delete)
+                    store.gone.clear()
                 elif is_due and index.messages:
                     self._confirms, self._saved_ms = 0, now
                     raw = cursor_bytes(index)
@@ -857,8 +863,12 @@ class SpoolingDriver(PublishDriver):
                     if self.fault.startswith("it is full"):
                         self.fault = ""
                     self._reflect()
+            self._tidy_fault = ""
         except OSError as fault:
-            log.warning("spool keeps what is sent reason=%r", fault.strerror)
+            self._tidy_at_ms = now + DISK_RETRY_MS
+            if self._tidy_fault != (told := _told(fault)):
+                self._tidy_fault = told
+                log.warning("spool keeps what is sent reason=%r", told)
         finally:
             self._is_tidying = False
 

@@ -113,6 +113,20 @@ def test_damage_is_found(path: Path) -> None:
     assert spool_folder.HOLE not in " ".join(each.name for each in path.rglob("*"))
 
 
+def test_a_drop_keeps_what_is_damaged(path: Path) -> None:
+    (segment,) = path.glob("*/*.seg")
+    data = bytearray(segment.read_bytes())
+    data[100] ^= 1
+    segment.write_bytes(bytes(data))
+    assert run("drop", str(path), "--destination", "queue:jobs", "--yes").exit_code == 0
+    assert run("drop", str(path), "--all", "--yes").exit_code == 0
+    told = run("status", str(path))
+    assert told.exit_code == 7
+    assert "was put aside as damaged" in told.output
+    (kept,) = path.glob(f"*/*{spool_folder.HOLE}-*")
+    assert kept.read_bytes() in data
+
+
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESSAGEBUS_PUBLISHER_SPOOL", raising=False)

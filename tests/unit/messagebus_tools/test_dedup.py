@@ -72,6 +72,13 @@ def test_without_a_store_or_a_subscription_nothing_is_done(
     assert command("stats").return_value == 0
 
 
+def test_a_store_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mistyped\.db: no such file"):
+        raise command("stats", "--store", f"sqlite:///{tmp_path}/mistyped.db").exception or OSError
+    assert list(tmp_path.iterdir()) == []
+    assert "only the process" in str(command("stats", "--store", "memory:").exception)
+
+
 def test_a_store_that_does_not_answer_is_exit_code_6() -> None:
     done = command("stats", "--store", "redis://:secret@127.0.0.1:1")
     assert isinstance(done.exception, SystemExit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
@@ -9,8 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from messagebus import App, ConfigError, NotReady, Outcome, PublisherConfig, Spool
+from messagebus.__main__ import cli
 from messagebus.dialects import dialect_named
 from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
 from messagebus.outbox.table import Table
@@ -19,6 +22,7 @@ from tests.support.eventually import eventually_async
 
 WITHIN_S = 5
 FAST = RelayConfig(poll_ms=5)
+TEXTS = ("message_id", "destination", "msg_key", "content_type", "headers", "options")
 
 
 class Shop:
@@ -152,6 +156,8 @@ async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> Non
         ("headers", '{"a":' * 900 + "1" + "}" * 900),
         ("body", 5),
         ("body", "text"),
+        ("created_ms", "soon"),
+        *((column, b"\xff") for column in TEXTS),
     ],
 )
 async def test_a_row_that_is_no_message_is_parked_and_the_others_go_out(
@@ -165,6 +171,24 @@ async def test_a_row_that_is_no_message_is_parked_and_the_others_go_out(
     assert shop.count("parked_ms > 0") == shop.count() == 1
     published = shop.bus.assert_published("orders", count=1)
     assert [each.message_id for each in published] == [good] != [bad]
+
+
+@pytest.mark.parametrize("column", [*TEXTS, "reason"])
+async def test_a_text_that_is_none_holds_up_no_other_row_and_is_shown(
+    shop: Shop, column: str
+) -> None:
+    """SQLite keeps any bytes as a text."""
+    add(shop, b"bad")
+    change(shop, f"UPDATE messagebus_outbox SET {column} = CAST(? AS TEXT), shard = -1", b"\xff")
+    add(shop, b"good")
+    async with shop.relay() as relay:
+        assert await relay.drained(WITHIN_S)
+    shop.bus.assert_published("orders", count=1 + (column == "reason"))
+    change(shop, "UPDATE messagebus_outbox SET parked_ms = ?", 1)
+    for words in ("parked", "parked --json"):
+        command = ["outbox", *words.split(), "--database", shop.url]
+        told = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        assert told.exit_code == 0, told.output
 
 
 async def test_two_brokers_confirm_a_row_that_was_added_as_redundant(shop: Shop) -> None:

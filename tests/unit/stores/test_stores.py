@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from messagebus.core.claims import KEY_BYTES, TOKEN_BYTES, Rule, Turn
+from messagebus.core.claims import ENDED, KEY_BYTES, LATER, TOKEN_BYTES, Rule, Turn
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.stores import Dedup, Store, open_store
@@ -109,3 +110,18 @@ async def test_what_is_over_goes_before_what_is_not() -> None:
     await store.turn(Turn(done=keys(0, 2)), RULE._replace(remember_ms=0))
     await store.turn(Turn(done=keys(9, 1)), RULE)
     assert (await store.count())[2:] == (1, 0, 0)
+
+
+async def test_a_clock_that_is_set_ends_no_claim_in_memory_and_forgets_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, rule = MemoryStore(), Dedup("memory:").rule
+    done, running = bytes(16), b"r" * 16
+    await store.turn(Turn(done=[done], claim=[running], token=b"somebody"), rule)
+    now_ns, week_ns = time.time_ns(), 7 * 86_400 * 10**9
+    for jump_ns in (week_ns, -week_ns):
+        monkeypatch.setattr(time, "time_ns", lambda at_ns=now_ns + jump_ns: at_ns)
+        answer = await store.turn(Turn(claim=[done, running], token=b"other..."), rule)
+        assert [each.kind for each in answer.verdicts] == [ENDED, LATER]
+        assert answer.verdicts[1].ms <= rule.lease_ms
+        assert None not in await store.show([done, running])

@@ -564,6 +564,69 @@ def test_damage_is_told_and_put_aside_and_the_rest_arrives(
     assert publisher.stats().spool_damaged == 1
 
 
+@pytest.mark.guarantee("spool-is-bounded")
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_what_is_sent_leaves_a_disk_that_has_no_room_even_for_the_cursor(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.DISK_RETRY_MS", 20)
+    bus.stop_brokers()
+    publisher = started(bus, spool(tmp_path))
+    publisher.send_safe("orders", b"fills the disk")
+    faults = 0
+
+    def fails(fd: int, data: memoryview) -> int:
+        nonlocal faults
+        # A disk that is full of segments takes more when they are gone; any other one some time later.
+        if segments(tmp_path) if error == errno.ENOSPC else faults < 3:
+            faults += 1
+            raise OSError(error, os.strerror(error))
+        return os.write(fd, data)
+
+    monkeypatch.setattr(spool_folder, "write", fails)
+    drained(bus, publisher)
+    eventually(lambda: not segments(tmp_path), within_s=WITHIN_S, what="the disk has room")
+    assert faults
+    monkeypatch.setattr(spool_folder, "write", os.write)
+    eventually(lambda: not publisher.stats().spool_bytes, within_s=WITHIN_S)
+    bus.stop_brokers()
+    assert publisher.send_safe("orders", b"again").outcome is Outcome.SPOOLED
+    publisher.stop()
+    drained(bus, started(bus, spool(tmp_path)))
+    assert [message.body for message in bus.published("orders")] == [b"fills the disk", b"again"]
+
+
+def test_what_cannot_be_read_just_now_is_sent_later_or_put_aside(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messagebus._io.publish.spooling.SEGMENT_BYTES", 1)
+    left_behind(bus, spool(tmp_path), b"0", b"1", b"2")
+    first, second, _ = segments(tmp_path)
+    unreadable = {first.name: errno.EIO, second.name: errno.EMFILE}
+    read = spool_folder.SpoolFolder.read
+
+    def fails(folder: spool_folder.SpoolFolder, name: str, *place: int) -> bytes:
+        if error := unreadable.get(name):
+            raise OSError(error, os.strerror(error))
+        return read(folder, name, *place)
+
+    monkeypatch.setattr(spool_folder.SpoolFolder, "read", fails)
+
+    def take_over() -> None:
+        publisher = started(bus, spool(tmp_path))
+        drained(bus, publisher)
+        publisher.stop()
+
+    take_over()  # this process has too many open files
+    assert bus.published("orders") == []
+    del unreadable[second.name]
+    take_over()
+    unreadable.clear()
+    take_over()
+    assert [message.body for message in bus.published("orders")] == [b"1", b"2"]
+    assert first.with_name(f"{first.name}.damaged").exists()
+
+
 def test_a_missing_segment_is_told(
     bus: MemoryBus,
     tmp_path: Path,
