@@ -17,7 +17,7 @@ from typing import cast
 from zlib import crc32
 
 from messagebus._io.amqp.link import Link
-from messagebus._io.amqp.properties import read_key
+from messagebus._io.amqp.properties import KEY_HEADER, read_headers, read_key
 from messagebus._io.loop import now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Address, Many, Publish, Target, Waiter, tell
@@ -154,7 +154,7 @@ class Homes:
     def take_over(self, topic: str, items: Iterable[Item]) -> None:
         """Publish these, which another driver has accepted, in their order."""
         for item in cast(Iterable[Publish], items):
-            key = "" if item.properties is None else read_key(item.properties) or ""
+            key = "" if item.properties is None else _key_of(item.properties)
             driver, own = self._place(self._topics[topic], key, item.target.content_type)
             item.target, item.destination = own, own.destination
             driver.take_over_one(item)
@@ -229,3 +229,8 @@ class Homes:
         """End the timer; the drivers are stopped by their fleet."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _key_of(properties: bytes) -> str:
+    key = read_key(properties)
+    return str(read_headers(properties).get(KEY_HEADER, "")) if key is None else key
