@@ -59,6 +59,7 @@ GROUPS = (
     *scans.GROUPS,
     audit.MEMORY_GROUP,
     order.GROUP,
+    order.PARTITIONED_GROUP,
 )
 
 
