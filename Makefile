@@ -17,7 +17,6 @@ SHORT := client.publish client.consume client.batch client.threads client.mesh c
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
 
-# Style and types are looked at beside the demo, which mostly waits.
 test: install ## everything that CI runs
 	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@ops/local/install.sh --also redis-server redis-sentinel postgresql mariadb-server || \
@@ -27,12 +26,6 @@ test: install ## everything that CI runs
 	@ops/local/install.sh --also chromium || echo "without chromium the monitor's pages are not tested"
 	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh --also golang nodejs npm || \
 		echo "without these the clients of other languages are not tested"
-	@mkdir -p .cache; failed=0; \
-	make --no-print-directory lint types >.cache/checks.txt 2>&1 & checks=$$!; \
-	$(PYTHON) -m bench demo --small || failed=1; \
-	wait $$checks || failed=1; \
-	cat .cache/checks.txt; \
-	exit $$failed
 	@$(PYTHON) -m tests.run
 
 check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory

@@ -53,21 +53,24 @@ def main() -> NoReturn:
 # Command -> where it is, and its line in the help.
 LATER = {
     "consume": ("flow:consume", "Print the messages of TOPIC, one a line, and ack them."),
-    "dedup": ("dedup:group", "Look at, or forget, what deduplication remembers."),
+    "dedup": ("messagebus_tools.dedup:group", "Look at, or forget, what deduplication remembers."),
     "doctor": (
         "messagebus_tools.doctor:doctor",
         "Look for what is wrong between this host and the bus.",
     ),
     "from-file": ("messagebus_tools.archive:from_file", "Publish the messages of archived files."),
     "outbox": ("outbox:group", "Relay a database's outbox; see what waits or was parked."),
-    "parked": ("parked:group", "List, read, put back or drop what was given up."),
+    "parked": ("messagebus_tools.parked:group", "List, read, put back or drop what was given up."),
     "partitions": (
         "messagebus_tools.partitions:partitions",
         "Show the homes of a topic's partitions.",
     ),
     "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
     "replay": ("replay:replay", "Read TOPIC's messages again from its streams."),
-    "spool": ("spool:group", "Count, show, send or drop what waits on this host's disk."),
+    "spool": (
+        "messagebus_tools.spool:group",
+        "Count, show, send or drop what waits on this host's disk.",
+    ),
     "tail": ("messagebus_tools.tail:tail", "Look at new messages of TOPIC and take none."),
     "to-file": (
         "messagebus_tools.archive:to_file",

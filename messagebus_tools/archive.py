@@ -37,7 +37,12 @@ from messagebus.commands.flow import (
     rate_option,
     send,
 )
-from messagebus.commands.options import Duration, bus_settings, durability_option
+from messagebus.commands.options import (
+    Duration,
+    bus_settings,
+    durability_option,
+    subscription_option,
+)
 from messagebus.config import ConsumerConfig
 from messagebus.consumer import Consumer, as_source
 from messagebus.destination import parse_destination
@@ -215,9 +220,7 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
 @click.command("to-file", short_help="Write the messages of TOPIC to files and ack them.")
 @click.argument("topic")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
-)
+@subscription_option
 @click.option(
     "--compress",
     type=click.Choice(list(SUFFIXES)),

@@ -28,7 +28,7 @@ import httpx
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, durability_option
+from messagebus.commands.options import bus_settings, durability_option, subscription_option
 from messagebus.config import ConsumerConfig
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
@@ -213,9 +213,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 @click.command("to-http", short_help="Post each message of TOPIC to a URL and ack it.")
 @click.argument("topic")
 @click.argument("url")
-@click.option(
-    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
-)
+@subscription_option
 @click.option(
     "--secret-file",
     type=click.Path(path_type=Path, dir_okay=False),

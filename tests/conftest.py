@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -31,6 +32,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
+# Several files run at once: these take minutes, and would be waited for at the end.
+LONGEST = {
+    "test_docs_operations.py",
+    "test_once_trial.py",
+    "test_playbooks.py",
+    "test_playbooks_under_load.py",
+    "test_spark_jobs.py",
+    "test_topics_reach_every_subscription.py",
+}
 SHARED = pytest.StashKey[LocalCluster]()
 LAST_SHARING = pytest.StashKey[pytest.Item]()
 
@@ -73,8 +83,11 @@ def _shares(item: pytest.Item) -> bool:
     return ("cluster" in item.fixturenames and not is_own) or params.get("bus_config") == "rabbitmq"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files whose tests share the cluster before all others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put files whose tests share the cluster before all others; for several at once the longest files."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.name not in LONGEST)
+        return
     sharing = {item.path for item in items if _shares(item)}
     items.sort(key=lambda item: item.path not in sharing)
 
@@ -168,9 +181,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     LEAKS.heard(f"{report.nodeid}: its failure", report.longreprtext)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist has found."""
+    LEAKS.also(getattr(node, "workeroutput", {}).get("leaks", ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run for a password in a log. All clusters have been stopped and searched by now."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["leaks"] = LEAKS.told
     if LEAKS.told:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

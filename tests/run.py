@@ -30,7 +30,7 @@ from tests.support.examples import THOROUGH
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
 # About equally long. Virtual hosts wait for themselves, most of the time, and for their image where there
-# is none yet: they have the longest files of other folders beside them.
+# is none yet.
 PARTS = {
     "first": ("contract", "integration"),
     "hosts": (
@@ -38,22 +38,13 @@ PARTS = {
         "fault/test_confirmed_survives_a_kill.py",
         "fault/test_handlers.py",
         "fault/test_publishers_settle_everything.py",
-        "integration/test_docs_operations.py",
-        "integration/test_playbooks_under_load.py",
-        "integration/test_spark_jobs.py",
-        "integration/test_worker.py",
     ),
     # And all that no other part has.
-    "rest": (
-        "integration/test_conform_short.py",
-        "integration/test_image.py",
-        "integration/test_monitor.py",
-        "integration/test_monitor_browser.py",
-        "integration/test_monitoring.py",
-        "integration/test_playbooks.py",
-        "integration/test_stomp.py",
-    ),
+    "rest": (),
 }
+# Several files of a part run at once, the longest first (tests/conftest.py).
+FILES_AT_ONCE = {"first": 3, "rest": 2}
+CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
 SLOWEST_SHOWN = 20
@@ -77,6 +68,8 @@ class Part:
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
         """Start it in a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
+        if several := FILES_AT_ONCE.get(self.name):
+            options += ("-n", str(several), "--dist", "loadfile", "--no-loadscope-reorder")
         pytest = ["-m", "pytest", *options, *self.paths, "-o", cache]
         argv, environ = self.command([*pytest, f"--junitxml={self._report}"])
         self._report.unlink(missing_ok=True)
@@ -174,15 +167,22 @@ def main() -> int:
         after = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
         for part in after:
             print(f"{part.name}: {' '.join(part.paths)}", flush=True)
+        said_of_style = scratch / "style.txt"
+        with said_of_style.open("wb") as out:
+            style = subprocess.Popen(
+                CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
+            )
         chain = threading.Thread(target=running.one_by_one, args=(after, codes))
         chain.start()
         started = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
-        codes |= zip([part.name for part in parts], running.wait(*started), strict=True)
+        names = [*(part.name for part in parts), "style and types"]
+        codes |= zip(names, running.wait(*started, style), strict=True)
         chain.join()
         parts += after
         for part in parts[1:]:
             if part.output.exists():
                 sys.stdout.write(f"\n{part.name}:\n{part.output.read_text(errors='replace')}")
+        sys.stdout.write(said_of_style.read_text(errors="replace"))
         counts = {part.name: part.counts() for part in parts}
         slowest = _slowest([each for part in parts for each in part.durations()])
         late: list[str] = []
@@ -197,8 +197,10 @@ def main() -> int:
                 passed, failed = counts[part.name]
                 counts[part.name] = (passed + mended, failed - mended)
         waited = starts.summed(starts_file)
+        left = sorted(name for part in parts if codes.get(part.name) for name in part.failed())
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    print("\n".join([*slowest, waited]))
+    print("\n".join([*slowest, waited, *(f"failed: {name}" for name in left)]))
+    print("\n".join(f"ended with {code}: {name}" for name, code in codes.items() if code))
     print(", ".join([f"{passed} passed, {failed} failed", *_words_of(late)]))
     return _verdict(codes.values(), late)
 

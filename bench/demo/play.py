@@ -31,7 +31,7 @@ PUBLISHED_WITHIN_S = 120.0
 DELIVERED_WITHIN_S = 90.0
 # After all deliveries: a time without a new one, after which brokers have no repeats left.
 QUIET_S = 1.0
-STOP_WITHIN_S = 30.0
+STOP_WITHIN_S = 60.0
 HEALTH_TIMEOUT_S = 1.0
 SERVES = "serves"
 

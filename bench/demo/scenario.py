@@ -54,14 +54,14 @@ def steps(*, small: bool) -> tuple[Step, ...]:
     looks_s = 1.0 if small else 4.0
     flows_s = looks_s + 1.5
     return (
-        Step("flow", f"messages flow over {BROKERS} brokers", flows_s, 30, looks_s),
+        Step("flow", f"messages flow over {BROKERS} brokers", flows_s, 120, looks_s),
         Step("add", f"{ADDED} is added by the playbook", 26, 240),
         Step("used", f"{ADDED} takes publishes and is consumed", 1.5, 60),
         Step("reload", "HAProxy reloads", 3, 60),
         Step("remove", f"{REMOVED} is removed: drained to zero, stopped", 22, 240),
         Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", DOWN_S, 60),
         Step("back", f"{KILLED} comes back", 8, 180),
-        Step("again", "messages flow over all brokers again", flows_s, 30, looks_s),
+        Step("again", "messages flow over all brokers again", flows_s, 120, looks_s),
     )
 
 

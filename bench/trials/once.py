@@ -374,7 +374,7 @@ def table_of(verdict: Verdict) -> Table:
     title = f"{verdict.orders:,} orders were committed, {verdict.rolled_back:,} were not"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for number, column in enumerate(("", "effects", "lost", "extra", "doubled", "no cause")):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
     for each in verdict.tables:
         lost = f"{'' if each.waited_for else '<= '}{len(each.missing):,}"
         without = "" if each.rule == "control" else f"{len(each.unexplained):,}"

@@ -20,7 +20,12 @@ import click
 
 from messagebus.admin import directory
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import Duration, bus_settings, durability_option
+from messagebus.commands.options import (
+    Duration,
+    bus_settings,
+    durability_option,
+    subscription_option,
+)
 from messagebus.config import BusConfig, ConsumerConfig, PublisherConfig
 from messagebus.consumer import Consumer, as_source
 from messagebus.destination import Destination, parse_destination
@@ -318,9 +323,7 @@ def layout_option(command: Any) -> Any:
 
 @click.command(short_help="Print the messages of TOPIC, one a line, and ack them.")
 @click.argument("topic")
-@click.option(
-    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
-)
+@subscription_option
 @click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
 @click.option(
     "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."

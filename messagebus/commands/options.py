@@ -176,6 +176,9 @@ class Duration(click.ParamType[float]):
         return float(found[1]) * _UNITS_S[found[2]]
 
 
+subscription_option = click.option(
+    "--subscription", "-s", default="", help="Name of the subscription; a queue has none."
+)
 durability_option = click.option(
     "--durability",
     type=click.Choice([each.value for each in Durability]),

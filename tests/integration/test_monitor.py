@@ -62,7 +62,8 @@ def test_the_page_shows_brokers_and_what_waits_without_a_consumer(
         eventually(lambda: answers(address), within_s=WITHIN_S)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1_560, "height": 1_000})
-        page.goto(address)
+        # The overview shows the worst ones of a bus that may have many.
+        page.goto(f"{address}/subscriptions?q={topic}")
         live(page)
         row = page.locator(f"tr[id='source.{name.replace('/', '%2F')}'] td").nth(2)
         expect(row).to_have_text("0", timeout=WITHIN_S * 1_000)
@@ -70,6 +71,7 @@ def test_the_page_shows_brokers_and_what_waits_without_a_consumer(
             for _ in range(20):
                 publisher.send_safe(topic, b"x")
         expect(row).to_have_text("20", timeout=WITHIN_S * 1_000)
+        page.goto(address)
         brokers = page.locator("#brokers\\.body tr")
         expect(brokers).to_have_count(len(cluster.brokers))
         expect(brokers.locator(".chip.ok")).to_have_count(len(cluster.brokers))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import logging
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -48,6 +49,7 @@ class Leaks(logging.Handler):
         self._secrets: set[str] = set()
         self._said: dict[str, set[str]] = {}
         self._files: dict[str, bytes] = {}
+        self._also: list[str] = []
 
     def remember(self, secret: str) -> str:
         """Remember a password that is in use. Returns it."""
@@ -65,6 +67,10 @@ class Leaks(logging.Handler):
         """Take note of output and its place."""
         self._said.setdefault(place, set()).add(text)
 
+    def also(self, told: Iterable[str]) -> None:
+        """Tell these lines too: what a collector in another process has told."""
+        self._also += told
+
     def look_into(self, folder: Path) -> int:
         """Read the secrets of a cluster and the output of its parts. Returns how many files that were."""
         for file in folder.glob(SECRETS):
@@ -77,7 +83,7 @@ class Leaks(logging.Handler):
     def told(self) -> list[str]:
         """``file:line: ... shows a secret`` for every place that shows one, TOLD_MAX at most."""
         words = {word for secret in self._secrets for word in spellings(secret)}
-        found = [
+        found = self._also + [
             f"{place} shows a secret"
             for place, texts in self._said.items()
             if any(_shows(text.encode("utf-8", "replace"), words) for text in texts)

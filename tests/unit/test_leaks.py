@@ -89,3 +89,8 @@ def test_base64_of_anything_with_a_secret_in_it_is_found(
 ) -> None:
     text = base64.b64encode(before + secret.encode() + after)
     assert any(word in text for word in spellings(secret))
+
+
+def test_what_another_process_told_is_told_as_well(leaks: Leaks) -> None:
+    leaks.also(["/code/other.py:1: a log record shows a secret"])
+    assert leaks.told == ["/code/other.py:1: a log record shows a secret"]

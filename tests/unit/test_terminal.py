@@ -36,8 +36,8 @@ MAKES_FIT = {"printable", "escaped", "plural", "json.dumps", "len"}
 ALLOWED = {
     # Each of their lines is escaped where it is made.
     "messagebus/commands/outbox.py": {"f'{statement};'", "'\\n'.join(_lines(row)) + '\\n'"},
-    "messagebus/commands/spool.py": {"_json_line(each) if as_json else _line(each)"},
-    "messagebus/commands/parked.py": {
+    "messagebus_tools/spool.py": {"_json_line(each) if as_json else _line(each)"},
+    "messagebus_tools/parked.py": {
         "'\\n'.join(_lines(each)) + '\\n'",
         "f'\\r\\x1b[K{self._verb} {self.total}{of}: {printable(place)}'",
     },
@@ -52,7 +52,7 @@ ALLOWED = {
     },
     "ops/vendor.py": {"f\"{package['name']} {package['version']} ({package['licence']})\""},
     "messagebus_tools/tail.py": {"sys.stdout.buffer"},  # escaped, line by line
-    "messagebus/commands/dedup.py": {"f'{statement};'"},  # of ours
+    "messagebus_tools/dedup.py": {"f'{statement};'"},  # of ours
     # Texts of many lines that were read and rendered here: lists, configuration, units, settings.
     "consumer_lists/__main__.py": {"ours.render()", "table"},
     "lb/__main__.py": {"text", "line", "view.server_table(shown)"},

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from messagebus.admin.parked import ParkedCount, ParkedMessage
-from messagebus.commands import parked
 from messagebus.commands.options import Duration, iso
+from messagebus_tools import parked
 
 MESSAGE = ParkedMessage(
     name="orders/billing",

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from messagebus._io.consume.dedup import dedup_id
-from messagebus.commands.dedup import group
 from messagebus.core.claims import Turn, key_of
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.stores import Dedup, open_store
+from messagebus_tools.dedup import group
 
 NAME = "orders/billing"
 
