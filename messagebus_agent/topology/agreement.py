@@ -257,8 +257,8 @@ class Topology:
         """Make one round. Returns also the number to exceed for agents that did not take this change."""
         names = list(asked)
         heard = await self._pull(current.listed)
-        if not alive and (told := _still_read(self.register.entries, asked)):
-            raise TopologyMismatch(told)
+        if not alive and (why := _still_read(self.register.entries, asked)):
+            raise TopologyMismatch(why)
         options = await self._agreed(current, asked, heard) if alive else asked
         entries = self.register.change(
             names, alive=alive, answered=heard, above=above, options=options
