@@ -348,8 +348,8 @@ class Observer:
         oldest_at = min((each.since_ms for each in counts if each.ready), default=None)
         flows = sweep and [sweep.flows[each] for each in place.below if each in sweep.flows]
         if not sweep or not flows or len(flows) < len(place.below):
-            unknown = (None, members.consumers, None, None, oldest_at)
-            return Row(*place.key, ready, *unknown, at_ms, None)
+            consumers = members.consumers
+            return Row(*place.key, ready, None, consumers, None, None, oldest_at, at_ms, None)
         unacked = sum(sweep.loads[each].unacked for each in place.below)
         arrived, departed = (sum(each) for each in zip(*flows, strict=True))
         since = [
