@@ -66,6 +66,7 @@ GROUPS = (
     *fresh.GROUPS,
     tools.GROUP,
     trial.GROUP,
+    order.PARTITIONED_GROUP,
 )
 
 

@@ -19,7 +19,14 @@ from messagebus._io.amqp.copy_headers import dead_lettered
 from messagebus._io.amqp.properties import read_headers, read_message_id
 from messagebus.core.homes import read_homes, segment_of
 from messagebus.core.parking import read_ttl_ms
-from messagebus.destination import UNDELIVERED_QUEUE, Destination, Source, Subscription, Topic
+from messagebus.destination import (
+    SEGMENTS,
+    UNDELIVERED_QUEUE,
+    Destination,
+    Source,
+    Subscription,
+    Topic,
+)
 from messagebus.errors import TopologyMismatch
 from messagebus.message import Message
 from messagebus.testing.journal import Journal, copy_of, due_key_of, messages_of
@@ -201,9 +208,9 @@ class MemoryBroker:
         queue, journal = taker.queue, self._bus.journal
         for kind, tag, flag in orders:
             if kind == "ack":
-                journal.answered(queue.name, "ack", queue.ack(taker, tag, flag))
+                journal.answered(_known_as(queue), "ack", queue.ack(taker, tag, flag))
             elif (given_back := queue.nack(taker, tag, flag)) is not None:
-                journal.answered(queue.name, "requeue" if flag else "reject", [given_back])
+                journal.answered(_known_as(queue), "requeue" if flag else "reject", [given_back])
         queue.hand_out()
 
     def _dead_letter(self, queue: MemoryQueue, stored: Stored, reason: str) -> None:
@@ -260,6 +267,13 @@ class MemoryBroker:
                 queue.hand_out()
             if queue.gone_ms() <= now_ms:
                 self.delete(queue)
+
+
+def _known_as(queue: MemoryQueue) -> str:
+    """Return the queue that its subscription has without partitions: answers are told by that."""
+    if not queue.name.startswith(SEGMENTS):
+        return queue.name
+    return f"mb.sub/{queue.name.removeprefix(SEGMENTS).rpartition('/')[0]}"
 
 
 class MemoryBrokers:

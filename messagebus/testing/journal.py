@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.properties import ALONE, IN_BATCH, is_batch, read_message_id
-from messagebus.destination import Destination, Source
+from messagebus.destination import PARTS, Destination, Source
 from messagebus.message import Message
 from messagebus.testing.queues import Address, Stored
 
@@ -139,6 +139,8 @@ def first_publish_to(address: Address, raw: bytes) -> str:
 
 def due_key_of(exchange: str) -> str:
     """Return `due_key` of the destination with this exchange."""
+    if exchange.startswith(PARTS):
+        return f"mb.topic/{exchange.removeprefix(PARTS)}"
     is_queue = exchange.startswith("mb.to/")
     return f"mb.queue/{exchange.removeprefix('mb.to/')}" if is_queue else exchange
 

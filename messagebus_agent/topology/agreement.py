@@ -257,6 +257,8 @@ class Topology:
         """Make one round. Returns also the number to exceed for agents that did not take this change."""
         names = list(asked)
         heard = await self._pull(current.listed)
+        if not alive and (why := _still_read(self.register.entries, asked)):
+            raise TopologyMismatch(why)
         options = await self._agreed(current, asked, heard) if alive else asked
         entries = self.register.change(
             names, alive=alive, answered=heard, above=above, options=options
@@ -463,6 +465,18 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
                     return f"{wanted}: durability is wanted {FSYNC} and {weaker}"
         case _:
             pass
+    return ""
+
+
+def _still_read(entries: Mapping[str, Entry], names: Collection[str]) -> str:
+    """Return why these may not be deleted: the backlog of a partitioned topic goes with its segments."""
+    for name in names:
+        entry = entries.get(name)
+        if entry is None or not entry.alive or "/" in name or PARTITIONS not in dict(entry.options):
+            continue
+        left = [n for n, e in entries.items() if n.startswith(f"{name}/") and e.alive]
+        if left := sorted(set(left) - set(names)):
+            return f"{name} has partitions and is subscribed to: delete {', '.join(left)} first"
     return ""
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from messagebus import __version__
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Queue, Subscription
 from messagebus.errors import LinkError
-from messagebus.topology import DUE, parse_wanted
+from messagebus.topology import DUE, parse_wanted, with_options
 from messagebus_agent.broker.loads import Loads, Sweep
 from messagebus_agent.broker.upkeep import Upkeep, monotonic_ms
 from messagebus_agent.consumer_list import Clients, ListFile
@@ -52,11 +52,15 @@ Key = tuple[str, Kind]
 
 
 class _Place(NamedTuple):
-    """One row to be: its key, its queue inside the broker, and whether it is counted over AMQP."""
+    """One row to be: its key, its queue inside the broker, and whether it is counted over AMQP.
+
+    below: the queues of its segments, which are summed; the queue then has its consumers only.
+    """
 
     key: Key
     queue: str
     is_source: bool
+    below: tuple[str, ...] = ()
 
 
 class _Count(NamedTuple):
@@ -248,16 +252,31 @@ class Observer:
         text = repr([(n, e.number, e.origin, e.alive) for n, e in entries])
         self._topology = hashlib.sha256(text.encode()).hexdigest()[:16]
         alive = [name for name, entry in entries if entry.alive]
-        self._places = [place for name in alive for place in _places(name)]
+        self._places = [
+            self._of_segments(place) if place.key[1] == "sub" else place
+            for name in alive
+            for place in _places(name)
+        ]
         self._places.append(_Place((DUE, "park"), UNDELIVERED_QUEUE, is_source=False))
+
+    def _of_segments(self, place: _Place) -> _Place:
+        """Return the place of a subscription whose topic has partitions with the queues of its segments."""
+        wanted = with_options(
+            place.key[0], dict(self._parts.register.entries[place.key[0]].options)
+        )
+        if not isinstance(wanted, Subscription) or not wanted.topic.partitions:
+            return place
+        below = tuple(self._parts.upkeep.segment_queues(place.key[0]).values())
+        return _Place(place.key, wanted.group_queue, is_source=True, below=below)
 
     async def _count(self, wanted: set[str]) -> None:
         """Count what is due over AMQP; leave the last counts, which grow old, where the broker is away."""
         everything = wanted or not self._parts.loads.is_there
         due = [
-            place.queue
+            queue
             for place in self._places
             if (place.is_source or everything) and (not wanted or place.key[0] in wanted)
+            for queue in (place.queue, *place.below)
         ]
         often = len(due) <= COUNTED_OFTEN_MAX
         async with self._counting:
@@ -300,6 +319,8 @@ class Observer:
 
     def _row(self, place: _Place, sweep: Sweep | None) -> Row | None:
         """Return the row of a queue; None for one that is neither counted nor swept."""
+        if place.below:
+            return self._sum(place, sweep)
         count = self._counts.get(place.queue)
         load = sweep.loads.get(place.queue) if sweep else None
         if sweep and load:
@@ -316,6 +337,27 @@ class Observer:
         ready, consumers, at_ms, since_ms = count
         oldest_at = since_ms if ready else None
         return Row(*place.key, ready, None, consumers, None, None, oldest_at, at_ms, None)
+
+    def _sum(self, place: _Place, sweep: Sweep | None) -> Row | None:
+        """Return the row of the segments of a subscription; None until all are counted."""
+        counts = [self._counts[each] for each in place.below if each in self._counts]
+        members = self._counts.get(place.queue)
+        if members is None or len(counts) < len(place.below):
+            return None
+        ready, at_ms = sum(each.ready for each in counts), min(each.at_ms for each in counts)
+        oldest_at = min((each.since_ms for each in counts if each.ready), default=None)
+        flows = sweep and [sweep.flows[each] for each in place.below if each in sweep.flows]
+        if not sweep or not flows or len(flows) < len(place.below):
+            consumers = members.consumers
+            return Row(*place.key, ready, None, consumers, None, None, oldest_at, at_ms, None)
+        unacked = sum(sweep.loads[each].unacked for each in place.below)
+        arrived, departed = (sum(each) for each in zip(*flows, strict=True))
+        since = [
+            sweep.at_ms - sweep.ages_ms[each] for each in place.below if sweep.loads[each].messages
+        ]
+        oldest = min(since, default=None)
+        more = (unacked, members.consumers, arrived, departed, oldest)
+        return Row(*place.key, ready, *more, at_ms, sweep.at_ms)
 
 
 def _places(name: str) -> Iterator[_Place]:

@@ -19,10 +19,11 @@ from messagebus import (
     TopologyMismatch,
     declare,
 )
+from messagebus.admin.parked import redrive_parked
 from messagebus.topology import Wanted
 from tests.contract.conftest import Bus, Client, end_of
 from tests.contract.test_consuming import WITHIN_S
-from tests.contract.test_handling import ended, run
+from tests.contract.test_handling import counted, ended, run
 from tests.contract.test_order import COUNT, KEYS, SOON, Recorder, fails, mixed
 from tests.support.eventually import eventually_async
 
@@ -162,3 +163,25 @@ async def test_what_cannot_keep_an_order_is_refused_by_its_name(
         await publisher.call("send_safe", bus.topic, b"m")
         with pytest.raises(ConfigError, match=told):  # now it is known to have partitions
             await publisher.call("submit", bus.topic, b"m", **options)
+
+
+@pytest.mark.guarantee("key-order-across-brokers")
+async def test_what_was_parked_goes_back_into_its_partition(bus: Bus) -> None:
+    await declared(bus)
+    handler = Placed(fails("k1:3", until=99))
+    consumer = await bus.consumer(order="key")
+    await publish(bus, ["k1:2", "k1:3", "k1:4", "k2:0"])
+    work = run(consumer, handler.of(consumer), 10, retry=SOON)
+    await eventually_async(lambda: sum(map(len, handler.well.values())) == 3, within_s=WITHIN_S)
+    if bus.is_memory:
+        await eventually_async(
+            lambda: len(bus.in_memory.parked(bus.topic, "billing")) == 1, within_s=WITHIN_S
+        )
+    else:
+        handler._end = lambda _delivery: None
+        source = f"{bus.topic}/billing"
+        await counted(consumer, parked=1)
+        moved = await asyncio.to_thread(redrive_parked, bus.config, [source])
+        assert sum(moved.moved.values()) == 1
+        await eventually_async(lambda: handler.well["k1"][-1] == "k1:3", within_s=WITHIN_S)
+    await ended(consumer, work)

@@ -22,12 +22,14 @@ from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import (
+    KEY_HEADER,
     read_content_type,
     read_headers,
     read_message_id,
     read_stamp_ms,
 )
 from messagebus.config import BusConfig
+from messagebus.core.homes import partition_of, read_homes, segment_of
 from messagebus.core.parking import (
     REDRIVEN,
     Choice,
@@ -37,6 +39,7 @@ from messagebus.core.parking import (
     is_dropped_by_redrive,
     read_facts,
 )
+from messagebus.destination import Subscription
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 DIAL_TIMEOUT_MS = 2_000
@@ -136,9 +139,33 @@ class Parking:
         that is gone or full and takes nothing more. Raises it too for messages left behind, when all others
         are done: undelivered ones still without a queue, and those that cannot be copied. Raises LinkError.
         """
-        async with self._link() as putting_link:
-            putting = _Putting(putting_link)
-            await putting.begin()
+        async with contextlib.AsyncExitStack() as links:
+            puttings = dict[str, _Putting]()
+            topic = source.topic if isinstance(source, Subscription) else None
+            homes = read_homes(topic.homes, topic.partitions) if topic is not None else ()
+
+            async def putting_at(broker: str) -> _Putting:
+                if broker not in puttings:
+                    dialled = opened(
+                        self._bus, broker, timeout_ms=DIAL_TIMEOUT_MS, is_named=self._is_named
+                    )
+                    puttings[broker] = _Putting(await links.enter_async_context(dialled))
+                    await puttings[broker].begin()
+                return puttings[broker]
+
+            putting = await putting_at(self._broker)
+
+            async def put(raw: bytes, body: bytes) -> None:
+                """Put a message back; one of a partitioned topic behind what waits in its partition."""
+                assert not isinstance(source, Undelivered)
+                if not homes or not isinstance(source, Subscription):
+                    await putting.put("", source.amqp_queue, raw, body)
+                    return
+                key = read_headers(raw).get(KEY_HEADER)
+                partition = partition_of(key if isinstance(key, str) else "", len(homes))
+                home = homes[partition]
+                queue = source.segment_queue(segment_of(partition, home))
+                await (await putting_at(home.broker)).put("", queue, raw, body)
 
             async def move(taking: _Taking, taken: _Taken) -> str:
                 try:
@@ -149,7 +176,7 @@ class Parking:
                     if why := await putting.put_as_due(taken.facts.address, raw, taken.body):
                         return why
                 else:
-                    await putting.put("", source.amqp_queue, raw, taken.body)
+                    await put(raw, taken.body)
                 taking.ack(taken.tag)
                 # Wait here, so that an end of the process loses no answer that the broker has not read.
                 await taking.settle()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -20,7 +20,7 @@ from messagebus._io.wire import Registration
 from messagebus.admin.proof import TokenProof
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.destination import Queue, Source, Subscription
+from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, Wanted, with_options
@@ -174,10 +174,19 @@ async def topology(bus: BusConfig) -> list[Wanted]:
             try:
                 told = (await http.get(urljoin(url, "topology"))).raise_for_status().json()
                 alive = [entry for entry in told["entries"] if entry["alive"]]
-                return [with_options(each["wanted"], _options(each)) for each in alive]
+                found = [with_options(each["wanted"], _options(each)) for each in alive]
+                return [_with_homes(each, found) for each in found]
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as trouble:
                 fault = f"{url}: {trouble or type(trouble).__name__}"
     raise TopologyError(f"no agent says which subscriptions there are: {fault}")
+
+
+def _with_homes(wanted: Wanted, among: Sequence[Wanted]) -> Wanted:
+    """Return a subscription of a partitioned topic with the homes of that."""
+    if not isinstance(wanted, Subscription) or not wanted.topic.partitions:
+        return wanted
+    topics = (each for each in among if isinstance(each, Topic) and each == wanted.topic)
+    return replace(wanted, topic=next(topics, wanted.topic))
 
 
 def _options(entry: Mapping[str, Any]) -> dict[str, Any]:

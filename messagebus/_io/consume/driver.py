@@ -37,7 +37,7 @@ from messagebus.errors import (
     RegistrationIncomplete,
     TopologyMismatch,
 )
-from messagebus.message import Delivery, Header
+from messagebus.message import SEGMENT_MARK, Delivery, Header
 from messagebus.stats import BrokerStats, ConsumerStats
 
 if TYPE_CHECKING:
@@ -708,17 +708,22 @@ class ConsumeDriver:
         states = self._members.states
         return bool(states) and all(state is State.OPEN for state in states.values())
 
+    def _broker_stats(self) -> dict[str, BrokerStats]:
+        """Return the figures of each broker; those of its segments summed, open when all of them are."""
+        found: dict[str, BrokerStats] = {}
+        for name, state in sorted(self._members.states.items()):
+            broker, told = name.partition(SEGMENT_MARK)[0], state.value
+            delivered, owed = self._inbox.delivered.get(name, 0), self._inbox.owed(name)
+            if (before := found.get(broker)) is not None:
+                told = before.state if before.state != State.OPEN.value else told
+                delivered, owed = before.delivered + delivered, before.owed + owed
+            found[broker] = BrokerStats(state=told, delivered=delivered, owed=owed)
+        return found
+
     def stats(self) -> ConsumerStats:
         keeper, inbox = self.follower.keeper, self._inbox
         return ConsumerStats(
-            brokers={
-                broker: BrokerStats(
-                    state=state.value,
-                    delivered=inbox.delivered.get(broker, 0),
-                    owed=inbox.owed(broker),
-                )
-                for broker, state in sorted(self._members.states.items())
-            },
+            brokers=self._broker_stats(),
             delivered=inbox.counters.delivered,
             acked=inbox.counters.acked,
             nacked=inbox.counters.nacked,

@@ -17,7 +17,7 @@ from typing import cast
 from zlib import crc32
 
 from messagebus._io.amqp.link import Link
-from messagebus._io.amqp.properties import read_key
+from messagebus._io.amqp.properties import KEY_HEADER, read_headers, read_key
 from messagebus._io.loop import now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Address, Many, Publish, Target, Waiter, tell
@@ -103,10 +103,11 @@ class HomeDriver(PublishDriver):
 class _Topic:
     """A partitioned topic. drivers: of the homes; targets: content type -> target, both by partition."""
 
-    __slots__ = ("drivers", "name", "segments", "targets")
+    __slots__ = ("count", "drivers", "name", "segments", "targets")
 
     def __init__(self, name: str, segments: list[str], drivers: list[HomeDriver]) -> None:
         self.name, self.segments, self.drivers = name, segments, drivers
+        self.count = len(segments)
         self.targets: list[dict[str, Target]] = [{} for _ in segments]
 
 
@@ -154,25 +155,21 @@ class Homes:
     def take_over(self, topic: str, items: Iterable[Item]) -> None:
         """Publish these, which another driver has accepted, in their order."""
         for item in cast(Iterable[Publish], items):
-            key = "" if item.properties is None else read_key(item.properties) or ""
+            key = "" if item.properties is None else _key_of(item.properties)
             driver, own = self._place(self._topics[topic], key, item.target.content_type)
             item.target, item.destination = own, own.destination
             driver.take_over_one(item)
 
     def _place(self, topic: _Topic, key: str, content_type: str) -> tuple[HomeDriver, Target]:
-        number = crc32(key.encode()) if key else next(self._turn)
-        partition = number % len(topic.drivers)
-        targets = topic.targets[partition]
-        own = targets.get(content_type)
-        if own is None:
-            address = Address(
-                topic.name,
-                f"{PARTS}{topic.name}",
-                topic.segments[partition],
-                Durability.FSYNC,
-            )
-            own = targets[content_type] = Target(address, content_type)
-        return topic.drivers[partition], own
+        partition = (crc32(key.encode()) if key else next(self._turn)) % topic.count
+        own = topic.targets[partition].get(content_type)
+        return topic.drivers[partition], own or self._target(topic, partition, content_type)
+
+    def _target(self, topic: _Topic, partition: int, content_type: str) -> Target:
+        exchange = f"{PARTS}{topic.name}"
+        address = Address(topic.name, exchange, topic.segments[partition], Durability.FSYNC)
+        made = topic.targets[partition][content_type] = Target(address, content_type)
+        return made
 
     def submit(
         self,
@@ -184,19 +181,23 @@ class Homes:
     ) -> Publish:
         """Accept a publish without a bound: the caller has asked for room. As `PublishDriver.submit`."""
         topic, key = self._topics[target.address.name], "" if message is None else message.key
-        driver, own = self._place(topic, key, target.content_type)
-        if driver.pending.waiting >= self._share and driver.is_away(now_ms()):
-            message_id = message.message_id if message is not None else ""
-            publish = Publish(message_id, own, body, None, 0, waiter)
-            partition = own.address.routing_key.partition(".")[0]
-            away = f"home {driver.home} of partition {partition} is away, and {self._share} wait"
-            driver.pending.refuse(publish, away)
-            self._loop.call_soon(tell, [publish], time.monotonic_ns())
-            return publish
-        publish = driver.submit(own, body, message, timeout_ms, waiter)
-        if not driver.pending.has_room(0):
-            self.crowded = driver
-        return publish
+        number = crc32(key.encode()) if key else next(self._turn)  # `_place` inlined
+        partition = number % topic.count
+        driver, own = topic.drivers[partition], topic.targets[partition].get(target.content_type)
+        if own is None:
+            own = self._target(topic, partition, target.content_type)
+        if driver.pending.waiting >= self._share:
+            now = now_ms()
+            if driver.is_away(now):
+                message_id = message.message_id if message is not None else ""
+                publish = Publish(message_id, own, body, None, 0, waiter)
+                away = f"home {driver.home} of partition {partition} is away"
+                driver.pending.refuse(publish, f"{away}, and {self._share} wait")
+                self._loop.call_soon(tell, [publish], time.monotonic_ns())
+                return publish
+            if not driver.pending.has_room(len(body) + 1, 2):
+                self.crowded = driver
+        return driver.submit(own, body, message, timeout_ms, waiter)
 
     def _room(self) -> None:
         self._look()
@@ -229,3 +230,8 @@ class Homes:
         """End the timer; the drivers are stopped by their fleet."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _key_of(properties: bytes) -> str:
+    key = read_key(properties)
+    return str(read_headers(properties).get(KEY_HEADER, "")) if key is None else key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from messagebus import Message, Topic
 from messagebus._io.consume.segments import broker_of
@@ -66,17 +67,21 @@ async def test_a_member_lets_go_what_is_more_than_its_share_and_loses_no_order()
     ):
 
         async def take(number: int, consumer: object) -> None:
-            while (delivery := await consumer.receive(1.0)) is not None:  # type: ignore[attr-defined]
+            while (delivery := await consumer.receive(1.5)) is not None:  # type: ignore[attr-defined]
                 got[number].append(int(delivery.body))
                 consumer.ack(delivery)  # type: ignore[attr-defined]
 
-        numbers = iter(range(10_000))
+        numbers, published = itertools.count(), 0
 
         async def publish() -> None:
+            nonlocal published
             messages = [Message.text(str(next(numbers)), key=f"k{n}") for n in range(20)]
             await publisher.send_many("orders", messages)
+            published += len(messages)
+            await eventually_async(
+                lambda: len(got[0]) + len(got[1]) == published, within_s=WITHIN_S
+            )
 
-        await publish()
         taking = asyncio.create_task(take(0, first))
         async with bus.async_consumer("orders", subscription="billing", order="key") as second:
             also = asyncio.create_task(take(1, second))
@@ -84,4 +89,4 @@ async def test_a_member_lets_go_what_is_more_than_its_share_and_loses_no_order()
                 while not got[1]:
                     await publish()
             await asyncio.gather(taking, also)
-        assert sorted(got[0] + got[1]) == list(range(next(numbers)))
+        assert sorted(got[0] + got[1]) == list(range(published))

@@ -13,7 +13,7 @@ import pytest
 
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.errors import TopologyError, TopologyMismatch
-from messagebus.topology import read_item
+from messagebus.topology import Options, read_item
 from messagebus_agent.consumer_list import ListFile
 from messagebus_agent.topology import agreement as module
 from messagebus_agent.topology.agreement import NoMajority, Topology
@@ -575,3 +575,40 @@ async def test_of_two_that_make_one_name_otherwise_at_once_one_wins_and_one_is_t
     assert maps[0] == maps[1] == maps[2]
     for upkeep in upkeeps:
         assert len(upkeep.declared["queue:x"]) == 1
+
+
+async def test_a_partitioned_topic_gets_its_homes_and_its_subscriptions_their_number(
+    rig: Rig,
+) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    options: dict[str, Options] = {"orders": {"partitions": 4}}
+    await rig.topology.change(["orders", "orders/billing"], alive=True, options=options)
+    entries = rig.register.entries
+    assert sorted(str(dict(entries["orders"].options)["homes"]).split()) == [ME, B, C]
+    assert dict(entries["orders/billing"].options) == {"partitions": 4}
+    before = entries["orders"]
+    await rig.topology.change(["orders"], alive=True, options=options)
+    assert entries["orders"] == before
+    with pytest.raises(TopologyMismatch, match="partitions is wanted 5 and exists 4"):
+        await rig.topology.change(["orders"], alive=True, options={"orders": {"partitions": 5}})
+    with pytest.raises(TopologyMismatch, match="delete orders/billing first"):
+        await rig.topology.change(["orders"], alive=False)
+    await rig.topology.change(["orders", "orders/billing"], alive=False)
+    assert dict(entries["orders"].options).keys() == {
+        "homes",
+        "partitions",
+    }  # what is to be deleted
+
+
+async def test_a_plain_topic_with_readers_gets_no_partitions(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    await rig.topology.change(["orders/billing"], alive=True)
+    wanted: dict[str, Options] = {"orders": {"partitions": 4}}
+    with pytest.raises(TopologyMismatch, match="its subscription orders/billing has others"):
+        await rig.topology.change(["orders"], alive=True, options=wanted)
+    expiring: dict[str, Options] = {"prices/x": {"expires_s": 60}}
+    await rig.topology.change(["prices"], alive=True, options={"prices": {"partitions": 4}})
+    with pytest.raises(TopologyMismatch, match="does not expire"):
+        await rig.topology.change(["prices/x"], alive=True, options=expiring)

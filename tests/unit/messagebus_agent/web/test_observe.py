@@ -49,6 +49,10 @@ class FakeUpkeep:
             raise LinkLost(ME, "no link to the broker")
         return {queue: self.there.get(queue) for queue in queues}
 
+    def segment_queues(self, name: str) -> dict[str, str]:
+        below = f"mb.seg/{name}/"
+        return {each.removeprefix(below): each for each in self.there if each.startswith(below)}
+
     def missing(self) -> list[str]:
         return [f"orders/m{number:02}" for number in range(25)]
 
@@ -298,3 +302,20 @@ async def test_whoever_asks_has_the_statistics_looked_at_sooner(rig: Rig) -> Non
     assert not rig.loads._hurried.is_set()
     rig.loads.hurry(now_ms + 6_000)
     assert rig.loads._hurried.is_set()
+
+
+async def test_the_segments_of_a_subscription_are_one_row(rig: Rig) -> None:
+    """Nothing in its one queue, which is not there, would be zero of zero."""
+    options = (("partitions", 4),)
+    payments = replace(entry("payments/ledger"), options=options)
+    rig.register.told(Snapshot(intact=True, entries=(payments,)))
+    group, first = "mb.group/payments/ledger", "mb.seg/payments/ledger/0.1"
+    rig.upkeep.there |= {group: (0, 3), first: (4, 1), "mb.seg/payments/ledger/3.1": (5, 1)}
+    row = (await rig.ask()).rows["payments/ledger", "sub"]
+    assert (row.ready, row.consumers, row.unacked) == (9, 3, None)
+    await rig.sweep(
+        load(first, 6, departed=2, unacked=2),
+        load("mb.seg/payments/ledger/3.1", 5, departed=1),
+    )
+    row = (await rig.ask()).rows["payments/ledger", "sub"]
+    assert (row.ready, row.unacked, row.arrived) == (9, 2, 11)

@@ -24,6 +24,7 @@ def removal(how: Drain = WAITS) -> Plan:
 def test_the_order_of_a_removal() -> None:
     assert [step.name for step in removal().steps] == [
         "see that others take publishes without mb2",
+        "see that no partition is at home on mb2",
         "mark mb2 as draining in the list",
         "bring the list that drains mb2 to every agent",
         "send no publishers to mb2",

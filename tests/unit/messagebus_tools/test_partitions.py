@@ -1,0 +1,62 @@
+"""The table of a topic's partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from messagebus import BusConfig, Subscription, Topic
+from messagebus._io.agents.subscriptions import SubscriptionCount, SubscriptionCounts
+from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.errors import NotFound
+from messagebus.topology import Wanted
+from messagebus_tools import partitions
+from messagebus_tools.partitions import rows_of
+
+ONE, TWO = "mb1:5672", "mb2:5672"
+BUS = BusConfig(broker="mb1", list_urls=("http://mb1:8081/consumer-list",))
+LISTED = BrokerList(listed=tuple(ListedBroker(broker=Broker.parse(each)) for each in (ONE, TWO)))
+ORDERS = Topic("orders", partitions=3, homes=f"{ONE} 2@{TWO}")
+
+
+@pytest.fixture(autouse=True)
+def _agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def topology(_bus: BusConfig) -> list[Wanted]:
+        return [ORDERS, Topic("plain"), Subscription(ORDERS, "billing")]
+
+    async def count(_bus: BusConfig, _brokers: BrokerList) -> SubscriptionCounts:
+        counts = tuple(
+            SubscriptionCount(
+                name=f"orders/{name}",
+                broker=ONE,
+                ready=5,
+                consumers=1,
+                segments={"0.1": waiting, "2.1": 0},
+            )
+            for name, waiting in (("billing", 5), ("audit", 7))
+        )
+        return SubscriptionCounts(counts, unanswered={TWO: "no answer"}, answered=(ONE,))
+
+    monkeypatch.setattr(partitions, "topology", topology)
+    monkeypatch.setattr(partitions, "count", count)
+
+
+async def test_each_partition_has_its_home_and_what_waits_there() -> None:
+    rows = await rows_of(BUS, LISTED, "orders")
+    assert [(row.partition, row.home, row.epoch) for row in rows] == [
+        (0, ONE, 1),
+        (1, TWO, 2),
+        (2, ONE, 1),
+    ]
+    assert rows[0].waiting == {"billing": 5, "audit": 7}
+    assert (rows[1].waiting, rows[1].fault) == ({}, "no answer")
+
+
+async def test_one_subscription_is_shown_alone() -> None:
+    rows = await rows_of(BUS, LISTED, "orders/billing")
+    assert [dict(row.waiting) for row in rows] == [{"billing": 5}, {}, {"billing": 0}]
+
+
+@pytest.mark.parametrize("name", ["plain", "nothing"])
+async def test_a_topic_without_partitions_is_not_found(name: str) -> None:
+    with pytest.raises(NotFound, match=f"no topic {name} with partitions"):
+        await rows_of(BUS, LISTED, name)
