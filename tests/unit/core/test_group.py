@@ -97,3 +97,15 @@ def test_with_fewer_than_its_share_a_member_waits_everywhere() -> None:
     full = Group("a", 32).wanted(segments, segments[:4], 8, 0.9)
     assert set(segments[:4]) <= set(full)
     assert len(full) < 32
+
+
+def test_members_that_have_their_share_stand_by_for_segments_of_others() -> None:
+    segments = [f"{partition}.1" for partition in range(32)]
+    groups = [Group(f"m{number}", 32) for number in range(8)]
+    waited_for = set()
+    for number, group in enumerate(groups):
+        active = segments[4 * number : 4 * number + 4]
+        wanted = group.wanted(segments, active, 8, draw=0.9)
+        assert set(active) <= set(wanted) < set(segments)
+        waited_for.update(set(wanted) - set(active))
+    assert len(waited_for) > 16
