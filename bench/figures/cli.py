@@ -63,7 +63,7 @@ GROUPS = (
     scale.GROUP,
     *fresh.GROUPS,
     tools.GROUP,
-    trial.GROUP,
+    *trial.GROUPS,
 )
 
 
