@@ -65,7 +65,7 @@ GROUPS = (
     scale.GROUP,
     *fresh.GROUPS,
     tools.GROUP,
-    trial.GROUP,
+    *trial.GROUPS,
     order.PARTITIONED_GROUP,
 )
 

@@ -28,7 +28,7 @@ from bench.figures.see import page
 from messagebus import BusConfig, Consumer, ConsumerConfig, Message, Publisher, declare
 from ops.local.cluster import LocalCluster
 
-NAME = "see.trial"
+NAME, BESIDE = "see.trial", "see.beside"
 ALONE, SLOW, PARKED, STOPS = "shipments/warehouse", "payments/fraud", "orders/billing", "emails/out"
 HEALTHY = ("orders/audit", "orders/crm", "users/welcome", "catalog/search")
 BEHIND, CAUSE, NEEDLE = "report-nightly@batch-2", "KeyError: 'iban'", "parcel-4711-needle"
@@ -125,7 +125,6 @@ def _figures(scene: Scene) -> Iterator[Figure]:
                 yield make(f"{id}_clicks", told, person.clicks, "", (at_most, CLICKS_MAX))
                 told = f"An operator at the overview finds {what}: until the page says it"
                 yield make(f"{id}_s", told, took_s, "s", (at_most, SECONDS_MAX))
-        yield from _beside(scene, bus, address, make)
 
 
 def _broken(stack: ExitStack, cluster: LocalCluster, bus: BusConfig) -> None:
@@ -256,8 +255,15 @@ def _list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
 # Beside RabbitMQ's page.
 
 
-def _beside(scene: Scene, bus: BusConfig, address: str, make: Maker) -> Iterator[Figure]:
-    cluster = scene.cluster
+def _beside(scene: Scene) -> Iterator[Figure]:
+    bus = BusConfig.from_env(scene.cluster.client_env())
+    declare(bus, [SLOW, STOPS])
+    with page.monitor(scene.cluster.client_env(), scene.folder) as (address, _):
+        yield from _compared(scene, bus, address)
+
+
+def _compared(scene: Scene, bus: BusConfig, address: str) -> Iterator[Figure]:
+    make, cluster = Maker(BESIDE, repeat_command(BESIDE)), scene.cluster
     consumers = f"tr[id='source.{quote(STOPS, safe='')}'] td:nth-child(7)"
     with page.tab(f"{address}/subscriptions?q={STOPS}") as tab:
         ours = _stopped_seen(bus, tab, consumers, "^[1-9]", "^0")
@@ -266,7 +272,7 @@ def _beside(scene: Scene, bus: BusConfig, address: str, make: Maker) -> Iterator
     queue = quote(f"mb.sub/{STOPS}", safe="")
     with page.tab("about:blank") as tab:
         _log_in(tab, cluster, cluster.names[0], f"#/queues/%2F/{queue}")
-        theirs = _stopped_seen(bus, tab, "#main", "ctag|amq[.]", "no consumers")
+        theirs = _stopped_seen(bus, tab, "#main", r"Consumers \([1-9]", r"Consumers \(0")
     told = f"{what}: RabbitMQ's, at that queue of one broker"
     yield make("stopped_rabbitmq_s", told, theirs, "s")
     with page.tab(address) as tab:
@@ -318,4 +324,7 @@ def _clicks_at(cluster: LocalCluster, name: str) -> int:
     return 3
 
 
-GROUP = Group(NAME, 3, BEHIND_HAPROXY, _figures)
+GROUPS = tuple(
+    Group(name, 3, BEHIND_HAPROXY, measure)
+    for name, measure in ((NAME, _figures), (BESIDE, _beside))
+)
