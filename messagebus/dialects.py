@@ -20,6 +20,7 @@ __all__ = [
     "dialect_named",
     "is_conflict",
     "is_login_refused",
+    "is_missing_column",
     "is_missing_table",
 ]
 
@@ -124,6 +125,16 @@ def is_missing_table(fault: BaseException) -> bool:
         _sqlstate(each) == "42P01"
         or _mysql_code(each) == 1146
         or str(each).startswith("no such table")
+        for each in _causes(fault)
+    )
+
+
+def is_missing_column(fault: BaseException) -> bool:
+    """Return whether a driver's error says that a table has no such column."""
+    return any(
+        _sqlstate(each) == "42703"
+        or _mysql_code(each) == 1054
+        or str(each).startswith("no such column")
         for each in _causes(fault)
     )
 

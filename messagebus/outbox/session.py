@@ -256,7 +256,7 @@ async def check_tables(session: Session, table: Table) -> None:
             raise LoginRefused(shown, told(fault)) from fault
         raise NotReady(f"database {shown}: {told(fault)}") from fault
     try:
-        await session.run([], (table.any_due(), ()))
+        await session.run([], (table.columns(), ()))
         await session.run([], (table.read_leases(), ()))
     except Exception as fault:
         if not is_missing_table(fault):

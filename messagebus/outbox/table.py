@@ -164,6 +164,10 @@ class Table:
         behind = f" AND (msg_key = '' OR {self._key_waits})" if key_waits else ""
         return f"SELECT id FROM {self.name} o WHERE {self._waits}{behind} LIMIT 1"
 
+    def columns(self) -> str:
+        """Return what reads all columns of no row: one of another version fails."""
+        return f"SELECT {_READ_ALL}, not_before_ms, parked_ms, reason FROM {self.name} WHERE 1 = 0"
+
     def misplaced(self) -> str:
         """Return what reads rows that no relay would: others wrote them with a shard that does not exist."""
         return (

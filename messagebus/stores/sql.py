@@ -32,6 +32,7 @@ from messagebus.dialects import (
     dialect_named,
     is_conflict,
     is_login_refused,
+    is_missing_column,
     is_missing_table,
 )
 from messagebus.errors import ConfigError, MessageBusError, StoreAway
@@ -217,6 +218,9 @@ class SqlStore:
         if is_missing_table(fault):
             missing = "inbox" if "messagebus_inbox" in str(fault) else "dedup"
             return table_missing(f"messagebus_{missing}", self._dialect)
+        if is_missing_column(fault):
+            told = " ".join(str(fault).split())[:200]
+            return ConfigError(f"{self._shown}: its tables are of another version: {told}")
         if is_login_refused(fault):
             return ConfigError(f"{self._shown}: user, password or database refused")
         return StoreAway(f"{self._shown}: {' '.join(str(fault).split())[:200]}")

@@ -191,6 +191,12 @@ async def test_a_text_that_is_none_holds_up_no_other_row_and_is_shown(
         assert told.exit_code == 0, told.output
 
 
+async def test_a_table_of_another_version_is_told_at_the_start(shop: Shop) -> None:
+    change(shop, "ALTER TABLE messagebus_outbox RENAME COLUMN options TO settings")
+    with pytest.raises(ConfigError, match="no such column: options"):
+        await shop.relay().start(require="one")
+
+
 async def test_two_brokers_confirm_a_row_that_was_added_as_redundant(shop: Shop) -> None:
     shop.bus.close()
     shop.bus = MemoryBus(brokers=2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.stores import Dedup, Store, open_store
 from messagebus.stores.memory import MemoryStore
+from messagebus.stores.sql import SqlStore, dedup_ddl
 
 RULE = Rule(30_000, 60_000, 2)
 
@@ -110,6 +114,17 @@ async def test_what_is_over_goes_before_what_is_not() -> None:
     await store.turn(Turn(done=keys(0, 2)), RULE._replace(remember_ms=0))
     await store.turn(Turn(done=keys(9, 1)), RULE)
     assert (await store.count())[2:] == (1, 0, 0)
+
+
+async def test_tables_of_another_version_are_no_store_that_is_away(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        for statement in dedup_ddl("sqlite"):
+            connection.execute(statement)
+        connection.execute("ALTER TABLE messagebus_dedup DROP COLUMN unended")
+    store = SqlStore(f"sqlite:///{tmp_path}/app.db")
+    with pytest.raises(ConfigError, match=r"of another version: no such column: unended"):
+        await store.turn(Turn(claim=[bytes(16)], token=b"somebody"), RULE)
+    await store.close()
 
 
 async def test_a_clock_that_is_set_ends_no_claim_in_memory_and_forgets_nothing(
