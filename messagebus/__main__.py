@@ -66,7 +66,7 @@ LATER = {
         "Show the homes of a topic's partitions.",
     ),
     "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
-    "replay": ("replay:replay", "Read TOPIC's messages again from its streams."),
+    "replay": ("messagebus_tools.replay:replay", "Read TOPIC's messages again from its streams."),
     "spool": (
         "messagebus_tools.spool:group",
         "Count, show, send or drop what waits on this host's disk.",

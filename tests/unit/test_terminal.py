@@ -45,7 +45,7 @@ ALLOWED = {
     "messagebus/worker/process.py": {"f'messagebus: {text}'"},
     # The output of `consume` is made fit for its stream: see below.
     "messagebus/commands/flow.py": {"sys.stdout.buffer"},
-    "messagebus/commands/replay.py": {"sys.stdout.buffer"},  # escaped, line by line
+    "messagebus_tools/replay.py": {"sys.stdout.buffer"},  # escaped, line by line
     "messagebus_tools/top.py": {"CLEAR"},  # of ours, on a terminal
     "messagebus/__main__.py": {
         "page.hash_password(click.prompt('Password', hide_input=True, err=True))"
