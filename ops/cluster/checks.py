@@ -100,11 +100,17 @@ def applied_and_attached(view: View, name: str) -> str:
 
 @as_check
 def is_no_home(view: View, name: str) -> str:
-    """Check that no partition is at home on the broker: its keys would wait for it. Raises Blocked."""
+    """Check that no partition is at home on the broker: its keys would wait for it. Raises Blocked.
+
+    A topic opens its partitions when every agent knows of them, so those that answer know all.
+    """
     address = next(str(node.address) for node in view.nodes if node.name == name)
+    answered, silent = view.answering_snapshots()
+    if not answered:
+        return some([f"{agent}: {why}" for agent, why in silent.items()])
     topics = {
         str(entry["wanted"])
-        for found in view.snapshots().values()
+        for found in answered.values()
         for entry in found["entries"]
         if entry["alive"] and "/" not in entry["wanted"]
         for home in str(entry.get("homes", "")).split()

@@ -106,7 +106,7 @@ class AuditedLoad:
             eventually(
                 lambda: self.received.keys() >= wanted.difference(but), within_s=AUDITED_WITHIN_S
             )
-        doubled = {id for id, times in list(self.received.items()) if times > 1}
+        doubled = {id for id, times in dict(self.received).items() if times > 1}
         told = Audit(wanted - set(dict(self.received)), doubled - self._told)
         self._told |= told.lost | told.doubled
         return told

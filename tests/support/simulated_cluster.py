@@ -487,6 +487,13 @@ class SimulatedView:
     def maps(self) -> dict[str, dict[str, Any]]:
         return {one.name: {} for one in self._answering()}
 
+    def answering_snapshots(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        answering = {one.name: one.agent for one in self._agents()}
+        return (
+            {name: {"entries": []} for name, answers in answering.items() if answers},
+            {name: "refused" for name, answers in answering.items() if not answers},
+        )
+
     def _agents(self) -> Iterator[Broker]:
         self._cluster.tick()
         for name in self._cluster.inventory_names:
