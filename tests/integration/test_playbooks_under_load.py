@@ -223,7 +223,7 @@ def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_
         mends(cluster)
     resumed = ops(cluster, "restart", "mb3", "--yes")
     assert resumed.returncode == 0, resumed.stderr
-    assert "taking up the run that did 5 of" in resumed.stderr
+    assert "taking up the run that did 6 of" in resumed.stderr
     assert load.audit().lost == set()
     cluster.wait_ready()
 

@@ -288,9 +288,9 @@ def _compared(scene: Scene, bus: BusConfig, address: str) -> Iterator[Figure]:
     with page.tab(f"{address}/subscriptions"):
         watched = sum(page.cpu_percents(pids, scene.part(round(WATCHED_S), 5)))
     with ExitStack() as stack:
-        opened = stack.enter_context(page.tab("about:blank"))
+        browser = stack.enter_context(page.tab("about:blank")).context.browser
         for name in cluster.names:
-            _log_in(opened.context.new_page(), cluster, name, "#/queues")
+            _log_in(browser.new_page(), cluster, name, "#/queues")
         theirs = sum(page.cpu_percents(pids, scene.part(round(WATCHED_S), 5)))
     what = f"CPU of all {len(pids)} brokers while somebody watches all queues, of one core"
     yield make("watch_percent", f"{what}, more than before: ours", watched - rest, "%")
