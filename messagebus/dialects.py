@@ -121,20 +121,18 @@ def clock_ms(dialect: str) -> str:
 
 def is_missing_table(fault: BaseException) -> bool:
     """Return whether a driver's error says that a table does not exist."""
-    return any(
-        _sqlstate(each) == "42P01"
-        or _mysql_code(each) == 1146
-        or str(each).startswith("no such table")
-        for each in _causes(fault)
-    )
+    return _says(fault, "42P01", 1146, "no such table")
 
 
 def is_missing_column(fault: BaseException) -> bool:
     """Return whether a driver's error says that a table has no such column."""
+    return _says(fault, "42703", 1054, "no such column")
+
+
+def _says(fault: BaseException, state: str, code: int, begin: str) -> bool:
+    """Return whether a cause has this state of PostgreSQL or code of MySQL, or begins so in SQLite."""
     return any(
-        _sqlstate(each) == "42703"
-        or _mysql_code(each) == 1054
-        or str(each).startswith("no such column")
+        _sqlstate(each) == state or _mysql_code(each) == code or str(each).startswith(begin)
         for each in _causes(fault)
     )
 

@@ -94,7 +94,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What each of `PARTS` costs in a broker.
+    """Costs of each of `PARTS` in a broker.
 
     syncs_per_s, syncs_each: syncs of a disk at most, a second, and for each subscription of a message.
     """

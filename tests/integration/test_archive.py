@@ -63,7 +63,7 @@ def archived(folder: Path) -> list[Message]:
 def test_whatever_kills_to_file_no_message_is_lost(
     cluster: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path, compress: str
 ) -> None:
-    """What was acked is on the disk; what was not comes again under its id."""
+    """Acked messages are on the disk; all others come again under their ids."""
     declare(bus, [f"{topic}/all"])
     words = ("to-file", topic, str(tmp_path), "-s", "all", "--compress", compress)
     sent = set[str]()

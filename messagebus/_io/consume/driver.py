@@ -150,16 +150,14 @@ class ConsumeDriver:
     @property
     def dedup(self) -> Deduplication | None:
         """The claims on its deliveries; None without deduplication."""
-        return (
-            self._inbox.dedup
-        )  # an attribute of its own would be the 31st, and all of them slower
+        # An attribute of its own would be the 31st, and all of them slower.
+        return self._inbox.dedup
 
     def _deduplicate(self, dedup: Dedup, chain: HookChain | None) -> None:
         from messagebus._io.consume.dedup import Deduplication  # only where it is used
 
-        if (
-            self._config.order != "none"
-        ):  # a copy to the end of the queue would overtake, or be overtaken
+        # A copy to the end of the queue would overtake, or be overtaken.
+        if self._config.order != "none":
             dedup = dataclasses.replace(dedup, deferred_max=DEFERRED_MAX)
         made = Deduplication(
             dedup,

@@ -24,7 +24,7 @@ from messagebus._io.publish.publishes import Address, Many, Publish, Target, Wai
 from messagebus._io.wire import Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.homes import read_homes, segment_of
+from messagebus.core.homes import partition_of, read_homes, segment_of
 from messagebus.core.pending import DEADLINE_PASSED, Item
 from messagebus.destination import PARTS
 from messagebus.message import Message
@@ -161,7 +161,7 @@ class Homes:
             driver.take_over_one(item)
 
     def _place(self, topic: _Topic, key: str, content_type: str) -> tuple[HomeDriver, Target]:
-        partition = (crc32(key.encode()) if key else next(self._turn)) % topic.count
+        partition = partition_of(key, topic.count) if key else next(self._turn) % topic.count
         own = topic.targets[partition].get(content_type)
         return topic.drivers[partition], own or self._target(topic, partition, content_type)
 

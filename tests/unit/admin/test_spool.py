@@ -1,4 +1,4 @@
-"""What lies in a spool is counted, read and dropped, whether its processes live or not."""
+"""Counting, reading and dropping of messages in a spool, whether its processes live or not."""
 
 from __future__ import annotations
 

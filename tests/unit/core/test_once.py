@@ -781,7 +781,7 @@ class Consumers(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from([0, 1]))
     def lose_link(self, who: int) -> None:
-        """What it holds comes again; what runs goes on."""
+        """Held deliveries come again; runs go on."""
         mine = self.owed(who)
         self.handed[who] = []
         self.consumers[who].once.dropped(mine)

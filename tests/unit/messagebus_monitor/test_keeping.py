@@ -1,4 +1,4 @@
-"""What the monitor keeps: events on disk or in memory, rings of figures, files of others."""
+"""Records that the monitor keeps: events on disk or in memory, rings of figures, files of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of the pipe tools stand on: a receiver of posts, the end of a tool, an archive."""
+"""Ground of the figures of the pipe tools: a receiver of posts, the end of a tool, an archive."""
 
 from __future__ import annotations
 
