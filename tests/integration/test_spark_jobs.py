@@ -77,6 +77,8 @@ for argv in json.loads(sys.argv[1]):
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ended:
         codes[argv[0]] = ended.code
+    # spark-submit puts both outputs into one: a line of the next job must not end up inside this text.
+    sys.stdout.flush()
 print(json.dumps(codes))
 """
 
