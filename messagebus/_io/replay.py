@@ -387,7 +387,7 @@ class ReplayDriver:
     start: for brokers without an entry in `positions`. until: "now": ends with the last message that is there
     when a broker is reached; or the last message of each broker that is read. goes_on: after a gap too.
     prefetch: messages on their way from each broker. away_s: a broker may be out of reach for this time in s;
-    None: for ever.
+    None: for ever. home: the only broker to read, listed or not; "" for all.
     """
 
     def __init__(
@@ -402,7 +402,9 @@ class ReplayDriver:
         goes_on: bool,
         prefetch: int,
         away_s: float | None,
+        home: str = "",
     ) -> None:
+        self._home = home
         self._bus, self.stream, self._wire = bus, stream, wire
         self._start, self._positions = start, positions
         self._until, self.goes_on, self.prefetch = until, goes_on, prefetch
@@ -416,11 +418,13 @@ class ReplayDriver:
         self._follower = wire.follow(subscription=str(stream), interval_s=30, on_list=self._on_list)
 
     def begin(self) -> None:
-        if not isinstance(self._until, Mapping):
+        if isinstance(self._until, Mapping):
+            for broker, last in self._until.items():
+                self._read(broker, self._positions.get(broker, self._start), last.offset + 1)
+        elif self._home:
+            self._read(self._home, self._positions.get(self._home, self._start))
+        else:
             self._follower.start()
-            return
-        for broker, last in self._until.items():
-            self._read(broker, self._positions.get(broker, self._start), last.offset + 1)
 
     def _read(self, broker: str, start: Start, end: int | None = None) -> None:
         self._readers[broker] = reader = _Reader(self, broker, start, end)

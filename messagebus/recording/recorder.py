@@ -350,9 +350,9 @@ class _Files:
                     self._place().write_many(block)
             except RecordingFailed as fault:
                 self._broke(fault)
-        if self._file is not None and self._age_s is not None:
-            if time.monotonic() - self._begun_s >= self._age_s:
-                self.close()
+        age_s = self._age_s
+        if self._file and age_s is not None and time.monotonic() - self._begun_s >= age_s:
+            self.close()
 
     def _broke(self, fault: RecordingFailed) -> None:
         if not self._is_broken:

@@ -16,6 +16,7 @@ from messagebus import (
     BusConfig,
     Checkpoint,
     ConfigError,
+    Message,
     NameInvalid,
     NotReady,
     PublisherConfig,
@@ -24,6 +25,7 @@ from messagebus import (
     Topic,
 )
 from messagebus.core.checkpoint import Position, gap_at, gap_behind
+from messagebus.core.homes import partition_of
 from messagebus.replay import behind, stream_ends
 from messagebus.testing import MemoryBus
 from messagebus.testing.queues import MemoryStream
@@ -89,6 +91,46 @@ def test_an_empty_stream_and_one_behind_the_time_asked_for_have_nothing(
     publish(streamed, 3)
     assert list(streamed.replay("orders", since=datetime.now(UTC) + timedelta(hours=1))) == []
     assert len(list(streamed.replay("orders", since=timedelta(minutes=1)))) == 3
+
+
+@pytest.mark.parametrize("topic", [Topic("orders"), Topic("orders", partitions=6)])
+@pytest.mark.parametrize("taken", [0, 1, 5, 9])
+def test_a_replay_by_key_has_its_messages_alone_and_goes_on_behind_what_was_passed_over(
+    topic: Topic, taken: int
+) -> None:
+    bus = MemoryBus()
+    for each in (topic, Stream("orders")):
+        bus.declare(each)
+    with bus.publisher() as publisher:
+        for number in range(60):
+            publisher.send_safe("orders", Message(body=b"%d" % number, key=f"k{number % 6}"))
+    assert len(list(bus.replay("orders"))) == 60
+    wanted = [b"%d" % number for number in range(2, 60, 6)]
+    replay = bus.replay("orders", key="k2", prefetch=7)
+    found = [each.body for each in itertools.islice(replay, taken)]
+    kept = Checkpoint.parse(str(replay.checkpoint()))
+    replay.stop()
+    rest = bus.replay("orders", key="k2", since=kept)
+    found += [each.body for each in rest]
+    assert sorted(found) == sorted(wanted)
+    if topic.partitions:
+        assert found == wanted
+    # What is of other keys was read as well.
+    assert len(list(bus.replay("orders", since=rest.checkpoint()))) < 50
+    assert list(bus.replay("orders", key="k7")) == []
+
+
+def test_a_stream_of_a_partitioned_topic_has_each_partition_from_its_home_alone() -> None:
+    bus = MemoryBus()
+    bus.declare(Topic("orders", partitions=6))
+    bus.declare(Stream("orders"))
+    with bus.publisher() as publisher:
+        for number in range(90):
+            publisher.send_safe("orders", Message(body=b"%d" % number, key=f"k{number % 9}"))
+    homes: dict[int, set[str]] = {}
+    for each in bus.replay("orders"):
+        homes.setdefault(partition_of(each.key, 6), set()).add(each.broker)
+    assert homes == {number: {bus.brokers[number % len(bus.brokers)]} for number in homes}
 
 
 def test_messages_that_are_gone_are_told_with_their_number(streamed: MemoryBus) -> None:
