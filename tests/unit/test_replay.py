@@ -27,7 +27,7 @@ from messagebus import (
 from messagebus.core.checkpoint import Position, gap_at, gap_behind
 from messagebus.core.homes import partition_of
 from messagebus.replay import behind, stream_ends
-from messagebus.testing import MemoryBus
+from messagebus.testing import MemoryBus, queues
 from messagebus.testing.queues import MemoryStream
 from tests.support.eventually import eventually_async
 
@@ -148,6 +148,17 @@ def test_messages_that_are_gone_are_told_with_their_number(streamed: MemoryBus) 
     assert list(streamed.replay("orders", since=kept, on_gap="time"))
 
 
+def test_an_offset_that_a_stream_gave_to_none_of_its_messages_is_no_gap(
+    streamed: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = publish(streamed, 30)
+    numbered = queues.numbered
+    monkeypatch.setattr(queues, "numbered", lambda raw, at: numbered(raw, at + (at >= 5)))
+    found = list(streamed.replay("orders", prefetch=2))
+    assert sorted(each.message_id for each in found) == sorted(ids)
+    assert 5 not in {each.offset for each in found}
+
+
 def streams(bus: MemoryBus) -> dict[str, MemoryStream]:
     found = {name: each.queues["mb.stream/orders"] for name, each in bus._brokers.all.items()}
     return {name: each for name, each in found.items() if isinstance(each, MemoryStream)}
@@ -236,6 +247,40 @@ def test_another_message_at_the_same_offset_is_told(streamed: MemoryBus) -> None
     with pytest.raises(ReplayGap, match="another message") as told:
         list(streamed.replay("orders", since=kept))
     assert told.value.broker in kept.positions
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_broker_of_a_checkpoint_that_is_not_on_the_list_is_a_gap_and_told_once(
+    streamed: MemoryBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(streamed, 4)
+    replay = streamed.replay("orders")
+    before = list(replay)
+    known = dict(replay.checkpoint().positions)
+    moved = min(known)
+    renamed = {"renamed:5672": known.pop(moved), **known}
+    with pytest.raises(ReplayGap, match="not on the list: removed, renamed, or of another bus"):
+        list(streamed.replay("orders", since=Checkpoint("orders", renamed)))
+    goes_on = streamed.replay("orders", since=Checkpoint("orders", renamed), on_gap="time")
+    found = [each.message_id for each in goes_on]
+    assert found == [each.message_id for each in before if each.broker == moved]
+    assert len([each for each in caplog.records if "renamed:5672" in each.getMessage()]) == 1
+    # What it had is repeated under its new name, and the next checkpoint is one of this bus.
+    assert list(streamed.replay("orders", since=goes_on.checkpoint())) == []
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_checkpoint_of_another_bus_is_a_gap_where_its_brokers_have_the_same_names(
+    streamed: MemoryBus,
+) -> None:
+    publish(streamed, 12)
+    replay = streamed.replay("orders")
+    list(replay)
+    other = MemoryBus()
+    other.declare(Stream("orders"))
+    publish(other, 24)
+    with pytest.raises(ReplayGap, match="is another one"):
+        list(other.replay("orders", since=replay.checkpoint()))
 
 
 def test_a_topic_without_a_stream_is_named(streamed: MemoryBus) -> None:
