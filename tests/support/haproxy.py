@@ -120,7 +120,7 @@ class Rig:
     def verdicts(self, inventory: Inventory) -> dict[str, str]:
         return {name: server.verdict for name, server in self.servers(inventory).items()}
 
-    def wait(self, inventory: Inventory, within_s: float = 5, **verdicts: str) -> None:
+    def wait(self, inventory: Inventory, within_s: float = 60, **verdicts: str) -> None:
         def reached() -> bool:
             return verdicts.items() <= self.verdicts(inventory).items()
 
