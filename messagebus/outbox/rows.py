@@ -21,14 +21,7 @@ from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import (
-    FIRST_HEADER,
-    Header,
-    Message,
-    Options,
-    Payload,
-    decode_json,
-)
+from messagebus.message import FIRST_HEADER, Header, Message, Options, Payload, decode_json
 from messagebus.publisher import refuse_unconfirmed
 from messagebus.stats import Durability
 
