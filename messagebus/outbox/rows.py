@@ -156,6 +156,8 @@ def to_publish(values: Sequence[Any]) -> ToPublish:
     parsed = read_destination(destination, found)
     if parsed.durability is Durability.NONE:
         raise MessageInvalid("durability none: nothing is confirmed")
+    if not message_id:
+        raise MessageInvalid("without an id: each try would be another message")
     return ToPublish(parsed, add_headers(message, {FIRST_HEADER: int(created_ms)}), kept)
 
 

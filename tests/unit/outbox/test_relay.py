@@ -157,6 +157,7 @@ async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> Non
         ("body", 5),
         ("body", "text"),
         ("created_ms", "soon"),
+        ("message_id", ""),
         *((column, b"\xff") for column in TEXTS),
     ],
 )
