@@ -205,7 +205,7 @@ class Deduplication:
         False: ack it now; else `Inbox.acked` is called when it is stored.
         """
         self._held.discard(delivery)
-        if self._is_plain(delivery) or not self._once.ended(delivery):
+        if (self._plain and self._is_plain(delivery)) or not self._once.ended(delivery):
             return False
         if live:
             self._acking.add(delivery)
