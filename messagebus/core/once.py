@@ -517,10 +517,10 @@ class Once(Generic[D]):
         for message, verdict in zip(sent.wanted, answer.verdicts, strict=True):
             if message.step == WANTED:  # not gone meanwhile
                 message.until_ms = until_ms
-                if verdict is RUN_FIRST and age_ms(message.item) <= remember_ms:  # nearly all
-                    message.step = GRANTED
-                    hand_out.append(message.item)
-                elif verdict.kind == RUN and self._may_run(message, verdict):
+                # Nearly all are the first: written out.
+                if (verdict is RUN_FIRST and age_ms(message.item) <= remember_ms) or (
+                    verdict.kind == RUN and self._may_run(message, verdict)
+                ):
                     message.step = GRANTED
                     hand_out.append(message.item)
                 elif verdict.kind != RUN:
