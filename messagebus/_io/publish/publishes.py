@@ -35,6 +35,7 @@ TARGETS_MAX = 10_000
 _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_CONFIRMED = Outcome.CONFIRMED
 _OTHERWISE = dict.fromkeys(_OUTCOMES, Durability.NONE) | {SPOOLED: Durability.FSYNC}
 _DELAYS = ("deliver_after_s", "deliver_at")
 _NOT_FIELDS = (*_DELAYS, "redundant")
@@ -338,14 +339,14 @@ class Publish(Item):
         outcome, reason = self.end
         broker, sent_ns, brokers = self.sent
         if outcome == CONFIRMED:
-            durability = self.target.durability
+            told, durability = _CONFIRMED, self.target.durability
         else:
-            durability, brokers = _OTHERWISE[outcome], ()
+            told, durability, brokers = _OUTCOMES[outcome], _OTHERWISE[outcome], ()
         return _new(
             Published,
             (
                 self.message_id,
-                _OUTCOMES[outcome],
+                told,
                 durability,
                 broker,
                 self.attempts,
