@@ -261,9 +261,9 @@ class Recorder(Hooks):
 
     def _learn(self) -> None:
         """Learn the brokers from the rows."""
-        of_deliveries = (rows for _, rows in list(self._deliveries.values()))
-        for rows in (*list(self._publishes.values()), *of_deliveries):
-            self._part.brokers |= {*rows.heads} - {""}
+        heads = [rows.heads for rows in list(self._publishes.values())]
+        heads += [rows.heads for _, rows in list(self._deliveries.values())]
+        self._part.brokers |= {broker for each in heads for broker in list(each) if broker}
 
     def _note(self) -> None:
         self._learn()

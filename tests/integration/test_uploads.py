@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def names(store: ObjectStore) -> list[str]:
     return [each["Key"].removeprefix(PREFIX) for page in pages for each in page.get("Contents", ())]
 
 
+def arrived(store: ObjectStore, count: int) -> bool:
+    return len(names(store)) >= count
+
+
 def lines(store: ObjectStore, name: str) -> list[dict[str, object]]:
     body = store.client.get_object(Bucket="lake", Key=PREFIX + name)["Body"].read()
     return [json.loads(line) for line in body.splitlines()]
@@ -78,7 +83,7 @@ def test_an_uploader_that_is_killed_and_repeated_brings_each_row_to_a_busy_store
                 os.environ | environ,
                 tmp_path / f"{turn}.log",
             )
-            eventually(lambda known=known: len(names(store)) > known + 1, within_s=WITHIN_S)
+            eventually(partial(arrived, store, known + 2), within_s=WITHIN_S)
             uploader.send(signal.SIGKILL)
             uploader.end()
         record(recorder, range(KILLS * share, ROWS))

@@ -24,6 +24,7 @@ from messagebus import (
     Stream,
     Topic,
 )
+from messagebus._io.amqp.copy_headers import numbered
 from messagebus.core.checkpoint import Position, gap_at, gap_behind
 from messagebus.core.homes import partition_of
 from messagebus.replay import behind, stream_ends
@@ -152,7 +153,6 @@ def test_an_offset_that_a_stream_gave_to_none_of_its_messages_is_no_gap(
     streamed: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = publish(streamed, 30)
-    numbered = queues.numbered
     monkeypatch.setattr(queues, "numbered", lambda raw, at: numbered(raw, at + (at >= 5)))
     found = list(streamed.replay("orders", prefetch=2))
     assert sorted(each.message_id for each in found) == sorted(ids)
