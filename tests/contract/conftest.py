@@ -39,7 +39,7 @@ from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR
 
-READY_WITHIN_S = 30 * FACTOR
+READY_WITHIN_S = 60 * FACTOR
 # Nobody listens there.
 NOWHERE = "127.0.0.1:1"
 
@@ -235,7 +235,7 @@ async def _take(link: Link, queue: str) -> list[bytes]:
             got.set_result(b"".join(properties.encode()))
 
         link.channel.basic_get(queue, taken, auto_ack=True)
-        found.append(await asyncio.wait_for(got, 5))
+        found.append(await asyncio.wait_for(got, 60))
     return found
 
 

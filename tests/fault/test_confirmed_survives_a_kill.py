@@ -46,7 +46,7 @@ CONTROL_RUNS = 3
 # A queue that is there shows its messages by then.
 RECOVERED_WITHIN_S = 6.0
 ASKED_S = 2.0
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 DELETED_WITHIN_S = 60.0
 
 

@@ -18,7 +18,7 @@ from tests.support.fake_amqp import FakeRabbit
 from tests.support.orders import QUEUE, TOPIC
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 ROUNDS = 8
 LINES_MAX = 3_000
 

@@ -39,7 +39,7 @@ def test_a_unit_of_a_package_is_started_and_stopped_by_systemctl(bare_lab: Lab) 
 def test_hosts_are_reached_by_the_ssh_config_of_their_lab(bare_lab: Lab) -> None:
     config = bare_lab.home / ".ssh" / "config"
     argv = ["ssh", "-F", str(config), "mbB", "uname", "-n"]
-    answered = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+    answered = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert answered.stdout == "mbB\n"
 
 

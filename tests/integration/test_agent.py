@@ -40,7 +40,7 @@ from tests.support.faults import (
 )
 from tests.support.orders import taken
 
-HTTP_TIMEOUT_S = 10.0
+HTTP_TIMEOUT_S = 60.0
 
 
 def url(cluster: LocalCluster, name: str, path: str) -> str:
@@ -601,7 +601,7 @@ def test_a_port_in_use_is_one_line(cluster: LocalCluster, tmp_path: Path) -> Non
         'state_dir = "state"\ntoken_file = "token"\n'
     )
     argv = [sys.executable, "-m", "messagebus", "agent", "--config", str(tmp_path / "agent.toml")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if "WARNING" not in line]
     assert len(said) == 1

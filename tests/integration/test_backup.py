@@ -147,7 +147,7 @@ def test_what_was_deleted_since_stays_deleted_and_what_differs_is_left(
         f"http://{agent}/topology",
         json={"wanted": [f"{topic}/old"], "alive": False},
         headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
-        timeout=30,
+        timeout=60,
         trust_env=False,
     ).raise_for_status()
     said = ops(cluster, "restore", str(path), "--yes").stdout.splitlines()

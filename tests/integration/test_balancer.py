@@ -32,7 +32,7 @@ def inventory(cluster: LocalCluster) -> Iterator[Inventory]:
     read = load(cluster.inventory)
     yield read
     for node in read.brokers:
-        agents.ready(read, node.name, within_s=20 * FACTOR)
+        agents.ready(read, node.name, within_s=60 * FACTOR)
 
 
 @contextmanager

@@ -51,14 +51,14 @@ def test_an_edit_is_pushed_and_served_by_every_agent(lists: Cluster) -> None:
 def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> None:
     generation = BrokerList.parse(listfile.read(lists.list_file)).generation
     url = f"{cluster.list_url}?generation={generation}&wait_s=30&client=w&subscription=t/s"
-    fetch = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=40, trust_env=False).text)"
+    fetch = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=60, trust_env=False).text)"
     argv = [sys.executable, "-c", fetch, url]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
         try:
             eventually(lambda: _is_heard_of(lists, "w"), within_s=60)
             listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
             push(lists)
-            told, _ = waiting.communicate(timeout=10 * FACTOR)
+            told, _ = waiting.communicate(timeout=60 * FACTOR)
         finally:
             waiting.kill()
     assert BrokerList.parse(told).generation == generation + 1
@@ -94,7 +94,7 @@ def test_a_dead_agent_is_named_and_catches_up(cluster: LocalCluster, lists: Clus
         assert "mb1" in pushed.serving
     finally:
         cluster.start("mb2", agent=True)
-    eventually(lambda: push(lists, within_s=0).complete, within_s=10)
+    eventually(lambda: push(lists, within_s=0).complete, within_s=60)
 
 
 def test_the_command_edits_pushes_and_shows(cluster: LocalCluster, lists: Cluster) -> None:

@@ -43,7 +43,7 @@ TRY_AGAIN_S = 0.1
 LOG_TAIL_CHARS = 4_000
 # A claim of a killed worker, the longest delay of a retry, and the parts' own ways back.
 HANDLED_WITHIN_S = 240
-HTTP_TIMEOUT_S = 10.0
+HTTP_TIMEOUT_S = 60.0
 LEASE_S = Dedup("memory:").lease_s
 SETUP_WITHIN_S = 120 * FACTOR
 

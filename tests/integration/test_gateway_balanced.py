@@ -73,7 +73,7 @@ async def test_nobody_is_refused_while_a_gateway_ends_and_leases_find_theirs(rig
         prepare_start(inventory)
         await asyncio.to_thread(rig.launch, inventory)
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://{HOST}:{ports[2]}", trust_env=False, timeout=30)
+            httpx.AsyncClient(base_url=f"http://{HOST}:{ports[2]}", trust_env=False, timeout=60)
         )
 
         async def publish(number: int) -> int:
@@ -104,7 +104,7 @@ async def test_nobody_is_refused_while_a_gateway_ends_and_leases_find_theirs(rig
 def asked(port: int, context: ssl.SSLContext, name: str = NAME) -> int:
     """Publish by the balancer's frontend, as a client that expects this name; return the status."""
     with (
-        socket.create_connection((HOST, port), timeout=30) as plain,
+        socket.create_connection((HOST, port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname=name) as sock,
     ):
         connection = http.client.HTTPConnection(name)
@@ -134,11 +134,11 @@ async def test_the_balancer_speaks_tls_for_gateways_and_takes_nothing_in_the_cle
         with pytest.raises(ssl.SSLCertVerificationError):
             await asyncio.to_thread(asked, port, ssl.create_default_context())
         with pytest.raises(httpx.HTTPError):
-            async with httpx.AsyncClient(trust_env=False, timeout=30) as plain:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as plain:
                 await plain.post(f"http://{HOST}:{port}/v1/topics/orders/messages", content=b"x")
         context.set_alpn_protocols(["h2"])
         with (
-            socket.create_connection((HOST, port), timeout=30) as sock,
+            socket.create_connection((HOST, port), timeout=60) as sock,
             context.wrap_socket(sock, server_hostname=NAME) as told,
         ):
             assert told.selected_alpn_protocol() == "h2"

@@ -137,7 +137,7 @@ def effects_of_copies(database: Database, begin: Callable[[Once, Any], bool]) ->
 
     def handle() -> bool:
         with connect(database) as connection:
-            all_begin.wait(timeout=30)
+            all_begin.wait(timeout=60)
             ran = bill(connection, again(once), begin)
             connection.commit()
             return ran
@@ -164,7 +164,7 @@ def test_a_look_before_the_insert_instead_of_the_key_would_be_noticed(database: 
 
     def look_then_insert(once: Once, connection: Any) -> bool:
         found = execute(connection, "SELECT 1 FROM messagebus_inbox WHERE id = ?", (once._key,))
-        all_have_looked.wait(timeout=30)
+        all_have_looked.wait(timeout=60)
         if not found.rows:
             execute(connection, "INSERT INTO messagebus_inbox VALUES (?, 0)", (once._key,))
         return not found.rows
@@ -194,7 +194,7 @@ def test_a_copy_waits_for_the_end_of_the_firsts_transaction(
         eventually(lambda: some_wait(database, looks), within_s=60)
         assert not second.done()
         first.commit() if commits else first.rollback()
-        assert second.result(timeout=30) is not commits
+        assert second.result(timeout=60) is not commits
     assert effects(database) == 1
 
 
@@ -213,7 +213,7 @@ def test_a_deadlock_ends_one_transaction_and_the_next_run_finds_what_is_done(
                 try:
                     bill(connection, again(first))
                     if run == 1:
-                        both_hold_one.wait(timeout=30)
+                        both_hold_one.wait(timeout=60)
                     bill(connection, again(second))
                     connection.commit()
                     return run

@@ -40,7 +40,7 @@ from tests.support.eventually import eventually
 from tests.support.faults import delete_queue, direct
 
 WITHIN_S = 60
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NOW_MS = time.time_ns() // 1_000_000
 HOUR_MS = 3_600_000
 

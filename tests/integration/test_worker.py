@@ -98,7 +98,7 @@ class Shop:
 def end(worker: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
     """Send the signal, wait, return exit code and output."""
     worker.send_signal(number)
-    _, said = worker.communicate(timeout=30 * FACTOR)
+    _, said = worker.communicate(timeout=60 * FACTOR)
     return worker.returncode, said
 
 
@@ -203,7 +203,7 @@ def test_a_handler_that_holds_the_loop_is_named(shop: Shop) -> None:
 def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -> None:
     shop.write("broken", "import shop\n\n1 / 0\n")
     worker = shop.worker("broken:app", "--processes", processes)
-    _, said = worker.communicate(timeout=30 * FACTOR)
+    _, said = worker.communicate(timeout=60 * FACTOR)
     assert worker.returncode == 2
     assert said == (
         "messagebus: broken does not import: ZeroDivisionError: division by zero"
@@ -236,7 +236,7 @@ def test_wrong_use_is_one_line(shop: Shop, options: list[str], said: str) -> Non
         """,
     )
     worker = shop.worker(*options)
-    _, found = worker.communicate(timeout=30 * FACTOR)
+    _, found = worker.communicate(timeout=60 * FACTOR)
     assert worker.returncode == 2
     assert found.startswith(f"messagebus: {said}"), found
     assert found.count("\n") == 1
@@ -257,7 +257,7 @@ def test_where_nobody_listens_it_says_so_and_ends(
         """,
     )
     worker = shop.worker("real:app", "--processes", processes)
-    _, said = worker.communicate(timeout=30 * FACTOR)
+    _, said = worker.communicate(timeout=60 * FACTOR)
     assert (worker.returncode, said.count("\n")) == (6, 1), said
     assert said.startswith("messagebus: nobody answers at 127.0.0.1:1 (")
 
@@ -311,7 +311,7 @@ def test_children_end_when_their_parent_is_killed(shop: Shop) -> None:
     left = children(worker)
     assert len(left) == 2
     worker.kill()
-    worker.communicate(timeout=30 * FACTOR)
+    worker.communicate(timeout=60 * FACTOR)
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), within_s=WITHIN_S)
 
 
@@ -348,7 +348,7 @@ def test_children_that_import_end_when_their_parent_is_killed(shop: Shop) -> Non
     left = children(worker)
     assert left
     worker.kill()
-    worker.communicate(timeout=30 * FACTOR)
+    worker.communicate(timeout=60 * FACTOR)
     eventually(lambda: not any(map(is_there, left)), within_s=WITHIN_S)
 
 
@@ -440,7 +440,7 @@ CANCELLING = """
 def test_a_runner_that_ended_is_an_error_and_costs_the_exit_code(shop: Shop) -> None:
     shop.write("cancelling", CANCELLING)
     worker = shop.worker("cancelling:app")
-    _, said = worker.communicate(timeout=30 * FACTOR)
+    _, said = worker.communicate(timeout=60 * FACTOR)
     assert worker.returncode == 1
     assert "handling ended source=queue:jobs" in said
     assert (

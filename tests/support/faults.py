@@ -38,11 +38,11 @@ __all__ = [
     "write_list",
 ]
 
-HTTP_TIMEOUT_S = 10.0
+HTTP_TIMEOUT_S = 60.0
 SOCKET_TIMEOUT_S = 2.0
-RELOAD_WITHIN_S = 10.0
+RELOAD_WITHIN_S = 60.0
 # The management API lists a connection only at its next statistics interval (1 s here).
-LISTED_WITHIN_S = 10.0
+LISTED_WITHIN_S = 60.0
 
 
 # -- settings of clients

@@ -46,7 +46,7 @@ async def gateway_on(
     """Serve. settings: of `GatewayConfig`; anybody may do anything where they say no one."""
     async with (
         testing.gateway_on(bus, publisher=publisher, **settings) as (gateway, way),
-        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=30) as http,
+        httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http,
     ):
         yield Served(gateway, http, way)
 

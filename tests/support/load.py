@@ -40,8 +40,8 @@ __all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publis
 IN_FLIGHT = 16
 RATE_PER_S = 150
 POLL_S = 0.05
-READY_WITHIN_S = 20.0
-STOP_WITHIN_S = 40.0
+READY_WITHIN_S = 60.0
+STOP_WITHIN_S = 60.0
 # After that long without a delivery nothing more is expected to come: consumers redial within 5 s.
 IDLE_S = 8.0
 

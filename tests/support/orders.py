@@ -12,7 +12,7 @@ from tests.support.fake_amqp import FakeRabbit, fake_rabbit
 __all__ = ["QUEUE", "SUBSCRIPTION", "TOPIC", "WITHIN_S", "orders_rabbit", "received", "taken"]
 
 TOPIC, SUBSCRIPTION, QUEUE = "orders", "billing", "mb.sub/orders/billing"
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 @contextmanager

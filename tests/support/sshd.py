@@ -77,7 +77,7 @@ def ssh_server(folder: Path) -> Iterator[Sshd]:
     finally:
         log.close()
         process.terminate()
-        process.wait(timeout=10 * FACTOR)
+        process.wait(timeout=60 * FACTOR)
 
 
 def _command(folder: Path) -> list[str]:
@@ -108,7 +108,7 @@ def _without_sshd() -> str:
 def _keygen(path: Path) -> None:
     path.unlink(missing_ok=True)
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
-    subprocess.run(argv, check=True, timeout=30 * FACTOR)
+    subprocess.run(argv, check=True, timeout=60 * FACTOR)
 
 
 def _know(folder: Path, key: Path, port: str) -> None:

@@ -200,7 +200,7 @@ def test_a_handler_that_somebody_added_to_the_loop_is_still_there_afterwards() -
         await task
         assert not heard.is_set()
         signal.raise_signal(signal.SIGTERM)
-        await asyncio.wait_for(heard.wait(), 5)
+        await asyncio.wait_for(heard.wait(), 60)
         loop.remove_signal_handler(signal.SIGTERM)
 
     asyncio.run(run())

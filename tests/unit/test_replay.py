@@ -32,7 +32,7 @@ from messagebus.testing import MemoryBus, queues
 from messagebus.testing.queues import MemoryStream
 from tests.support.eventually import eventually_async
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 POSITION = Position(7, 0, "seven", 1_000)
 
 

@@ -124,7 +124,7 @@ async def test_a_task_that_fails_is_told_counted_and_begun_again(
         if len(runs) < 4:
             raise KeyError("gone meanwhile")
 
-    await asyncio.wait_for(ours._kept("expiry", task), 5)
+    await asyncio.wait_for(ours._kept("expiry", task), 60)
     assert (len(runs), ours.task_faults) == (4, 3)
     assert caplog.text.count("task failed, begun again task=expiry") == 3
     assert {f.name: f.value for f in ours._figures()}["task_faults"] == 3

@@ -13,7 +13,7 @@ from messagebus.dialects import dialect_named
 from messagebus.outbox import session
 from messagebus.outbox.session import Address, Session
 
-WITHIN_S = 10
+WITHIN_S = 60
 
 
 class Frozen:

@@ -30,7 +30,7 @@ from messagebus.replay import behind, stream_ends
 from messagebus.testing import MemoryBus
 from messagebus.testing.queues import MemoryStream
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 BATCHES = PublisherConfig(batch={"orders": Batching(count_max=3)})
 
 

@@ -21,7 +21,7 @@ from messagebus.stores import sqlite
 from messagebus.stores.sql import SqlStore
 from messagebus.stores.sqlite import SqliteStore
 
-WITHIN_S = 10
+WITHIN_S = 60
 RULE = Rule(30_000, 60_000, 2)
 KEY = bytes(KEY_BYTES)
 DONE = Turn(done=[KEY])

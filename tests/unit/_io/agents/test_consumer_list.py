@@ -112,7 +112,7 @@ async def follow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Follow]:
         )
         made.append(follower)
         follower.start()
-        await asyncio.wait_for(agent.idle.wait(), 5)
+        await asyncio.wait_for(agent.idle.wait(), 60)
         return follower, applied, agent
 
     yield run
@@ -227,7 +227,7 @@ async def test_the_other_address_is_asked_after_a_fault(follow: Follow) -> None:
         transport=httpx.MockTransport(agent),
     )
     follower.start()
-    await asyncio.wait_for(agent.idle.wait(), 5)
+    await asyncio.wait_for(agent.idle.wait(), 60)
     await follower.stop()
     hosts = [request.url.host for request in agent.requests]
     assert hosts == ["a.example", "b.example", "b.example"]
@@ -334,10 +334,10 @@ async def test_a_list_is_told_as_applied_when_its_brokers_were_tried(follow: Fol
     follower.until_tried = tried.wait
     follower.start()
     try:
-        await asyncio.wait_for(known.wait(), 5)
+        await asyncio.wait_for(known.wait(), 60)
         assert len(agent.requests) == 1
         tried.set()
-        await asyncio.wait_for(agent.idle.wait(), 5)
+        await asyncio.wait_for(agent.idle.wait(), 60)
         assert [each.url.params["applied"] for each in agent.requests][:2] == ["0", "7"]
     finally:
         await follower.stop()

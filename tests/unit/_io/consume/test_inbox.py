@@ -330,7 +330,7 @@ async def test_what_fails_while_a_copy_is_made_reaches_who_waits_and_leaves_noth
     else:
         answering = bench.inbox.park(delivery, headers={})
     with pytest.raises(OverflowError):
-        await asyncio.wait_for(answering, 5)
+        await asyncio.wait_for(answering, 60)
     assert bench.transport.nacks == [(1, False)]
     assert (bench.inbox.owed(MB1), bench.inbox.handed_out) == (0, 0)
 

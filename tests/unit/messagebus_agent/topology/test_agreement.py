@@ -316,7 +316,7 @@ async def test_a_list_that_changes_meanwhile_makes_it_start_over(rig: Rig) -> No
         rig.topology.list_changed()
 
     rig.peers.during_push = [add_d]
-    judged = await asyncio.wait_for(rig.topology.change(["orders"], alive=True), 5)
+    judged = await asyncio.wait_for(rig.topology.change(["orders"], alive=True), 60)
     assert judged.complete
     assert "d:5672" in judged.held
     assert len(rig.peers.pushed) == 2
