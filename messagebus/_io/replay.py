@@ -283,7 +283,8 @@ class _Reader:
         await _consume(link, driver.stream, start, driver.prefetch)
         if driver.ends:
             await _round_trip(link, driver.stream)
-            if not self._tag:  # nothing is stored from there on
+            # Of a time there may be nothing; else a busy broker answers before it delivers what is there.
+            if not self._tag and isinstance(start, int):
                 self._finish()
 
     def _checked(self, start: Start, end: int) -> Start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+import messagebus._io.replay as replaying
 import spark.source as source
 from messagebus import (
     Batching,
@@ -232,6 +234,38 @@ def test_all_that_is_there_is_read_for_a_batch_query_and_until_available_now(
     publish(bus, 5)
     for _ in range(9):
         query.step()
+    assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
+
+
+def test_a_range_is_read_whole_when_a_busy_broker_answers_before_it_delivers(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, waits = publish(bus, 12), replaying._round_trip
+
+    async def early(link: Any, stream: Stream) -> None:
+        arrive = link.transport.on_contents
+        if isinstance(getattr(arrive, "__self__", None), replaying._Reader):
+            loop = asyncio.get_running_loop()
+            link.transport.on_contents = lambda some: loop.call_later(0.05, arrive, some)
+        await waits(link, stream)
+
+    async def consume(link: Any, *settings: Any) -> None:
+        arrive, came = link.transport.on_contents, list[Any]()
+        link.transport.on_contents = came.extend
+        await consumes(link, *settings)
+        await asyncio.sleep(0)
+        link.transport.on_contents = arrive
+        if isinstance(getattr(arrive, "__self__", None), replaying._Reader):
+            asyncio.get_running_loop().call_later(0.05, arrive, came)
+        else:
+            arrive(came)
+
+    consumes = replaying._consume
+    monkeypatch.setattr(replaying, "_consume", consume)
+    monkeypatch.setattr(replaying, "_round_trip", early)
+    query = Query()
+    query.log = [{name: source.entry_behind(behind(-1)) for name in query.log[0]}]
+    query.step()
     assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
 
 
