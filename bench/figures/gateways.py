@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from bench.errors import BenchError
+from bench.processes import free_port
 from messagebus import BusConfig
 
 START_WITHIN_S, END_WITHIN_S = 60.0, 60.0
@@ -23,7 +23,7 @@ class GatewayProcess:
     """A gateway of anybody on loopback. more: further lines of its file of settings."""
 
     def __init__(self, folder: Path, name: str, bus: BusConfig, more: str = "") -> None:
-        self.port, self._admin = _free_port(), _free_port()
+        self.port, self._admin = free_port(), free_port()
         self.url, self.admin_url = (f"http://127.0.0.1:{port}" for port in (self.port, self._admin))
         self._path = folder / f"{name}.toml"
         told: dict[str, object] = {"broker": bus.broker, "list_urls": list(bus.list_urls)}
@@ -83,8 +83,3 @@ class GatewayProcess:
         """Return the value of a metric without labels."""
         lines = httpx.get(f"{self.admin_url}/metrics", trust_env=False).text.splitlines()
         return next(float(each.split()[1]) for each in lines if each.startswith(f"{name} "))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -36,13 +36,7 @@ from messagebus.errors import ConfigError, RecordingFailed, Stopped
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.recording.events import body_hash
-from messagebus.recording.files import (
-    DeliveredFile,
-    Entry,
-    EventFile,
-    PublishedFile,
-    anchor_now,
-)
+from messagebus.recording.files import DeliveredFile, Entry, EventFile, PublishedFile, anchor_now
 from messagebus.recording.parts import RunPart, begin, note, process_name
 from messagebus.stats import Published
 

@@ -105,12 +105,7 @@ async def purge(
 ) -> PurgedMessages:
     """Drop ready messages on all brokers. Raises LoginRefused, or ConfigError for an impossible token."""
     answers, unanswered = await _ask_all(
-        bus,
-        brokers,
-        "POST",
-        "/subscriptions/purge",
-        _proof(token),
-        json={"wanted": list(names)},
+        bus, brokers, "POST", "/subscriptions/purge", _proof(token), json={"wanted": list(names)}
     )
     return PurgedMessages({b: told.get("purged", {}) for b, told in answers.items()}, unanswered)
 
