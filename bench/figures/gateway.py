@@ -259,10 +259,12 @@ def _stays_s(one: GatewayProcess, two: GatewayProcess, *, leased: bool) -> float
             held, count = list[str](), 0
             # A caller who takes ever more makes it fetch ahead.
             while one.metric("messagebus_gateway_buffered") < AHEAD // 20:
-                held = await pull(one, AHEAD // 20)
-                count += len(held)
-                if not leased:
-                    await ack(one, held)
+                found = await pull(one, AHEAD // 20)
+                count += len(found)
+                if leased:
+                    held += found
+                else:
+                    await ack(one, found)
                 if count >= AHEAD * 3 // 4:
                     raise BenchError("the gateway fetches nothing ahead")
             begun_s = time.perf_counter()
@@ -272,7 +274,7 @@ def _stays_s(one: GatewayProcess, two: GatewayProcess, *, leased: bool) -> float
                 await ack(two, found)
             took_s = time.perf_counter() - begun_s
             if leased:
-                await http.post(f"{one.url}/v1/leases/release", json={"leases": held})
+                await ack(one, held)
             return took_s
 
     return asyncio.run(stays_s())

@@ -17,7 +17,7 @@ from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
-NAME, TOPIC, SUBSCRIPTION = "gateway.kills", "killed", "reader"
+NAME, TOPIC, SUBSCRIPTION = "gateway-kills", "killed", "reader"
 MESSAGES_A_ROUND, SENDERS = 150, 4
 ROUNDS = (("mb1",), ("gateway 0",), ("mb2", "gateway 1"))
 """The parts that are killed in each round, at once. Four kills."""
@@ -135,7 +135,7 @@ def run_kills(
 
 
 def _figures(scene: Scene) -> Iterator[Figure]:
-    make = Maker(NAME, repeat_command(NAME))
+    make = Maker("gateway_kills", repeat_command(NAME))
     bus = BusConfig.from_env(scene.cluster.client_env())
     kills = scene.part(KILLS, 4)
     cycle = itertools.cycle(ROUNDS)

@@ -29,7 +29,7 @@ def gateways(
 def test_nothing_that_was_answered_with_201_is_lost_when_brokers_and_gateways_are_killed(
     broken: LocalCluster, bus: BusConfig, topic: str, gateways: list[GatewayProcess]
 ) -> None:
-    """Four kills, of a broker and a gateway at once too; `python -m bench figures gateway.kills`: 50."""
+    """Four kills, of a broker and a gateway at once too; `python -m bench figures gateway-kills`: 50."""
     programs = run_kills(broken, gateways, bus, topic)
     assert programs.lost == set()
     assert len(programs.confirmed) == len(ROUNDS) * SENDERS * MESSAGES_A_ROUND
