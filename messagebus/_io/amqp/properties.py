@@ -286,6 +286,10 @@ class Reading:
             return BINARY
         return read_content_type(raw)
 
+    def key(self, raw: bytes) -> str:
+        key = read_key(raw)
+        return decode(raw, b"").key if key is None else key
+
     def library_headers(self, raw: bytes) -> Mapping[str, Any]:
         return read_library_headers(raw)
 
