@@ -120,7 +120,7 @@ image: dist ## one image for every service, by podman, docker or buildah: messag
 	$$tool build --file deploy/Containerfile --tag messagebus .
 
 deb: dist ## a Debian package of the services, into dist/
-	@tool=$$(command -v podman || command -v docker || command -v buildah); \
+	@tool=$$(command -v podman || command -v buildah || command -v docker); \
 	$$tool build --file deploy/Containerfile --target deb --output type=local,dest=dist .
 
 vendor: install ## the monitor's files of others, by version from the npm registry; compared by hash

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -90,7 +91,10 @@ class Publishers:
         self._bus = bus
         self.own = bus.publisher(None)
         self._others: dict[str, _Used] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        # Whoever waits keeps it: a login that is refused leaves nothing behind.
+        self._opening: weakref.WeakValueDictionary[str, asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def start(self) -> None:
         await self.own.start()
@@ -141,6 +145,4 @@ class Publishers:
             n for n, each in self._others.items() if not each.users and each.free_ms < before_ms
         ]
         gone = [self._others.pop(name).publisher for name in idle]
-        for name in idle:
-            self._opening.pop(name, None)
         await asyncio.gather(*(each.stop(STOP_S) for each in gone))

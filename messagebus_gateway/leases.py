@@ -67,7 +67,8 @@ class Leases(Generic[T]):
         begin, _, number = signed.rpartition(".")
         if begin != self._begin or not (number.isascii() and number.isdigit()):
             return UNKNOWN
-        if not hmac.compare_digest(mac.encode(), self._mac(signed, principal).encode()):
+        made = self._mac(signed, principal)
+        if not hmac.compare_digest(mac.encode(errors="surrogatepass"), made.encode()):
             return UNKNOWN
         return self._held.get(int(number), STALE)
 

@@ -73,8 +73,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def encoded(value: Any) -> bytes:
-    """Return a value as JSON in one line."""
-    return _encode(value).encode()
+    """Return a value as JSON in one line; half of a pair, which some callers send, as its escape."""
+    return _encode(value).encode(errors="backslashreplace")
 
 
 def seconds(text: str, what: str, low: float, high: float) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import secrets
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -109,7 +110,9 @@ class Pulls:
             name, session, secrets.token_bytes(KEY_BYTES), leases_max
         )
         self.readers: dict[tuple[str, str], Reader] = {}
-        self._opening: dict[tuple[str, str], asyncio.Lock] = {}
+        self._opening: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._closing: set[asyncio.Task[int]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self.expired = 0
@@ -260,7 +263,6 @@ class Pulls:
                 for place, reader in list(self.readers.items()):
                     if not reader.look():
                         del self.readers[place]
-                        self._opening.pop(place, None)
                         self._end(reader)
             except MessageBusError:
                 log.exception("tick failed")

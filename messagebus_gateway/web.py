@@ -459,7 +459,7 @@ class _Web:
             reason = how.get("reason", "")
             if not isinstance(reason, str):
                 raise Problem(400, "reason: a text wanted")
-            given["reason"] = reason[:REASON_CHARS_MAX]
+            given["reason"] = reason[:REASON_CHARS_MAX].encode(errors="replace").decode()
         confirmed = request.query_params.get("confirmed", "") in ("1", "true")
         if what == "ack":
             given["confirmed"] = confirmed

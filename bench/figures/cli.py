@@ -15,7 +15,7 @@ from rich.console import Console
 from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import again, clients, dedup, gateway, order, outbox
+from bench.figures import again, clients, dedup, gateway, gateway_kills, order, outbox
 from bench.figures.client import consume, gap, latency, memory, mesh, publish, spool
 from bench.figures.form import Figure, Results, figures_table
 from bench.figures.measure import audit, scans
@@ -57,6 +57,7 @@ GROUPS = (
     gap.GROUP,
     playbooks.GROUP,
     failover.GROUP,
+    gateway_kills.GROUP,
     audit.GROUP,
     *scans.GROUPS,
     audit.MEMORY_GROUP,

@@ -1,4 +1,4 @@
-"""The HTTP gateway: rates of publishes, batches and pulls, and its CPU time and memory.
+"""The HTTP gateway: rates, what it adds to a confirm, how long it keeps what nobody asks for, CPU and memory.
 
 One gateway process before three brokers behind HAProxy; the callers are this process, over keep-alive
 connections. RabbitMQ's management publish is measured beside it with the same bodies.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -21,37 +19,53 @@ from urllib.parse import quote
 import httpx
 
 from bench.errors import BenchError
+from bench.figures.client.latency import percentile_ms
 from bench.figures.form import Figure, Maker, at_least, at_most
+from bench.figures.gateways import GatewayProcess
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
-from bench.processes import free_port
-from messagebus import BusConfig, declare
+from bench.harness.loop import best_loop, event_loop
+from messagebus import AsyncPublisher, BusConfig, declare
 from messagebus.destination import Topic
 from ops.local.cluster import LocalCluster
 
 NAME = "gateway"
-TOPIC, PACKED, SUBSCRIPTION = "figures", "packed", "reader"
+TOPIC, PACKED, STALE, QUIET, SUBSCRIPTION = "figures", "packed", "stale", "quiet", "reader"
 CONNECTIONS, BODY = 64, b"x" * 1024
 PUBLISHES, BATCHES, A_BATCH, LINE_BYTES, BESIDE = 20_000, 100, 500, 200, 500
 A_PULL = 100
-START_WITHIN_S, GRACE_S = 60.0, 30.0
+RATE_PER_S, SECONDS = 500.0, 6.0
+AHEAD, STREAMS, START_WITHIN_S = 1_000, 1_000, 60.0
 GOAL_PER_S, GOAL_US, GOAL_BATCH_PER_S, GOAL_TIMES, GOAL_PULL_PER_S = 5_000, 180, 60_000, 50, 20_000
-GOAL_MB, GOAL_LINE_US, GOAL_PULL_US = 60, 16, 50
+GOAL_MB, GOAL_STREAMS_MB, GOAL_LINE_US, GOAL_PULL_US = 60, 120, 16, 50
+GOAL_P50_MS, GOAL_P99_MS, GOAL_STAY_S = 1, 5, 1.5
 
 
 def _figures(scene: Scene) -> Iterator[Figure]:
     make = Maker(NAME, repeat_command(NAME, scene.repeat))
     bus = BusConfig.from_env(scene.cluster.client_env())
-    declare(bus, [f"{topic}/{SUBSCRIPTION}" for topic in (TOPIC, PACKED)])
+    declare(bus, [f"{topic}/{SUBSCRIPTION}" for topic in (TOPIC, PACKED, STALE, QUIET)])
     found: dict[str, list[float]] = {}
-    with _gateway(scene.folder, bus) as (process, port):
-        found["idle"] = [_memory_mb(process.pid)]
+    streams = scene.part(STREAMS)
+    with _gateway(scene.folder, "gw1", bus) as gateway:
+        found["idle"] = [gateway.memory_mb]
         for _ in range(scene.repeat):
-            for name, value in _once(scene, process.pid, port):
+            for name, value in (*_added_ms(scene, bus, gateway.port), *_once(scene, gateway)):
                 found.setdefault(name, []).append(value)
+    with _gateway(scene.folder, "gw1", bus) as one, _gateway(scene.folder, "gw2", bus) as two:
+        stays = [
+            _stays_s(one, two, leased=leased)
+            for _ in range(scene.repeat)
+            for leased in (True, False)
+        ]
+        found["streams"] = [_streams_mb(two, streams)]
     beside = [_management_rate(scene.cluster, scene.part(BESIDE)) for _ in range(scene.repeat)]
     what = f"HTTP gateway: publishes of 1 KB over {CONNECTIONS} connections, each confirmed"
     yield make("publish_rate", what, found["publish"], "/s", (at_least, GOAL_PER_S))
     yield make("publish_cpu_us", f"{what}: CPU time", found["cpu"], "us", (at_most, GOAL_US))
+    what = f"HTTP gateway: time added to a confirm over AsyncPublisher, {RATE_PER_S:g}/s of 1 KB"
+    for percent, goal in ((50, GOAL_P50_MS), (99, GOAL_P99_MS)):
+        told, values = f"{what}: p{percent}", found[f"added_p{percent}"]
+        yield make(f"added_p{percent}_ms", told, values, "ms", (at_most, goal))
     alone = f"HTTP gateway: NDJSON, {A_BATCH} x {LINE_BYTES} B a request, each its own AMQP message"
     yield make("batch_alone_rate", alone, found["alone"], "/s")
     told = f"{alone}: CPU time a message"
@@ -67,63 +81,43 @@ def _figures(scene: Scene) -> Iterator[Figure]:
     yield make("pull_rate", what, found["pull"], "/s", (at_least, GOAL_PULL_PER_S))
     told = f"{what}: CPU time a delivery"
     yield make("pull_cpu_us", told, found["pull_cpu"], "us", (at_most, GOAL_PULL_US))
+    what = "HTTP gateway: stay of a message that nobody asks for, until it comes by another gateway"
+    yield make("stay_s", what, stays, "s", (at_most, GOAL_STAY_S), max)
     yield make("idle_mb", "HTTP gateway: memory when idle", found["idle"], "MB", (at_most, GOAL_MB))
+    what = f"HTTP gateway: memory with {streams:,} streams of server-sent events"
+    yield make("streams_mb", what, found["streams"], "MB", (at_most, GOAL_STREAMS_MB))
 
 
 @contextmanager
-def _gateway(folder: Path, bus: BusConfig) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    port, admin = free_port(), free_port()
-    path = folder / "gateway.toml"
-    settings = {"broker": bus.broker, "user": bus.user, "password_file": bus.password_file}
-    path.touch(mode=0o600)
-    path.write_text(
-        f'anonymous = "all"\nlisten = "127.0.0.1:{port}"\nadmin = "127.0.0.1:{admin}"\n'
-        f"drain_s = 0.1\n[bus]\nlist_urls = {json.dumps(list(bus.list_urls))}\n"
-        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-        + f"[publisher.batch]\n{PACKED} = {{count_max = 100}}\n"
-    )
-    argv = [sys.executable, "-m", "messagebus", "gateway", "--config", str(path)]
-    process = subprocess.Popen(argv)
+def _gateway(folder: Path, name: str, bus: BusConfig) -> Iterator[GatewayProcess]:
+    made = GatewayProcess(folder, name, bus, f"[publisher.batch]\n{PACKED} = {{count_max = 100}}\n")
     try:
-        until_s = time.monotonic() + START_WITHIN_S
-        while not _is_ready(admin):
-            if process.poll() is not None or time.monotonic() > until_s:
-                raise BenchError("the gateway does not start")
-            time.sleep(0.1)
-        yield process, port
+        yield made
     finally:
-        process.terminate()
-        process.wait(GRACE_S)
+        made.end()
 
 
-def _is_ready(admin: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{admin}/readyz", trust_env=False).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _once(scene: Scene, pid: int, port: int) -> Iterator[tuple[str, float]]:
+def _once(scene: Scene, gateway: GatewayProcess) -> Iterator[tuple[str, float]]:
     path = f"/v1/topics/{TOPIC}/messages"
-    publishes = scene.part(PUBLISHES)
-    before_s = _cpu_s(pid)
+    publishes, port = scene.part(PUBLISHES), gateway.port
+    before_s = gateway.cpu_s
     yield (
         "publish",
         publishes / asyncio.run(_post(port, path, "a/b", [BODY] * publishes, CONNECTIONS)),
     )
-    yield "cpu", (_cpu_s(pid) - before_s) / publishes * 1e6
+    yield "cpu", (gateway.cpu_s - before_s) / publishes * 1e6
     line = json.dumps({"body": "x" * LINE_BYTES}).encode()
     batches = scene.part(BATCHES, least=4)
     bodies = [b"\n".join([line] * A_BATCH)] * batches
     kind = "application/x-ndjson"
     for name, topic in (("alone", TOPIC), ("batch", PACKED)):
-        before_s, path = _cpu_s(pid), f"/v1/topics/{topic}/messages:batch"
+        before_s, path = gateway.cpu_s, f"/v1/topics/{topic}/messages:batch"
         took_s = asyncio.run(_post(port, path, kind, bodies, 4))
-        yield f"{name}_cpu", (_cpu_s(pid) - before_s) / batches / A_BATCH * 1e6
+        yield f"{name}_cpu", (gateway.cpu_s - before_s) / batches / A_BATCH * 1e6
         yield name, batches * A_BATCH / took_s
-    before_s, count = _cpu_s(pid), publishes + batches * A_BATCH
+    before_s, count = gateway.cpu_s, publishes + batches * A_BATCH
     yield "pull", asyncio.run(_pull_rate(port, count))
-    yield "pull_cpu", (_cpu_s(pid) - before_s) / count * 1e6
+    yield "pull_cpu", (gateway.cpu_s - before_s) / count * 1e6
 
 
 async def _request(
@@ -192,14 +186,121 @@ def _management_rate(cluster: LocalCluster, count: int) -> float:
         return count / (time.perf_counter() - began_s)
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _added_ms(scene: Scene, bus: BusConfig, port: int) -> Iterator[tuple[str, float]]:
+    """Publish at a light rate by `AsyncPublisher` and by HTTP in turns; yield what HTTP adds."""
+
+    async def both() -> list[list[float]]:
+        messages = scene.part(int(RATE_PER_S * SECONDS))
+        connect = functools.partial(asyncio.open_connection, "127.0.0.1", port)
+        idle = [await connect() for _ in range(CONNECTIONS)]
+
+        async def by_http() -> None:
+            connection = idle.pop() if idle else await connect()
+            await _request(*connection, f"/v1/topics/{TOPIC}/messages", "a/b", BODY)
+            idle.append(connection)
+
+        async with AsyncPublisher(bus) as publisher:
+
+            async def by_publisher() -> None:
+                await publisher.send_safe(TOPIC, BODY)
+
+            await _paced(by_publisher, messages // 10)
+            await _paced(by_http, messages // 10)
+            return [await _paced(send, messages) for send in (by_publisher, by_http)]
+
+    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+        ours, http = runner.run(both())
+    for percent in (50, 99):
+        yield f"added_p{percent}", percentile_ms(http, percent) - percentile_ms(ours, percent)
 
 
-def _memory_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+async def _paced(send: Callable[[], Awaitable[None]], count: int) -> list[float]:
+    """Send so many, each at its time. Returns how long each took from then, in seconds."""
+    took: list[float] = []
+
+    async def one(at_s: float) -> None:
+        await send()
+        took.append(time.perf_counter() - at_s)
+
+    begun_s = time.perf_counter()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            at_s = begun_s + number / RATE_PER_S
+            if (wait_s := at_s - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            tasks.create_task(one(at_s))
+    return took
+
+
+def _stays_s(one: GatewayProcess, two: GatewayProcess, *, leased: bool) -> float:
+    """Return how long the last message took to come by one gateway after another had fetched it ahead.
+
+    leased: others stay in the hands of who pulled there, so its links cannot be closed.
+    """
+
+    async def stays_s() -> float:
+        path = f"/v1/subscriptions/{STALE}/{SUBSCRIPTION}/pull"
+        async with httpx.AsyncClient(trust_env=False, timeout=START_WITHIN_S) as http:
+
+            async def pull(where: GatewayProcess, most: int) -> list[str]:
+                asked = {"max": most, "wait_s": 5}
+                found = (await http.post(where.url + path, json=asked)).json()["deliveries"]
+                return [each["lease"] for each in found]
+
+            async def ack(where: GatewayProcess, leases: list[str]) -> None:
+                answer = await http.post(f"{where.url}/v1/leases/ack", json={"leases": leases})
+                answer.raise_for_status()
+
+            line = json.dumps({"body": "x" * LINE_BYTES}).encode()
+            kind = {"Content-Type": "application/x-ndjson"}
+            told = f"{one.url}/v1/topics/{STALE}/messages:batch"
+            body = b"\n".join([line] * AHEAD)
+            (await http.post(told, content=body, headers=kind)).raise_for_status()
+            held, count = list[str](), 0
+            # A caller who takes ever more makes it fetch ahead.
+            while one.metric("messagebus_gateway_buffered") < AHEAD // 20:
+                found = await pull(one, AHEAD // 20)
+                count += len(found)
+                if leased:
+                    held += found
+                else:
+                    await ack(one, found)
+                if count >= AHEAD * 3 // 4:
+                    raise BenchError("the gateway fetches nothing ahead")
+            begun_s = time.perf_counter()
+            while count < AHEAD:
+                found = await pull(two, AHEAD)
+                count += len(found)
+                await ack(two, found)
+            took_s = time.perf_counter() - begun_s
+            if leased:
+                await ack(one, held)
+            return took_s
+
+    return asyncio.run(stays_s())
+
+
+async def _open_streams(port: int, count: int) -> list[asyncio.StreamWriter]:
+    """Open streams of server-sent events that nothing comes by."""
+    head = f"GET /v1/subscriptions/{QUIET}/{SUBSCRIPTION}/events HTTP/1.1\r\nHost: x\r\n\r\n"
+    writers = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode())
+        await reader.readuntil(b": messagebus\n")
+        writers.append(writer)
+    return writers
+
+
+def _streams_mb(gateway: GatewayProcess, count: int) -> float:
+    async def opened_mb() -> float:
+        writers = await _open_streams(gateway.port, count)
+        found = gateway.memory_mb
+        for each in writers:
+            each.close()
+        return found
+
+    return asyncio.run(opened_mb())
 
 
 GROUP = Group(NAME, 3, BEHIND_HAPROXY, _figures)

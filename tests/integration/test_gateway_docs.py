@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from messagebus.testing import MemoryBus
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.people import read_tokens
@@ -51,7 +53,11 @@ async def test_curl_alone_declares_publishes_pulls_and_acks(tmp_path: Path) -> N
     bus.assert_answered("orders/billing", answer="ack", count=1)
 
 
-def test_the_examples_of_settings_are_good(tmp_path: Path) -> None:
+def test_the_examples_of_settings_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = Path("shop.password")
+    secret.touch(mode=0o600)
+    secret.write_text("a password")
     first, tokens, push, _, peers = (each.text for each in blocks("toml"))
     for text in (first, push, peers):
         path = tmp_path / "gateway.toml"

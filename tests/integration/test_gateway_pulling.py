@@ -133,7 +133,7 @@ async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) 
         async def ack(lease: str, token: str) -> str:
             answer = await served.http.post(
                 "/v1/leases/ack",
-                json={"leases": [lease]},
+                content=json.dumps({"leases": [lease]}),
                 headers={"Authorization": f"Bearer {token}"},
             )
             return str(answer.json()["leases"][0]["answer"])
@@ -145,10 +145,25 @@ async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) 
         lease = found["lease"]
         assert await ack(lease, "t") == "unknown"
         assert await ack(lease[:-1] + ("0" if lease[-1] != "0" else "1"), "s") == "unknown"
-        assert await ack("gw.1.2.3", "s") == "unknown"
+        for forged in ("gw.1.2.3", "\ud800", f"{lease.rpartition('.')[0]}.\ud800", "é" * 50_000):
+            assert await ack(forged, "s") == "unknown"
         assert await ack(lease, "s") == "done"
         assert await ack(lease, "s") == "stale"
     bus.assert_answered(BILLING, answer="ack", count=1)
+
+
+async def test_a_forged_lease_among_good_ones_costs_these_nothing() -> None:
+    bus = make_bus()
+    await fill(bus, 2)
+    async with gateway_on(bus) as served:
+        good = await served.pull(max=2)
+        forged = {"lease": f"{good[0]['lease'].rpartition('.')[0]}.\ud800"}
+        leases = {"leases": [each["lease"] for each in (good[0], forged, good[1])]}
+        answered = await served.http.post("/v1/leases/ack", content=json.dumps(leases))
+        assert answered.status_code == 409
+        ends = [each["answer"] for each in answered.json()["leases"]]
+        assert ends == ["done", "unknown", "done"]
+    bus.assert_answered(BILLING, answer="ack", count=2)
 
 
 async def test_an_answer_after_the_link_ended_is_stale_and_the_message_comes_again() -> None:

@@ -61,6 +61,7 @@ def test_a_name_means_itself_and_all_that_begin_with_it() -> None:
         "clients",
         "comfort",
         "gateway",
+        "gateway-kills",
         "measure",
         "once",
         "ops",
