@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -26,7 +28,17 @@ from bench.errors import BenchError
 STOP_WITHIN_S = 20.0
 KILL_WITHIN_S = 5.0
 POLL_S = 0.05
+# Below Linux's range of ephemeral ports: no client's own port comes there before a server does.
+SERVER_PORTS = range(12_000, 20_000)
 LOG_TAIL_BYTES = 4096
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens at, chosen by chance. Raises BenchError without one."""
+    for port in random.sample(SERVER_PORTS, len(SERVER_PORTS)):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise BenchError(f"no free port on {host} in {SERVER_PORTS}")
 
 
 def wait_until(

@@ -19,7 +19,7 @@ MODULES = (
     "messagebus.telemetry.jsonlog",
     "messagebus.telemetry.otel",
     "messagebus.telemetry.prometheus",
-    "messagebus.recording.sampler",
+    "messagebus_tools.sampler",
     "messagebus.recording.recorder",
     "messagebus.telemetry.tracecontext",
 )

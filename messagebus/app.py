@@ -541,12 +541,7 @@ class App:
         # What waits in the database needs no second place to wait in.
         plain = replace(publisher.config, spool=None)
         return AsyncRelay(
-            outbox.database,
-            clients,
-            config,
-            table=outbox.table,
-            publisher=plain,
-            hooks=self._hooks,
+            outbox.database, clients, config, table=outbox.table, publisher=plain, hooks=self._hooks
         )
 
     def _new_life(self, grace_s: float) -> _Life:

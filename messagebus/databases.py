@@ -84,14 +84,15 @@ class Executed(NamedTuple):
 class Pending(Generic[T]):
     """The result of a statement on an asyncio connection; it is executed by ``await``.
 
-    It has no truth, so that a forgotten ``await`` is an error and no answer.
+    It has no truth, so that a forgotten ``await`` is an error and no answer. Python warns of one, as of each
+    coroutine that nobody awaits.
     """
 
     def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
-        self._run = run
+        self._begun = run()
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._run().__await__()
+        return self._begun.__await__()
 
     def __bool__(self) -> NoReturn:
         raise TypeError("nothing was executed: this connection needs `await`")

@@ -110,6 +110,10 @@ class Once:
         return Pending(begin)
 
     def _judge(self, executed: Executed) -> bool:
+        if executed.changed not in (0, 1):  # to take it for a duplicate would lose the message
+            raise ConfigError(
+                "once.begin: the driver does not say what it inserted; in a pipeline?"
+            )
         self.is_duplicate = executed.changed != 1
         return not self.is_duplicate
 

@@ -255,6 +255,8 @@ class Reading(Protocol):
 
     def content_type(self, raw: bytes) -> str: ...
 
+    def key(self, raw: bytes) -> str: ...
+
     def library_headers(self, raw: bytes) -> Mapping[str, Header]:
         """Return the headers that begin with ``mb-``, which a message does not show."""
 
@@ -364,7 +366,9 @@ class Delivery:
     @property
     def key(self) -> str:
         """The publisher's key; "" for none."""
-        return self.message.key
+        if self._message is not None or self._reading is None:
+            return self.message.key
+        return self._reading.key(self._properties)
 
     @property
     def headers(self) -> Mapping[str, Header]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -18,8 +19,10 @@ from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Checkpoint, Position, behind
+from messagebus.core.homes import partition_of, read_homes
 from messagebus.destination import Stream, Topic, parse_destination
-from messagebus.errors import ConfigError, NameInvalid
+from messagebus.errors import ConfigError, NameInvalid, TopologyError
+from messagebus.topology import Wanted
 
 __all__ = ["AsyncReplay", "Checkpoint", "Position", "Replay", "Replayed", "behind", "stream_ends"]
 
@@ -42,6 +45,7 @@ class _Reading:
         on_gap: str,
         prefetch: int,
         away_s: float | None,
+        key: str | None,
     ) -> None:
         parsed = parse_destination(topic) if isinstance(topic, str) else topic
         if not isinstance(parsed, Topic):
@@ -57,6 +61,7 @@ class _Reading:
         if away_s is not None and not 0 < away_s < 1e9:
             raise ConfigError(f"away_s {away_s!r}: seconds, more than 0, or None for ever")
         self.start, self.before = _start(since, parsed)
+        self.key = key
         self.last: dict[str, Replayed] = {}
         self.ready: deque[Replayed] = deque()
         self._options: dict[str, Any] = {
@@ -66,13 +71,22 @@ class _Reading:
             "away_s": away_s,
         }
 
-    def driver(self, bus: BusConfig, wire: Wire) -> ReplayDriver:
+    def driver(self, bus: BusConfig, wire: Wire, home: str) -> ReplayDriver:
         """Make the driver, on its loop, and let it begin."""
-        made = ReplayDriver(
-            bus, self.stream, wire, start=self.start, positions=self.before, **self._options
-        )
+        options = {**self._options, "start": self.start, "positions": self.before, "home": home}
+        made = ReplayDriver(bus, self.stream, wire, **options)
         made.begin()
         return made
+
+    def add(self, found: list[Replayed]) -> None:
+        """Take what has arrived. What is passed over in front of the next message was read, too."""
+        for each in found if self.key is not None else ():
+            if each.key == self.key:
+                self.ready.append(each)
+            elif not self.ready:
+                self.last[each.broker] = each
+        if self.key is None:
+            self.ready += found
 
     def take(self) -> Replayed:
         found = self.ready.popleft()
@@ -136,10 +150,11 @@ class AsyncReplay:
         on_gap: Literal["raise", "time"] = "raise",
         prefetch: int = PREFETCH,
         away_s: float | None = AWAY_S,
+        key: str | None = None,
         _wire: Wire | None = None,
     ) -> None:
         self._bus, self._wire = bus, _wire or amqp_wire(bus)
-        self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s)
+        self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s, key)
         self._driver: ReplayDriver | None = None
         self._is_over = False
 
@@ -176,18 +191,36 @@ class AsyncReplay:
 
     async def _fill(self) -> bool:
         """Wait for messages; False at the end."""
+        reading = self._reading
+        home = await self._home(reading.key) if self._driver is None and reading.key else ""
         if self._is_over:
             return False
         if self._driver is None:
-            self._driver = self._reading.driver(self._bus, self._wire)
+            self._driver = reading.driver(self._bus, self._wire, home)
         try:
-            self._reading.ready += await self._driver.take()
+            while not reading.ready and (found := await self._driver.take()):
+                reading.add(found)
         except BaseException:
             await self.stop()
             raise
-        if not self._reading.ready:
+        if not reading.ready:
             await self.stop()
-        return bool(self._reading.ready)
+        return bool(reading.ready)
+
+    async def _home(self, key: str) -> str:
+        """Return the only broker with messages of a key; "" for a topic without partitions, or unknown."""
+        stream, known = self._reading.stream, list[Wanted]()
+        if self._bus.list_urls:
+            from messagebus._io.agents.subscriptions import (
+                topology,  # a bus in memory needs no HTTP
+            )
+
+            with suppress(TopologyError):
+                known = await topology(self._bus)
+        for topic in (each.topic for each in known if isinstance(each, Stream) and each == stream):
+            if homes := read_homes(topic.homes, topic.partitions):
+                return homes[partition_of(key, topic.partitions)].broker
+        return ""
 
 
 class Replay:
@@ -203,6 +236,7 @@ class Replay:
         "time", a minute before the last message, with repetitions and a warning.
     prefetch: messages on their way from each broker; as many are held in memory twice.
     away_s: time in s for which a broker may be out of reach, before NotReady; None waits for ever.
+    key: only messages with this key. Of a partitioned topic only their home is read, and they are in order.
 
     The order is that of each broker. A message that was published twice comes twice, with one id. Raises
     ChannelRefused 404 where the topic has no stream, 403 where the user may not read it, and LoginRefused.

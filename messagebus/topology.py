@@ -40,6 +40,7 @@ __all__ = [
     "Declarations",
     "Exchange",
     "Options",
+    "STREAM_PREFIX",
     "QueueSpec",
     "Wanted",
     "declarations",
@@ -204,14 +205,15 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                 ),
             )
         case Stream(topic=topic):
-            queue = wanted.amqp_queue
+            queue, parts = wanted.amqp_queue, topic.partitions
+            bindings = (
+                Binding(exchange=topic.exchange, queue=queue),
+                Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
+            )
             return Declarations(
-                exchanges=(Exchange(name=topic.exchange),),
+                exchanges=(Exchange(name=topic.exchange, type="direct" if parts else "fanout"),),
                 queues=(QueueSpec(name=queue, arguments=_keeping(wanted) | mark),),
-                bindings=(
-                    Binding(exchange=topic.exchange, queue=queue),
-                    Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
-                ),
+                bindings=() if parts else bindings,
             )
         case Delay():
             return Declarations(
@@ -221,8 +223,11 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
             )
 
 
-def segment_declarations(of: Topic | Subscription, segment: str, *, born: int = 0) -> Declarations:
-    """Return what a segment of a partitioned topic needs on its home; of a subscription: its queue there.
+def segment_declarations(
+    of: Topic | Subscription | Stream, segment: str, *, born: int = 0
+) -> Declarations:
+    """Return what a segment of a partitioned topic needs on its home; of a subscription: its queue there; of
+    its stream: that queue, which all segments share.
 
     segment: partition and epoch, such as ``7.1``. All subscriptions are cut off at once by the one binding of
     the topic's part.
@@ -235,9 +240,11 @@ def segment_declarations(of: Topic | Subscription, segment: str, *, born: int = 
         return Declarations(
             exchanges=(Exchange(name=parts, type="direct"), through), bindings=(binding,)
         )
-    queue = _queues(
-        replace(of, single_active=True), {BORN: born} if born else {}, of.segment_queue(segment)
-    )[-1]
+    if isinstance(of, Stream):
+        (queue,) = declarations(of, born=born).queues
+    else:
+        mark: Options = {BORN: born} if born else {}
+        queue = _queues(replace(of, single_active=True), mark, of.segment_queue(segment))[-1]
     return Declarations(
         exchanges=(through,),
         queues=(queue,),
@@ -366,7 +373,7 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
             options["keep_bytes"] = wanted.keep_bytes
     if isinstance(wanted, Subscription | Queue) and wanted.plain:
         options["plain"] = True
-    topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+    topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
     if isinstance(topic, Topic) and topic.partitions:
         options["partitions"] = topic.partitions
         if topic.homes and topic is wanted:
@@ -395,8 +402,9 @@ def with_options(name: str, options: Options) -> Wanted:
             return Subscription(Topic(topic.name, durability, **parts), own, **others)  # type: ignore[arg-type]
         case Topic() if others and others.keys() <= {"partitions", "homes"}:
             return Topic(wanted.name, durability, **others)  # type: ignore[arg-type]
-        case Stream(topic=topic) if options.keys() <= OF_STREAMS:
-            return Stream(topic, **others)  # type: ignore[arg-type]
+        case Stream(topic=topic) if options.keys() <= OF_STREAMS | {"partitions"}:
+            parts = {"partitions": others.pop("partitions", 0)}
+            return Stream(Topic(topic.name, **parts), **others)  # type: ignore[arg-type]
         case Stream():
             raise NameInvalid(f"{name}: a stream has keep_s and keep_bytes, no other option")
         case Queue(name=own) if others and others.keys() <= {

@@ -111,8 +111,9 @@ def replay(
         since=begin,
         until=None if follow else "now",
         on_gap=on_gap,  # type: ignore[arg-type]
+        key=key,
     )
-    work = _Work(reading, key, count, rate, file)
+    work = _Work(reading, count, rate, file)
     send = _printing(topic, layout) if to is None else None
     try:
         ended = run_blocking(work.run(send or _publishing(bus, str(to))))
@@ -139,12 +140,11 @@ class _Work:
     def __init__(
         self,
         reading: AsyncReplay,
-        key: str | None,
         count: int | None,
         rate: float | None,
         file: Path | None,
     ) -> None:
-        self._reading, self._key, self._count, self._file = reading, key, count, file
+        self._reading, self._count, self._file = reading, count, file
         self._pause_s = 1 / rate if rate else 0.0
         self.done = 0
 
@@ -177,8 +177,6 @@ class _Work:
                 continue
             if found is None:
                 break
-            if self._key is not None and found.key != self._key:
-                continue
             if self._pause_s:
                 due_s = max(due_s + self._pause_s, time.monotonic() - 1)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))

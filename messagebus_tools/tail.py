@@ -69,9 +69,10 @@ def tail(
     """Print new messages of TOPIC as they are published, until it is stopped; they are taken from nobody.
 
     One broker is tapped unless --all says otherwise: a message is on one broker, so that shows the messages
-    of some publishers. Publishers are not held up; what a tap cannot pass on in time is dropped, and standard
-    error says so. It costs a broker about as much as one more subscription without fsync. Needs the right
-    to read a subscription of TOPIC. A tap ends after 15 minutes.
+    of some publishers. Publishers are not held up: where more is published than --rate, a tap looks for a
+    part of each second only, and standard error says that some are missing. Up to --rate it costs a broker
+    about as much as one more subscription without fsync. Needs the right to read a subscription of TOPIC.
+    A tap ends after 15 minutes.
 
     \b
     Example:

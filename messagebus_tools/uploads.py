@@ -304,21 +304,29 @@ class Uploads:
 
     def _make_room(self) -> None:
         sizes = [(path, stat.st_size) for path, stat in _existing(self._closed())]
-        total, deleted = sum(size for _, size in sizes), 0
+        total, victims = sum(size for _, size in sizes), list[Path]()
         for path, size in sizes:
             if total <= self._bytes_max:
                 break
+            victims.append(path)
+            total -= size
+        if not victims:
+            return
+        # Told before it is done, or a kill in between would lose rows in silence; a full disk takes no
+        # manifest before it.
+        is_told = self._note(len(victims))
+        deleted = 0
+        for path in victims:
             with suppress(OSError):
                 path.unlink()
-                total -= size
                 deleted += 1
-        if deleted:
-            self._deleted += deleted
-            log.warning("rows deleted unsent files=%d folder=%s", deleted, self.folder)
+        self._deleted += deleted
+        log.warning("rows deleted unsent files=%d folder=%s", deleted, self.folder)
+        if not is_told:
             self._note(deleted)
 
-    def _note(self, deleted: int) -> None:
-        """Tell in the manifest what was deleted."""
+    def _note(self, deleted: int) -> bool:
+        """Tell in the manifest what is deleted. Returns whether it is written."""
         now_ns, name = time.monotonic_ns(), process_name("uploads-")
         try:
             run_id = json.loads((self.folder / MANIFEST).read_text())["run_id"]
@@ -334,6 +342,8 @@ class Uploads:
             note(self.folder, part)
         except (OSError, ValueError, KeyError, TypeError, RecordingFailed) as fault:
             log.warning("manifest not written error=%s", _line(fault))
+            return False
+        return True
 
 
 def _existing(paths: Iterator[Path]) -> Iterator[tuple[Path, os.stat_result]]:

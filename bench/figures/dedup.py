@@ -40,7 +40,7 @@ MESSAGES, READ = 50_000, 500
 CLAIMS, SQLITE_CLAIMS, A_TURN = 50_000, 20_000, 100
 RATE_PER_S, EVERY_S, LATENCY_MS = 3_000, 0.005, 10_000
 RECEIVE_S = 5.0
-BEETLE_MESSAGES = 2_000
+BEETLE_MESSAGES, RECORDS = 2_000, 200_000
 BEETLE_READ = ("status", "delay", "timeout", "attempts", "exceptions")
 BEETLE_KEYS = (*BEETLE_READ, "ack_count", "mutex", "expires")
 GOAL_MEMORY_US = 2.0
@@ -101,6 +101,9 @@ def _of_redis(scene: Scene, make: Maker, url: str) -> Iterator[Figure]:
     for state, size in zip(("running", "done"), record_bytes(url, redis), strict=True):
         told = f"Bytes of a record in Redis, {state}, by MEMORY USAGE"
         yield make(f"dedup_redis_{state}_bytes", told, size, "B", (at_most, GOAL_BYTES))
+    used = [used_bytes(url, redis, scene.part(RECORDS)) for _ in range(scene.repeat)]
+    told = f"Bytes of Redis' memory a record, done, of {scene.part(RECORDS):,}"
+    yield make("dedup_redis_used_bytes", told, used, "B")
     yield from _of_beetle(scene, make, redis)
     with_p50, with_p99, for_s = [], [], scene.part(LATENCY_MS) / 1000
     for _ in range(scene.repeat):
@@ -233,6 +236,14 @@ def record_bytes(url: str, redis: Redis) -> tuple[float, float]:
         _run(once)
         sizes.append(float(redis.memory_usage(PREFIX + key) or 0))
     return sizes[0], sizes[1]
+
+
+def used_bytes(url: str, redis: Redis, count: int) -> float:
+    """Return the bytes by which a Redis' memory grows for each record that is done, its tables included."""
+    redis.flushall()
+    before = int(redis.info("memory")["used_memory"])
+    _run(partial(cost, RedisStore(url), count))
+    return (int(redis.info("memory")["used_memory"]) - before) / count
 
 
 # Latency.

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import httpx
 from bench.errors import BenchError
 from bench.figures.form import Figure, Maker, at_least, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
+from bench.processes import free_port
 from messagebus import BusConfig, declare
 from messagebus.destination import Topic
 from ops.local.cluster import LocalCluster
@@ -72,7 +72,7 @@ def _figures(scene: Scene) -> Iterator[Figure]:
 
 @contextmanager
 def _gateway(folder: Path, bus: BusConfig) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    port, admin = _free_port(), _free_port()
+    port, admin = free_port(), free_port()
     path = folder / "gateway.toml"
     settings = {"broker": bus.broker, "user": bus.user, "password_file": bus.password_file}
     path.touch(mode=0o600)
@@ -101,11 +101,6 @@ def _is_ready(admin: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{admin}/readyz", trust_env=False).is_success
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def _once(scene: Scene, pid: int, port: int) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from rich.console import Console
 
 from bench import options
 from bench.errors import BenchError, DoesNotHold
-from bench.processes import wait_until
+from bench.processes import free_port, wait_until
 from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
@@ -341,8 +340,3 @@ _COUNTER = re.compile(r"^(\w+_(?:total|count|sum|bucket)\{[^}]*\}) (\S+)$", re.M
 def _counters(text: str) -> Iterator[tuple[str, float]]:
     for series, value in _COUNTER.findall(text):
         yield series, float(value)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

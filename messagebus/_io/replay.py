@@ -49,6 +49,7 @@ REDIAL_FIRST_MS, REDIAL_MAX_MS = 100, 5_000
 # A replay that goes on after a gap begins this much before its last message: clocks of publishers differ.
 BEFORE_GAP_MS = 60_000
 NOT_FOUND = 404
+NOT_LISTED = "not on the list: removed, renamed, or of another bus; what it had is not read"
 # Largest prefetch; a chunk of a stream is smaller.
 CHUNK_MAX = 65_535
 
@@ -97,6 +98,10 @@ def read_offset(raw: bytes) -> int:
     return found if type(found) is int else -1
 
 
+def _offset_of(arrived: Arrived) -> int:
+    return read_offset(arrived[2])
+
+
 def _messages(
     ledger: Ledger, stream: Stream, offset: int, raw: bytes, body: bytes, received_ns: int
 ) -> list[Replayed]:
@@ -119,7 +124,7 @@ async def _consume(link: Link, stream: Stream, start: Start, prefetch: int) -> N
             "basic_consume",
             queue=stream.amqp_queue,
             on_message_callback=link.transport.pika_content,
-            consumer_tag="messagebus-replay",
+            consumer_tag="messagebus-replay" if start != "first" else "messagebus-replay-first",
             arguments={STREAM_OFFSET: _argument(start)},
         )
 
@@ -127,8 +132,8 @@ async def _consume(link: Link, stream: Stream, start: Start, prefetch: int) -> N
 async def _round_trip(link: Link, stream: Stream) -> None:
     """Return when all has arrived that is stored now, within the prefetch. Raises LinkError.
 
-    A broker delivers it before it answers the next request on the channel. Its counts of a stream are
-    up to 5 s old (RabbitMQ 3.10).
+    A broker delivers it before it answers the next request on the channel, but for the last messages of a
+    stream that is being written: they come when they are committed. Its counts are up to 5 s old (3.10).
     """
     async with asyncio.timeout(CALL_TIMEOUT_S):
         await link.call("queue_declare", queue=stream.amqp_queue, passive=True)
@@ -145,11 +150,17 @@ async def look(link: Link, stream: Stream, start: Start) -> Position | None:
         link.transport.on_contents = seen.extend
         await _consume(link, stream, start, CHUNK_MAX if is_last else 1)
         await _round_trip(link, stream)
+        if is_last and not seen:
+            await _consume(link, stream, "first", 1)
+            await _round_trip(link, stream)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                while len(seen) == 1:  # the first: it is not empty, and the last one is on its way
+                    await _round_trip(link, stream)
     finally:
         await link.hang_up()
     if not seen:
         return None
-    _tag, _redelivered, raw, body = seen[-1 if is_last else 0]
+    _tag, _redelivered, raw, body = max(seen, key=_offset_of) if is_last else seen[0]
     offset = read_offset(raw)
     try:
         return _messages(Ledger("", 0), stream, offset, raw, body, 0)[-1].position
@@ -219,6 +230,9 @@ class _Reader:
         self._ended: asyncio.Future[None] | None = None
         self._tag = self._acked = 0
         self._compare: Position | None = None
+        # The offset that comes next; -1: any. A broker goes on in silence behind what retention drops under a
+        # reader. A jump that was looked at again, from its last message, is the stream's own.
+        self._next, self._jump = -1, (-1, -1)
 
     async def run(self) -> None:
         """Read until the end, over as many links as it takes. Raises ReplayGap, NotReady, LoginRefused."""
@@ -263,6 +277,7 @@ class _Reader:
         transport = link.transport
         transport.on_contents = self._take
         self._tag = self._acked = 0
+        self._next = -1
         self._compare = start if isinstance(start, Position) else None
         link.on_lost(self._lost)
         await _consume(link, driver.stream, start, driver.prefetch)
@@ -315,7 +330,11 @@ class _Reader:
         since_ms = self.start if isinstance(self.start, int) and self.last is None else 0
         for tag, _redelivered, raw, body in arrived:
             offset = read_offset(raw)
-            self._tag = tag
+            if offset != self._next != -1 and self._jump != (self._next, offset):
+                self._jump = self._next, offset
+                self._read_again()
+                break
+            self._tag, self._next = tag, offset + 1
             if since_ms and (read_stamp_ms(raw) or since_ms) + 999 < since_ms:
                 continue
             try:
@@ -333,7 +352,7 @@ class _Reader:
             out += found
         if out:
             self.last = out[-1]
-        if self._end is not None and arrived and read_offset(arrived[-1][2]) + 1 >= self._end:
+        if self._end is not None and self._next >= self._end:
             self._finish()
         self._driver.wake()
 
@@ -358,10 +377,14 @@ class _Reader:
             self._behind(gap, position)
         except ReplayGap as fault:
             self._driver.fail(fault)
+        self._read_again()
+        return False
+
+    def _read_again(self) -> None:
+        """End the link: the next one begins at the last message that was read."""
         assert self._link is not None
         self._link.transport.on_contents = lambda _arrived: None
         self._link.abort()
-        return False
 
     def credit(self) -> None:
         """Let the broker send more: all that arrived was taken."""
@@ -387,7 +410,8 @@ class ReplayDriver:
     start: for brokers without an entry in `positions`. until: "now": ends with the last message that is there
     when a broker is reached; or the last message of each broker that is read. goes_on: after a gap too.
     prefetch: messages on their way from each broker. away_s: a broker may be out of reach for this time in s;
-    None: for ever.
+    None: for ever. home: the only broker to read, listed or not; "" for all. positions: where it goes on, it
+    loses the brokers that are not on the list.
     """
 
     def __init__(
@@ -397,12 +421,14 @@ class ReplayDriver:
         wire: Wire,
         *,
         start: Start,
-        positions: Mapping[str, Position],
+        positions: dict[str, Position],
         until: Mapping[str, Position] | str | None,
         goes_on: bool,
         prefetch: int,
         away_s: float | None,
+        home: str = "",
     ) -> None:
+        self._home = home
         self._bus, self.stream, self._wire = bus, stream, wire
         self._start, self._positions = start, positions
         self._until, self.goes_on, self.prefetch = until, goes_on, prefetch
@@ -416,11 +442,13 @@ class ReplayDriver:
         self._follower = wire.follow(subscription=str(stream), interval_s=30, on_list=self._on_list)
 
     def begin(self) -> None:
-        if not isinstance(self._until, Mapping):
+        if isinstance(self._until, Mapping):
+            for broker, last in self._until.items():
+                self._read(broker, self._positions.get(broker, self._start), last.offset + 1)
+        elif self._home:
+            self._read(self._home, self._positions.get(self._home, self._start))
+        else:
             self._follower.start()
-            return
-        for broker, last in self._until.items():
-            self._read(broker, self._positions.get(broker, self._start), last.offset + 1)
 
     def _read(self, broker: str, start: Start, end: int | None = None) -> None:
         self._readers[broker] = reader = _Reader(self, broker, start, end)
@@ -436,8 +464,12 @@ class ReplayDriver:
                 self._read(
                     broker, self._positions.get(broker, "first" if is_later else self._start)
                 )
-        for broker in self._positions.keys() - self._readers.keys():
-            log.warning("not on the list broker=%s: its stream is not read", broker)
+        for broker in sorted(self._positions.keys() - self._readers.keys()):
+            if not self.goes_on:
+                self.fail(ReplayGap(broker, NOT_LISTED))
+                continue
+            del self._positions[broker]  # so that the next checkpoint has no gap there
+            log.warning("gap broker=%s reason=%r lost=None", broker, NOT_LISTED)
 
     async def _run(self, reader: _Reader) -> None:
         try:

@@ -96,13 +96,9 @@ def spool_status(path: str | Path) -> list[SpoolFolderStatus]:
     """Count what lies in a spool, oldest publisher first. Raises ConfigError without such a folder."""
     found = []
     for folder in _folders(path):
-        locked = SpoolFolder.lock(folder)
-        try:
-            store = _look(folder)
-        finally:
-            if locked is not None:
-                locked.close()
-        in_use = locked is None
+        if (locked := SpoolFolder.lock(folder)) is not None:
+            locked.close()  # at once: a publisher that starts now is to take it over
+        store, in_use = _look(folder), locked is None
         index, faults = store.index, list(store.faults)
         faults += [
             f"{name}: {hole.size} bytes at {hole.at} are damaged"

@@ -42,6 +42,7 @@ from messagebus.core.claims import (
     LATER,
     NOBODY,
     RUN,
+    RUN_FIRST,
     TOKEN_BYTES,
     Answer,
     Held,
@@ -354,7 +355,8 @@ class Once(Generic[D]):
             return False
         if message.step == TELLING or message.item != item:
             return True
-        self._leave(message)
+        if message.step < GRANTED:
+            self._leave(message)
         message.step, message.end = TELLING, end
         if self._run_when_away and self._away_since_ms is not None:
             self._tell(end, message)
@@ -368,10 +370,8 @@ class Once(Generic[D]):
         del self._of[message.item], self._messages[message.key]
         if message is self._alone:
             self._alone = None
-        if message.end == IS_RELEASED:
-            self._order().released.append(message.item)
-        else:
-            self._order().ack.append(message.item)
+        orders = self._orders or self._order()
+        (orders.released if message.end == IS_RELEASED else orders.ack).append(message.item)
         if message.end == IS_DONE:
             self._recent.add(message.key)
             if len(self._recent) >= RECENT_MAX // 2:
@@ -513,10 +513,14 @@ class Once(Generic[D]):
         for message in sent.ends:
             self._ended(message)
         hand_out = []
+        age_ms, remember_ms = self._age_ms, self._rule.remember_ms
         for message, verdict in zip(sent.wanted, answer.verdicts, strict=True):
             if message.step == WANTED:  # not gone meanwhile
                 message.until_ms = until_ms
-                if verdict.kind == RUN and self._may_run(message, verdict):
+                # Nearly all are the first: written out.
+                if (verdict is RUN_FIRST and age_ms(message.item) <= remember_ms) or (
+                    verdict.kind == RUN and self._may_run(message, verdict)
+                ):
                     message.step = GRANTED
                     hand_out.append(message.item)
                 elif verdict.kind != RUN:

@@ -14,7 +14,8 @@ of its key is confirmed, never earlier; it is deleted after its confirm; and eac
 row. There is no "last id": ids are given before a transaction commits, so that a lower one may appear later.
 
 A failed row waits in the table with back-off, and with it its key, unless `key_waits` is off; after
-`attempts_max` it is parked. That no broker is there is no failure of the row: all rows pause.
+`attempts_max` it is parked. That no broker is there is no failure of the row: all rows pause. Nor is it one
+that there is no second broker for a row that wants two: it waits in the table, and others go on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from messagebus.core.route import backoff_ms
 # Back-off of a failed row, and of all rows while nothing can be published.
 FAILED_FIRST_MS, FAILED_MAX_MS = 500, 300_000
 PAUSE_FIRST_MS, PAUSE_MAX_MS = 50, 5_000
+# Wait of a row that wants two brokers while there is one.
+SECOND_MS = 30_000
 # Rows of one key that are held at most, of which one is sent at a time: the others of its shard go on.
 KEY_ROWS_MAX = 50
 
@@ -57,6 +60,8 @@ class End(Enum):
     """It can never be published: it is parked at once."""
     NOT_SENT = "not sent"
     """Nothing is known against the row: no broker was there, or its answer never came."""
+    NO_SECOND = "no second broker"
+    """Nothing is known against the row, which wants two brokers, nor against other rows: one is there."""
 
 
 class Failure(NamedTuple):
@@ -292,6 +297,11 @@ class RelayedRows:
                 self._leave_shard(row.shard)
                 self._ready.appendleft(row_id)
                 self._pause(now_ms, share)
+            case End.NO_SECOND:
+                held.state = _State.FAILED
+                self._failures.append(
+                    Failure(row_id, row.attempts, SECOND_MS, reason, parked=False)
+                )
             case End.FAILED | End.INVALID:
                 held.state = _State.FAILED
                 attempts = row.attempts + 1

@@ -22,16 +22,11 @@ from messagebus._io.loop import LoopThread, Tasks, now_ms
 from messagebus.aio import AsyncPublisher
 from messagebus.config import BusConfig, PublisherConfig, _raise_all, _ranges
 from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
-from messagebus.core.relay import End, RelayedRows
+from messagebus.core.redundancy import REQUIRED
+from messagebus.core.relay import SECOND_MS, End, RelayedRows
 from messagebus.core.route import backoff_ms
 from messagebus.core.shards import Ask, Lease, Shares
-from messagebus.errors import (
-    BacklogFull,
-    ConfigError,
-    MessageInvalid,
-    NameInvalid,
-    Stopped,
-)
+from messagebus.errors import BacklogFull, ConfigError, MessageInvalid, NameInvalid, Stopped
 from messagebus.hooks import Hooks
 from messagebus.outbox.rows import ToPublish, core_row, shard_of, to_publish
 from messagebus.outbox.session import Address, Session, check_tables, told
@@ -172,6 +167,8 @@ class AsyncRelay:
             key_waits=self._config.key_waits,
         )
         self._values: dict[int, Sequence[Any]] = {}
+        # The time to try one row that wants two brokers, where there was one; 0 while there are two.
+        self._second_at_ms = 0
         self._faults = self._faults_in_row = 0
         self._counts = (0, 0, 0)
         self._oldest_ms: int | None = None
@@ -484,6 +481,11 @@ class AsyncRelay:
         except Exception as fault:  # other hands write anything: nested too deep, times too large
             self._end(row_id, End.INVALID, f"the row is no message: {fault}")
             return
+        if self._second_at_ms and self._wants_two(publish):
+            if now_ms() < self._second_at_ms:
+                self._end(row_id, End.NO_SECOND, "there was no second broker")
+                return
+            self._second_at_ms = now_ms() + SECOND_MS  # this one tries for all
         try:
             future = await self._submit(publish)
         except (MessageInvalid, NameInvalid, ConfigError) as fault:
@@ -492,6 +494,12 @@ class AsyncRelay:
             self._end(row_id, End.NOT_SENT, str(fault))
         else:
             future.add_done_callback(lambda done: self._published(row_id, done))
+
+    def _wants_two(self, publish: ToPublish) -> bool:
+        """Return whether one broker is not enough for a publish."""
+        config = self._publisher.config
+        told = publish.options.get("redundant", str(publish.destination) in config.redundant)
+        return (config.redundancy if told is True else told) == REQUIRED
 
     async def _submit(self, publish: ToPublish) -> asyncio.Future[Published]:
         return await self._publisher.submit(
@@ -507,7 +515,12 @@ class AsyncRelay:
             return
         published = done.result()
         if published.outcome is Outcome.CONFIRMED:
+            if len(published.brokers) > 1:
+                self._second_at_ms = 0
             self._end(row_id, End.CONFIRMED, "")
+        elif published.outcome is Outcome.UNKNOWN and published.brokers:
+            self._second_at_ms = now_ms() + SECOND_MS
+            self._end(row_id, End.NO_SECOND, published.reason)
         elif _is_unsent(published):
             self._end(row_id, End.NOT_SENT, published.reason)
         else:

@@ -21,14 +21,7 @@ from messagebus.core.relay import Row
 from messagebus.core.shards import SHARDS
 from messagebus.destination import Destination, Queue, parse_destination
 from messagebus.errors import MessageInvalid, WrongPayload
-from messagebus.message import (
-    FIRST_HEADER,
-    Header,
-    Message,
-    Options,
-    Payload,
-    decode_json,
-)
+from messagebus.message import FIRST_HEADER, Header, Message, Options, Payload, decode_json
 from messagebus.publisher import refuse_unconfirmed
 from messagebus.stats import Durability
 
@@ -163,6 +156,8 @@ def to_publish(values: Sequence[Any]) -> ToPublish:
     parsed = read_destination(destination, found)
     if parsed.durability is Durability.NONE:
         raise MessageInvalid("durability none: nothing is confirmed")
+    if not message_id:
+        raise MessageInvalid("without an id: each try would be another message")
     return ToPublish(parsed, add_headers(message, {FIRST_HEADER: int(created_ms)}), kept)
 
 

@@ -14,14 +14,7 @@ from messagebus.core.shards import SHARDS
 from messagebus.dialects import dialect_named
 from messagebus.errors import ConfigError
 
-__all__ = [
-    "CHANNEL",
-    "COLUMNS",
-    "DEFAULT_TABLE",
-    "REASON_CHARS_MAX",
-    "Statement",
-    "Table",
-]
+__all__ = ["CHANNEL", "COLUMNS", "DEFAULT_TABLE", "REASON_CHARS_MAX", "Statement", "Table"]
 
 DEFAULT_TABLE = "messagebus_outbox"
 CHANNEL = "messagebus_outbox"

@@ -42,7 +42,8 @@ BLOCK_AGE_NS = 200_000_000
 # Linux' own; a container has that of its host, and its monotonic clock.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-_HEX32 = re.compile(r"[0-9a-f]{32}")
+_CONFIRMED = Outcome.CONFIRMED
+_is_hex32 = re.compile(r"[0-9a-f]{32}").fullmatch
 
 
 class Anchor(NamedTuple):
@@ -116,6 +117,13 @@ class EventFile:
         if self._size >= BLOCK_BYTES:
             self.flush()
 
+    def write_many(self, lines: list[str]) -> None:
+        """Write lines at once, behind those that are held: a quarter of the time of one `write` each."""
+        self._lines += lines
+        self.lines += len(lines)
+        self.bytes += len(lines) + sum(map(len, lines))
+        self.flush()
+
     def tick(self) -> None:
         """Write a block that is old; to be called a few times a second."""
         if self._lines and self._clock_ns() - self._written_ns >= BLOCK_AGE_NS:
@@ -167,55 +175,65 @@ class Entry(NamedTuple):
     intended_ns: int
 
 
+class _Heads(dict[str, str]):
+    """Broker -> the begin of its rows, which is text of the run and of the broker alone."""
+
+    def __init__(self, **texts: str) -> None:
+        self._begin = ",".join(f'"{name}":{quote(text)}' for name, text in texts.items())
+
+    def __missing__(self, broker: str) -> str:
+        head = self[broker] = f'{{{self._begin},"broker":{quote(broker)},"message_id":"'
+        return head
+
+
 class PublishedFile:
-    """Rows of the publishes of one process to one topic."""
+    """Rows of the publishes of one process to one topic. heads: by the brokers that answered."""
 
     def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
         self._write = lines.write
-        self._head = (
-            f'{{"run_id":{quote(run_id)},"topic":{quote(topic)},"publisher":{quote(publisher)}'
-        )
+        self.heads = _Heads(run_id=run_id, topic=topic, publisher=publisher)
 
-    def add(self, entry: Entry, published: Published) -> None:
+    def add(self, entry: Entry | tuple[int, str, int, str, int], published: Published) -> None:
         """Add a publish that has its outcome. Only a confirmed one has confirmed_ns."""
         sequence, key, size, digest, intended_ns = entry
-        confirmed = published.outcome is Outcome.CONFIRMED
-        confirmed_ns = f',"confirmed_ns":{published.settled_ns}' if confirmed else ""
+        message_id, outcome, _, broker, attempts, sent_ns, settled_ns, _, _ = published
+        if not _is_hex32(message_id):
+            message_id = message_id_hex(message_id)
+        end = f'"confirmed","confirmed_ns":{settled_ns}'
+        if outcome is not _CONFIRMED:
+            end = f'"{outcome.value}"'
         self._write(
-            f'{self._head},"message_id":{quote(message_id_hex(published.message_id))},"broker":{quote(published.broker)}'
-            f',"sequence":{sequence},"key":{quote(key)},"size":{size},"body_hash":"{digest}"'
-            f',"outcome":"{published.outcome.value}","attempts":{published.attempts}'
-            f',"intended_ns":{intended_ns},"sent_ns":{published.sent_ns}{confirmed_ns}}}'
+            f'{self.heads[broker]}{message_id}","sequence":{sequence},"key":{quote(key)}'
+            f',"size":{size},"body_hash":"{digest}","attempts":{attempts}'
+            f',"intended_ns":{intended_ns},"sent_ns":{sent_ns},"outcome":{end}}}'
         )
 
 
 class DeliveredFile:
-    """Rows of the deliveries of one process from one subscription."""
+    """Rows of the deliveries of one process from one subscription. heads: by the brokers they came from."""
 
     def __init__(
         self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
     ) -> None:
         self._write = lines.write
-        self._head = (
-            f'{{"run_id":{quote(run_id)},"topic":{quote(topic)}'
-            f',"subscription":{quote(subscription)},"consumer":{quote(consumer)}'
+        self.heads = _Heads(
+            run_id=run_id, topic=topic, subscription=subscription, consumer=consumer
         )
 
     def add(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> None:
         """Add a delivery that was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
-        message = delivery.message
+        message_id = delivery.message_id
+        if not _is_hex32(message_id):
+            message_id = message_id_hex(message_id)
         answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
         self._write(
-            f'{self._head},"message_id":{quote(message_id_hex(message.message_id))}'
-            f',"broker":{quote(delivery.broker)},"key":{quote(message.key)}'
-            f',"size":{len(message.body)},"body_hash":"{digest}"'
-            f',"redelivered":{int(delivery.redelivered)},"ack":"{ack}"'
+            f'{self.heads[delivery.broker]}{message_id}","key":{quote(delivery.key)}'
+            f',"size":{len(delivery.body)},"body_hash":"{digest}"'
+            f',"redelivered":{1 if delivery.redelivered else 0},"ack":"{ack}"'
             f',"received_ns":{delivery.received_ns}{answered}}}'
         )
 
 
 def message_id_hex(message_id: str) -> str:
     """Return the id as 32 hex digits; one of another form (a foreign publisher's) becomes its digest."""
-    if _HEX32.fullmatch(message_id):
-        return message_id
-    return body_hash(message_id.encode())
+    return message_id if _is_hex32(message_id) else body_hash(message_id.encode())

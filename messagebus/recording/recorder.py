@@ -36,13 +36,7 @@ from messagebus.errors import ConfigError, RecordingFailed, Stopped
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.recording.events import body_hash
-from messagebus.recording.files import (
-    DeliveredFile,
-    Entry,
-    EventFile,
-    PublishedFile,
-    anchor_now,
-)
+from messagebus.recording.files import DeliveredFile, EventFile, PublishedFile, anchor_now
 from messagebus.recording.parts import RunPart, begin, note, process_name
 from messagebus.stats import Published
 
@@ -53,6 +47,8 @@ log = logging.getLogger("messagebus.recorder")
 # Rows that wait for the disk: 20 MB of them, a second of a fast publisher.
 ROWS_MAX = 50_000
 FILE_BYTES_MAX = 64 * 1024 * 1024
+# Written at once, as far as a file has room for rows of this size, which few have.
+BLOCK_ROWS, ROW_BYTES = 500, 1_000
 FILES_MAX = 16
 # Period of the thread's looks: a killed process loses at most that and `eventfile.BLOCK_AGE_NS`.
 LOOK_S = 0.1
@@ -142,9 +138,9 @@ class Recorder(Hooks):
             )
         ]
         self._publishes: dict[str, PublishedFile] = {}
-        self._deliveries: dict[Source, DeliveredFile] = {}
-        # By the identity of the message, which is held here so that it stays its own.
-        self._open: dict[int, tuple[Message, Entry]] = {}
+        # By the identity of source and message, which are held here so that it stays their own.
+        self._deliveries: dict[int, tuple[Source, DeliveredFile]] = {}
+        self._open: dict[int, tuple[Message, int, int]] = {}
         self._numbers = itertools.count()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -195,35 +191,32 @@ class Recorder(Hooks):
     def publishing(self, destination: str, message: Message) -> Message:
         if self.share < 1 and not is_sampled(message.message_id, self.share):
             return message
-        intended_ns = time.monotonic_ns()
-        body = message.body
-        entry = Entry(next(self._numbers), message.key, len(body), body_hash(body), intended_ns)
         if id(message) in self._open:  # one object that is published twice at once
             message = add_headers(message, {})
-        self._open[id(message)] = (message, entry)
+        self._open[id(message)] = (message, next(self._numbers), time.monotonic_ns())
         return message
 
     def published(self, destination: str, message: Message, published: Published) -> None:
-        _, entry = self._open.pop(id(message), (None, None))
-        if entry is None:
+        opened = self._open.pop(id(message), None)
+        if opened is None:
             return
         rows = self._publishes.get(destination)
         if rows is None:
             rows = self._publishes[destination] = self._new_publishes(destination)
-        if published.broker:
-            self._part.brokers.add(published.broker)
-        rows.add(entry, published)
+        _, number, intended_ns = opened
+        body = message.body
+        rows.add((number, message.key, len(body), body_hash(body), intended_ns), published)
 
     def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
         if self.share < 1 and not is_sampled(delivery.message_id, self.share):
             return
-        rows = self._deliveries.get(delivery.source)
-        if rows is None:
-            rows = self._deliveries[delivery.source] = self._new_deliveries(delivery.source)
-        self._part.brokers.add(delivery.broker)
+        source = delivery.source
+        known = self._deliveries.get(id(source))
+        if known is None:
+            known = self._deliveries[id(source)] = (source, self._new_deliveries(source))
         ack = _ACKS[answer]
         answered_ns = None if ack == "none" else time.monotonic_ns()
-        rows.add(delivery, body_hash(delivery.body), ack, answered_ns)
+        known[1].add(delivery, body_hash(delivery.body), ack, answered_ns)
 
     def _new_publishes(self, destination: str) -> PublishedFile:
         parsed = parse_destination(destination)
@@ -254,6 +247,7 @@ class Recorder(Hooks):
             for files in self._files:
                 files.write()
             # So that the written rows make sense also when the recorder is never stopped.
+            self._learn()
             known = len(part.brokers) + len(part.consumers) + sum(map(len, part.topics.values()))
             known += len(part.topics) + len(part.publishers)
             stats = self.stats()
@@ -265,7 +259,14 @@ class Recorder(Hooks):
             files.write()
             files.close()
 
+    def _learn(self) -> None:
+        """Learn the brokers from the rows."""
+        heads = [rows.heads for rows in list(self._publishes.values())]
+        heads += [rows.heads for _, rows in list(self._deliveries.values())]
+        self._part.brokers |= {broker for each in heads for broker in list(each) if broker}
+
     def _note(self) -> None:
+        self._learn()
         stats = self.stats()
         self._part.dropped, self._part.files_deleted = stats.dropped, stats.files_deleted
         try:
@@ -332,21 +333,21 @@ class _Files:
     def write(self) -> None:
         """Write the waiting rows. A disk that fails once is not tried again: its rows are counted."""
         lines = self._rows.lines
-        for _ in range(len(lines)):
-            line = lines.popleft()
-            self._taken += 1
+        left = len(lines)
+        while left:
+            room = 0 if self._file is None else self._bytes_max - self._file.bytes
+            count = max(1, min(left, BLOCK_ROWS, room // ROW_BYTES))
+            block = [lines.popleft() for _ in range(count)]
+            left -= count
+            self._taken += count
             try:
                 if not self._is_broken:
-                    self._place().write(line)
+                    self._place().write_many(block)
             except RecordingFailed as fault:
                 self._broke(fault)
-        try:
-            if self._file is not None:
-                self._file.flush()
-                if self._age_s is not None and time.monotonic() - self._begun_s >= self._age_s:
-                    self._close()
-        except RecordingFailed as fault:
-            self._broke(fault)
+        age_s = self._age_s
+        if self._file and age_s is not None and time.monotonic() - self._begun_s >= age_s:
+            self.close()
 
     def _broke(self, fault: RecordingFailed) -> None:
         if not self._is_broken:

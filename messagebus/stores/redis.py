@@ -1,8 +1,9 @@
 """A store in Redis or Valkey, for many hosts.
 
-A record is a string under ``mb:`` and its key: one byte for done and parked, else state, unended (2 bytes),
-owner (8) and end of the lease (6). Redis forgets it by its own expiry. One script carries out a turn, with
-the time of the server. A failover may forget the last writes, because replication is asynchronous.
+A record is a string under ``mb:`` and its key: for done and parked a digit, which all share in its memory;
+else state, unended (2 bytes), owner (8) and end of the lease (6). Redis forgets it by its own expiry. One
+script carries out a turn, with the time of the server. A failover may forget the last writes, because
+replication is asynchronous.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ local lease, remember, most, token = ARGV[5] + 0, ARGV[6], ARGV[7] + 0, ARGV[8]
 local until_ms, k, a = now + lease, 0, 8
 for _ = 1, done do
   k = k + 1
-  call('SET', KEYS[k], '\\4', 'PX', remember)
+  call('SET', KEYS[k], '4', 'PX', remember)
 end
 for _ = 1, parked do
   k, a = k + 1, a + 1
   local v = call('GET', KEYS[k])
   local s = v and v:byte(1)
-  if s ~= 4 then
+  if s ~= 52 then
     local other = s and s < 3 and sub(v, 4, 11) ~= ARGV[a] and unpack('>I6', v, 12) > now
-    if not other then call('SET', KEYS[k], '\\5', 'PX', remember) end
+    if not other then call('SET', KEYS[k], '5', 'PX', remember) end
   end
 end
 for _ = 1, release do
@@ -239,7 +240,7 @@ class RedisStore:
                 cursor, keys = await client.scan(cursor, match=PREFIX + b"*", count=1_000)
                 for value in await client.mget(keys) if keys else ():
                     if value:
-                        counts[STATE_NAMES[value[0]]] += 1
+                        counts[STATE_NAMES[value[0] & 15]] += 1
                 if not cursor:
                     return StoreCounts(**counts)
 
@@ -353,7 +354,7 @@ def _answer(turn: Turn, reply: Sequence[Any]) -> Answer:
 
 
 def _record(value: bytes, expires_ms: int) -> Record:
-    state = value[0]
+    state = value[0] & 15  # of a digit, too
     if state in (DONE, PARKED):
         return Record(state, NOBODY, 0, 0, expires_ms)
     if state == WAITING:

@@ -12,16 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote
 
-from messagebus.core.claims import (
-    DONE,
-    NOBODY,
-    STATE_NAMES,
-    Answer,
-    Record,
-    Rule,
-    Turn,
-    apply,
-)
+from messagebus.core.claims import DONE, NOBODY, STATE_NAMES, Answer, Record, Rule, Turn, apply
 from messagebus.databases import cut, execute, recognise
 from messagebus.dialects import (
     DIALECTS,

@@ -62,12 +62,7 @@ from messagebus.message import Delivery, Header, Message
 from messagebus.stats import Outcome, Published
 from messagebus.telemetry import semconv
 from messagebus.telemetry.jsonlog import plain_error, plain_text, plain_trace
-from messagebus.telemetry.tracecontext import (
-    TRACEPARENT,
-    TRACESTATE,
-    is_traceparent,
-    trace_headers,
-)
+from messagebus.telemetry.tracecontext import TRACEPARENT, TRACESTATE, is_traceparent, trace_headers
 
 __all__ = ["OpenTelemetry"]
 

@@ -24,6 +24,7 @@ from messagebus.destination import (
     UNDELIVERED_QUEUE,
     Destination,
     Source,
+    Stream,
     Subscription,
     Topic,
 )
@@ -330,18 +331,19 @@ class MemoryBrokers:
         """Return a partitioned topic with its homes, and a subscription with its topic's partitions."""
         if isinstance(wanted, Topic) and wanted.partitions:
             return replace(wanted, homes=" ".join(self.names))
-        topic = self._wanted.get(str(wanted.topic)) if isinstance(wanted, Subscription) else None
-        if isinstance(topic, Topic) and topic.partitions and isinstance(wanted, Subscription):
-            return replace(wanted, topic=topic)
+        if isinstance(wanted, Subscription | Stream):
+            topic = self._wanted.get(str(wanted.topic))
+            if isinstance(topic, Topic) and topic.partitions:
+                return replace(wanted, topic=topic)
         return wanted
 
     def _declare_segments(self, wanted: Wanted) -> Options:
         """Declare the segments of a topic, or their queues of a subscription. Returns the homes."""
-        topic = wanted.topic if isinstance(wanted, Subscription) else wanted
+        topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
         if not isinstance(topic, Topic) or not topic.partitions:
             return {}
         for partition, home in enumerate(read_homes(topic.homes, topic.partitions)):
-            of = wanted if isinstance(wanted, Subscription) else topic
+            of = wanted if isinstance(wanted, Subscription | Stream) else topic
             segment = segment_of(partition, home)
             self.all[home.broker]._declare(segment_declarations(of, segment))
         return {"homes": topic.homes}

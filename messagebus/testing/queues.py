@@ -150,7 +150,8 @@ class MemoryQueue:
     # Out.
     def attach(self, taker: Taker) -> None:
         self._leaving.discard(taker)
-        self.takers.append(taker)
+        if taker not in self.takers:
+            self.takers.append(taker)
         self.hand_out()
 
     def cancel(self, taker: Taker) -> None:

@@ -52,7 +52,7 @@ def wanted_of(entry: Entry) -> Declarations:
     name, mark, segment = entry.wanted.partition(MARK)
     if mark:
         of = with_options(name, dict(entry.options))
-        assert isinstance(of, Topic | Subscription)
+        assert isinstance(of, Topic | Subscription | Stream)
         return segment_declarations(of, segment, born=entry.number)
     return declarations(with_options(entry.wanted, dict(entry.options)), born=entry.number)
 
@@ -154,7 +154,7 @@ def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> It
         if MARK in entry.wanted or "partitions" in dict(entry.options):
             parts = wanted_of(entry)
             yield from (DeleteQueue(queue.name) for queue in parts.queues)
-            if "/" not in entry.wanted:
+            if isinstance(parse_wanted(entry.wanted.partition(MARK)[0]), Topic):
                 exchanges[parts.exchanges[-1].name] = None
             continue
         wanted = parse_wanted(entry.wanted)

@@ -19,9 +19,18 @@ from itertools import islice
 
 from messagebus._io.amqp.control import node_is_gone, port_refuses
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.destination import Subscription, Topic
+from messagebus.destination import Stream, Subscription, Topic
 from messagebus.errors import TopologyError, TopologyMismatch
-from messagebus.topology import Options, Wanted, differences, options_of, to_item, with_options
+from messagebus.topology import (
+    STREAM_PREFIX,
+    Options,
+    Wanted,
+    differences,
+    options_of,
+    parse_wanted,
+    to_item,
+    with_options,
+)
 from messagebus_agent.broker.answering import Answering
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
@@ -324,7 +333,7 @@ class Topology:
 
     def _with_homes(self, current: BrokerList, name: str, options: Options) -> Options:
         """Return the options of a name with the homes of a new partitioned topic."""
-        if "/" in name or not options.get(PARTITIONS):
+        if not options.get(PARTITIONS) or not isinstance(parse_wanted(name), Topic):
             return options
         entry = self.register.entries.get(name)
         if entry is not None and entry.alive:
@@ -412,8 +421,8 @@ def resolve(
     """
     standing: dict[str, Options] = {e.wanted: dict(e.options) for e in entries.values() if e.alive}
     taken, against = dict[str, Options](), dict[str, str]()
-    # Topics before their subscriptions, which take their level.
-    for name in sorted(asked, key=lambda name: "/" in name):
+    # Topics before their subscriptions and streams, which take their level and partitions.
+    for name in sorted(asked, key=lambda name: "/" in name or ":" in name):
         wanted = with_options(name, asked[name])
         options = standing.get(name)
         told = "" if options is None else differences(wanted, options)
@@ -429,7 +438,7 @@ def resolve(
 
 def _as_new(wanted: Wanted, standing: Mapping[str, Options]) -> Options:
     options = options_of(wanted)
-    if isinstance(wanted, Subscription):
+    if isinstance(wanted, Subscription | Stream):
         above = standing.get(str(wanted.topic), {})
         if count := above.get(PARTITIONS):
             options = {**options, PARTITIONS: count}
@@ -444,7 +453,7 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
     if "delivery_limit" in options and level != FSYNC:
         return f"{wanted}: delivery_limit needs durability {FSYNC} and its topic exists {level}"
     match wanted:
-        case Subscription(topic=topic):
+        case Subscription(topic=topic) | Stream(topic=topic):
             above = standing.get(str(topic))
             count = 0 if above is None else above.get(PARTITIONS, 0)
             if options.get(PARTITIONS, 0) != count:
@@ -457,7 +466,7 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
         case Topic() if (count := options.get(PARTITIONS, 0)) and (
             plain := next((n for n in _below(wanted, standing, count)), "")
         ):
-            return f"{wanted}: partitions is wanted {count} and its subscription {plain} has others"
+            return f"{wanted}: partitions is wanted {count} and {plain} exists with others"
         case Topic() if level == FSYNC:
             for name, below in standing.items():
                 if name.startswith(f"{wanted}/") and _level(below) != FSYNC:
@@ -474,17 +483,21 @@ def _still_read(entries: Mapping[str, Entry], names: Collection[str]) -> str:
         entry = entries.get(name)
         if entry is None or not entry.alive or "/" in name or PARTITIONS not in dict(entry.options):
             continue
-        left = [n for n, e in entries.items() if n.startswith(f"{name}/") and e.alive]
+        left = [n for n, e in entries.items() if _is_below(n, name) and e.alive]
         if left := sorted(set(left) - set(names)):
-            return f"{name} has partitions and is subscribed to: delete {', '.join(left)} first"
+            return f"{name} has partitions and is read: delete {', '.join(left)} first"
     return ""
 
 
 def _below(topic: Topic, standing: Mapping[str, Options], count: object) -> Iterator[str]:
-    """Yield the subscriptions of a topic with another number of partitions."""
+    """Yield the subscriptions and the stream of a topic with another number of partitions."""
     for name, options in standing.items():
-        if name.startswith(f"{topic}/") and options.get(PARTITIONS, 0) != count:
+        if _is_below(name, str(topic)) and options.get(PARTITIONS, 0) != count:
             yield name
+
+
+def _is_below(name: str, topic: str) -> bool:
+    return name.startswith(f"{topic}/") or name == f"{STREAM_PREFIX}{topic}"
 
 
 def _level(options: Options) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from messagebus.core.homes import Home, read_homes
+from messagebus.topology import STREAM_PREFIX
 from messagebus_agent.topology.register import Entry
 
 HOMES, PARTITIONS = "homes", "partitions"
@@ -53,8 +54,8 @@ def expanded(
         return entries
     below: dict[str, list[Entry]] = {}
     for name, entry in entries.items():
-        topic, slash, _ = name.partition("/")
-        if slash:
+        topic, slash, _ = name.removeprefix(STREAM_PREFIX).partition("/")
+        if slash or name != topic:
             below.setdefault(topic, []).append(entry)
     found = dict(entries)
     for topic_entry in topics:
@@ -65,7 +66,9 @@ def expanded(
             for entry in below.get(topic_entry.wanted, ()):
                 name = f"{entry.wanted}{MARK}{segment}"
                 alive = entry.alive and topic_entry.alive
-                found[name] = replace(entry, wanted=name, alive=alive)
+                # A stream is one queue for all: its own entry deletes one of an earlier life, once.
+                tomb = 0 if entry.wanted.startswith(STREAM_PREFIX) else entry.tomb
+                found[name] = replace(entry, wanted=name, alive=alive, tomb=tomb)
     return found
 
 

@@ -1,8 +1,9 @@
 """Taps of topics: what is published to one broker passes by, for people who look; nothing waits for them.
 
 A tap is a transient, exclusive queue of a link of its own, bounded by length and bytes, whose oldest messages
-are dropped. So a slow reader holds up nobody, and the end of the connection is the end of the tap. A broker
-does not tell how many messages a queue dropped: a line ``{"missed": true}`` says that some may have been.
+are dropped. So a slow reader holds up nobody, and the end of the connection is the end of the tap. A queue
+that fills is unbound until it was read, since each copy costs the publishers of the topic. A broker does not
+tell how many messages passed a queue by: a line ``{"missed": true}`` says that some may have.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ PREFETCH = 100
 CALL_TIMEOUT_S = 5.0
 # An empty line, so that each end notices the loss of the other.
 QUIET_S = 10.0
-LOOK_EVERY_S = 1.0
+# While messages arrive.
+LOOK_EVERY_S = 0.1
 
 Judge = Callable[[Request, Mapping[str, Wanted]], Awaitable[Judged | Response]]
 
@@ -130,7 +132,9 @@ class _Tap:
     def __init__(self, link: Link, broker: str, topic: Topic, length: int, rate: int) -> None:
         self._link, self._broker, self._topic = link, broker, str(topic)
         self._length, self._rate = length, rate
+        self._exchange = topic.exchange
         self._queue = ""
+        self._is_bound = False
         self._arrived = deque[Arrived]()
         self._event = asyncio.Event()
         self.passed = 0
@@ -141,7 +145,7 @@ class _Tap:
         tap = cls(link, broker, topic, length, rate)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                await tap._begin(topic)
+                await tap._begin()
         except TimeoutError:
             link.abort()
             raise LinkLost(broker, f"no tap within {CALL_TIMEOUT_S:g} s") from None
@@ -150,7 +154,7 @@ class _Tap:
             raise
         return tap
 
-    async def _begin(self, topic: Topic) -> None:
+    async def _begin(self) -> None:
         link = self._link
         bounds = {
             "x-max-length": self._length,
@@ -161,7 +165,7 @@ class _Tap:
             "queue_declare", queue="", exclusive=True, auto_delete=True, arguments=bounds
         )
         self._queue = made.queue
-        await link.call("queue_bind", queue=self._queue, exchange=topic.exchange)
+        await self._bind(True)
         await link.call("basic_qos", prefetch_count=PREFETCH)
         link.transport.on_contents = self._take
         link.on_lost(lambda _why: self._event.set())
@@ -171,6 +175,11 @@ class _Tap:
             on_message_callback=link.transport.pika_content,
             exclusive=True,
         )
+
+    async def _bind(self, wanted: bool) -> None:
+        method = "queue_bind" if wanted else "queue_unbind"
+        await self._link.call(method, queue=self._queue, exchange=self._exchange)
+        self._is_bound = wanted
 
     def _take(self, arrived: list[Arrived]) -> None:
         self._arrived += arrived
@@ -186,18 +195,18 @@ class _Tap:
         due_s = looked_s = loop.time()
         yield write_envelope({"tap": self._topic, "broker": self._broker}) + b"\n"
         while (now_s := loop.time()) < until_s and self._link.is_open:
-            # Some messages before the bound, so that a queue that is about to drop is seen, too.
             if now_s - looked_s >= LOOK_EVERY_S:
                 looked_s = now_s
-                if await self._is_full():
+                if await self._leave_or_return():
                     yield b'{"missed":true}\n'
             if not self._arrived:
                 self._event.clear()
                 try:
-                    async with asyncio.timeout(QUIET_S):
+                    async with asyncio.timeout(QUIET_S if self._is_bound else LOOK_EVERY_S):
                         await self._event.wait()
                 except TimeoutError:
-                    yield b"\n"
+                    if self._is_bound:
+                        yield b"\n"
                 continue
             chunk, count = self._chunk()
             due_s = max(due_s, now_s) + max(count / self._rate, len(chunk) / BYTES_PER_S)
@@ -233,13 +242,20 @@ class _Tap:
             )
             yield write_envelope(told) + b"\n"
 
-    async def _is_full(self) -> bool:
+    async def _leave_or_return(self) -> bool:
+        """Unbind a queue that fills, bind it again when it was read. Returns whether some are missed."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 found = await self._link.call("queue_declare", queue=self._queue, passive=True)
+                if not self._is_bound and not found.message_count:
+                    await self._bind(True)
+                # Some messages before the bound, so that a queue that is about to drop is seen, too.
+                elif self._is_bound and found.message_count >= self._length * 0.9:
+                    await self._bind(False)
+                    return True
         except (LinkError, TimeoutError):
-            return False
-        return bool(found.message_count >= self._length * 0.9)
+            pass
+        return False
 
 
 def _bounded(text: str, at_most: int) -> int:

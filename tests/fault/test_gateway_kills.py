@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.processes import free_port
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually, eventually_async
@@ -31,7 +31,7 @@ class Gateways:
     def __init__(self, folder: Path, bus: BusConfig, count: int) -> None:
         self._files, self.urls = [], list[str]()
         for number in range(count):
-            port, admin = _free_port(), _free_port()
+            port, admin = free_port(), free_port()
             path = folder / f"gw{number}.toml"
             told = {
                 "broker": bus.broker,
@@ -90,11 +90,6 @@ def gateways(tmp_path: Path, broken: LocalCluster, bus: BusConfig) -> Iterator[G
         yield made
     finally:
         assert set(made.end()) <= {0, 1}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Clients:

@@ -20,25 +20,31 @@ from messagebus import (
     Batching,
     BusConfig,
     Checkpoint,
+    Message,
     NotReady,
+    Outcome,
     Publisher,
     PublisherConfig,
     Replay,
     Replayed,
     ReplayGap,
     Stream,
+    Topic,
     TopologyMismatch,
     declare,
     delete_subscriptions,
 )
 from messagebus.message import Header
+from messagebus.replay import stream_ends
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import delete_queue, queue_exists, register
+from tests.support.faults import delete_queue, direct, queue_exists, register
 from tests.support.load import drain, publishing
 
 WITHIN_S = 60.0
 BROKERS = ("mb1", "mb2", "mb3")
+LOOKS = 100
+CONFIRMED = Outcome.CONFIRMED
 
 
 def made(bus: BusConfig, topic: str) -> None:
@@ -177,6 +183,86 @@ def test_offsets_that_a_power_off_gave_again_to_other_messages_are_a_gap(
     # What was confirmed is none of the stream's: each subscription has it.
     sent = {*before, *lost, *again}
     assert drain(bus, topic, "kept", expected=sent).keys() == sent
+
+
+@pytest.mark.guarantee("replay-by-key")
+def test_a_replay_by_key_is_in_order_and_needs_the_home_of_the_key_alone(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    assert declare(bus, [Stream(topic), Topic(topic, partitions=6), f"{topic}/billing"]).complete
+
+    def publish(numbers: Iterable[int]) -> None:
+        with Publisher(bus) as publisher:
+            messages = [Message(body=b"%d" % n, key=f"k{n % 12}") for n in numbers]
+            assert {each.outcome for each in publisher.send_many(topic, messages)} == {CONFIRMED}
+
+    publish(range(240))
+    assert sorted(int(each.body) for each in Replay(bus, topic)) == [*range(240)]
+    replay = Replay(bus, topic, key="k5")
+    assert [int(each.body) for each in replay] == [*range(5, 240, 12)]
+    kept = replay.checkpoint()
+    (home,) = kept.positions
+    name, *others = sorted(BROKERS, key=lambda each: broken.node(each).broker != home)
+    # The stream is lost on the home: it is made again, and bound to its segments.
+    queue = Stream(topic).amqp_queue
+    delete_queue(broken, name, queue)
+    eventually(lambda: is_bound(bus, topic, home), within_s=WITHIN_S)
+    with pytest.raises(ReplayGap, match=home):
+        list(Replay(bus, topic, key="k5", since=kept))
+    publish(range(245, 249 + 240, 12))
+    for each in others:
+        broken.kill(each)
+    found = [int(each.body) for each in Replay(bus, topic, key="k5", away_s=WITHIN_S)]
+    assert found[-20:] == [*range(245, 249 + 240, 12)][-20:]
+
+
+def is_bound(bus: BusConfig, topic: str, home: str) -> bool:
+    """Return whether a message to a partition at home there enters its stream."""
+    with Publisher(bus) as publisher:
+        publisher.send_safe(topic, Message(body=b"0", key="k5"))
+    return any(each.broker == home for each in Replay(bus, topic, away_s=WITHIN_S, key="k5"))
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+@pytest.mark.parametrize("attached", [True, False], ids=["attached", "away"])
+def test_retention_that_passes_a_reader_is_a_gap_with_the_number_of_messages(
+    broken: LocalCluster, bus: BusConfig, topic: str, attached: bool
+) -> None:
+    assert declare(bus, [Stream(topic, keep_bytes=1_000_000)]).complete
+    home = broken.node("mb1").broker
+    with Publisher(direct(broken, "mb1")) as publisher:
+        sent = [publisher.submit(topic, b"%4d" % n + bytes(5_000)) for n in range(1_200)]
+        first = [each.result(WITHIN_S).broker for each in sent[:100]]
+        assert set(first) == {home}
+        replay = Replay(bus, topic, until=None, prefetch=1)
+        found = [next(replay) for _ in range(3)]
+        assert [each.offset for each in found] == [*range(found[0].offset, found[0].offset + 3)]
+        if not attached:
+            replay.stop()
+            replay = Replay(bus, topic, since=replay.checkpoint())
+        sent = [publisher.submit(topic, b"%4d" % n + bytes(5_000)) for n in range(1_200)]
+        assert {each.result(WITHIN_S).broker for each in sent} == {home}
+    last = sent[-1].result().message_id
+    with replay, pytest.raises(ReplayGap, match="older messages were dropped") as told:
+        found += itertools.takewhile(lambda each: each.message_id != last, replay)
+    oldest = next(iter(Replay(bus, topic)))
+    assert told.value.lost == oldest.offset - found[-1].offset - 1
+    assert_in_order(found)
+
+
+@pytest.mark.guarantee("replay")
+def test_a_stream_that_is_being_written_is_never_taken_for_an_empty_one(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    assert set(stream_ends(bus, topic).values()) == {None}
+    published(bus, topic, 30)
+    with publishing(bus, topic, publishers=3):
+        ends = [stream_ends(bus, topic, within_s=WITHIN_S) for _ in range(LOOKS)]
+    for broker in ends[0]:
+        offsets = [-1 if (last := each[broker]) is None else last.offset for each in ends]
+        assert offsets == sorted(offsets)
+        assert offsets[0] >= 0
 
 
 def test_a_replay_that_goes_on_gets_what_is_published_later(

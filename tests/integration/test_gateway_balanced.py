@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.processes import free_port
 from inventory.inventory import Inventory, load
 from lb.apply import prepare_start
 from messagebus.testing import MemoryBus
@@ -21,7 +22,7 @@ from ops.local.certificates import Authority
 from ops.local.layout import CA
 from tests.support.eventually import eventually_async
 from tests.support.gateway import Served, gateway_on
-from tests.support.haproxy import HOST, Rig, free_ports
+from tests.support.haproxy import HOST, Rig
 
 MESSAGES = 60
 NAME = "gateway.example"
@@ -59,7 +60,7 @@ def with_gateways(
 async def test_nobody_is_refused_while_a_gateway_ends_and_leases_find_theirs(rig: Rig) -> None:
     bus = MemoryBus()
     bus.declare("orders/billing")
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     urls = {f"gw{n}": f"http://{HOST}:{port}" for n, port in enumerate(ports[:2], 1)}
     async with AsyncExitStack() as stack:
         gateways = []
@@ -117,7 +118,7 @@ async def test_the_balancer_speaks_tls_for_gateways_and_takes_nothing_in_the_cle
 ) -> None:
     bus = MemoryBus()
     bus.declare("orders/billing")
-    (port,) = free_ports(1)
+    port = free_port()
     authority = Authority.make("gateways")
     authority.save(rig.folder)
     certificate = rig.folder / "gateway.pem"

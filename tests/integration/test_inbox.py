@@ -119,6 +119,16 @@ async def test_a_missing_table_is_told_with_the_command_that_makes_it(
             await result_of(a_message().begin(connection))
 
 
+@pytest.mark.parametrize("database", [POSTGRESQL], indirect=True)
+def test_a_driver_that_does_not_say_what_it_inserted_ends_the_run_and_not_the_message(
+    database: Database,
+) -> None:
+    """psycopg knows no number of rows in a pipeline: each message passed for its own copy."""
+    told = pytest.raises(ConfigError, match="does not say what it inserted")
+    with connect(database) as connection, connection.pipeline(), told:
+        a_message().begin(connection)
+
+
 # At once.
 def effects_of_copies(database: Database, begin: Callable[[Once, Any], bool]) -> int:
     """Return how many effects copies of one message have that all begin before one has committed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
+from bench.processes import free_port
 from messagebus import BusConfig, Consumer, Message, Publisher
 from messagebus.telemetry.prometheus import ClientMetrics
 from messagebus_agent.web.metrics import figures_of_mirror
@@ -138,7 +138,7 @@ def prometheus(cluster: LocalCluster, folder: Path, clients: int) -> Iterator[st
     target = {"targets": [f"127.0.0.1:{clients}"]}
     settings["scrape_configs"].append({"job_name": "clients", "static_configs": [target]})
     (folder / "prometheus.yml").write_text(json.dumps(settings))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     argv = [
         program("prometheus", package="prometheus"),
         *(f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
@@ -164,15 +164,10 @@ def asked(address: str, query: str) -> list[Any]:
     return list(told["data"]["result"])
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 def test_every_query_of_every_dashboard_has_an_answer_while_the_bus_works(
     cluster: LocalCluster, bus: BusConfig, topic: str, tmp_path: Path
 ) -> None:
-    registry, port = CollectorRegistry(), _free_port()
+    registry, port = CollectorRegistry(), free_port()
     metrics = ClientMetrics(registry)
     server, thread = start_http_server(port, "127.0.0.1", registry)
     name = f"{topic}/audit"

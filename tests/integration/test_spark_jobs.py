@@ -64,22 +64,26 @@ SUBMIT = (
 
 
 # Jobs in turn in one process, each by its file as if alone: with the file's folder on the path, and without
-# the checkout's modules. It prints the exit codes.
+# the checkout's modules. A file gets their exit codes and what they printed: spark-submit puts both outputs
+# of Python and the JVM's into one, in pieces.
 IN_TURN = """
-import json, runpy, sys
-codes, found = {}, sys.path[1:]
-for argv in json.loads(sys.argv[1]):
+import contextlib, io, json, runpy, sys
+ended, found = {}, sys.path[1:]
+_, argvs, answer = sys.argv
+for argv in json.loads(argvs):
     for name in [*sys.modules]:
         if name.partition(".")[0] in ("spark", "messagebus"):
             del sys.modules[name]
     sys.argv, sys.path[:] = argv, [argv[0].rpartition("/")[0], *found]
-    try:
-        runpy.run_path(argv[0], run_name="__main__")
-    except SystemExit as ended:
-        codes[argv[0]] = ended.code
-    # spark-submit puts both outputs into one: a line of the next job must not end up inside this text.
-    sys.stdout.flush()
-print(json.dumps(codes))
+    code = None
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as left:
+            code = left.code
+    ended[argv[0]] = code, printed.getvalue()
+with open(answer, "w") as file:
+    json.dump(ended, file)
 """
 
 
@@ -87,11 +91,14 @@ def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path) -> None:
     """spark-submit starts it so: with the file's folder alone on the path."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     argvs = json.dumps([[path_of(job), "--help"] for job in JOBS])
-    done = run([sys.executable, "-c", IN_TURN, argvs], cwd=tmp_path, env=environ)
+    done = run([sys.executable, "-c", IN_TURN, argvs, "ended.json"], cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {path_of(job): 0 for job in JOBS}
+    ended = json.loads((tmp_path / "ended.json").read_text())
+    assert {*ended} == {path_of(job) for job in JOBS}
     for job in JOBS:
-        assert f"Example: python -m spark {job} " in done.stdout
+        code, printed = ended[path_of(job)]
+        assert code == 0, printed
+        assert f"Example: python -m spark {job} " in printed
 
 
 def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told(
@@ -111,18 +118,21 @@ def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told
         for job, arguments in ARGUMENTS.items()
     }
     report = argvs.pop("report")
-    for submitted in (["in_turn.py", json.dumps([*argvs.values()])], report):
+    for submitted in (["in_turn.py", json.dumps([*argvs.values()]), "ended.json"], report):
         argv = [str(folder / SUBMIT[0]), *SUBMIT[1:], *log, *submitted]
         done = run(argv, cwd=tmp_path, env=environ)
         assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr
         assert f"-XX:MaxHeapSize={HEAP_MIB << 20} " in done.stdout
         if submitted is report:
-            assert (tmp_path / "out" / "report" / "report.txt").read_text().strip() in done.stdout
-            continue
-        assert json.loads(done.stdout.splitlines()[-1]) == {path_of(job): 0 for job in argvs}
-        for job in argvs:
-            assert (tmp_path / "out" / job / f"{job}.txt").read_text().strip() in done.stdout
+            first, *_ = (tmp_path / "out" / "report" / "report.txt").read_text().splitlines()
+            assert first in done.stdout
+    ended = json.loads((tmp_path / "ended.json").read_text())
+    assert {*ended} == {path_of(job) for job in argvs}
+    for job in argvs:
+        code, printed = ended[path_of(job)]
+        assert code == 0, printed
+        assert printed.startswith((tmp_path / "out" / job / f"{job}.txt").read_text().rstrip())
     assert [cores_of(path) for path in (tmp_path / "log").iterdir()] == [1] * len(ARGUMENTS)
     assert {*ARGUMENTS} == {*JOBS} - {*WITHOUT_SPARK}
     audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())

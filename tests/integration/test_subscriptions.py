@@ -25,7 +25,7 @@ from messagebus.admin.directory import (
     delete_subscriptions,
     purge_subscriptions,
 )
-from messagebus.recording.sampler import QueueSampler
+from messagebus_tools.sampler import QueueSampler
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import direct, queue_exists

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.processes import free_port as any_free_port
 from tests.support.eventually import FACTOR, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,8 +113,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return any_free_port()
 
 
 def answered(port: int, path: str) -> Callable[[], httpx.Response | None]:

@@ -97,10 +97,10 @@ def _change(cluster: LocalCluster, wanted: Collection[str], *, alive: bool) -> A
 
 
 def forget(cluster: LocalCluster, topic: str) -> None:
-    """Delete a topic with its subscriptions, or a queue of that name."""
+    """Delete a topic with its subscriptions and its stream, or a queue of that name."""
     entries = agent_answer(cluster, cluster.names[0], "/topology")["entries"]
     alive = [entry["wanted"] for entry in entries if entry["alive"]]
-    ours = [w for w in alive if w.split("/")[0].removeprefix("queue:") == topic]
+    ours = [w for w in alive if w.split("/")[0].rpartition(":")[2] == topic]
     if ours:
         unregister(cluster, *ours)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from bench.processes import free_port
 from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.apply import prepare_start, start_command
@@ -19,7 +20,7 @@ from ops.local.roots import chrooted, default_root
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
 
-__all__ = ["HOST", "Rig", "free_ports"]
+__all__ = ["HOST", "Rig"]
 
 HOST = "127.0.0.1"
 
@@ -43,7 +44,7 @@ class Rig:
         self.brokers: list[FakeBroker] = []
         self.agents: list[FakeAgent] = []
         self.hosts = hosts or {}
-        self.ports, *self.further = [free_ports(3) for _ in range(fronts)]
+        self.ports, *self.further = [[free_port() for _ in range(3)] for _ in range(fronts)]
         self.masters: dict[str, subprocess.Popen[bytes]] = {}
         for _ in range(nodes):
             self.brokers.append(stack.enter_context(fake_broker()))
@@ -120,7 +121,7 @@ class Rig:
     def verdicts(self, inventory: Inventory) -> dict[str, str]:
         return {name: server.verdict for name, server in self.servers(inventory).items()}
 
-    def wait(self, inventory: Inventory, within_s: float = 5, **verdicts: str) -> None:
+    def wait(self, inventory: Inventory, within_s: float = 60, **verdicts: str) -> None:
         def reached() -> bool:
             return verdicts.items() <= self.verdicts(inventory).items()
 
@@ -180,9 +181,3 @@ node_list_file = "nodes/mb{number}.txt"
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in servers]

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.processes import free_port
 from tests.support.debian import program
 from tests.support.eventually import FACTOR, eventually
 
@@ -61,7 +62,7 @@ class Sshd:
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[Sshd]:
     folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port(HOST)
     for name in ("host", "user"):
         _keygen(folder / name)
     (folder / "sshd_config").write_text(SERVER.format(port=port, host=HOST, folder=folder))
@@ -119,8 +120,3 @@ def _answers(port: int) -> bool:
     with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        return int(server.getsockname()[1])

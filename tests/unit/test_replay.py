@@ -16,6 +16,7 @@ from messagebus import (
     BusConfig,
     Checkpoint,
     ConfigError,
+    Message,
     NameInvalid,
     NotReady,
     PublisherConfig,
@@ -23,9 +24,11 @@ from messagebus import (
     Stream,
     Topic,
 )
+from messagebus._io.amqp.copy_headers import numbered
 from messagebus.core.checkpoint import Position, gap_at, gap_behind
+from messagebus.core.homes import partition_of
 from messagebus.replay import behind, stream_ends
-from messagebus.testing import MemoryBus
+from messagebus.testing import MemoryBus, queues
 from messagebus.testing.queues import MemoryStream
 from tests.support.eventually import eventually_async
 
@@ -91,6 +94,46 @@ def test_an_empty_stream_and_one_behind_the_time_asked_for_have_nothing(
     assert len(list(streamed.replay("orders", since=timedelta(minutes=1)))) == 3
 
 
+@pytest.mark.parametrize("topic", [Topic("orders"), Topic("orders", partitions=6)])
+@pytest.mark.parametrize("taken", [0, 1, 5, 9])
+def test_a_replay_by_key_has_its_messages_alone_and_goes_on_behind_what_was_passed_over(
+    topic: Topic, taken: int
+) -> None:
+    bus = MemoryBus()
+    for each in (topic, Stream("orders")):
+        bus.declare(each)
+    with bus.publisher() as publisher:
+        for number in range(60):
+            publisher.send_safe("orders", Message(body=b"%d" % number, key=f"k{number % 6}"))
+    assert len(list(bus.replay("orders"))) == 60
+    wanted = [b"%d" % number for number in range(2, 60, 6)]
+    replay = bus.replay("orders", key="k2", prefetch=7)
+    found = [each.body for each in itertools.islice(replay, taken)]
+    kept = Checkpoint.parse(str(replay.checkpoint()))
+    replay.stop()
+    rest = bus.replay("orders", key="k2", since=kept)
+    found += [each.body for each in rest]
+    assert sorted(found) == sorted(wanted)
+    if topic.partitions:
+        assert found == wanted
+    # What is of other keys was read as well.
+    assert len(list(bus.replay("orders", since=rest.checkpoint()))) < 50
+    assert list(bus.replay("orders", key="k7")) == []
+
+
+def test_a_stream_of_a_partitioned_topic_has_each_partition_from_its_home_alone() -> None:
+    bus = MemoryBus()
+    bus.declare(Topic("orders", partitions=6))
+    bus.declare(Stream("orders"))
+    with bus.publisher() as publisher:
+        for number in range(90):
+            publisher.send_safe("orders", Message(body=b"%d" % number, key=f"k{number % 9}"))
+    homes: dict[int, set[str]] = {}
+    for each in bus.replay("orders"):
+        homes.setdefault(partition_of(each.key, 6), set()).add(each.broker)
+    assert homes == {number: {bus.brokers[number % len(bus.brokers)]} for number in homes}
+
+
 def test_messages_that_are_gone_are_told_with_their_number(streamed: MemoryBus) -> None:
     publish(streamed, 12)
     replay = streamed.replay("orders")
@@ -104,6 +147,16 @@ def test_messages_that_are_gone_are_told_with_their_number(streamed: MemoryBus) 
     with pytest.raises(ReplayGap, match="ends at offset"):
         list(streamed.replay("orders", since=kept))
     assert list(streamed.replay("orders", since=kept, on_gap="time"))
+
+
+def test_an_offset_that_a_stream_gave_to_none_of_its_messages_is_no_gap(
+    streamed: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = publish(streamed, 30)
+    monkeypatch.setattr(queues, "numbered", lambda raw, at: numbered(raw, at + (at >= 5)))
+    found = list(streamed.replay("orders", prefetch=2))
+    assert sorted(each.message_id for each in found) == sorted(ids)
+    assert 5 not in {each.offset for each in found}
 
 
 def streams(bus: MemoryBus) -> dict[str, MemoryStream]:
@@ -194,6 +247,40 @@ def test_another_message_at_the_same_offset_is_told(streamed: MemoryBus) -> None
     with pytest.raises(ReplayGap, match="another message") as told:
         list(streamed.replay("orders", since=kept))
     assert told.value.broker in kept.positions
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_broker_of_a_checkpoint_that_is_not_on_the_list_is_a_gap_and_told_once(
+    streamed: MemoryBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(streamed, 4)
+    replay = streamed.replay("orders")
+    before = list(replay)
+    known = dict(replay.checkpoint().positions)
+    moved = min(known)
+    renamed = {"renamed:5672": known.pop(moved), **known}
+    with pytest.raises(ReplayGap, match="not on the list: removed, renamed, or of another bus"):
+        list(streamed.replay("orders", since=Checkpoint("orders", renamed)))
+    goes_on = streamed.replay("orders", since=Checkpoint("orders", renamed), on_gap="time")
+    found = [each.message_id for each in goes_on]
+    assert found == [each.message_id for each in before if each.broker == moved]
+    assert len([each for each in caplog.records if "renamed:5672" in each.getMessage()]) == 1
+    # What it had is repeated under its new name, and the next checkpoint is one of this bus.
+    assert list(streamed.replay("orders", since=goes_on.checkpoint())) == []
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_checkpoint_of_another_bus_is_a_gap_where_its_brokers_have_the_same_names(
+    streamed: MemoryBus,
+) -> None:
+    publish(streamed, 12)
+    replay = streamed.replay("orders")
+    list(replay)
+    other = MemoryBus()
+    other.declare(Stream("orders"))
+    publish(other, 24)
+    with pytest.raises(ReplayGap, match="is another one"):
+        list(other.replay("orders", since=replay.checkpoint()))
 
 
 def test_a_topic_without_a_stream_is_named(streamed: MemoryBus) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import psutil
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.processes import wait_until
+from bench.processes import free_port, wait_until
 
 WITHIN_S, STOP_WITHIN_S = 60.0, 20.0
 HOST = "127.0.0.1"
@@ -28,8 +27,7 @@ WIDTH, HEIGHT = 1_560, 1_000
 @contextmanager
 def monitor(env: Mapping[str, str], folder: Path, *words: str) -> Iterator[tuple[str, int]]:
     """Run `messagebus monitor`; give its address and its process id."""
-    with socket.create_server((HOST, 0)) as free:
-        address = f"{HOST}:{free.getsockname()[1]}"
+    address = f"{HOST}:{free_port(HOST)}"
     argv = [sys.executable, "-m", "messagebus", "monitor", "--listen", address, *words]
     with (folder / "monitor.log").open("w") as log:
         process = subprocess.Popen(

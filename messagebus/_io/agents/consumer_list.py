@@ -20,13 +20,7 @@ from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.core.route import backoff_ms
-from messagebus.errors import (
-    ConfigError,
-    ListError,
-    ListInvalid,
-    ListUnavailable,
-    MessageBusError,
-)
+from messagebus.errors import ConfigError, ListError, ListInvalid, ListUnavailable, MessageBusError
 
 log = logging.getLogger("messagebus.list")
 

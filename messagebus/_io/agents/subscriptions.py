@@ -20,7 +20,7 @@ from messagebus._io.wire import Registration
 from messagebus.admin.proof import TokenProof
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.destination import Queue, Source, Subscription, Topic
+from messagebus.destination import Queue, Source, Stream, Subscription, Topic
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, Wanted, with_options
@@ -105,12 +105,7 @@ async def purge(
 ) -> PurgedMessages:
     """Drop ready messages on all brokers. Raises LoginRefused, or ConfigError for an impossible token."""
     answers, unanswered = await _ask_all(
-        bus,
-        brokers,
-        "POST",
-        "/subscriptions/purge",
-        _proof(token),
-        json={"wanted": list(names)},
+        bus, brokers, "POST", "/subscriptions/purge", _proof(token), json={"wanted": list(names)}
     )
     return PurgedMessages({b: told.get("purged", {}) for b, told in answers.items()}, unanswered)
 
@@ -182,8 +177,8 @@ async def topology(bus: BusConfig) -> list[Wanted]:
 
 
 def _with_homes(wanted: Wanted, among: Sequence[Wanted]) -> Wanted:
-    """Return a subscription of a partitioned topic with the homes of that."""
-    if not isinstance(wanted, Subscription) or not wanted.topic.partitions:
+    """Return a subscription or stream of a partitioned topic with the homes of that."""
+    if not isinstance(wanted, Subscription | Stream) or not wanted.topic.partitions:
         return wanted
     topics = (each for each in among if isinstance(each, Topic) and each == wanted.topic)
     return replace(wanted, topic=next(topics, wanted.topic))

@@ -187,15 +187,15 @@ def decode(raw: bytes, body: bytes) -> Message:
     )
 
 
-def read_message_id(raw: bytes) -> str:
-    """Read only the message id; other properties are skipped. "" for none."""
+def read_message_id(raw: bytes, errors: str = "replace") -> str:
+    """Read only the message id. errors: for bytes that are not UTF-8, as of `str`. "" for none."""
     try:
         flags, at = raw[0] << 8 | raw[1], 2
         if not flags & MESSAGE_ID:
             return ""
         if not flags & RARELY_BEFORE_ID:
             at += (1 + raw[2] if flags & CONTENT_TYPE else 0) + (flags >> 12 & 1)
-            return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
+            return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", errors)
         if flags & CONTENT_TYPE:
             at += 1 + raw[at]
         if flags & CONTENT_ENCODING:
@@ -206,7 +206,7 @@ def read_message_id(raw: bytes) -> str:
         for flag in (CORRELATION_ID, REPLY_TO, EXPIRATION):
             if flags & flag:
                 at += 1 + raw[at]
-        return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", "replace")
+        return str(raw[at + 1 : at + 1 + raw[at]], "utf-8", errors)
     except IndexError:
         return ""
 
@@ -285,6 +285,10 @@ class Reading:
         if self._entry and not int.from_bytes(raw[:2]) & CONTENT_TYPE:
             return BINARY
         return read_content_type(raw)
+
+    def key(self, raw: bytes) -> str:
+        key = read_key(raw)
+        return decode(raw, b"").key if key is None else key
 
     def library_headers(self, raw: bytes) -> Mapping[str, Any]:
         return read_library_headers(raw)

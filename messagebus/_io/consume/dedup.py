@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from messagebus._io.amqp.properties import read_headers, read_stamp_ms
+from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
 from messagebus._io.consume.runs import handled_by
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
@@ -56,6 +56,8 @@ def dedup_id(message_id: str, redriven: int) -> str:
 def dedup_id_of(delivery: Delivery) -> str:
     """Return the `dedup_id` of a delivery's message; "" for a message without an id."""
     message_id = delivery.message_id
+    if "\ufffd" in message_id:  # other bytes than UTF-8 are all read as this: ids are told by bytes
+        message_id = read_message_id(delivery._properties, "surrogateescape") or message_id
     if message_id and _REDRIVEN in delivery._properties:
         count = delivery._library_headers.get(REDRIVEN)
         return dedup_id(message_id, count if isinstance(count, int) else 0)
@@ -203,7 +205,7 @@ class Deduplication:
         False: ack it now; else `Inbox.acked` is called when it is stored.
         """
         self._held.discard(delivery)
-        if self._is_plain(delivery) or not self._once.ended(delivery):
+        if (self._plain and self._is_plain(delivery)) or not self._once.ended(delivery):
             return False
         if live:
             self._acking.add(delivery)

@@ -35,6 +35,7 @@ TARGETS_MAX = 10_000
 _new = tuple.__new__
 # Looked up once: finding an enum's member takes 0.1 us each time.
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_CONFIRMED = Outcome.CONFIRMED
 _OTHERWISE = dict.fromkeys(_OUTCOMES, Durability.NONE) | {SPOOLED: Durability.FSYNC}
 _DELAYS = ("deliver_after_s", "deliver_at")
 _NOT_FIELDS = (*_DELAYS, "redundant")
@@ -91,12 +92,15 @@ class Outgoing:
             if isinstance(destination, str):
                 return self._targets.plain(destination), payload, None
             return self._targets.of(destination, BINARY), payload, None
+        redundant = options.get("redundant")
+        is_bytes = type(payload) is bytes and len(payload) <= BODY_BYTES_MAX
+        if is_bytes and redundant is True and len(options) == 1 and isinstance(destination, str):
+            return self._targets.twice(destination), cast(bytes, payload), None
         delay_ms = _delay_ms(options) if options else 0
         message = _made(payload, options) if options else as_message(payload)
         if isinstance(destination, str):
             destination = parse_destination(destination)
         delay = delay_step(delay_ms) if delay_ms > 0 else None
-        redundant = options.get("redundant")
         target = self._targets.of(destination, message.content_type, delay, redundant)
         return target, message.body, None if is_bare(message) else message
 
@@ -216,11 +220,13 @@ class Targets:
         self._has_spool = has_spool
         self._known: dict[tuple[str, Durability, bool, Delay | None, str, str], Target] = {}
         self._plain: dict[str, Target] = {}
+        self._twice: dict[str, Target] = {}
         self._partitioned: set[str] = set()
 
     def partitioned(self, topic: str) -> None:
         """Note that a topic has partitions, also in the targets that are in use."""
         self._partitioned.add(topic)
+        self._twice.clear()  # a topic with partitions refuses it
         for target in list(self._known.values()):
             if target.address.name == topic and not target.redundancy:
                 target.redundancy = PARTITIONED
@@ -232,6 +238,16 @@ class Targets:
             if len(self._plain) >= TARGETS_MAX:
                 self._plain.clear()
             target = self._plain[destination] = self.of(parse_destination(destination), BINARY)
+        return target
+
+    def twice(self, destination: str) -> Target:
+        """Return the target for bytes that two brokers are to confirm. Raises NameInvalid, ConfigError."""
+        target = self._twice.get(destination)
+        if target is None:
+            if len(self._twice) >= TARGETS_MAX:
+                self._twice.clear()
+            target = self.of(parse_destination(destination), BINARY, redundant=True)
+            self._twice[destination] = target
         return target
 
     def of(
@@ -323,14 +339,14 @@ class Publish(Item):
         outcome, reason = self.end
         broker, sent_ns, brokers = self.sent
         if outcome == CONFIRMED:
-            durability = self.target.durability
+            told, durability = _CONFIRMED, self.target.durability
         else:
-            durability, brokers = _OTHERWISE[outcome], ()
+            told, durability, brokers = _OUTCOMES[outcome], _OTHERWISE[outcome], ()
         return _new(
             Published,
             (
                 self.message_id,
-                _OUTCOMES[outcome],
+                told,
                 durability,
                 broker,
                 self.attempts,

@@ -113,7 +113,10 @@ class SpoolFolder:
     @classmethod
     def create(cls, root: Path) -> SpoolFolder:
         """Make the next sub-folder, so that the order of their names is that of their publishers."""
+        missing = [each for each in (root, *root.parents) if not each.exists()]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in missing:
+            _sync_folder(each.parent)
         last = max((int(path.name) for path in sub_folders(root)), default=0)
         for number in range(last + 1, last + FOLDERS_MAX):
             path = root / f"{number:08d}"

@@ -24,15 +24,7 @@ from messagebus._io.amqp.properties import IN_BATCH, bare_shape, encode, read_me
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import now_ms
 from messagebus._io.publish.driver import PublishDriver, SpoolCounts, encode_publish
-from messagebus._io.publish.publishes import (
-    Address,
-    Bundle,
-    Many,
-    Publish,
-    Target,
-    Waiter,
-    tell,
-)
+from messagebus._io.publish.publishes import Address, Bundle, Many, Publish, Target, Waiter, tell
 from messagebus._io.publish.spool_folder import (
     SEGMENT_BYTES,
     DiskThread,

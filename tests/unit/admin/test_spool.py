@@ -145,6 +145,26 @@ def test_what_is_sent_while_somebody_looks_is_no_damage(
     assert list(spool.read_spool(path)) == []
 
 
+def test_a_publisher_that_starts_while_somebody_looks_takes_over_what_was_left(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It held the folder's lock as long as it read: the publisher's own messages went first."""
+    looked: list[int] = []
+    look = spool._look
+
+    def look_slowly(folder: Path) -> spool_folder.Store:
+        if not looked:
+            found, _damaged = spool_folder.adopt(path)
+            looked.append(sum(each.index.messages for each in found))
+            for each in found:
+                each.folder.close()
+        return look(folder)
+
+    monkeypatch.setattr(spool, "_look", look_slowly)
+    spool.spool_status(path)
+    assert looked == [5]
+
+
 def test_an_export_has_all_of_a_message(tmp_path: Path) -> None:
     bus = MemoryBus()
     bus.stop_brokers()

@@ -14,6 +14,7 @@ from messagebus.core.relay import (
     FAILED_FIRST_MS,
     KEY_ROWS_MAX,
     PAUSE_FIRST_MS,
+    SECOND_MS,
     End,
     Exchange,
     RelayedRows,
@@ -24,6 +25,7 @@ from tests.support.examples import examples
 FOREVER_MS = 1 << 50
 ALL = dict.fromkeys(range(16), FOREVER_MS)
 CONFIRMED, FAILED, INVALID, NOT_SENT = End.CONFIRMED, End.FAILED, End.INVALID, End.NOT_SENT
+NO_SECOND = End.NO_SECOND
 
 
 def relayed(
@@ -181,6 +183,18 @@ def test_without_brokers_all_rows_pause_and_none_is_charged() -> None:
     assert made.next_due_ms() == due + PAUSE_FIRST_MS, "the next pause is longer"
     end(made, 2, CONFIRMED, due)
     assert made.take(due) == [1], "a confirm ends it"
+
+
+def test_a_row_without_its_second_broker_waits_in_the_table_uncharged_and_others_go_on() -> None:
+    made = relayed(in_flight_max=1)
+    read(made, row(1, "k", attempts=2), row(2, "k"), row(3, "other"))
+    assert made.take(0) == [1]
+    end(made, 1, NO_SECOND)
+    assert made.take(0) == [3], "no pause"
+    (told,) = reading(made).failures
+    assert (told.id, told.attempts, told.wait_ms, told.parked) == (1, 2, SECOND_MS, False)
+    made.exchanged([row(2, "k")], 0)
+    assert (made.held, made.failed) == (1, 0), "its key waits behind it"
 
 
 def test_nothing_is_due_while_as_many_are_in_flight_as_may_be() -> None:
@@ -421,8 +435,8 @@ class Relaying:
             self._end(number, NOT_SENT)
         else:
             self.world.store(number)
-            if how < 0.2 and self.world.kills:  # stored, and the confirm is lost
-                self._end(number, NOT_SENT)
+            if how < 0.2 and self.world.kills:  # stored, and the confirm is lost, or one of two
+                self._end(number, self.world.chance.choice([NOT_SENT, NO_SECOND]))
             else:
                 self.confirms.append(number)
 

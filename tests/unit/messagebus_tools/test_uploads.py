@@ -108,6 +108,22 @@ def test_a_disk_that_fills_loses_the_oldest_files_and_the_manifest_says_so(folde
     assert values["recording"] == ["p1"]
 
 
+def test_an_uploader_killed_while_it_makes_room_has_told_what_it_deletes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 4):
+        recorded(folder, number).close()
+
+    def killed(_path: Path, missing_ok: bool = False) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Uploads(folder, "there", store=Fake(), bytes_max=1).upload()
+    values = json.loads((folder / MANIFEST).read_text())
+    assert sum(each["files_deleted"] for each in values["recorders"].values()) == 3
+
+
 def test_a_folder_in_which_nobody_recorded_is_nothing_to_wait_for(tmp_path: Path) -> None:
     with Uploads(tmp_path / "none", str(tmp_path / "there")) as uploads:
         pass

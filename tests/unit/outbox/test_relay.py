@@ -157,6 +157,7 @@ async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> Non
         ("body", 5),
         ("body", "text"),
         ("created_ms", "soon"),
+        ("message_id", ""),
         *((column, b"\xff") for column in TEXTS),
     ],
 )
@@ -207,6 +208,36 @@ async def test_two_brokers_confirm_a_row_that_was_added_as_redundant(shop: Shop)
         assert await relay.drained(WITHIN_S)
         assert relay.stats().published == 1
     shop.bus.assert_published("orders", count=2)
+
+
+async def test_rows_that_want_two_brokers_hold_up_no_others_while_there_is_one(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All places on the way were theirs, and each of their tries left another copy on that broker."""
+    shop.bus.close()
+    shop.bus = MemoryBus(brokers=2)
+    shop.bus.declare("orders/billing")
+    shop.bus.stop_brokers(shop.bus.brokers[1])
+    with closing(shop.connect()) as connection, connection:
+        for number in range(20):
+            shop.outbox.add(connection, "orders", b"two", key=f"k{number}", redundant=True)
+        for number in range(5):
+            shop.outbox.add(connection, "orders", b"one", key=f"k{number + 100}")
+    config = RelayConfig(poll_ms=5, publish_timeout_s=1, in_flight_max=4)
+    waiting = "attempts = 0 AND not_before_ms > 0"
+    async with shop.relay(config) as relay:
+        await eventually_async(lambda: shop.count(waiting) == shop.count() == 20, within_s=60)
+        assert relay.stats().published == 5
+    assert 1 <= shop.count("reason LIKE 'stored on 1 of 2 brokers%'") <= 4
+    for module in ("core", "outbox"):
+        monkeypatch.setattr(f"messagebus.{module}.relay.SECOND_MS", 50)
+    with closing(shop.connect()) as connection, connection:
+        connection.execute("UPDATE messagebus_outbox SET not_before_ms = 0, reason = ''")
+    async with shop.relay(config) as relay:
+        await eventually_async(lambda: shop.count("reason LIKE 'there was no%'") > 0, within_s=60)
+        shop.bus.start_brokers()
+        await eventually_async(lambda: shop.count() == 0, within_s=60)
+        assert (relay.stats().published, relay.stats().failed) == (20, 0)
 
 
 async def test_a_relay_takes_no_publisher_with_a_spool(shop: Shop, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmake
 
 from messagebus.databases import execute
 from messagebus.errors import ConfigError
+from messagebus.outbox import Outbox
 
 
 class Orders(DeclarativeBase):
@@ -78,3 +81,22 @@ async def test_asyncio_sessions_do_the_same(tmp_path: Path) -> None:
             execute(session, "SELECT n FROM notes")
     await shop.dispose()
     await audit.dispose()
+
+
+async def test_python_warns_of_an_add_that_nobody_awaits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It added nothing, and nobody was told."""
+    told: list[str] = []
+    shop = create_async_engine(
+        f"sqlite+aiosqlite:///{tmp_path}/shop.db", poolclass=sqlalchemy.pool.NullPool
+    )
+    async with shop.connect() as connection:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            # Unlike one that is recorded, a warning that is shown keeps nothing alive.
+            monkeypatch.setattr(warnings, "showwarning", lambda what, *_: told.append(str(what)))
+            Outbox().add(connection, "orders", b"1")
+            gc.collect()
+    assert any("was never awaited" in each for each in told)
+    await shop.dispose()

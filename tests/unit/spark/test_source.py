@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from messagebus import (
     Batching,
     BusConfig,
     ConfigError,
+    Message,
     PublisherConfig,
     Replay,
     ReplayGap,
@@ -231,6 +233,38 @@ def test_all_that_is_there_is_read_for_a_batch_query_and_until_available_now(
     for _ in range(9):
         query.step()
     assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_row_has_all_that_was_published_with_its_message(bus: MemoryBus, batched: bool) -> None:
+    fields: list[dict[str, Any]] = [
+        {"body": b"bare"},
+        {"body": b"typed", "content_type": "text/plain"},
+        {"body": b"keyed", "key": "k"},
+        {"body": b"with", "headers": {"a": True}},
+        {"body": b"all", "headers": {"x-a": "text", "n": 7}, "key": "k", "content_type": "a/b"},
+        {"body": b"answer", "correlation_id": "c", "reply_to": "r", "priority": 3, "type": "t"},
+    ]
+    messages = [Message(**each) for each in fields]
+    with bus.publisher(BATCHES if batched else None) as publisher:
+        for each in [publisher.submit("orders", each) for each in messages]:
+            each.result(WITHIN_S)
+    query = Query()
+    query.log = [{name: source.entry_behind(behind(-1)) for name in query.log[0]}]
+    query.step()
+    assert any(row["part"] for row in query.rows) == batched
+    found = {row["body"]: (row["content_type"], row["key"], row["headers"]) for row in query.rows}
+    assert found == {
+        each.body: (
+            each.content_type,
+            each.key,
+            [
+                (name, text if isinstance(text, str) else json.dumps(text))
+                for name, text in each.headers.items()
+            ],
+        )
+        for each in messages
+    }
 
 
 @given(

@@ -12,7 +12,7 @@ import pytest
 
 from messagebus import App, Dedup, Message, MessageInvalid, Subscription, Topic
 from messagebus._io.amqp.properties import ALONE, encode
-from messagebus._io.consume.dedup import _age_ms, dedup_id
+from messagebus._io.consume.dedup import _age_ms, dedup_id, dedup_id_of
 from messagebus._io.hooks import add_headers
 from messagebus.core.claims import Answer, Rule, Turn, key_of
 from messagebus.core.deliveries import Ledgers
@@ -25,10 +25,12 @@ HOUR_S = 3_600
 SOURCE = Subscription(Topic("orders"), "billing")
 
 
-def delivery(**headers: Any) -> Delivery:
+def delivery(message_id: bytes = b"id", **headers: Any) -> Delivery:
     """Return one that was published an hour ago. headers: with underscores for dashes."""
     made = {name.replace("_", "-"): value for name, value in headers.items()}
-    raw = encode(add_headers(Message(body=b""), made), "id", int(time.time()) - HOUR_S)
+    place = "~" * len(message_id)
+    raw = encode(add_headers(Message(body=b""), made), place, int(time.time()) - HOUR_S)
+    raw = raw.replace(place.encode(), message_id)
     ledger = Ledgers().connected("mb1:5672")
     return Delivery._arrived(ledger, 1, 0, SOURCE, False, time.monotonic_ns(), raw, b"", ALONE)
 
@@ -98,3 +100,15 @@ def test_no_id_of_a_publisher_is_that_of_anothers_redrive() -> None:
         assert key_of("orders/billing", dedup_id(forged, 0)) != redriven
     with pytest.raises(MessageInvalid):
         Message(body=b"", message_id=dedup_id("x", 1))
+
+
+def test_ids_of_other_clients_are_told_apart_by_their_bytes() -> None:
+    """A counter of eight bytes is no UTF-8 from 128 on: every message behind it passed for its copy."""
+    counted = [number.to_bytes(8) for number in (128, 129, 255, 0xC3A9, 0xEDA080)]
+    read_alike = "\ufffd".encode()
+    raw_ids = [*counted, read_alike, b"\xff", b"\xff\xfe", b"plain"]
+    seen = [dedup_id_of(delivery(each)) for each in raw_ids]
+    redriven = [dedup_id_of(delivery(each, mb_redriven=1)) for each in raw_ids]
+    keys = {key_of("orders/billing", each) for each in (*seen, *redriven)}
+    assert len(keys) == 2 * len(raw_ids)
+    assert (seen[5], seen[-1]) == ("\ufffd", "plain")

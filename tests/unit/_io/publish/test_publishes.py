@@ -366,3 +366,18 @@ def test_only_what_promises_nothing_is_transient(durability: Durability, mode: i
     transport = FakeTransport()
     Sender(transport).send([publish(b"x", durability=durability)], "", 5)  # type: ignore[arg-type]
     assert b"application/octet-stream" + bytes((mode,)) in b"".join(transport.out)
+
+
+def test_bytes_for_two_brokers_are_read_as_a_message_for_two_brokers_is() -> None:
+    reading = Outgoing()
+    target, body, message = reading.read("orders", b"1", {"redundant": True})
+    assert (target.redundancy, body, message) == ("required", b"1", None)
+    assert reading.read("orders", Message.binary(b"1"), {"redundant": True})[0] is target
+    assert reading.read("orders", b"1", {})[0].redundancy == ""
+    with pytest.raises(MessageInvalid):
+        reading.read("orders", bytes(BODY_BYTES_MAX + 1), {"redundant": True})
+    with pytest.raises(ConfigError):
+        Outgoing(has_spool=True).read("orders", b"1", {"redundant": True})
+    reading.partitioned("orders")
+    with pytest.raises(ConfigError, match="partitions"):
+        reading.read("orders", b"1", {"redundant": True})

@@ -601,12 +601,26 @@ async def test_a_partitioned_topic_gets_its_homes_and_its_subscriptions_their_nu
     }  # what is to be deleted
 
 
-async def test_a_plain_topic_with_readers_gets_no_partitions(rig: Rig) -> None:
+async def test_a_stream_has_the_partitions_of_its_topic_and_keeps_it(rig: Rig) -> None:
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     rig.peers.answers = [{B: held(), C: held()}] * 9
-    await rig.topology.change(["orders/billing"], alive=True)
+    options: dict[str, Options] = {"orders": {"partitions": 4}, "stream:orders": {"keep_s": 60}}
+    await rig.topology.change(["stream:orders", "orders"], alive=True, options=options)
+    entries = rig.register.entries
+    assert dict(entries["stream:orders"].options) == {"keep_s": 60, "partitions": 4}
+    await rig.topology.change(["stream:orders"], alive=True)
+    with pytest.raises(TopologyMismatch, match="delete stream:orders first"):
+        await rig.topology.change(["orders"], alive=False)
+    await rig.topology.change(["stream:orders", "orders"], alive=False)
+
+
+@pytest.mark.parametrize("reader", ["orders/billing", "stream:orders"])
+async def test_a_plain_topic_with_readers_gets_no_partitions(rig: Rig, reader: str) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    await rig.topology.change([reader], alive=True)
     wanted: dict[str, Options] = {"orders": {"partitions": 4}}
-    with pytest.raises(TopologyMismatch, match="its subscription orders/billing has others"):
+    with pytest.raises(TopologyMismatch, match=f"{reader} exists with others"):
         await rig.topology.change(["orders"], alive=True, options=wanted)
     expiring: dict[str, Options] = {"prices/x": {"expires_s": 60}}
     await rig.topology.change(["prices"], alive=True, options={"prices": {"partitions": 4}})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from messagebus_agent.broker.plan import wanted_of
+from messagebus_agent.broker.plan import Declare, DeleteQueue, plan, wanted_of
 from messagebus_agent.topology.homes import chosen, expanded, homes_of, with_segments
 from messagebus_agent.topology.register import Entry, Options, Register, Snapshot
 
@@ -32,6 +33,10 @@ def billing(number: int = 2, *, alive: bool = True) -> Entry:
     return Entry(
         wanted="orders/billing", number=number, origin=A, alive=alive, tomb=0, options=options
     )
+
+
+def stream(number: int = 5, *, alive: bool = True) -> Entry:
+    return replace(billing(number), wanted="stream:orders", alive=alive, tomb=4)
 
 
 def found(me: str, *entries: Entry, is_open: bool = True) -> dict[str, Entry]:
@@ -75,6 +80,40 @@ def test_until_it_is_open_a_segment_has_its_queues_and_no_way_in() -> None:
     names = found(A, topic(), billing(), is_open=False)
     assert "orders#0.1" not in names
     assert "orders/billing#0.1" in names
+
+
+def test_a_stream_hangs_on_each_segment_of_its_broker_and_on_nothing_else() -> None:
+    names = found(A, topic(), stream())
+    assert set(with_segments(names, ["stream:orders"])) == {
+        "stream:orders",
+        "stream:orders#0.1",
+        "stream:orders#3.1",
+    }
+    whole = wanted_of(names["stream:orders"])
+    assert [(each.name, each.type) for each in whole.exchanges] == [("mb.part/orders", "direct")]
+    assert whole.bindings == ()
+    for segment in ("0.1", "3.1"):
+        part = wanted_of(names[f"stream:orders#{segment}"])
+        assert part.queues == whole.queues
+        (binding,) = part.bindings
+        assert (binding.exchange, binding.queue) == (
+            f"mb.seg/orders/{segment}",
+            "mb.stream/orders",
+        )
+
+
+def test_a_stream_of_an_earlier_life_is_deleted_once_and_takes_no_exchange_along() -> None:
+    names = found(A, topic(), stream())
+    born: dict[str, int | None] = {"mb.stream/orders": 3}
+    steps = plan(names, brought={}, births=born, floor=0)
+    assert [each for each in steps if not isinstance(each, Declare)] == [
+        DeleteQueue("mb.stream/orders")
+    ]
+    names = found(A, topic(), stream(6, alive=False))
+    gone = plan(names, brought={}, births=born, floor=0)
+    assert {each for each in gone if not isinstance(each, Declare)} == {
+        DeleteQueue("mb.stream/orders")
+    }
 
 
 def test_what_is_deleted_takes_its_segments_along() -> None:

@@ -141,3 +141,24 @@ async def test_a_tap_passes_on_envelopes_until_its_time_is_over(
     ]
     assert [e.message_id for e in read] == ["m0", "m1"]
     assert rig.taps.open == {}
+
+
+async def test_a_queue_that_fills_is_unbound_until_it_was_read_and_misses_are_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "TAP_S_MAX", 2)
+    monkeypatch.setattr(tap, "LOOK_EVERY_S", 0.02)
+    url = "/tap?destination=orders&length_max=100&rate_max=1000"
+    asked = asyncio.ensure_future(rig.http.get(url))
+    await eventually_async(
+        lambda: any(queue.consumers for queue in rig.rabbit.queues.values()), within_s=60
+    )
+    (queue,) = (each for each in rig.rabbit.queues.values() if each.consumers)
+    bound = [each for each in rig.rabbit.bindings if each[2] == queue.name]
+    for number in range(300):
+        rig.rabbit.put(queue.name, b"x", encode(Message(body=b"x"), f"m{number}", 1_000))
+    await eventually_async(lambda: not rig.rabbit.bindings.issuperset(bound), within_s=60)
+    await eventually_async(lambda: rig.rabbit.bindings.issuperset(bound), within_s=60)
+    lines = (await asked).content.split(b"\n")
+    assert lines.count(b'{"missed":true}') == 1
+    assert sum(line.startswith(b'{"id":') for line in lines) == 300

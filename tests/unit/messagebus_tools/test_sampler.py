@@ -14,7 +14,7 @@ from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, ListUnavailable, NameInvalid
 from messagebus.recording.events import SAMPLED
 from messagebus.recording.files import EventFile, anchor_now
-from messagebus.recording.sampler import QueueSampler
+from messagebus_tools.sampler import QueueSampler
 
 BUS = BusConfig(list_urls=("http://127.0.0.1:1/consumer-list",))
 NAMES = ["orders/billing", "queue:jobs"]
