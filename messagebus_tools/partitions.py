@@ -67,7 +67,9 @@ async def rows_of(bus: BusConfig, brokers: BrokerList, name: str) -> list[Row]:
 
 @click.group(short_help="Show the homes of a topic's partitions.")
 def partitions() -> None:
-    """Look at the partitions of a topic.
+    """Look at the partitions of a topic. Their homes stay: no command moves them.
+
+    For other homes make a topic of another name, and read one after the other.
 
     \b
     Example:

@@ -1,0 +1,110 @@
+"""Moves of a partition from one home to the next, decided step by step.
+
+Pure, and without a memory: each step follows from the map and from what the broker shows, so an agent that
+died at any of them goes on where it was. The home of a segment alone decides the next one:
+
+1. It writes to the map that its segment is sealed, and where the next one is to be (`sealed`).
+2. The next home binds its segment. Nobody publishes to it yet.
+3. The old home unbinds its own, and waits until no channel still carries what was routed before: the barrier.
+4. It writes that the next one is open. That is bound by then: were it bound later, a publish could be
+   returned and one behind it be stored, which breaks their order.
+5. What lies in the sealed segment is consumed first. When nothing is left, unacked messages counted, it is
+   finished, for each subscription by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from messagebus.core.homes import Home
+
+
+class Chain(NamedTuple):
+    """The unfinished segments of one partition, oldest first.
+
+    is_open: the last one takes the publishes. Else it is to come, and the one before is sealed.
+    """
+
+    homes: tuple[Home, ...]
+    is_open: bool = True
+
+    @property
+    def taking(self) -> Home | None:
+        """The segment that takes the publishes; None while these wait."""
+        return self.homes[-1] if self.is_open else None
+
+
+class Step(Enum):
+    """What the agent of a broker does next for a partition."""
+
+    UNBIND = "unbind"
+    BIND = "bind"
+    PASS_BARRIER = "pass the barrier"
+    OPEN = "open"
+    FINISH = "finish"
+
+
+class Facts(NamedTuple):
+    """What an agent sees of one partition.
+
+    bound: epochs whose segments are bound on its broker. quiet: behind the unbind of the sealed one, every
+    channel has answered. next_bound: the next home's agent says that it is bound. left: epoch -> messages in
+    all queues of its segment, those that are ready, unacked, and to be dead-lettered.
+    """
+
+    bound: Collection[int]
+    quiet: bool
+    next_bound: bool
+    left: Mapping[int, int]
+
+
+def why_not(chain: Chain, me: str, to: str, staying: Collection[str]) -> str:
+    """Return why the agent of a broker does not begin a move to another one, "" when it does.
+
+    staying: brokers of the list that do not drain.
+    """
+    last = chain.homes[-1]
+    if not chain.is_open:
+        return f"it is moving to {last.broker}, which goes on by itself"
+    if last.broker != me:
+        return f"its home {last.broker} decides"
+    if to == me:
+        return f"{to} is its home"
+    if len(chain.homes) > 1:
+        return f"its former home {chain.homes[0].broker} still has messages: consume these first"
+    return "" if to in staying else f"{to} is not on the list, or drains"
+
+
+def sealed(chain: Chain, to: str) -> Chain:
+    """Return the chain when its open segment is sealed, and the next is to be on this broker."""
+    return Chain((*chain.homes, Home(to, chain.homes[-1].epoch + 1)), is_open=False)
+
+
+def next_step(chain: Chain, me: str, facts: Facts) -> tuple[Step, int] | None:
+    """Return what the agent of a broker does next, and for which epoch; None for nothing."""
+    last = chain.homes[-1]
+    for epoch in sorted(facts.bound):
+        if last != Home(me, epoch):
+            return Step.UNBIND, epoch
+    if last.broker == me and last.epoch not in facts.bound:
+        return Step.BIND, last.epoch
+    if not chain.is_open and chain.homes[-2].broker == me:
+        if not facts.quiet:
+            return Step.PASS_BARRIER, chain.homes[-2].epoch
+        if facts.next_bound:
+            return Step.OPEN, last.epoch
+    first = chain.homes[0]
+    is_sealed = len(chain.homes) > (1 if chain.is_open else 2)
+    if is_sealed and first.broker == me and facts.left.get(first.epoch) == 0:
+        return Step.FINISH, first.epoch
+    return None
+
+
+def may_publish(taking: Home | None, unanswered: Iterable[int]) -> bool:
+    """Return whether a publisher may send to the open segment. unanswered: the epochs of what is sent.
+
+    It may not while anything is unanswered at another home: that comes back, and goes first.
+    """
+    return taking is not None and all(epoch == taking.epoch for epoch in unanswered)

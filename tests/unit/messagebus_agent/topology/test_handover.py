@@ -1,0 +1,110 @@
+"""What an agent does next for a partition that moves, and when a move is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from messagebus.core.homes import Home
+from messagebus_agent.topology.handover import (
+    Chain,
+    Facts,
+    Step,
+    may_publish,
+    next_step,
+    sealed,
+    why_not,
+)
+from tests.support.move_model import Rules, World, explore
+
+A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
+OPEN = Chain((Home(A, 3),))
+MOVING = sealed(OPEN, B)
+MOVED = Chain(MOVING.homes)
+NOTHING = Facts(bound=(), quiet=False, next_bound=False, left={})
+
+
+def test_a_sealed_segment_takes_nothing_until_the_next_is_open() -> None:
+    assert OPEN.taking == Home(A, 3)
+    assert MOVING.taking is None
+    assert MOVED.taking == Home(B, 4)
+
+
+def test_the_old_home_unbinds_passes_the_barrier_and_opens_what_is_bound() -> None:
+    bound = NOTHING._replace(bound={3})
+    assert next_step(OPEN, A, bound) is None
+    assert next_step(MOVING, A, bound) == (Step.UNBIND, 3)
+    assert next_step(MOVING, A, NOTHING) == (Step.PASS_BARRIER, 3)
+    quiet = NOTHING._replace(quiet=True)
+    assert next_step(MOVING, A, quiet) is None
+    assert next_step(MOVING, A, quiet._replace(next_bound=True)) == (Step.OPEN, 4)
+
+
+def test_the_next_home_binds_and_decides_nothing() -> None:
+    assert next_step(MOVING, B, NOTHING) == (Step.BIND, 4)
+    facts = Facts(bound={4}, quiet=True, next_bound=True, left={3: 0, 4: 0})
+    assert next_step(MOVING, B, facts) is None
+    assert next_step(MOVED, B, facts) is None
+
+
+def test_a_home_that_comes_back_unbinds_what_it_no_longer_holds_before_anything_else() -> None:
+    facts = Facts(bound={1, 3}, quiet=True, next_bound=True, left={3: 0})
+    assert next_step(MOVED, A, facts) == (Step.UNBIND, 1)
+    assert next_step(MOVED, A, facts._replace(bound={3})) == (Step.UNBIND, 3)
+
+
+@pytest.mark.parametrize("left", [{}, {3: 1}, {4: 0}])
+def test_a_segment_with_messages_or_of_an_unknown_number_is_not_finished(
+    left: dict[int, int],
+) -> None:
+    assert next_step(MOVED, A, NOTHING._replace(left=left)) is None
+
+
+def test_an_empty_segment_is_finished_by_its_home_once_the_next_is_open() -> None:
+    empty = Facts(bound=(), quiet=True, next_bound=False, left={3: 0})
+    assert next_step(MOVED, A, empty) == (Step.FINISH, 3)
+    assert next_step(MOVED, C, empty) is None
+    assert next_step(MOVING, A, empty) is None
+
+
+def test_the_open_segment_is_never_finished() -> None:
+    assert next_step(OPEN, A, Facts(bound={3}, quiet=True, next_bound=True, left={3: 0})) is None
+
+
+def test_of_any_chain_one_broker_at_most_begins_a_move() -> None:
+    chains = [
+        Chain(tuple(Home(name, epoch + 1) for epoch, name in enumerate(names)), is_open)
+        for count in (1, 2, 3)
+        for names in itertools.product(BROKERS, repeat=count)
+        for is_open in (True, False)
+    ]
+    for chain in chains:
+        begin = {me for me in BROKERS for to in BROKERS if not why_not(chain, me, to, BROKERS)}
+        wanted = {chain.homes[0].broker} if len(chain.homes) == 1 and chain.is_open else set()
+        assert begin == wanted, chain
+
+
+@pytest.mark.parametrize(
+    ("chain", "me", "to", "told"),
+    [
+        (OPEN, B, C, "its home a:5672 decides"),
+        (OPEN, A, A, "a:5672 is its home"),
+        (OPEN, A, "d:5672", "d:5672 is not on the list, or drains"),
+        (MOVING, A, C, "it is moving to b:5672, which goes on by itself"),
+        (MOVED, B, C, "its former home a:5672 still has messages: consume these first"),
+    ],
+)
+def test_a_move_is_refused_with_its_reason(chain: Chain, me: str, to: str, told: str) -> None:
+    assert why_not(chain, me, to, BROKERS) == told
+
+
+def test_a_publisher_waits_for_its_answers_from_the_old_home() -> None:
+    assert may_publish(Home(B, 4), [4, 4])
+    assert not may_publish(Home(B, 4), [3, 4])
+    assert not may_publish(None, [])
+
+
+def test_every_schedule_of_one_move_keeps_the_order_and_ends() -> None:
+    fault, _, path = explore(World(), Rules())
+    assert not fault, "\n".join([fault, *path])
