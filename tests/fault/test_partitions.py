@@ -25,7 +25,7 @@ from tests.support.killed import Killed
 WITHIN_S = 180.0
 # The long form: TESTS_ORDER_MINUTES=30. Other schedules: TESTS_ORDER_SEED.
 MINUTES = float(os.environ.get("TESTS_ORDER_MINUTES", "0.8"))
-SEED = int(os.environ.get("TESTS_ORDER_SEED", "19"))
+SEED = int(os.environ.get("TESTS_ORDER_SEED", "3"))
 PARTITIONS, KEYS, CONSUMERS, SHARING = 12, 40, 3, 3
 EVENT_S, FROZEN_S = 3.0, 7.0
 HEARTBEAT_S = 2
