@@ -111,3 +111,19 @@ async def test_a_spool_and_partitions_exclude_each_other(memory: MemoryBus, tmp_
     async with memory.async_publisher(spool=tmp_path) as publisher:
         end = await (await publisher.submit("orders", b"x", timeout_s=5))
         assert (end.outcome, "without a spool" in end.reason) == (Outcome.REFUSED, True)
+
+
+@pytest.mark.parametrize("key", ["k" * 255, "é" * 127, "hot"])
+async def test_keys_at_their_bounds_and_a_hot_one_stay_in_one_partition_and_in_order(
+    memory: MemoryBus, publisher: AsyncPublisher, key: str
+) -> None:
+    bodies = [str(number) for number in range(60)]
+    ends = await publisher.send_many("orders", [Message.text(each, key=key) for each in bodies])
+    assert {end.outcome for end in ends} == {Outcome.CONFIRMED}
+    async with memory.async_consumer("orders", subscription="billing", order="key") as consumer:
+        for body in bodies:
+            delivery = await consumer.receive(WITHIN_S)
+            assert delivery is not None
+            told = (delivery.body.decode(), delivery.key, delivery.partition)
+            assert told == (body, key, partition_of(key, PARTITIONS))
+            consumer.ack(delivery)
