@@ -8,7 +8,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import click
@@ -25,12 +25,15 @@ from messagebus.config import BusConfig
 from messagebus.destination import Topic, parse_destination
 from messagebus.envelope import Layout
 from messagebus.errors import ConfigError, LinkLost, LoginRefused, MessageBusError, NotFound
+from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import plural, say
 
 CONNECT_S = 2.0
 # An agent says something every 10 s.
 READ_S = 30.0
 RATE_MAX = 25_000
+# Of an envelope: each byte of a body may be six characters.
+LINE_BYTES_MAX = 8 * BODY_BYTES_MAX
 BODY_CHARS_MAX = 300
 SHOWN = Layout(f"{{time}} {{broker}} {{key}} {{body:.{BODY_CHARS_MAX}}}{{body_base64:.40}}")
 BODIES = Layout("{body}{body_base64}")
@@ -150,7 +153,7 @@ class _Printing:
             return None
         if self._key is None and self._layout is None:
             text = line.decode("utf-8", "replace")
-            return line if text.isprintable() else ascii(text)[1:-1].encode()
+            return (text if text.isprintable() else json.dumps(_read(text))).encode()
         told = json.loads(line)
         if self._key is not None and told.get("key", "") != self._key:
             return None
@@ -164,6 +167,13 @@ class _Printing:
             elif "missed" in told and broker not in self._missed:
                 self._missed.add(broker)
                 say(f"messagebus: {broker} has more than can be shown: some are missing", err=True)
+
+
+def _read(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # an agent that lies
+        return line
 
 
 async def _tap_all(
@@ -216,13 +226,28 @@ async def _tap(
         ):
             if answer.status_code != httpx.codes.OK:
                 _refused(url, answer.status_code, await answer.aread())
-            rest = b""
-            async for chunk in answer.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
+            async for lines in whole_lines(answer.aiter_raw()):
                 if not on_lines(lines):
                     return
+    except ValueError as fault:
+        raise LinkLost(listed.broker.name, f"{url}: {fault}") from None
     except httpx.HTTPError as fault:
         raise LinkLost(listed.broker.name, f"{url}: {fault or type(fault).__name__}") from fault
+
+
+async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the lines that each chunk ends. Raises ValueError for one of more than LINE_BYTES_MAX."""
+    rest, size = list[bytes](), 0
+    async for chunk in chunks:
+        *lines, last = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*rest, lines[0]))
+            rest, size = [], 0
+            yield lines
+        rest.append(last)
+        size += len(last)
+        if size > LINE_BYTES_MAX:
+            raise ValueError(f"a line of more than {LINE_BYTES_MAX:,} bytes")
 
 
 def _refused(url: str, code: int, body: bytes) -> None:

@@ -2,8 +2,9 @@
 
 A tap is a transient, exclusive queue of a link of its own, bounded by length and bytes, whose oldest messages
 are dropped. So a slow reader holds up nobody, and the end of the connection is the end of the tap. A queue
-that fills is unbound until it was read, since each copy costs the publishers of the topic. A broker does not
-tell how many messages passed a queue by: a line ``{"missed": true}`` says that some may have.
+with more than is read in a second is unbound until it was read, since each copy costs the publishers of the
+topic. A broker does not tell how many messages passed a queue by: a line ``{"missed": true}`` says that some
+may have.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class _Tap:
         self._is_bound = False
         self._arrived = deque[Arrived]()
         self._event = asyncio.Event()
-        self.passed = 0
+        self.passed = self._contents = 0
 
     @classmethod
     async def begin(cls, link: Link, broker: str, topic: Topic, length: int, rate: int) -> _Tap:
@@ -216,11 +217,12 @@ class _Tap:
         yield write_envelope({"ended": why}) + b"\n"
 
     def _chunk(self) -> tuple[bytes, int]:
-        """Return the lines of what has arrived, and their number; acks it."""
-        lines, tag = list[bytes](), 0
-        while self._arrived:
+        """Return lines of what has arrived, and their number; acks it. Looks wait for no more than these."""
+        lines, tag, most = list[bytes](), 0, self._rate * LOOK_EVERY_S
+        while self._arrived and len(lines) <= most:
             tag, _redelivered, raw, body = self._arrived.popleft()
             lines += self._lines_of(raw, body)
+            self._contents += 1
         self._link.transport.ack(tag, True)
         self._link.transport.flush()
         self.passed += len(lines)
@@ -250,7 +252,10 @@ class _Tap:
                 if not self._is_bound and not found.message_count:
                     await self._bind(True)
                 # Some messages before the bound, so that a queue that is about to drop is seen, too.
-                elif self._is_bound and found.message_count >= self._length * 0.9:
+                elif self._is_bound and (
+                    found.message_count >= self._length * 0.9
+                    or found.message_count * self.passed >= self._rate * self._contents > 0
+                ):
                     await self._bind(False)
                     return True
         except (LinkError, TimeoutError):

@@ -143,12 +143,14 @@ async def test_a_tap_passes_on_envelopes_until_its_time_is_over(
     assert rig.taps.open == {}
 
 
+@pytest.mark.parametrize(("length", "rate"), [(100, 1_000), (10_000, 150)])
 async def test_a_queue_that_fills_is_unbound_until_it_was_read_and_misses_are_told(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, length: int, rate: int
 ) -> None:
-    monkeypatch.setattr(tap, "TAP_S_MAX", 2)
+    """It fills at its bound, and with more than is read in a second."""
+    monkeypatch.setattr(tap, "TAP_S_MAX", 4)
     monkeypatch.setattr(tap, "LOOK_EVERY_S", 0.02)
-    url = "/tap?destination=orders&length_max=100&rate_max=1000"
+    url = f"/tap?destination=orders&length_max={length}&rate_max={rate}"
     asked = asyncio.ensure_future(rig.http.get(url))
     await eventually_async(
         lambda: any(queue.consumers for queue in rig.rabbit.queues.values()), within_s=60
