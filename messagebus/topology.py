@@ -481,4 +481,6 @@ def differences(wanted: Wanted, options: Options) -> str:
             continue
         if want != have:
             told.append(f"{key} is wanted {want!r} and exists {have!r}".replace("'", ""))
+            if key == "partitions":
+                told[-1] += ", for ever: make a topic of another name"
     return f"{wanted}: {', '.join(told)}" if told else ""
