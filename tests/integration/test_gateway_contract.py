@@ -26,7 +26,7 @@ from messagebus.testing import MemoryBus
 from messagebus_gateway.openapi import document
 from tests.support.gateway import gateway_on
 
-# 10 in CI; by hand `GATEWAY_EXAMPLES=600`: more than 10,000 cases over all operations. With
+# 10 in CI; by hand `GATEWAY_EXAMPLES=800`: more than 10,000 cases over all operations. With
 # `GATEWAY_URL=http://127.0.0.1:8080` they are sent to a gateway that runs, which anybody may use.
 EXAMPLES = int(os.environ.get("GATEWAY_EXAMPLES", "10"))
 RUNNING = os.environ.get("GATEWAY_URL", "")
