@@ -37,7 +37,7 @@ class Chain(NamedTuple):
 
 
 class Step(Enum):
-    """What the agent of a broker does next for a partition."""
+    """Next step of a broker's agent for a partition."""
 
     UNBIND = "unbind"
     BIND = "bind"
@@ -47,7 +47,7 @@ class Step(Enum):
 
 
 class Facts(NamedTuple):
-    """What an agent sees of one partition.
+    """View of one partition that an agent has.
 
     bound: epochs whose segments are bound on its broker. quiet: behind the unbind of the sealed one, every
     channel has answered. next_bound: the next home's agent says that it is bound. left: epoch -> messages in

@@ -75,7 +75,7 @@ class Sent(NamedTuple):
 
 
 class Map(NamedTuple):
-    """How much of the map somebody knows: segments that are decided, open (or were), and finished."""
+    """Knowledge of the map: segments that are decided, open (or were), and finished."""
 
     decided: int = 1
     opened: int = 1

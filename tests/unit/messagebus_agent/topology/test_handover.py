@@ -1,4 +1,4 @@
-"""What an agent does next for a partition that moves, and when a move is refused."""
+"""Next steps of an agent for a partition that moves, and refused moves."""
 
 from __future__ import annotations
 
