@@ -139,7 +139,9 @@ async def test_a_consumer_says_an_order_and_the_number_of_partitions_never_chang
     consumer = await bus.consumer(start=False)
     with pytest.raises(TopologyMismatch, match="its topic has partitions; consume it with order="):
         await consumer.call("start", require="one", timeout_s=WITHIN_S)
-    with pytest.raises(TopologyMismatch, match="wanted 7 and exists 6, for ever: make a topic of another name"):
+    with pytest.raises(
+        TopologyMismatch, match="wanted 7 and exists 6, for ever: make a topic of another name"
+    ):
         await declared(bus, 7)
 
 
