@@ -44,6 +44,8 @@ WITHOUT_SPARK = ("capacity",)
 # them, and the report is in test_spark_recorder.py. Ten seconds each would be a minute.
 BY_NAME = ("ingest", "compare")
 HEAP_MIB = 600
+# Variables that say where modules are, and how wide a text is printed.
+OTHERS = ("PYTHONPATH", "COLUMNS")
 SUBMIT = (
     *("spark-submit", "--master", "local[1]", "--driver-memory", f"{HEAP_MIB}m"),
     *(
@@ -89,7 +91,7 @@ with open(answer, "w") as file:
 
 def test_every_job_starts_by_its_file_from_any_folder(tmp_path: Path) -> None:
     """spark-submit starts it so: with the file's folder alone on the path."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
     argvs = json.dumps([[path_of(job), "--help"] for job in JOBS])
     done = run([sys.executable, "-c", IN_TURN, argvs, "ended.json"], cwd=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
@@ -110,7 +112,7 @@ def test_every_job_works_under_spark_submit_from_any_folder_with_what_it_is_told
     (tmp_path / "log").mkdir()
     (tmp_path / "in_turn.py").write_text(IN_TURN)
     folder = Path(sys.executable).parent
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
     environ["PATH"] = f"{folder}:{environ['PATH']}"
     log = ("--conf", f"spark.eventLog.dir=file://{tmp_path}/log")
     argvs = {

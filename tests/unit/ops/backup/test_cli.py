@@ -198,13 +198,13 @@ def test_lost_files_come_back_and_others_stay(
     token, admin = cluster.layout.secret("token"), cluster.layout.secret("admin.password")
     token.unlink()
     cluster.layout.inventory.unlink()
-    admin.write_text("another one")
+    admin.write_text("horse battery")
     assert main(["restore", archive, "--files", "--yes"]) == 0
     said = capsys.readouterr()
     assert f"differs now: {admin}" in said.err
     assert token.read_text() == "secret of token"
     assert token.stat().st_mode & 0o777 == 0o600
-    assert admin.read_text() == "another one"
+    assert admin.read_text() == "horse battery"
     assert cluster.layout.inventory.read_text() == inventory_toml(cluster.layout)
 
 
