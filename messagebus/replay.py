@@ -211,9 +211,8 @@ class AsyncReplay:
         """Return the only broker with messages of a key; "" for a topic without partitions, or unknown."""
         stream, known = self._reading.stream, list[Wanted]()
         if self._bus.list_urls:
-            from messagebus._io.agents.subscriptions import (
-                topology,  # a bus in memory needs no HTTP
-            )
+            # Here, since a bus in memory needs no HTTP.
+            from messagebus._io.agents.subscriptions import topology
 
             with suppress(TopologyError):
                 known = await topology(self._bus)
