@@ -75,7 +75,6 @@ def test_the_agents_time_out_after_a_waiting_fetch() -> None:
     agents = _section(
         render(inventory(timers={"list_wait_s": 30, "list_server_s": 40})), "backend mb_agents"
     )
-    assert "option abortonclose" in agents
     assert "timeout server 40s" in agents
 
 
@@ -192,7 +191,6 @@ def test_a_key_meets_the_same_gateway_again_while_that_is_ready() -> None:
         "server gw2 10.0.2.2:8080 check addr 10.0.2.2 port 8081",
     ]
     assert {"balance hdr(Idempotency-Key)", "option httpchk GET /readyz"} <= set(section)
-    assert "option abortonclose" in section
     assert "mb_gateways" not in render(inventory())
 
 
