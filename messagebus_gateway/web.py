@@ -231,21 +231,21 @@ class _Web:
                 wanted = read_wanted(read_texts(request), await read_body(request, BODY_BYTES_MAX))
         else:
             wanted = read_wanted(read_texts(request), await self._small(request))
-        place = (principal.name, name, wanted.message.message_id)
+        message_id = wanted.message.message_id
+        place = (principal.name, name, message_id)
         async with AsyncExitStack() as turn:
-            if wanted.message.message_id:
+            if message_id:
                 await turn.enter_async_context(self._replays.turn(place))
                 if end := await self._replays.before(place, wanted):
                     return json_response(told(end), 201, headers={"Idempotent-Replayed": "true"})
             principal.charge(1, now_ms())
             async with self._parts.publishers.of(principal) as publisher:
                 ending = await submit(publisher, destination, wanted, self._limits.admit_wait_s)
-                if wanted.message.message_id:
+                if message_id:
                     self._replays.began(place, wanted, ending)
                     await turn.aclose()
                 if not wanted.waits:
-                    told_id = wanted.message.message_id
-                    return json_response({"id": told_id, "outcome": "accepted"}, 202)
+                    return json_response({"id": message_id, "outcome": "accepted"}, 202)
                 end = await ending
         found = told(end)
         self._parts.metrics.outcome(found["outcome"])

@@ -71,6 +71,12 @@ def test_the_statistics_page_takes_few_connections_from_publishers() -> None:
     assert "timeout client 30s" in page
 
 
+def test_agents_and_gateways_hear_that_a_client_has_gone() -> None:
+    """By the defaults alone: in a backend it does not count for the frontend, which would not look."""
+    for rendered in (render(inventory()), render(with_gateways())):
+        assert "option abortonclose" in _section(rendered, "defaults")
+
+
 def test_the_agents_time_out_after_a_waiting_fetch() -> None:
     agents = _section(
         render(inventory(timers={"list_wait_s": 30, "list_server_s": 40})), "backend mb_agents"
