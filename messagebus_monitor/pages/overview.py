@@ -76,7 +76,7 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     complete = sum(not each.missing for each in sources)
     fed = sum(bool(each.sum.consumers) for each in sources)
 
-    def line(figure: int) -> Spark | None:
+    def line(figure: int) -> Spark:
         return curve(series, figure, board, 200, 26)
 
     where = where_oldest(worst, settings) if worst and oldest_s else ""

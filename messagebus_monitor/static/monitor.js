@@ -228,5 +228,6 @@ async function drawCharts(anew = false) {
 if (byId("chart-age")) {
   drawCharts();
   setInterval(drawCharts, CHARTS_MS);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
   addEventListener("resize", () => charts.forEach((each) => each.setSize({ width: byId("chart-age").clientWidth - 16, height: CHART_HEIGHT })));
 }

@@ -252,6 +252,18 @@ def test_the_worst_comes_first() -> None:
     assert {"page", "warn"} == set(severities)
 
 
+def test_what_makes_messages_late_comes_before_what_has_held_for_longer() -> None:
+    attention, parked = Attention(), row(BILLING, "park", ready=3)
+    old = row(BILLING, ready=9, oldest_at_ms=NOW_MS, consumers=1)
+    raised: tuple[Raised, ...] = ()
+    for minute in range(32):
+        told = seen("mb1", old if minute > 12 else SERVED, parked)
+        raised = attention.step(later(bus(told), minute * MINUTE_MS))
+    since_ms = {each.rule.name: each.since_ms for each in raised}
+    assert since_ms["FallsBehind"] > since_ms["MessagesParked"]
+    assert list(since_ms).index("FallsBehind") < list(since_ms).index("MessagesParked")
+
+
 @pytest.mark.parametrize(
     ("told", "why"),
     [
