@@ -54,6 +54,7 @@ def overview(
         "needs_more": max(0, len(needs) - ATTENTION_MAX),
         "rules": settings.rules,
         "is_partial": bool(missing_note(board, settings)),
+        "unwell": [row.name for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
         "brokers": worst if are_many else rows,
         "broker_note": (

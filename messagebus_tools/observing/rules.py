@@ -523,6 +523,13 @@ MORE: tuple[Rule, ...] = (
             "{s.missing_count} of {s.entries} names are not on {b}, which takes publishes",
         ),
     ),
+    _rule(
+        *("BrokerAway", "page", 15, "a-host-is-dead"),
+        _state(
+            lambda a: not a.state.linked,
+            "Broker {b} does not answer its agent: what waits there is not delivered",
+        ),
+    ),
     _rule("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
     _rule("FallsBehind", "warn", 300, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
     _rule("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),

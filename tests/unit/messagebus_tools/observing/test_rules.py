@@ -159,6 +159,7 @@ CASES: dict[str, Callable[[], Bus]] = {
         outcomes=Outcomes(url="http://p:9090", fault="", unknown=(("shop on web-1", 4),)),
     ),
     "Coverage": lambda: bus(seen("mb1", SERVED, missing=("orders/x",), missing_count=1)),
+    "BrokerAway": lambda: bus(seen("mb1", SERVED, linked=False)),
     "NoConsumerHere": lambda: bus(seen("mb1", SERVED), seen("mb2", row(BILLING, ready=3))),
     "TopologiesDiffer": lambda: bus(seen("mb1", SERVED), seen("mb2", SERVED, topology="t2")),
     "ClocksDiffer": lambda: bus(replace(seen("mb1", SERVED), skew_ms=-2_500)),
