@@ -131,7 +131,7 @@ def _broken(stack: ExitStack, cluster: LocalCluster, bus: BusConfig) -> None:
     """Set up six faults, and subscriptions that are well."""
     first, last = (cluster.node(cluster.names[at]) for at in (0, -1))
     declare(bus, [ALONE, SLOW, PARKED, STOPS, *HEALTHY])
-    two = stack.enter_context(_list_without(cluster, last.broker))
+    two = stack.enter_context(list_without(cluster, last.broker))
     for name, settings in (*((each, bus) for each in HEALTHY), (ALONE, two)):
         stack.enter_context(_consuming(settings, name))
     to_last = replace(bus, broker=last.broker)
@@ -213,7 +213,7 @@ def _beside_us(work: Callable[[], None], ending: threading.Event) -> Iterator[No
 
 
 @contextmanager
-def _list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
+def list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
     """Serve the list without a broker, and pass all else on; gives the settings of a client that reads it."""
     bus = BusConfig.from_env(cluster.client_env())
     real = bus.list_urls[0].removesuffix("/consumer-list")
