@@ -207,7 +207,8 @@ def _declare() -> Json:
 
 def _schemas() -> Json:
     answers = _object(
-        {"lease": TEXT, "answer": {"enum": ["done", "stale", "unknown", "away"]}}, "lease"
+        {"lease": TEXT, "answer": {"enum": ["done", "answered", "stale", "unknown", "away"]}},
+        "lease",
     )
     published = _object(
         {"id": TEXT, "outcome": {"enum": OUTCOMES}, "broker": TEXT}, "id", "outcome"

@@ -55,6 +55,7 @@ _TEXT_HEADERS = {
     "mb-correlation-id": "correlation_id",
     "mb-reply-to": "reply_to",
 }
+_CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "key", "content_type", "type", "correlation_id", "reply_to", "priority", "headers"}
 _IGNORED = {"destination", "time_ms", "received"}
@@ -80,13 +81,15 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
         if name == "content-type":
             content_type = value
         elif name == "idempotency-key":
+            if key and value != key:
+                raise _bad("Idempotency-Key: two of them")
             key = value
         elif name in _TRACE:
             own[name] = value
         elif name.startswith("ce-"):
             events.append((name, value))
-        elif name == "content-encoding" and value.lower() != "identity":
-            raise _bad(f"Content-Encoding {value[:40]!r}: send the body as it is")
+        elif name in _CODINGS and value.lower() != _CODINGS[name]:
+            raise _bad(f"{name.title()} {value[:40]!r}: send the body as it is")
         elif not name.startswith("mb-"):
             continue
         elif name in _TEXT_HEADERS:

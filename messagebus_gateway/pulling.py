@@ -9,7 +9,7 @@ import functools
 import logging
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -188,9 +188,19 @@ class Pulls:
             lease_ms = round(how["lease_s"] * 1000)
             ends = [self.leases.extend(t, principal.name, now_ms(), lease_ms) for t in tokens]
             return [each if isinstance(each, str) else "done" for each in ends]
-        taken = [self.leases.take(token, principal.name) for token in tokens]
+        taken = [self.leases.take(token, principal.name, what) for token in tokens]
         if what == "ack" and how.get("confirmed"):
-            return await self._ack_safe(taken)
+            answers = await self._ack_safe(taken)
+        else:
+            answers = await self._answer(what, taken, how)
+        for lease, end in zip(taken, answers, strict=True):
+            if isinstance(lease, Lease) and end != "done":
+                self.leases.failed(lease)
+        return answers
+
+    async def _answer(
+        self, what: str, taken: Sequence[Lease[Held] | str], how: Mapping[str, Any]
+    ) -> list[str]:
         answers: list[str] = []
         copies: list[tuple[int, Any]] = []
         for place, lease in enumerate(taken):

@@ -182,7 +182,10 @@ class _Web:
 
     def route(self, name: str, path: str, handler: Handler, method: str = "POST") -> Route:
         """Return a route whose requests are answered as `endpoint` says."""
-        return Route(path, self.endpoint(name, handler), methods=[method])
+        made = Route(path, self.endpoint(name, handler), methods=[method])
+        # HEAD of a stream would take deliveries and write them to nobody.
+        made.methods = {method}
+        return made
 
     def endpoint(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler whose requests have a principal, a place, an answer in any case, and a count."""
@@ -193,6 +196,7 @@ class _Web:
             try:
                 login = request.headers.get("authorization", "")
                 principal = people.principal(login, now_ms(), request.scope.get(NAMES, ()))
+                self._check_origin(request, login)
                 if not principal.requests.enter():
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
@@ -216,6 +220,17 @@ class _Web:
             return response
 
         return endpoint
+
+    def _check_origin(self, request: HTTPConnection, login: str) -> None:
+        """Raise Problem 403 for a page of another site, which a browser lets send to any address.
+
+        It cannot have a token; all else that shows who calls, browsers send by themselves.
+        """
+        origin = request.headers.get("origin")
+        if origin is None or origin in self._parts.config.origins:
+            return
+        if not login[:7].lower() == "bearer ":
+            raise Problem(403, "pages of this origin may not call", outcome="not sent")
 
     # Publish.
     async def publish(self, request: Request, principal: Principal) -> Response:
@@ -510,6 +525,9 @@ class _Web:
                 raise Problem(429, f"{principal.name} has all the sockets it may", retry_after_s=1)
         except Problem as problem:
             return await socket.send_denial_response(problem.response())
+        except LoginRefused:
+            refused = Problem(401, "the bus refuses this login")
+            return await socket.send_denial_response(refused.response())
         except (NameInvalid, ConfigError) as fault:
             return await socket.send_denial_response(Problem(400, str(fault)).response())
         except MessageBusError as fault:

@@ -150,7 +150,8 @@ async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) 
         for forged in ("gw.1.2.3", "\ud800", f"{lease.rpartition('.')[0]}.\ud800", "é" * 50_000):
             assert await ack(forged, "s") == "unknown"
         assert await ack(lease, "s") == "done"
-        assert await ack(lease, "s") == "stale"
+        assert await ack(lease, "s") == "done"
+        assert await ack(lease, "t") == "unknown"
     bus.assert_answered(BILLING, answer="ack", count=1)
 
 
@@ -212,7 +213,7 @@ async def test_leases_of_another_gateway_are_answered_there_by_the_callers_own_l
         assert (answered.status_code, answered.json()["done"]) == (200, len(both))
         assert [each["lease"] for each in answered.json()["leases"]] == [e["lease"] for e in both]
         again = await second.answer("ack", theirs)
-        assert {each["answer"] for each in again.json()["leases"]} == {"stale"}
+        assert {each["answer"] for each in again.json()["leases"]} == {"done"}
         await first.gateway.stop(0, 0)
         away = await second.answer("ack", theirs)
         assert {each["answer"] for each in away.json()["leases"]} == {"away"}
@@ -503,23 +504,90 @@ def test_a_secret_that_is_none_is_told_and_not_shown(tmp_path: Path) -> None:
     assert pulling.LEASE_S_MAX < 1_800
 
 
+@pytest.mark.parametrize("confirmed", ["", "?confirmed=true"])
+async def test_an_ack_whose_answer_got_lost_is_done_when_it_comes_again(confirmed: str) -> None:
+    bus = make_bus()
+    await fill(bus, 2)
+    async with gateway_on(bus) as served:
+        found = await served.pull(max=2)
+        path = f"/v1/leases/ack{confirmed}"
+        for each, is_heard in zip(found, (True, False), strict=True):
+            body = json.dumps({"leases": [each["lease"]]}).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            _, writer = await served.connect(head.encode() + body)
+            if is_heard:
+                held = served.gateway.pulls.leases
+                await eventually_async(lambda: len(held) == 1, within_s=60)  # noqa: B023
+            writer.transport.abort()
+            again = await served.http.post(path, content=body)
+            assert (again.status_code, again.json()["done"]) == (200, 1)
+        released = await served.answer("release", found)
+        assert {each["answer"] for each in released.json()["leases"]} == {"answered"}
+    bus.assert_answered(BILLING, answer="ack", count=2)
+    assert bus.waiting(BILLING) == 0
+
+
+async def test_what_a_client_did_not_read_to_its_end_comes_again_and_is_not_lost() -> None:
+    bus = make_bus()
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [bytes([n]) * 200_000 for n in range(40)])
+    body = b'{"max": 40, "lease_s": 1, "bytes_max": 60000000}'
+    head = b"POST /v1/subscriptions/orders/billing/pull HTTP/1.1\r\nHost: x\r\n"
+    async with gateway_on(bus) as served:
+        reader, writer = await served.connect(
+            b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+        )
+        assert b" 200 OK" in await reader.readuntil(b"\r\n")
+        writer.transport.abort()
+        got: list[Any] = []
+        while len(got) < 40:
+            more = await served.pull(max=40, wait_s=60)
+            assert more
+            got += more
+            assert (await served.answer("ack", more)).status_code == 200
+    assert len({each["id"] for each in got}) == 40
+    assert bus.waiting(BILLING) == 0
+
+
+async def test_head_takes_nothing_from_a_stream() -> None:
+    bus = make_bus()
+    await fill(bus, 1)
+    async with gateway_on(bus) as served:
+        answer = await served.raw("HEAD /v1/subscriptions/orders/billing/events?ack=sent")
+        assert " 405 " in answer.splitlines()[0]
+        assert len(await served.pull()) == 1
+
+
+CREDIT = b'{"t":"credit","n":40}'
+
+
 @pytest.mark.parametrize(
-    "request_line",
+    ("request_line", "body"),
     [
-        "GET /v1/subscriptions/orders/billing/events?in_flight=40",
-        "POST /v1/subscriptions/orders/billing/pull",
+        ("GET /v1/subscriptions/orders/billing/events?in_flight=40", b""),
+        ("POST /v1/subscriptions/orders/billing/pull", b'{"max": 100, "wait_s": 2}'),
+        # What follows the head of a handshake is a frame, here with a mask of zeros.
+        (
+            "GET /v1/subscriptions/orders/billing/socket",
+            bytes([0x81, 0x80 | len(CREDIT), 0, 0, 0, 0]) + CREDIT,
+        ),
     ],
-    ids=["events", "pull"],
+    ids=["events", "pull", "socket"],
 )
 async def test_a_client_that_reads_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, request_line: str
+    monkeypatch: pytest.MonkeyPatch, request_line: str, body: bytes
 ) -> None:
     monkeypatch.setattr(server, "UNREAD_S", 3.0)
     bus = make_bus()
     async with bus.async_publisher() as publisher:
         await publisher.send_many("orders", [b"x" * 200_000] * 40)
-    body = b'{"max": 100, "wait_s": 2}' if request_line.startswith("POST") else b""
-    head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    more = f"Content-Length: {len(body)}"
+    if request_line.endswith("socket"):
+        more = (
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+        )
+    head = f"{request_line} HTTP/1.1\r\nHost: x\r\n{more}\r\n\r\n"
     loop = asyncio.get_running_loop()
     async with gateway_on(bus) as served:
         with socket.socket() as client:
