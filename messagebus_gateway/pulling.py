@@ -34,6 +34,7 @@ log = logging.getLogger("messagebus.gateway")
 
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 900.0
 AHEAD_MAX = 1_000
+FIRST_MAX = 50  # of each broker, until the demand is known
 READERS_MAX = 1_000
 STOP_S = 5.0
 ACK_SAFE_S = 10.0
@@ -52,9 +53,10 @@ class Held:
 class Reader:
     """One subscription for one login. Links live from the first caller until nobody has asked for long."""
 
-    def __init__(self, consumer: AsyncConsumer) -> None:
+    def __init__(self, consumer: AsyncConsumer, prefetch: int) -> None:
         self.consumer = consumer
         self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
+        self.demand.credit = prefetch * max(1, len(consumer.stats().brokers))
         self.held = 0
         self.buffered_since_ms: int | None = None
 
@@ -122,8 +124,11 @@ class Pulls:
     def start(self) -> None:
         self._ticking = asyncio.create_task(self._tick())
 
-    async def reader(self, principal: Principal, source: Source) -> Reader:
-        """Return the reader of a subscription, attached. Raises MessageBusError."""
+    async def reader(self, principal: Principal, source: Source, first: int) -> Reader:
+        """Return the reader of a subscription, attached. Raises MessageBusError.
+
+        first: what its first caller wants; with less, what came would be given back for a larger prefetch.
+        """
         login = "" if principal.login is None else principal.name
         place = (str(source), login)
         if found := self.readers.get(place):
@@ -133,10 +138,11 @@ class Pulls:
                 return found
             if len(self.readers) >= READERS_MAX:
                 raise ConfigError(f"more than {READERS_MAX:,} subscriptions are in use")
-            config = ConsumerConfig(prefetch=1, handed_out_max=1_000_000)
+            prefetch = min(first, FIRST_MAX)
+            config = ConsumerConfig(prefetch=prefetch, handed_out_max=1_000_000)
             consumer = self._bus.consumer(source, config, principal.login)
             await consumer.start(require="one" if login else None, timeout_s=STOP_S)
-            made = self.readers[place] = Reader(consumer)
+            made = self.readers[place] = Reader(consumer, prefetch)
         return made
 
     def grant(

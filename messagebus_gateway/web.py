@@ -401,7 +401,7 @@ class _Web:
             raise Problem(429, f"{principal.name} holds all the leases it may", retry_after_s=1)
         if self._parts.ending.is_set():
             raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-        reader = await pulls.reader(principal, source)
+        reader = await pulls.reader(principal, source, most)
         pulling = asyncio.create_task(reader.pull(most, wait_s, bytes_max))
         gone = asyncio.create_task(_gone(request))
         ending = asyncio.create_task(self._parts.ending.wait())
@@ -434,7 +434,7 @@ class _Web:
             raise Problem(400, "ack: sent, or nothing")
         if self._parts.ending.is_set():
             raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-        reader = await self._parts.pulls.reader(principal, source)
+        reader = await self._parts.pulls.reader(principal, source, in_flight)
         if not principal.sockets.enter():
             raise Problem(429, f"{principal.name} has all the streams it may", retry_after_s=1)
         stream = streaming.Stream(
@@ -520,7 +520,7 @@ class _Web:
             lease_s = seconds(said, "lease_s", LEASE_S_MIN, LEASE_S_MAX)
             if parts.ending.is_set():
                 raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-            reader = await parts.pulls.reader(principal, source)
+            reader = await parts.pulls.reader(principal, source, 1)
             if not principal.sockets.enter():
                 raise Problem(429, f"{principal.name} has all the sockets it may", retry_after_s=1)
         except Problem as problem:

@@ -592,7 +592,11 @@ async def test_a_page_of_another_site_may_not_use_what_browsers_send_by_themselv
     path = write_tokens(tmp_path / "tokens.toml", token_entry("shop", "t", publish=["*"]))
     bus = make_bus()
     evil = {"origin": "https://evil.example", "content_type": "text/plain"}
-    settings_ = {"tokens_file": str(path), "anonymous": "all", "bus_login": True}
+    settings_: dict[str, Any] = {
+        "tokens_file": str(path),
+        "anonymous": "all",
+        "bus_login": True,
+    }
     async with gateway_on(bus, origins=["https://shop.example"], **settings_) as served:
         assert (await served.publish(**evil)).status_code == 403
         assert (await served.publish(**evil, authorization="Basic YTpi")).status_code == 403

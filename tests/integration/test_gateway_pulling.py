@@ -70,6 +70,16 @@ async def test_what_is_pulled_and_acked_is_gone() -> None:
     assert (bus.waiting(BILLING), len(bus.assert_answered(BILLING, answer="ack"))) == (0, 50)
 
 
+async def test_the_first_pull_of_what_waits_finds_it_untouched() -> None:
+    bus = make_bus()
+    await fill(bus, 8)
+    async with gateway_on(bus) as served:
+        got: list[Any] = []
+        while len(got) < 8:
+            got += await served.pull(max=10, wait_s=60)
+    assert [each["redelivered"] for each in got] == [False] * 8
+
+
 async def test_a_pull_waits_for_a_message() -> None:
     bus = make_bus()
     async with gateway_on(bus) as served:
@@ -566,7 +576,7 @@ CREDIT = b'{"t":"credit","n":40}'
     [
         ("GET /v1/subscriptions/orders/billing/events?in_flight=40", b""),
         ("POST /v1/subscriptions/orders/billing/pull", b'{"max": 100, "wait_s": 2}'),
-        # What follows the head of a handshake is a frame, here with a mask of zeros.
+        # What follows the handshake is a frame, here with a mask of zeros.
         (
             "GET /v1/subscriptions/orders/billing/socket",
             bytes([0x81, 0x80 | len(CREDIT), 0, 0, 0, 0]) + CREDIT,
@@ -595,7 +605,10 @@ async def test_a_client_that_reads_nothing_is_cut_off(
             client.setblocking(False)
             host, _, port = served.gateway.url.removeprefix("http://").partition(":")
             await loop.sock_connect(client, (host, int(port)))
-            await loop.sock_sendall(client, head.encode() + body)
+            await loop.sock_sendall(client, head.encode())
+            if request_line.endswith("socket"):
+                assert b" 101 " in await loop.sock_recv(client, 100)
+            await loop.sock_sendall(client, body)
             mine = client.getsockname()
 
             def is_served() -> bool:
