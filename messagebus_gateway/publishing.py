@@ -13,6 +13,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -43,6 +44,8 @@ DELAY_S_MAX = 7 * 86_400
 EXPIRES_S_MAX = 4_294_967
 HEADERS_MAX, HEADERS_BYTES_MAX = 64, 16 * 1024
 BODY_BYTES_MAX = 16 << 20
+# Bodies above this take turns.
+LARGE_BYTES = 1 << 20
 BATCH_MAX, BATCH_BYTES_MAX = 10_000, 64 << 20
 # A body in Base64, and all else that an envelope may hold.
 LINE_BYTES_MAX = 24 << 20
@@ -356,10 +359,24 @@ class Batch:
         return found
 
 
-async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413."""
+async def read_lines(
+    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object]
+) -> AsyncIterator[list[bytes]]:
+    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413.
+
+    large: the turn of a line above LARGE_BYTES, until it is complete.
+    """
+    async with AsyncExitStack() as turn:
+        async for lines in _read_lines(chunks, large, turn):
+            yield lines
+
+
+async def _read_lines(
+    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object], turn: AsyncExitStack
+) -> AsyncIterator[list[bytes]]:
     rest: list[bytes] = []
     size = line_size = 0
+    is_large = False
     async for chunk in chunks:
         size += len(chunk)
         head, end, tail = chunk.partition(b"\n")
@@ -371,11 +388,16 @@ async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]
             raise Problem(413, f"more than {most:,} bytes in a {what}", outcome="not sent")
         rest.append(head)
         if not end:
+            if line_size > LARGE_BYTES and not is_large:
+                await turn.enter_async_context(large)
+                is_large = True
             continue
         first = b"".join(rest)
         *lines, last = tail.split(b"\n")
         rest, line_size = [last], len(last)
         yield [first, *lines]
+        await turn.aclose()
+        is_large = False
     if last := b"".join(rest):
         yield [last]
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ from messagebus_gateway.problems import Problem, json_response, seconds
 from messagebus_gateway.publishing import (
     BATCH_MAX,
     BODY_BYTES_MAX,
+    LARGE_BYTES,
     TIMEOUT_S,
     TIMEOUT_S_MAX,
     Batch,
@@ -81,7 +82,6 @@ __all__ = ["Parts", "application"]
 
 log = logging.getLogger("messagebus.gateway")
 
-LARGE_BYTES = 1 << 20
 PULL_MAX, PULL_BYTES, PULL_BYTES_MAX, WAIT_S_MAX = 1_000, 4 << 20, 64 << 20, 60.0
 LEASE_S, WAIT_S = 60.0, 20.0
 LEASES_MAX = 10_000
@@ -302,12 +302,14 @@ class _Web:
             batch = Batch(publisher, destination, self._limits.admit_wait_s, timeout_s)
             try:
                 if media == cloudevents.BATCH:
-                    events = await read_events(request, timeout_s)
-                    for each in events:
-                        principal.charge(1, now_ms())
-                        await batch.add(each)
+                    async with self._turn(request):
+                        for each in await read_events(request, timeout_s):
+                            principal.charge(1, now_ms())
+                            await batch.add(each)
                 elif media in (NDJSON, "application/ndjson", "application/jsonl"):
-                    await self._lines(request, principal, batch, timeout_s)
+                    whole = request.query_params.get("whole", "") in ("1", "true")
+                    async with self._turn(request) if whole else nullcontext():
+                        await self._lines(request, principal, batch, timeout_s, whole)
                 else:
                     raise Problem(
                         415, f"Content-Type {NDJSON} or {cloudevents.BATCH}", outcome="not sent"
@@ -326,13 +328,20 @@ class _Web:
         more = {} if batch.stopped is None else batch.stopped.headers
         return Response(body, status, headers=dict(more), media_type=media)
 
+    def _turn(self, request: Request) -> AbstractAsyncContextManager[object]:
+        """Return the turn of a batch that is held whole: none if it is small."""
+        said = request.headers.get("content-length", "")
+        is_small = said.isdigit() and int(said) <= LARGE_BYTES
+        return nullcontext() if is_small else self._large
+
     async def _lines(
-        self, request: Request, principal: Principal, batch: Batch, timeout_s: float
+        self, request: Request, principal: Principal, batch: Batch, timeout_s: float, whole: bool
     ) -> None:
-        whole = request.query_params.get("whole", "") in ("1", "true")
         waiting: list[tuple[int, bytes | Message, Options]] = []
         number = 0
-        async for lines in read_lines(request.stream()):
+        # What is held whole has had its turn: a second one could wait for itself.
+        large = nullcontext() if whole else self._large
+        async for lines in read_lines(request.stream(), large):
             read: list[tuple[int, bytes | Message, Options]] = []
             try:
                 for line in lines:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from messagebus_gateway import publishing
 from messagebus_gateway.config import GatewayConfig, Limits
 from messagebus_gateway.people import LOOK_EVERY_MS, People, Principal, read_tokens
 from messagebus_gateway.problems import Problem
-from messagebus_gateway.publishing import BODY_BYTES_MAX
+from messagebus_gateway.publishing import BODY_BYTES_MAX, LARGE_BYTES
 from ops.local.certificates import issue_missing
 from tests.support.eventually import eventually_async
 from tests.support.gateway import gateway_on, token_entry, write_tokens
@@ -334,6 +335,40 @@ async def test_a_batch_is_published_while_it_is_read() -> None:
         go_on.set()
         answer = await sending
     assert [each["id"] for each in answer.json()["messages"]] == ["first", "last"]
+
+
+async def test_large_batches_that_are_held_whole_take_turns() -> None:
+    half = json.dumps({"body": "x" * 2 * LARGE_BYTES}).encode() + b"\n"
+    head = f"POST {BATCH}?whole=1 HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head += f"Content-Length: {2 * len(half)}\r\n\r\n"
+    bus = make_bus()
+    async with gateway_on(bus, limits={"large_bytes_max": BODY_BYTES_MAX}) as served:
+        reader, writer = await served.connect(head.encode() + half)
+        sent = asyncio.create_task(
+            served.http.post(f"{BATCH}?whole=1", content=half * 2, headers=NDJSON)
+        )
+        small = await served.http.post(f"{BATCH}?whole=1", content=lines({}), headers=NDJSON)
+        assert small.status_code == 201
+        assert not sent.done()
+        writer.write(half)
+        assert b" 201 " in await reader.readline()
+        assert (await sent).status_code == 201
+        writer.close()
+
+
+async def test_a_large_line_waits_for_its_turn_and_gives_it_back() -> None:
+    turn = asyncio.Semaphore(1)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (b"x" * LARGE_BYTES, b"x", b"y"):
+            yield chunk
+            assert turn.locked() == (chunk != b"x" * LARGE_BYTES)
+        yield b"\nz"
+
+    assert not turn.locked()
+    found = [lines async for lines in publishing.read_lines(chunks(), turn)]
+    assert [len(each) for part in found for each in part] == [LARGE_BYTES + 2, 1]
+    assert not turn.locked()
 
 
 async def test_a_batch_of_events_is_checked_whole() -> None:
