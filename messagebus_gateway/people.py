@@ -58,10 +58,14 @@ class Principal:
     requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
     sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
 
-    def check(self, right: str, name: str) -> None:
-        """Raise Problem 403 unless it has this right ("publish", "consume", "declare")."""
+    def may(self, right: str, name: str) -> bool:
+        """Return whether it has this right ("publish", "consume", "declare")."""
         patterns: tuple[str, ...] = getattr(self, right)
-        if not any(fnmatch.fnmatchcase(name, each) for each in patterns):
+        return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+
+    def check(self, right: str, name: str) -> None:
+        """Raise Problem 403 unless it has this right."""
+        if not self.may(right, name):
             raise Problem(403, f"{self.name} may not {right} {name}", outcome="not sent")
 
     def charge(self, count: int, now_ms: int) -> None:

@@ -27,6 +27,7 @@ from messagebus_gateway.clients import Bus, now_ms
 from messagebus_gateway.demand import TICK_MS, Demand, LetGo, Rest
 from messagebus_gateway.leases import Lease, Leases
 from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import Problem
 
 __all__ = ["Held", "Pulls", "Reader", "as_json", "body_of"]
 
@@ -125,7 +126,7 @@ class Pulls:
         self._ticking = asyncio.create_task(self._tick())
 
     async def reader(self, principal: Principal, source: Source, first: int) -> Reader:
-        """Return the reader of a subscription, attached. Raises MessageBusError.
+        """Return the reader of a subscription, attached. Raises MessageBusError, and Problem 404.
 
         first: what its first caller wants; with less, what came would be given back for a larger prefetch.
         """
@@ -138,6 +139,9 @@ class Pulls:
                 return found
             if len(self.readers) >= READERS_MAX:
                 raise ConfigError(f"more than {READERS_MAX:,} subscriptions are in use")
+            # A consumer creates what it names.
+            if not (principal.may("declare", str(source)) or await self._bus.exists(source)):
+                raise Problem(404, f"{source} was never declared, and {principal.name} may not")
             prefetch = min(first, FIRST_MAX)
             config = ConsumerConfig(prefetch=prefetch, handed_out_max=1_000_000)
             consumer = self._bus.consumer(source, config, principal.login)

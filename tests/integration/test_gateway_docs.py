@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from bench.processes import free_port
-from messagebus import BusConfig, Secret, delete_subscriptions
+from messagebus import (
+    BusConfig,
+    PublisherConfig,
+    Secret,
+    Subscription,
+    Topic,
+    delete_subscriptions,
+)
+from messagebus_gateway.clients import RealBus
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.people import read_tokens
 from ops.local.cluster import LocalCluster
@@ -79,7 +88,9 @@ def shell(cluster: LocalCluster, tmp_path: Path) -> Iterator[Callable[..., str]]
         delete_subscriptions(BusConfig.from_env(client), ["orders/billing"], token=token)
 
 
-def test_curl_alone_declares_publishes_pulls_and_acks(shell: Callable[..., str]) -> None:
+def test_curl_alone_declares_publishes_pulls_and_acks(
+    shell: Callable[..., str], cluster: LocalCluster
+) -> None:
     curl = blocks("sh")[1].text.replace("\\\n", " ").strip().splitlines()
     declare, publish, pull, ack = curl
     assert json.loads(shell(declare))["missing"] == {}
@@ -90,6 +101,9 @@ def test_curl_alone_declares_publishes_pulls_and_acks(shell: Callable[..., str])
     assert json.loads(shell(ack, LEASE=found["lease"]))["done"] == 1
     none = json.loads(shell(pull.replace('"wait_s": 20', '"wait_s": 1')))
     assert none["deliveries"] == []
+    bus = RealBus(BusConfig.from_env(cluster.client_env()), PublisherConfig())
+    for name, is_there in (("billing", True), ("biling", False)):
+        assert asyncio.run(bus.exists(Subscription(Topic("orders"), name))) == is_there
 
 
 def test_the_examples_of_settings_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from messagebus import ConfigError, Message
+from messagebus import ConfigError, Message, Subscription, Topic
 from messagebus.testing import MemoryBus
 from messagebus_gateway import pulling, pushing, server
 from messagebus_gateway.config import GatewayConfig
@@ -130,6 +130,32 @@ async def test_a_lease_that_ran_out_comes_again_and_is_stale() -> None:
         assert (await served.answer("ack", [again])).status_code == 200
         text = (await served.http.get(f"{served.gateway.admin_url}/metrics")).text
     assert "messagebus_gateway_leases_expired 1.0" in text
+
+
+async def test_who_may_not_declare_creates_nothing_by_a_pull(tmp_path: Path) -> None:
+    path = write_tokens(
+        tmp_path / "tokens.toml",
+        token_entry("reader", "r", consume=["orders/*"]),
+        token_entry("maker", "m", consume=["orders/*"], declare=["orders/*"]),
+    )
+    bus = make_bus()
+    await fill(bus, 1)
+    mistyped = Subscription(Topic("orders"), "biling")
+    async with gateway_on(bus, tokens_file=str(path)) as served:
+
+        async def pull(token: str, name: str) -> int:
+            answer = await served.http.post(
+                f"/v1/subscriptions/orders/{name}/pull",
+                content=b'{"wait_s": 0.1}',
+                headers={"Authorization": f"Bearer {token}"},
+            )
+            return int(answer.status_code)
+
+        assert await pull("r", "billing") == 200
+        assert await pull("r", "biling") == 404
+        assert not bus.exists(mistyped)
+        assert await pull("m", "biling") == 200
+        await eventually_async(lambda: bus.exists(mistyped), within_s=60)
 
 
 async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) -> None:
