@@ -17,7 +17,7 @@ import pytest
 import standardwebhooks
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from messagebus import ConfigError, Message, Subscription, Topic
@@ -447,12 +447,20 @@ class Receiver:
     def __init__(self) -> None:
         self.taken: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
+        self.endless = b""
         self.url = ""
 
     async def take(self, request: Request) -> Response:
         self.taken.append((dict(request.headers), await request.body()))
         status = self.statuses.pop(0) if self.statuses else 204
+        if self.endless:
+            return StreamingResponse(self._without_end(), 200 if status == 204 else status)
         return Response("why" if status >= 400 else b"", status, {"retry-after": "1"})
+
+    async def _without_end(self) -> AsyncIterator[bytes]:
+        while True:
+            yield self.endless
+            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -509,6 +517,22 @@ async def test_a_webhook_that_fails_comes_again_and_one_refused_is_parked(tmp_pa
         await eventually_async(lambda: len(bus.parked(BILLING)) == 1, within_s=60)
     assert json.loads(receiver.taken[0][1])["id"] == "again"
     assert [each.message_id for each in bus.assert_parked(BILLING, count=1)] == ["moved"]
+
+
+@pytest.mark.parametrize("chunk", [b"x" * 100_000, b"x"], ids=["fast", "slow"])
+async def test_a_webhook_whose_answer_has_no_end_holds_nothing_up(
+    tmp_path: Path, chunk: bytes
+) -> None:
+    bus = make_bus()
+    async with pushed(bus, tmp_path, concurrency=1, timeout_s=1) as (served, receiver):
+        receiver.endless = chunk
+        for number in range(3):
+            await served.publish(str(number))
+        await eventually_async(lambda: len(bus.answers(BILLING)) == 3, within_s=60)
+        receiver.statuses = [400]
+        await served.publish("3")
+        await eventually_async(lambda: len(bus.parked(BILLING)) == 1, within_s=60)
+    assert [answer for _, answer in bus.answers(BILLING)] == ["ack"] * 3 + ["park"]
 
 
 async def test_no_webhook_goes_to_a_private_address_unless_it_is_allowed(tmp_path: Path) -> None:
