@@ -243,7 +243,7 @@ def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
         raise ValueError("certificate: a name wanted")
     if certificate is None and not re.fullmatch(r"[0-9A-Fa-f]{64}", str(digest)):
         raise ValueError("sha256: 64 hexadecimal digits wanted")
-    if digest == hashlib.sha256().hexdigest():
+    if str(digest).lower() == hashlib.sha256().hexdigest():
         raise ValueError("sha256: it is that of an empty text, which is no token")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
         raise ValueError("rate_per_s: a number from 0")

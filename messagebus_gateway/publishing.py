@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -361,7 +361,7 @@ class Batch:
 
 async def read_lines(
     chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object]
-) -> AsyncIterator[list[bytes]]:
+) -> AsyncGenerator[list[bytes], None]:
     """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413.
 
     large: the turn of a line above LARGE_BYTES, until it is complete.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,7 +229,7 @@ class _Web:
         origin = request.headers.get("origin")
         if origin is None or origin in self._parts.config.origins:
             return
-        if not login[:7].lower() == "bearer ":
+        if login[:7].lower() != "bearer ":
             raise Problem(403, "pages of this origin may not call", outcome="not sent")
 
     # Publish.
@@ -341,24 +341,25 @@ class _Web:
         number = 0
         # What is held whole has had its turn: a second one could wait for itself.
         large = nullcontext() if whole else self._large
-        async for lines in read_lines(request.stream(), large):
-            read: list[tuple[int, bytes | Message, Options]] = []
-            try:
-                for line in lines:
-                    number += 1
-                    if line and not line.isspace():
-                        read.append((number, *read_line(line)))
-            except (MessageInvalid, TypeError) as fault:
+        async with aclosing(read_lines(request.stream(), large)) as reading:
+            async for lines in reading:
+                read: list[tuple[int, bytes | Message, Options]] = []
+                try:
+                    for line in lines:
+                        number += 1
+                        if line and not line.isspace():
+                            read.append((number, *read_line(line)))
+                except (MessageInvalid, TypeError) as fault:
+                    if not whole:
+                        await self._publish_lines(principal, batch, read, timeout_s)
+                    detail = f"line {number}: {fault}"
+                    raise Problem(400, detail, outcome="not sent", line=number) from None
                 if not whole:
                     await self._publish_lines(principal, batch, read, timeout_s)
-                detail = f"line {number}: {fault}"
-                raise Problem(400, detail, outcome="not sent", line=number) from None
-            if not whole:
-                await self._publish_lines(principal, batch, read, timeout_s)
-                continue
-            waiting += read
-            if len(waiting) > BATCH_MAX:
-                raise Problem(413, f"more than {BATCH_MAX:,} messages", outcome="not sent")
+                    continue
+                waiting += read
+                if len(waiting) > BATCH_MAX:
+                    raise Problem(413, f"more than {BATCH_MAX:,} messages", outcome="not sent")
         await self._publish_lines(principal, batch, waiting, timeout_s)
         if not number:
             raise Problem(400, "an empty batch", outcome="not sent")
