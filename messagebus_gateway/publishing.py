@@ -61,6 +61,8 @@ _TEXT_HEADERS = {
 _CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "key", "content_type", "type", "correlation_id", "reply_to", "priority", "headers"}
+# The broker routes by these, too, and ends a channel where one is no list.
+_ROUTING = {"CC", "BCC"}
 _IGNORED = {"destination", "time_ms", "received"}
 
 
@@ -434,6 +436,9 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
             options["deliver_after_s" if name == "delay_s" else "ttl_s"] = value
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
+    headers = fields.get("headers")
+    if isinstance(headers, dict) and not _ROUTING.isdisjoint(headers):
+        raise MessageInvalid("headers: CC and BCC would route it past the rights of who sends it")
     message_id = fields.get("message_id", "")
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")

@@ -420,6 +420,13 @@ def test_no_line_is_read_without_a_plain_answer(line: bytes) -> None:
         publishing.read_line(line)
 
 
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_no_header_routes_past_the_rights_of_a_token(name: str) -> None:
+    line = json.dumps({"headers": {name: ["mb.sub/salaries/audit"]}, "delay_s": 1})
+    with pytest.raises(MessageInvalid, match="CC and BCC"):
+        publishing.read_line(line.encode())
+
+
 # Who.
 async def test_tokens_have_rights_and_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     path = write_tokens(
