@@ -63,6 +63,8 @@ _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "key", "content_type", "type", "correlation_id", "reply_to", "priority", "headers"}
 # The broker routes by these, too, and ends a channel where one is no list.
 _ROUTING = {"CC", "BCC"}
+# A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
+_OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
 _IGNORED = {"destination", "time_ms", "received"}
 
 
@@ -118,6 +120,8 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
             raise _bad(f"{name[:60]}: no such header")
     if len(own) > HEADERS_MAX or size > HEADERS_BYTES_MAX:
         raise _bad(f"MB-Header-: at most {HEADERS_MAX} headers, {HEADERS_BYTES_MAX} bytes")
+    if fields.get("reply_to", "").startswith(_OWN):
+        raise _bad(_OWN_TOLD)
     if key and not KEY_FORM.fullmatch(key):
         raise _bad("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 . _ : -")
     try:
@@ -439,6 +443,8 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
     headers = fields.get("headers")
     if isinstance(headers, dict) and not _ROUTING.isdisjoint(headers):
         raise MessageInvalid("headers: CC and BCC would route it past the rights of who sends it")
+    if str(fields.get("reply_to", "")).startswith(_OWN):
+        raise MessageInvalid(_OWN_TOLD)
     message_id = fields.get("message_id", "")
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")

@@ -207,6 +207,7 @@ async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:
         {"MB-Durability": "some"},
         {"MB-Nonsense": "1"},
         {"MB-Key": "k" * 256},
+        {"MB-Reply-To": "amq.rabbitmq.reply-to"},
         {"Content-Encoding": "gzip"},
         {"ce-id": "1"},
         {"Content-Type": "application/cloudevents+json"},
@@ -425,6 +426,11 @@ def test_no_header_routes_past_the_rights_of_a_token(name: str) -> None:
     line = json.dumps({"headers": {name: ["mb.sub/salaries/audit"]}, "delay_s": 1})
     with pytest.raises(MessageInvalid, match="CC and BCC"):
         publishing.read_line(line.encode())
+
+
+def test_no_line_ends_the_channel_of_all_by_a_reply_to_nobody() -> None:
+    with pytest.raises(MessageInvalid, match="reply_to"):
+        publishing.read_line(b'{"reply_to": "amq.rabbitmq.reply-to"}')
 
 
 # Who.
