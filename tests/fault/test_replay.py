@@ -34,6 +34,7 @@ from messagebus import (
     TopologyMismatch,
     declare,
     delete_subscriptions,
+    destination,
 )
 from messagebus.message import Header
 from messagebus.replay import stream_ends
@@ -249,6 +250,35 @@ def test_retention_that_passes_a_reader_is_a_gap_with_the_number_of_messages(
     assert told.value.lost is not None
     assert reached < found[-1].offset + told.value.lost < oldest(bus, topic, home)
     assert_in_order(found)
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_retention_by_time_drops_what_is_older_and_a_replay_tells_it(
+    broken: LocalCluster, bus: BusConfig, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_s, keep_bytes, size = 2, 8_000_000, 20_000
+    monkeypatch.setattr(destination, "STREAM_KEEP_S_RANGE", (keep_s, keep_s))
+    assert declare(bus, [Stream(topic, keep_s=keep_s, keep_bytes=keep_bytes)]).complete
+    home, sent = broken.node("mb1").broker, list[Published]()
+    with Publisher(direct(broken, "mb1")) as publisher:
+
+        def send() -> None:
+            sent.append(publisher.send_safe(topic, bytes(size)))
+
+        for _ in range(100):
+            send()
+        replay = Replay(bus, topic)
+        reached = next(replay).offset
+        kept = replay.checkpoint()
+        replay.stop()
+        # It is looked at when a segment is full, of a twentieth of keep_bytes.
+        eventually(lambda: send() or oldest(bus, topic, home) > reached, within_s=WITHIN_S)
+    assert len(sent) * size < keep_bytes
+    left = {each.message_id for each in Replay(bus, topic)}
+    assert sent[0].message_id not in left
+    assert sent[-1].message_id in left
+    with pytest.raises(ReplayGap, match="older messages were dropped"):
+        list(Replay(bus, topic, since=kept))
 
 
 def filled(publisher: Publisher, topic: str) -> list[Published]:
