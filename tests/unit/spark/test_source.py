@@ -270,6 +270,22 @@ def test_a_range_is_read_whole_when_a_busy_broker_answers_before_it_delivers(
     assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
 
 
+def test_a_range_ends_behind_a_damaged_batch_which_has_an_offset_and_no_rows(
+    bus: MemoryBus,
+) -> None:
+    sent = publish(bus, 12, BATCHES)
+    query = Query()
+    query.log = [{name: source.entry_behind(behind(-1)) for name in query.log[0]}]
+    for each in streams(bus).values():
+        each.kept[-1].body = b"damaged"
+    query.step()
+    assert 0 < len(query.rows) < len(sent)
+    later = publish(bus, 3)
+    query.step()
+    assert {row["message_id"] for row in query.rows} < {*sent, *later}
+    assert {row["message_id"] for row in query.rows} > {*later}
+
+
 def test_a_schema_of_some_columns_has_these_alone_and_the_same_rows(bus: MemoryBus) -> None:
     publish(bus, 12)
     whole = source.BatchReader(source.Settings.of({"topic": "orders"}))
