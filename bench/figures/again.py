@@ -47,7 +47,7 @@ from messagebus.recording.recorder import Recorder
 REPLAY, LIVE, AUDIT, RECORD = "again.replay", "again.live", "again.audit", "again.record"
 BODY = b"x" * 1024
 BROKERS, STORED, BLOCK, CONFIRMS, PREFETCH = 3, 200_000, 2_000, 1_500, 4_000
-LIVE_ROWS, LIVE_BATCH, LAG_RATE_PER_S, LAG_S = 400_000, 50_000, 2_000, 30.0
+LIVE_ROWS, LIVE_BATCH, LAG_RATE_PER_S, LAG_S = 800_000, 100_000, 2_000, 30.0
 RECORDED, BROKER = 50_000, "mb1:5672"
 LAG_BATCHES = 3
 WITHIN_S = 600.0

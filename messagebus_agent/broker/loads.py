@@ -30,7 +30,7 @@ from messagebus_agent.broker.management import (
     Room,
 )
 from messagebus_agent.broker.upkeep import Upkeep
-from messagebus_agent.topology.homes import PARTITIONS
+from messagebus_agent.topology.homes import has_segments
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.web.metrics import Figure
 
@@ -235,7 +235,7 @@ class Counting:
         segments = {
             name: self._upkeep.segment_queues(name)
             for name in queues
-            if PARTITIONS in dict(entries[name].options)
+            if has_segments(entries[name])
         }
         below = [queue for each in segments.values() for queue in each.values()]
         groups = [each.replace(SUBS, GROUPS, 1) for n, each in queues.items() if n in segments]
@@ -268,7 +268,7 @@ class Counting:
         queues = sources_of(entries)
         wanted = {
             name: list(self._upkeep.segment_queues(name).values())
-            if PARTITIONS in dict(entries[name].options)
+            if has_segments(entries[name])
             else [queues[name]]
             for name in names
             if name in queues

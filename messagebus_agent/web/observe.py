@@ -259,11 +259,11 @@ class Observer:
         self._places.append(_Place((DUE, "park"), UNDELIVERED_QUEUE, is_source=False))
 
     def _of_segments(self, place: _Place) -> _Place:
-        """Return the place of a subscription whose topic has partitions with the queues of its segments."""
+        """Return the place of a subscription that has segments with their queues."""
         wanted = with_options(
             place.key[0], dict(self._parts.register.entries[place.key[0]].options)
         )
-        if not isinstance(wanted, Subscription) or not wanted.topic.partitions:
+        if not isinstance(wanted, Subscription) or not wanted.has_segments:
             return place
         below = tuple(self._parts.upkeep.segment_queues(place.key[0]).values())
         return _Place(place.key, wanted.group_queue, is_source=True, below=below)
