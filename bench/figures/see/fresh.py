@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-import pika
 
+from bench.clients.pika_blocking import channel_at
 from bench.errors import BenchError
 from bench.faults import KINDS, Step
 from bench.figures.form import Figure, Maker, at_most
@@ -221,7 +221,11 @@ def _park(scene: Scene, bus: BusConfig, id: str, count: int) -> None:
             within_s=60,
             what="one is parked",
         )
-    channels = [_channel(scene, name) for name in scene.cluster.names]
+    cluster = scene.cluster
+    channels = [
+        channel_at(Broker.parse(cluster.node(name).broker), "admin", cluster.admin_password)
+        for name in cluster.names
+    ]
     queue = Subscription(Topic(topic), subscription).parking_queue
     found = [channel.basic_get(queue) for channel in channels]
     ((met, properties, text),) = [each for each in found if each[0]]
@@ -233,14 +237,6 @@ def _park(scene: Scene, bus: BusConfig, id: str, count: int) -> None:
         channels[number % len(channels)].basic_publish("", queue, text, properties)
     for channel in channels:
         channel.connection.close()
-
-
-def _channel(scene: Scene, name: str) -> Any:
-    """Open a channel at one broker, as its administrator."""
-    broker = Broker.parse(scene.cluster.node(name).broker)
-    login = pika.PlainCredentials("admin", scene.cluster.admin_password.reveal())
-    parameters = pika.ConnectionParameters(broker.host, broker.port, credentials=login)
-    return pika.BlockingConnection(parameters).channel()
 
 
 def _env(scene: Scene) -> dict[str, str]:
