@@ -10,6 +10,7 @@ const OLD_MS = 10_000;
 const DEAD_MS = 20_000; // a stream beats every 10 s: after a sleep of the host its connection is dead and never ends
 const CHARTS_MS = 5_000;
 const CHART_HEIGHT = 164;
+const CHART_STEPS_MIN = 12;
 
 const byId = (id) => document.getElementById(id);
 const root = document.documentElement;
@@ -201,7 +202,8 @@ function colour(name) {
 
 const faint = (rgb) => rgb.replace(/^rgb\((.*)\)$/, "rgba($1, .1)");
 const ages = (_, values) => values.map((s) => (s >= 3600 ? `${s / 3600} h` : s >= 60 ? `${s / 60} min` : `${s} s`));
-const clocks = (_, values) => values.map((s) => new Date(s * 1000).toTimeString().slice(0, 5));
+const clock = (s, digits) => new Date(s * 1000).toTimeString().slice(0, digits);
+const clocks = (_, values, _axis, _space, step) => values.map((s) => clock(s, step < 60 ? 8 : 5));
 
 function chart(place, series, data, axis) {
   const line = { stroke: colour("--ink3"), font: "11px Inter", ticks: { show: false }, gap: 6, grid: { stroke: colour("--line"), width: 1 } };
@@ -217,12 +219,20 @@ function chart(place, series, data, axis) {
   }, data, place);
 }
 
+function known(told) {
+  // Of a time before the first figure nothing is drawn: what the axis begins with is said above it.
+  const first = told.at.findIndex((_, i) => told.waiting[i] !== null);
+  const from = Math.max(0, Math.min(first, told.at.length - CHART_STEPS_MIN));
+  byId("since").textContent = first > 0 ? `known since ${clock(told.at[first], 8)}` : "";
+  return Object.fromEntries(Object.entries(told).map(([key, values]) => [key, values.slice(from)]));
+}
+
 async function drawCharts(anew = false) {
   const place = byId("chart-age");
   if (!place || document.hidden) return;
   const answer = await fetch(place.dataset.series);
   if (!answer.ok) return;
-  const told = await answer.json();
+  const told = known(await answer.json());
   const lines = [[told.at, told.oldest_s], [told.at, told.in_per_s, told.out_per_s]];
   if (anew) charts.splice(0).forEach((each) => each.destroy());
   if (charts.length) return charts.forEach((each, i) => each.setData(lines[i]));
