@@ -417,7 +417,11 @@ async def _read(work: _Work, count_max: int) -> ParkedMessages:
                 found.append(_message(str(source), broker, taken))
             return len(found) < count_max
 
-        await parking.look(source, ready, at_most, see)
+        looked = await parking.look(source, ready, at_most, see)
+        wanted = min(ready, count_max) if work.choice.is_everything else ready
+        if len(found) < count_max and looked.seen < wanted:
+            told = f"{looked.seen:,} of {ready:,} parked messages were looked at"
+            work.faults[f"{source} on {broker}"] = told
         return found
 
     some = await work.everywhere(read) if count_max > 0 else []
