@@ -178,8 +178,13 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
 
 
 def _clients_of(board: Board, name: str) -> list[Row]:
-    """Return the consumers that agents told in detail; one row a client over all brokers."""
-    found: dict[str, list[tuple[str, Any]]] = {}
+    """Return the clients that ask for the list as its consumers, and those that agents told in detail."""
+    found: dict[str, list[tuple[str, Any]]] = {
+        client.id: []
+        for answer in board.view.bus.answers.values()
+        for client in answer.clients
+        if client.subscription == name
+    }
     for broker_name, answer in board.view.bus.answers.items():
         for each in answer.consumers:
             if each.name == name:
@@ -192,9 +197,10 @@ def _clients_of(board: Board, name: str) -> list[Row]:
         prefetch = sum(each.prefetch for _, each in several)
         at, on = applied.get(client), len({name for name, _ in several})
         is_full = bool(owed) and prefetch > 0 and sum(owed) >= prefetch
-        owed_words = (
-            f"{sum(owed):,} of {prefetch:,}" if owed and prefetch else told.count(sum(owed))
-        )
+        owed_words = told.count(sum(owed)) if owed else told.UNKNOWN
+        if owed and prefetch:
+            owed_words = f"{sum(owed):,} of {prefetch:,}"
+        on_words = f"{on} of {brokers_count}" if several else told.UNKNOWN
         rows.append(
             row_of(
                 "client",
@@ -204,7 +210,7 @@ def _clients_of(board: Board, name: str) -> list[Row]:
                     told.UNKNOWN if at is None else str(at),
                     "r warn" if at is not None and at < newest else "r",
                 ),
-                Text(f"{on} of {brokers_count}", "r warn" if on < brokers_count else "r"),
+                Text(on_words, "r warn" if several and on < brokers_count else "r"),
                 Text(owed_words, "r warn" if is_full else "r"),
             )
         )

@@ -183,6 +183,11 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
+def _s(verb: str, count: int) -> str:
+    """Return a verb's form for so many."""
+    return {"are": "is"}.get(verb, f"{verb}s") if count == 1 else verb
+
+
 def _by_name(found: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Group brokers by the name that something is found of there."""
     grouped = dict[str, list[str]]()
@@ -266,7 +271,7 @@ def _no_consumer_here(bus: Bus, _past: Past) -> Iterator[Finding]:
         if row.name in consumed and not row.consumers and row.waiting:
             age_ms = row.oldest_ms(bus.at_ms)
             oldest = f", the oldest for {duration(age_ms / 1000)}" if age_ms else ""
-            waits = f"{plural(row.waiting, 'message')} wait there{oldest}"
+            waits = f"{plural(row.waiting, 'message')} {_s('wait', row.waiting)} there{oldest}"
             yield Finding(
                 f"{row.name} on {broker}", f"{row.name} has no consumer on {broker}; {waits}"
             )
@@ -302,7 +307,7 @@ def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:
         counts[row.name] = counts.get(row.name, 0) + row.waiting
     for name, count in counts.items():
         if count:
-            yield Finding(name, f"{plural(count, 'message')} of {name} are parked")
+            yield Finding(name, f"{plural(count, 'message')} of {name} {_s('are', count)} parked")
 
 
 def _parked_grows(bus: Bus, past: Past) -> Iterator[Finding]:

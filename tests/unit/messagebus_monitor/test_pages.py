@@ -67,6 +67,13 @@ def test_a_broker_without_a_consumer_is_named_where_others_have_one() -> None:
     assert values["lines"][0].words.endswith("no consumer on mb5; mb8 did not answer")
 
 
+def test_a_client_of_a_subscription_is_named_where_agents_tell_no_more_of_it() -> None:
+    values = subscription(board_of(MadeUp().bus()), "orders/audit", {}, SETTINGS)
+    assert values
+    rows = [[text.text for text in row.cells] for row in values["clients"]]
+    assert rows == [[f"report-nightly@batch-{n}", "56", "?", "?"] for n in (2, 3)]
+
+
 def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:
     bus = MadeUp().bus()
     hushed = tuple(replace(seen, fault="no answer") for seen in bus.brokers)
