@@ -36,9 +36,8 @@ PAGES = {
     "rules": "/rules",
     "trace": "/trace",
 }
-WIDE, NARROW = 1_560, 390
+WIDE, MIDDLE, NARROW = 1_560, 768, 390
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-COLOURS = ["color-contrast"]
 WITHIN_MS = 60_000
 
 
@@ -92,21 +91,20 @@ def shoot(page: Page, name: str) -> None:
 
 
 def faults_of(page: Page, name: str) -> list[str]:
-    """Judge a page in light, and what differs in dark: its colours. Its width on a narrow screen, too."""
+    """Judge a page in light on a wide screen and in dark on a narrow one; its width on both, and between."""
     found = []
-    for theme, rules in (("light", RULES), ("dark", COLOURS)):
+    for theme, width in (("light", WIDE), ("light", MIDDLE), ("dark", NARROW)):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
-        result = Axe().run(page, options={"runOnly": rules})
-        found += [
-            f"{theme} {each['id']}: {[node['html'][:100] for node in each['nodes'][:3]]}"
-            for each in result.response["violations"]
-        ]
-        if theme == "light":
-            shoot(page, f"{name}-light-{WIDE}")
-    page.set_viewport_size({"width": NARROW, "height": 1_000})
-    width = page.evaluate("document.documentElement.scrollWidth")
-    found += [f"{width} wide"] if width > NARROW else []
-    shoot(page, f"{name}-dark-{NARROW}")
+        page.set_viewport_size({"width": width, "height": 1_000})
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        found += [f"{wide} wide on {width}"] if wide > width else []
+        shoot(page, f"{name}-{theme}-{width}")
+        if width != MIDDLE:
+            result = Axe().run(page, options={"runOnly": RULES})
+            found += [
+                f"{theme} {each['id']}: {[node['html'][:100] for node in each['nodes'][:3]]}"
+                for each in result.response["violations"]
+            ]
     page.set_viewport_size({"width": WIDE, "height": 1_000})
     return found
 
