@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from messagebus.terminal import plural
 from messagebus_monitor import told
@@ -41,7 +42,10 @@ from messagebus_tools.observing.snapshot import Answer, Seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """One broker in a table. disk_used: share of the way to the alarm, 0 to 1, None when not known."""
+    """One broker in a table. disk_used: share of the way to the alarm, 0 to 1, None when not known.
+
+    draw: makes its curve; of many brokers a few are shown.
+    """
 
     id: str
     href: str
@@ -49,7 +53,7 @@ class BrokerRow:
     state: State
     words: str
     published: str
-    spark: Spark
+    draw: Callable[[], Spark]
     waiting: str
     age: str
     tone: str
@@ -62,6 +66,11 @@ class BrokerRow:
     version: str
     rank: float
     row_class: str = ""
+
+    @property
+    def spark(self) -> Spark:
+        """Its curve of published messages."""
+        return self.draw()
 
 
 def _came(view: View, broker: str) -> float | None:
@@ -138,7 +147,7 @@ def _broker_row(seen: Seen, board: Board, settings: Settings) -> BrokerRow:
         state=state,
         words=words,
         published=told.rate(_came(view, seen.broker)) if answer else told.UNKNOWN,
-        spark=curve(series, ARRIVING, board),
+        draw=partial(curve, series, ARRIVING, board),
         waiting=told.count(sums.waiting),
         age=told.age(sums.oldest_s),
         tone=tone,
