@@ -170,9 +170,9 @@ def run(
     Exit code 7: the numbers are not to be trusted; the first lines of the report give the reasons.
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if live and (profile in WORKLOADS or system not in (None, "messagebus")):
-        raise InputInvalid("--live: of one profile, on messagebus")
     if profile in WORKLOADS and system is None:
+        if live:
+            raise InputInvalid("--live: of one profile, no workload")
         made(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
     else:
@@ -181,6 +181,8 @@ def run(
                 f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
             )
         wanted = with_system(profile_of(profile), system)
+        if live and wanted.system.name != "messagebus":
+            raise InputInvalid("--live: on messagebus alone")
         numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
         folders = [made_empty(place / each) for each in numbers]
         with (

@@ -34,7 +34,6 @@ from messagebus import (
     TopologyMismatch,
     declare,
     delete_subscriptions,
-    destination,
 )
 from messagebus.message import Header
 from messagebus.replay import stream_ends
@@ -254,25 +253,36 @@ def test_retention_that_passes_a_reader_is_a_gap_with_the_number_of_messages(
 
 @pytest.mark.guarantee("replay-gap-is-told")
 def test_retention_by_time_drops_what_is_older_and_a_replay_tells_it(
-    broken: LocalCluster, bus: BusConfig, topic: str, monkeypatch: pytest.MonkeyPatch
+    broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    keep_s, keep_bytes, size = 2, 8_000_000, 20_000
-    monkeypatch.setattr(destination, "STREAM_KEEP_S_RANGE", (keep_s, keep_s))
-    assert declare(bus, [Stream(topic, keep_s=keep_s, keep_bytes=keep_bytes)]).complete
+    keep_bytes, size = 8_000_000, 20_000
+    assert declare(bus, [Stream(topic, keep_s=60, keep_bytes=keep_bytes)]).complete
+    with broken.management("mb1") as management:
+        # The same stream with seconds for its minute.
+        path, way = (
+            f"queues/%2F/mb.stream%2F{topic}",
+            f"bindings/%2F/e/mb.topic%2F{topic}/q/mb.stream%2F{topic}",
+        )
+        arguments = management.get(f"/api/{path}").raise_for_status().json()["arguments"]
+        assert arguments["x-max-age"] == "60s"
+        management.delete(f"/api/{path}").raise_for_status()
+        made = {"durable": True, "arguments": {**arguments, "x-max-age": "2s"}}
+        management.put(f"/api/{path}", json=made).raise_for_status()
+        management.post(f"/api/{way}", json={}).raise_for_status()
     home, sent = broken.node("mb1").broker, list[Published]()
     with Publisher(direct(broken, "mb1")) as publisher:
 
-        def send() -> None:
+        def is_dropped_at(offset: int) -> bool:
             sent.append(publisher.send_safe(topic, bytes(size)))
+            return oldest(bus, topic, home) > offset
 
-        for _ in range(100):
-            send()
+        sent += [publisher.send_safe(topic, bytes(size)) for _ in range(100)]
         replay = Replay(bus, topic)
         reached = next(replay).offset
         kept = replay.checkpoint()
         replay.stop()
         # It is looked at when a segment is full, of a twentieth of keep_bytes.
-        eventually(lambda: send() or oldest(bus, topic, home) > reached, within_s=WITHIN_S)
+        eventually(lambda: is_dropped_at(reached), within_s=WITHIN_S)
     assert len(sent) * size < keep_bytes
     left = {each.message_id for each in Replay(bus, topic)}
     assert sent[0].message_id not in left

@@ -28,6 +28,8 @@ from bench.harness.parts import read_parts
 from bench.harness.workers import Workers
 from bench.load.profile import Profile
 from bench.processes import run
+from bench.rows import read_events
+from messagebus.recording.manifest import read_manifest
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 
@@ -93,17 +95,14 @@ def test_the_live_job_has_the_rows_and_the_figures_of_the_batch_jobs(
         ds.dataset(str(tables / name), format="parquet").to_table().to_pylist()
         for name in ("messages", "minutes")
     )
-    rows = [
-        json.loads(line)
-        for path in (folder / "run" / "events").glob("published-*.ndjson")
-        for line in path.read_text().splitlines()
-    ]
+    events = folder / "run" / "events"
+    rows = read_events(events, read_manifest(events)).published
     assert len(stored) == fates.published
     assert {(each["broker"], each["message_id"], each["bytes"]) for each in stored} == {
         (each["broker"], each["message_id"], each["size"]) for each in rows
     }
     argv = [sys.executable, "-m", "spark", "throughput", "--out", str(folder / "out")]
-    argv += ["--events", str(folder / "run" / "events")]
+    argv += ["--events", str(events)]
     run(argv, within_s=JOB_WITHIN_S, what="throughput")
     batch = json.loads((folder / "out" / "throughput.json").read_text())["brokers"]
     totals = defaultdict[str, Counter[str]](Counter)
@@ -180,6 +179,8 @@ from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.load.profile import Profile
 from bench.processes import run
+from bench.rows import read_events
+from messagebus.recording.manifest import read_manifest
 from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
