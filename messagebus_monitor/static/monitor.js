@@ -212,7 +212,7 @@ function chart(place, series, data, axis) {
     height: CHART_HEIGHT,
     legend: { show: false },
     cursor: { sync: { key: "time" }, points: { size: 6 } },
-    padding: [8, 16, 0, 8],
+    padding: [8, 28, 0, 8],
     axes: [{ ...line, values: clocks, size: 30 }, { ...line, size: 62, ...axis }],
     scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
     series: [{}, ...series],
