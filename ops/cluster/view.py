@@ -331,7 +331,8 @@ class View:
         columns = "columns=name,user,client_properties,peer_host,peer_port"
         known = self._manage(name, "GET", f"/api/connections?{columns}").json()
         consumers = self._manage(name, "GET", "/api/consumers").json()
-        consuming = {found["channel_details"].get("connection_name") for found in consumers}
+        # Of a consumer whose channel has just ended they are an empty list.
+        consuming = {(each["channel_details"] or {}).get("connection_name") for each in consumers}
         held = self._held(name)
         return [
             Connection.of(

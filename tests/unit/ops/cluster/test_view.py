@@ -72,7 +72,11 @@ def test_connections_are_those_of_applications_with_whether_they_consume(
         {"name": "5 -> 2", "user": "probe"},
         {"name": "6 -> 2", "user": "mb-agent"},
     ]
-    answers["/api/consumers"] = [{"channel_details": {"connection_name": "3 -> 2"}}]
+    of_an_ended_channel: list[str] = []
+    answers["/api/consumers"] = [
+        {"channel_details": {"connection_name": "3 -> 2"}},
+        {"channel_details": of_an_ended_channel},
+    ]
     answers["/api/channels"] = [
         {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 4},
         {"connection_details": {"name": "3 -> 2"}, "messages_unacknowledged": 1},
