@@ -100,6 +100,10 @@ class _MemoryTopology:
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         return [name for name in self._brokers.plain_names() if topic_of(name) in destinations]
 
+    async def homes(self, topic: str, known: str) -> str:
+        """Never end: in memory they stay."""
+        return await asyncio.get_running_loop().create_future()
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:

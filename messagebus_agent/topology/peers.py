@@ -181,6 +181,16 @@ class Peers:
 
         return await self._ask_all(peers, read, "GET", "/unused")
 
+    async def bound(self, peers: Iterable[ListedBroker], topic: str) -> set[str]:
+        """Return the segments of a topic that are bound at these, as their agents say."""
+
+        def read(answer: httpx.Response) -> list[str]:
+            return list(map(str, answer.json()["bound"]))
+
+        path = f"/partitions/bound?topic={topic}"
+        found = await self._ask_all(peers, read, "GET", path)
+        return {segment for each in found.values() for segment in each}
+
     async def _ask_all(
         self,
         peers: Iterable[ListedBroker],

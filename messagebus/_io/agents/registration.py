@@ -57,6 +57,8 @@ log = logging.getLogger("messagebus.topology")
 
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
+# A question for other homes of partitions is asked again after so long.
+HOMES_WAIT_S = 30
 # A start waits for so long to learn of subscriptions that take no batches.
 PLAIN_TIMEOUT_S = 2.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
@@ -200,6 +202,17 @@ class Agents:
                     )
         return []
 
+    async def homes(self, topic: str, known: str) -> str:
+        url = random.choice(self._bus.list_urls)
+        asked = {"topic": topic, "known": known, "wait_s": str(HOMES_WAIT_S)}
+        timeout = HOMES_WAIT_S + ANSWER_TIMEOUT_S
+        async with http_client(self._bus, timeout=timeout, transport=self._transport) as http:
+            try:
+                answer = await http.get(urljoin(url, "partitions"), params=asked)
+                return str(answer.raise_for_status().json()["homes"])
+            except (httpx.HTTPError, ValueError, TypeError, KeyError) as fault:
+                raise LinkLost(url, str(fault) or type(fault).__name__) from fault
+
     async def _alive(self, http: httpx.AsyncClient, url: str) -> dict[str, dict[str, Any]]:
         """Return the living entries of an agent's map, by name."""
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
@@ -315,6 +328,9 @@ class Alone:
 
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         return []  # a broker alone remembers no options
+
+    async def homes(self, topic: str, known: str) -> str:
+        raise LinkLost(self._bus.broker, "a broker alone has no partitions")
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
         try:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.wire import Wire
+from messagebus._io.wire import Topology, Wire
 from messagebus.broker import Broker
 from messagebus.core.group import Group
-from messagebus.core.homes import Home, read_homes, segment_of
+from messagebus.core.homes import Home, joined, read_chains, segment_of
 from messagebus.destination import Subscription
-from messagebus.errors import LinkError
+from messagebus.errors import LinkError, LinkLost
 from messagebus.message import SEGMENT_MARK
 from messagebus.topology import Options
 
@@ -30,6 +30,8 @@ log = logging.getLogger("messagebus.consumer")
 
 ROUND_MS, COUNT_MS = 250, 2_000
 COUNT_TIMEOUT_S = 1.0
+# A question for homes that failed is asked again after this.
+ASK_AGAIN_S = 0.25
 
 
 def broker_of(name: str) -> str:
@@ -55,15 +57,41 @@ class Segments:
     ) -> None:
         self._wire, self._source = wire, source
         self._delivered, self._on_change = delivered, on_change
-        homes = read_homes(str(options["homes"]), int(options["partitions"]))
-        self._all = [_name(partition, home) for partition, home in enumerate(homes)]
-        self._group = Group(secrets.token_hex(8), len(homes))
+        self._homes, self._count_of = str(options["homes"]), int(options["partitions"])
+        self._all = self._first_unfinished()
+        self._group = Group(secrets.token_hex(8), self._count_of)
         self.names = list(self._all)
         """The segments to be attached to."""
         self._members: dict[str, int] = {}
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
+        self._tasks.spawn(self._follow(wire.topology()))
+
+    def _first_unfinished(self) -> list[str]:
+        """Return, of each partition, the first segment that may have something for us: the others wait."""
+        chains = read_chains(self._homes, self._count_of)
+        homes = (chain.first(self._source.name) for chain in chains)
+        return [_name(partition, home) for partition, home in enumerate(homes)]
+
+    async def _follow(self, topology: Topology) -> None:
+        """Go to the next segment of a partition when the one before is finished, for ever."""
+        topic = self._source.topic.name
+        while True:
+            try:
+                told = await topology.homes(topic, self._homes)
+                self._homes = joined(self._homes, told or self._homes, self._count_of)
+            except (LinkLost, ValueError) as fault:
+                log.info("homes not told topic=%s reason=%r", topic, str(fault))
+                await asyncio.sleep(ASK_AGAIN_S)
+                continue
+            now = self._first_unfinished()
+            moved = {old: new for old, new in zip(self._all, now, strict=True) if old != new}
+            if moved:
+                log.info("partitions moved topic=%s segments=%s", topic, ",".join(moved.values()))
+                self._all = now
+                self.names = [moved.get(name, name) for name in self.names]
+                self._on_change(self.names)
 
     def queue(self, name: str) -> str:
         """Return the queue of a segment."""

@@ -449,7 +449,7 @@ class Fleet:
         if self._timer is not None:
             self._timer.cancel()
         if self.homes is not None:
-            self.homes.stop()
+            await self.homes.stop()
         await asyncio.gather(*(each.stop(0) for each in self._all))
         await self._tasks.wait(STOP_TIMEOUT_S)
         return left
