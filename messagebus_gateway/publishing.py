@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from messagebus import (
     AsyncPublisher,
@@ -223,6 +224,11 @@ class Replays:
 
     def __init__(self) -> None:
         self._used: OrderedDict[tuple[str, str, str], _Used] = OrderedDict()
+        self._turns: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, place: tuple[str, str, str]) -> asyncio.Lock:
+        """Return the lock of a key, held from `before` to `began`: between, a full backlog is waited for."""
+        return self._turns.setdefault(place, asyncio.Lock())
 
     def __len__(self) -> int:
         return len(self._used)

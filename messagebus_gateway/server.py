@@ -24,6 +24,8 @@ HEADER_BYTES_MAX = 16 * 1024
 BACKLOG = 1_024
 KEEP_ALIVE_S = 75
 STOP_S = 2
+# A client that reads nothing for so long is cut off: else what it was sent would stay in memory for its life.
+UNREAD_S = 30.0
 
 
 def _bounded(request_s: float, connections_max: int) -> type[asyncio.Protocol]:
@@ -165,6 +167,10 @@ def listen(key: str, address: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Linux counts a window that stays closed, too. Each connection has it from its listener.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            unread_ms = round(UNREAD_S * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         listener.bind((host, int(port)))
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,17 +231,22 @@ class _Web:
                 wanted = read_wanted(read_texts(request), await read_body(request, BODY_BYTES_MAX))
         else:
             wanted = read_wanted(read_texts(request), await self._small(request))
-        place = (principal.name, name, wanted.message.message_id)
-        if wanted.message.message_id and (end := await self._replays.before(place, wanted)):
-            return json_response(told(end), 201, headers={"Idempotent-Replayed": "true"})
-        principal.charge(1, now_ms())
-        async with self._parts.publishers.of(principal) as publisher:
-            ending = await submit(publisher, destination, wanted, self._limits.admit_wait_s)
-            if wanted.message.message_id:
-                self._replays.began(place, wanted, ending)
-            if not wanted.waits:
-                return json_response({"id": wanted.message.message_id, "outcome": "accepted"}, 202)
-            end = await ending
+        message_id = wanted.message.message_id
+        place = (principal.name, name, message_id)
+        async with AsyncExitStack() as turn:
+            if message_id:
+                await turn.enter_async_context(self._replays.turn(place))
+                if end := await self._replays.before(place, wanted):
+                    return json_response(told(end), 201, headers={"Idempotent-Replayed": "true"})
+            principal.charge(1, now_ms())
+            async with self._parts.publishers.of(principal) as publisher:
+                ending = await submit(publisher, destination, wanted, self._limits.admit_wait_s)
+                if message_id:
+                    self._replays.began(place, wanted, ending)
+                    await turn.aclose()
+                if not wanted.waits:
+                    return json_response({"id": message_id, "outcome": "accepted"}, 202)
+                end = await ending
         found = told(end)
         self._parts.metrics.outcome(found["outcome"])
         if found["outcome"] != "confirmed":

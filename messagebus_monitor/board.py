@@ -147,15 +147,15 @@ def board(view: View) -> Board:
 def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
     if answer is None:
         return BrokerSum(None, None, None)
-    waiting, parked, oldest_s, oldest_of = 0, 0, 0.0, ""
+    waiting, parked, first_ms, oldest_of = 0, 0, now_ms, ""
     for (name, kind), row in answer.rows.items():
         if kind == "park":
             parked += row.ready
-        elif kind != "tap":
-            waiting += row.waiting
-            if kind != "delay" and (seconds := oldest(row, now_ms) or 0) > oldest_s:
-                oldest_s, oldest_of = seconds, name
-    return BrokerSum(waiting, parked, oldest_s, oldest_of)
+        elif kind != "tap" and (here := row.ready + (row.unacked or 0)):
+            waiting += here
+            if kind != "delay" and (row.oldest_at_ms or now_ms) < first_ms:
+                first_ms, oldest_of = row.oldest_at_ms or now_ms, name
+    return BrokerSum(waiting, parked, (now_ms - first_ms) / MS_PER_S, oldest_of)
 
 
 def _source(name: str, sums: Sum, view: View, counts: Mapping[str, Answer]) -> Source:

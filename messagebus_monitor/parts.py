@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,28 @@ class Renderer:
         return Rendering(text, recorder.parts, recorder.orders, version)
 
 
-def encoded(rendering: Rendering, before: Rendering | None, now_ms: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A rendering that somebody has, as far as differences need it: its text would be 0.5 MB.
+
+    hashes: of its parts' texts, by id. orders: as of `Rendering`.
+    """
+
+    hashes: Mapping[str, int]
+    orders: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, rendering: Rendering) -> Shown:
+        """Return what is kept of a rendering."""
+        return cls({id: hash(html) for id, html in rendering.parts.items()}, rendering.orders)
+
+
+def encoded(rendering: Rendering, before: Shown | None, now_ms: int) -> bytes:
     """Return the parts that differ, as JSON; all of them without an earlier rendering."""
     parts = [
         [id, html]
         for id, html in rendering.parts.items()
-        if before is None or before.parts.get(id) != html
+        if before is None or before.hashes.get(id) != hash(html)
     ]
     orders = [
         [id, order]
@@ -111,16 +127,17 @@ class Feed:
 
     def __init__(self, make: Callable[[], Rendering]) -> None:
         self._make = make
-        self._kept: OrderedDict[str, Rendering] = OrderedDict()
+        self._kept: OrderedDict[str, Shown] = OrderedDict()
         self._encoded: dict[str, bytes] = {}
         self._newest: Rendering | None = None
         self._at = -1
 
     def at(self, observation: int) -> Rendering:
-        """Return the page of an observation, by its number."""
+        """Return the page of an observation, by its number, without its whole text."""
         if self._newest is None or observation != self._at:
-            self._newest, self._at = self._make(), observation
-            self.keep(self._newest)
+            made = self._make()
+            self._newest, self._at = replace(made, html=""), observation
+            self.keep(made)
             self._encoded.clear()
         return self._newest
 
@@ -130,7 +147,7 @@ class Feed:
 
     def keep(self, shown: Rendering) -> None:
         """Remember a page that somebody has, to tell its differences; it is shown to nobody else."""
-        self._kept[shown.version] = shown
+        self._kept[shown.version] = Shown.of(shown)
         self._kept.move_to_end(shown.version)
         while len(self._kept) > VERSIONS_KEPT:
             self._kept.popitem(last=False)
@@ -146,7 +163,7 @@ class Feed:
 class Feeds:
     """Feeds by page and rights; those that were used longest ago are forgotten."""
 
-    KEPT = 200
+    KEPT = 100
 
     def __init__(self) -> None:
         self._feeds: OrderedDict[tuple[str, ...], Feed] = OrderedDict()

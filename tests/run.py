@@ -37,6 +37,8 @@ PARTS = {
         "hosts",
         "fault/test_confirmed_survives_a_kill.py",
         "fault/test_handlers.py",
+        "fault/test_once_trial.py",
+        "fault/test_topics_reach_every_subscription.py",
         "fault/test_publishers_settle_everything.py",
     ),
     # And all that no other part has.

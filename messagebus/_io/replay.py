@@ -280,6 +280,8 @@ class _Reader:
         self._next = -1
         self._compare = start if isinstance(start, Position) else None
         link.on_lost(self._lost)
+        # The broker cancels where the stream is deleted; the link itself would stay open.
+        link.channel.add_on_cancel_callback(lambda _frame: link.abort())
         await _consume(link, driver.stream, start, driver.prefetch)
         if driver.ends:
             await _round_trip(link, driver.stream)

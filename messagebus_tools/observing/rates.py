@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind
 
-__all__ = ["Rates", "broker_rates", "row_rates"]
+__all__ = ["Rates", "broker_rates", "row_rate", "row_rates"]
 
 # Longer gaps hide what happened between; agents sweep every 5 to 10 s.
 SPAN_MAX_MS = 60_000
@@ -33,14 +33,27 @@ def row_rates(old: Bus, new: Bus) -> dict[tuple[str, str, Kind], Rates]:
     """Return the rates of every (broker, name, kind) that has them."""
     found = dict[tuple[str, str, Kind], Rates]()
     for broker, (before, after) in _pairs(old, new).items():
-        for (name, kind), row in after.rows.items():
-            last = before.rows.get((name, kind))
-            if last is None:
-                continue
-            pairs = ((last.arrived, row.arrived), (last.departed, row.departed))
-            if rates := _rates(pairs, before.swept_at(last), after.swept_at(row)):
-                found[broker, name, kind] = rates
+        for key in after.rows:
+            if rates := _row_rate(before, after, key):
+                found[broker, *key] = rates
     return found
+
+
+def row_rate(old: Bus, new: Bus, broker: str, key: tuple[str, Kind]) -> Rates | None:
+    """Return the rates of one queue on one broker, as `row_rates` has them."""
+    was, now = old.find(broker), new.find(broker)
+    before, after = was and was.answer, now and now.answer
+    if not before or not after or before.life != after.life or key not in after.rows:
+        return None
+    return _row_rate(before, after, key)
+
+
+def _row_rate(before: Answer, after: Answer, key: tuple[str, Kind]) -> Rates | None:
+    last, row = before.rows.get(key), after.rows[key]
+    if last is None:
+        return None
+    pairs = ((last.arrived, row.arrived), (last.departed, row.departed))
+    return _rates(pairs, before.swept_at(last), after.swept_at(row))
 
 
 def broker_rates(old: Bus, new: Bus) -> dict[str, Rates]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from messagebus.terminal import duration, plural
-from messagebus_tools.observing.rates import row_rates
+from messagebus_tools.observing.rates import row_rate
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import counted
 
@@ -51,6 +51,7 @@ class Past:
 
     def __init__(self) -> None:
         self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
+        self._reasons: tuple[Bus | None, dict[str, str]] = None, {}
         self.disks: dict[str, deque[tuple[int, int]]] = {}
 
     def add(self, bus: Bus) -> None:
@@ -67,6 +68,15 @@ class Past:
     def before(self, at_ms: int) -> Bus | None:
         """Return the newest kept observation that is not younger; None when none is that old."""
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
+
+    def reason(self, bus: Bus, name: str) -> str:
+        """Return `reason`, worked out once for all rules of one observation."""
+        if self._reasons[0] is not bus:
+            self._reasons = bus, {}
+        known = self._reasons[1]
+        if name not in known:
+            known[name] = reason(bus, name)
+        return known[name]
 
 
 def _parked_alone(bus: Bus) -> Bus:
@@ -261,23 +271,24 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
     then = past.before(bus.at_ms - STEP_MS)
     if then is None:
         return
-    rates = row_rates(then, bus)
-    before = {
-        (broker, row.name): row.oldest_ms(then.at_ms) or 0 for broker, row, _ in _sources(then)
-    }
-    worst = dict[str, tuple[int, str, Row]]()
+    before, worst = counted(then), dict[str, tuple[int, str, Row]]()
     for broker, row, _ in _sources(bus):
+        # The text of the worst alone is made, and rates are worked out for it: rows are many.
+        if (at_ms := row.oldest_at_ms) is None or bus.at_ms - at_ms <= age_s * 1000:
+            continue
         age_ms = row.oldest_ms(bus.at_ms) or 0
-        if age_ms > age_s * 1000 and age_ms > before.get((broker, row.name), age_ms):
-            worst[row.name] = max(
-                worst.get(row.name, (0, "", row)), (age_ms, broker, row), key=lambda w: w[0]
-            )
+        known = worst.get(row.name)
+        if not age_ms or (known and known[0] >= age_ms) or broker not in before:
+            continue
+        was = before[broker].rows.get((row.name, row.kind))
+        if was and age_ms > (was.oldest_ms(then.at_ms) or 0):
+            worst[row.name] = age_ms, broker, row
     for name, (age_ms, broker, row) in worst.items():
         told = ""
-        if rate := rates.get((broker, name, row.kind)):
+        if rate := row_rate(then, bus, broker, (name, row.kind)):
             told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
         waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
-        yield Finding(name, f"{waits}, and more and more{told}. Reason: {reason(bus, name)}")
+        yield Finding(name, f"{waits}, longer and longer{told}. Reason: {past.reason(bus, name)}")
 
 
 def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:

@@ -229,8 +229,9 @@ class Answer:
 
     def swept_at(self, row: Row) -> int | None:
         """Return the time of a row's unacked, counters and age; a row is not sent again while unchanged."""
-        times = [at for at in (row.swept_at_ms, self.swept_at_ms) if at is not None]
-        return max(times) if row.swept_at_ms is not None else None
+        if row.swept_at_ms is None or self.swept_at_ms is None:
+            return row.swept_at_ms
+        return max(row.swept_at_ms, self.swept_at_ms)
 
     @property
     def clients_behind(self) -> tuple[Client, ...]:
@@ -512,9 +513,10 @@ def _several(each: Any, told: Any, where: str) -> tuple[Any, ...]:
 
 def rows_of(bus: Bus, name: str, kinds: Iterable[Kind] = ("sub", "queue")) -> dict[str, Row]:
     """Return the rows of one name by broker, of answers alone: a silent broker has none."""
-    found = dict[str, Row]()
-    for broker, answer in bus.answers.items():
-        for kind in kinds:
-            if (row := answer.rows.get((name, kind))) is not None:
-                found[broker] = row
+    found, keys = dict[str, Row](), [(name, kind) for kind in kinds]
+    for seen in bus.brokers:
+        if answer := seen.answer:
+            for key in keys:
+                if (row := answer.rows.get(key)) is not None:
+                    found[seen.broker] = row
     return found

@@ -85,12 +85,13 @@ def total(
 
 def totals(bus: Bus, rates: Mapping[tuple[str, str, Kind], Rates] | None = None) -> dict[str, Sum]:
     """Return the sum of every subscription and queue by name, also of those that only silent brokers had."""
-    rows: dict[str, list[tuple[str, Row]]] = {name: [] for name in bus.sources}
+    names = bus.sources
+    rows: dict[str, list[tuple[str, Row]]] = {name: [] for name in names}
     for broker, answer in counted(bus).items():
         for row in answer.rows.values():
             rows.setdefault(row.name, []).append((broker, row))
     without = uncounted(bus)
-    return {name: _sum(bus, rows[name], without, rates or {}) for name in bus.sources}
+    return {name: _sum(bus, rows[name], without, rates or {}) for name in names}
 
 
 def _sum(
@@ -99,27 +100,37 @@ def _sum(
     without: dict[str, str],
     rates: Mapping[tuple[str, str, Kind], Rates],
 ) -> Sum:
-    sources = [(broker, row) for broker, row in rows if row.kind in SOURCES]
-    unacked = [row.unacked for _, row in sources if row.unacked is not None]
-    known = (rates.get((broker, row.name, row.kind)) for broker, row in sources)
-    moving = [each for each in known if each]
-    ages = [
-        (age, broker) for broker, row in sources if (age := row.oldest_ms(bus.at_ms)) is not None
-    ]
-    oldest_ms, oldest_on = max(ages, default=(None, ""))
-    consumers = dict[str, int]()
-    for broker, row in sources:
-        consumers[broker] = consumers.get(broker, 0) + row.consumers
+    # One pass: 64 brokers of 500 names have 32,000 rows, every other second.
+    ready = consumers = parked = 0
+    unacked: int | None = None
+    came = left = None
+    oldest_ms: int | None = None
+    oldest_on, bare, fed = "", set[str](), set[str]()
+    for broker, row in rows:
+        if row.kind not in SOURCES:
+            if row.kind == "park":
+                parked += row.waiting
+            continue
+        ready += row.ready
+        consumers += row.consumers
+        (fed if row.consumers else bare).add(broker)
+        if row.unacked is not None:
+            unacked = (unacked or 0) + row.unacked
+        if each := rates.get((broker, row.name, row.kind)):
+            came, left = (came or 0.0) + each.came, (left or 0.0) + each.left
+        age_ms = row.oldest_ms(bus.at_ms)
+        if age_ms is not None and (oldest_ms is None or (age_ms, broker) > (oldest_ms, oldest_on)):
+            oldest_ms, oldest_on = age_ms, broker
     return Sum(
-        ready=sum(row.ready for _, row in sources),
-        unacked=sum(unacked) if unacked else None,
-        consumers=sum(consumers.values()),
-        parked=sum(row.waiting for _, row in rows if row.kind == "park"),
+        ready=ready,
+        unacked=unacked,
+        consumers=consumers,
+        parked=parked,
         oldest_ms=oldest_ms,
         oldest_on=oldest_on if oldest_ms else "",
-        came=sum(each.came for each in moving) if moving else None,
-        left=sum(each.left for each in moving) if moving else None,
+        came=came,
+        left=left,
         of=len(bus.brokers),
         without=without,
-        unconsumed=tuple(sorted(broker for broker, count in consumers.items() if not count)),
+        unconsumed=tuple(sorted(bare - fed)),
     )

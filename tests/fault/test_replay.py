@@ -284,6 +284,22 @@ def test_a_replay_that_goes_on_gets_what_is_published_later(
     assert set(ids(found)) <= {each.published.message_id for each in load.sent}
 
 
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_an_attached_replay_hears_that_its_stream_was_deleted_and_made_again(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    made(bus, topic)
+    first = published(bus, topic, 60)
+    with Replay(bus, topic, until=None, on_gap="time") as replay:
+        found = list(itertools.islice(replay, len(first)))
+        queue = Stream(topic).amqp_queue
+        delete_queue(broken, "mb1", queue)
+        eventually(lambda: queue_exists(broken, "mb1", queue), within_s=WITHIN_S)
+        later = published(direct(broken, "mb1"), topic, 30)
+        found += itertools.islice(replay, len(later))
+    assert sorted(ids(found)) == sorted(first + later)
+
+
 def test_a_stream_that_was_deleted_is_gone_everywhere_and_can_be_made_with_other_bounds(
     broken: LocalCluster, bus: BusConfig, topic: str
 ) -> None:

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 
+import httpx
 import pytest
 
 from inventory.inventory import Inventory, load
@@ -18,11 +20,15 @@ from lb import agents, runtime
 from lb.apply import apply
 from lb.runtime import SAID
 from messagebus.broker import Broker
+from messagebus_agent.consumer_list import EXPIRY_MS, LEFT_MS
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
+from tests.support.faults import agent_answer
 
 GREETING = b"AMQP\x00\x00\x09\x01"
 START = b"\x00\x0a\x00\x0a"
+# A client asks to wait this long, and hangs up before.
+WAIT_S, GONE_AFTER_S = 20.0, 1.0
 
 
 @pytest.fixture
@@ -107,6 +113,25 @@ def test_a_frozen_broker_is_left_and_comes_back(
     finally:
         cluster.thaw("mb2")
     eventually(lambda: runtime.servers(path)["mb2"].verdict == "up", within_s=60)
+
+
+def test_an_agent_hears_through_the_balancer_that_a_waiting_client_has_gone(
+    cluster: LocalCluster, inventory: Inventory
+) -> None:
+    """Else the playbooks would wait for it until it expires."""
+    client = "gone-through-the-balancer"
+    generation = cluster.consumer_list().generation
+    query = f"client={client}&generation={generation}&applied={generation}&wait_s={WAIT_S}"
+    with suppress(httpx.ReadTimeout):
+        httpx.get(f"{cluster.list_url}?{query}", timeout=GONE_AFTER_S, trust_env=False)
+
+    def seen() -> list[dict[str, object]]:
+        answers = [agent_answer(cluster, name, "/clients")["clients"] for name in cluster.names]
+        return [each for each in chain.from_iterable(answers) if each["id"] == client]
+
+    eventually(lambda: not any(each["waits"] for each in seen()), within_s=60)
+    # An answer that went nowhere would have made it a client seen just now.
+    assert all(float(str(each["age_s"])) >= (EXPIRY_MS - LEFT_MS) / 1000 for each in seen())
 
 
 def test_the_command_shows_drains_and_refuses(cluster: LocalCluster, inventory: Inventory) -> None:

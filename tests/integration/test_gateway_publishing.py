@@ -19,6 +19,7 @@ from messagebus import ConfigError, MessageInvalid, PublisherConfig
 from messagebus.testing import MemoryBus
 from messagebus_gateway import publishing
 from messagebus_gateway.config import GatewayConfig
+from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 from messagebus_gateway.publishing import BODY_BYTES_MAX
 from ops.local.certificates import issue_missing
@@ -148,6 +149,34 @@ async def test_two_requests_with_one_key_at_once_are_one_message() -> None:
         both = await asyncio.gather(*(served.publish("a", idempotency_key="k") for _ in range(5)))
     assert {each.status_code for each in both} == {201}
     assert len(bus.published("orders")) == 1
+
+
+async def test_two_requests_with_one_key_that_wait_for_room_are_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrived: list[str] = []
+    check = Principal.check
+
+    def noted(self: Principal, right: str, name: str) -> None:
+        arrived.append(name)
+        check(self, right, name)
+
+    monkeypatch.setattr(Principal, "check", noted)
+    bus = make_bus()
+    few = PublisherConfig(backlog_messages_max=1, window=1)
+    async with gateway_on(bus, publisher=few, limits={"admit_wait_s": 20}) as served:
+        await served.publish()
+        bus.freeze()
+        asked = [
+            asyncio.create_task(served.publish("f", mb_timeout_s="30", **key))
+            for key in [dict[str, str]()] * 3 + [{"idempotency_key": "k"}] * 2
+        ]
+        await eventually_async(lambda: len(arrived) == 1 + len(asked), within_s=60)
+        await served.http.get("/")  # those that arrived wait by now
+        bus.thaw()
+        ends = await asyncio.gather(*asked)
+    assert {each.status_code for each in ends} == {201}
+    assert [each.message_id for each in bus.published("orders")].count("k") == 1
 
 
 async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import standardwebhooks
 from starlette.applications import Starlette
@@ -20,7 +22,7 @@ from starlette.routing import Route
 
 from messagebus import ConfigError, Message
 from messagebus.testing import MemoryBus
-from messagebus_gateway import pulling, pushing
+from messagebus_gateway import pulling, pushing, server
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.demand import HOLD_MS
 from messagebus_gateway.server import Server, listen
@@ -499,3 +501,38 @@ def test_a_secret_that_is_none_is_told_and_not_shown(tmp_path: Path) -> None:
         pushing.read_secret(str(path))
     assert "not-base64" not in str(caught.value)
     assert pulling.LEASE_S_MAX < 1_800
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "GET /v1/subscriptions/orders/billing/events?in_flight=40",
+        "POST /v1/subscriptions/orders/billing/pull",
+    ],
+    ids=["events", "pull"],
+)
+async def test_a_client_that_reads_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, request_line: str
+) -> None:
+    monkeypatch.setattr(server, "UNREAD_S", 3.0)
+    bus = make_bus()
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [b"x" * 200_000] * 40)
+    body = b'{"max": 100, "wait_s": 2}' if request_line.startswith("POST") else b""
+    head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    async with gateway_on(bus) as served:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            host, _, port = served.gateway.url.removeprefix("http://").partition(":")
+            await loop.sock_connect(client, (host, int(port)))
+            await loop.sock_sendall(client, head.encode() + body)
+            mine = client.getsockname()
+
+            def is_served() -> bool:
+                there = psutil.Process().net_connections("tcp")
+                return any(each.raddr == mine and each.laddr.port == int(port) for each in there)
+
+            await eventually_async(is_served, within_s=60)
+            await eventually_async(lambda: not is_served(), within_s=60)

@@ -180,7 +180,7 @@ def test_without_javascript_figures_filters_and_pages_are_there(
         page.goto("/subscriptions?sort=name")
         page.get_by_label("Filter by name").fill("orders/")
         page.get_by_label("Filter by name").press("Enter")
-        assert page.locator("#sources\\.body tr").count() == 5
+        expect(page.locator("#sources\\.body tr")).to_have_count(5, timeout=WITHIN_MS)
         page.goto("/subscriptions/payments/fraud?table=1")
         assert page.locator("#course\\.body tr").count() > 30
     finally:

@@ -71,11 +71,16 @@ def test_the_statistics_page_takes_few_connections_from_publishers() -> None:
     assert "timeout client 30s" in page
 
 
+def test_agents_and_gateways_hear_that_a_client_has_gone() -> None:
+    """By the defaults alone: in a backend it does not count for the frontend, which would not look."""
+    for rendered in (render(inventory()), render(with_gateways())):
+        assert "option abortonclose" in _section(rendered, "defaults")
+
+
 def test_the_agents_time_out_after_a_waiting_fetch() -> None:
     agents = _section(
         render(inventory(timers={"list_wait_s": 30, "list_server_s": 40})), "backend mb_agents"
     )
-    assert "option abortonclose" in agents
     assert "timeout server 40s" in agents
 
 
@@ -192,7 +197,6 @@ def test_a_key_meets_the_same_gateway_again_while_that_is_ready() -> None:
         "server gw2 10.0.2.2:8080 check addr 10.0.2.2 port 8081",
     ]
     assert {"balance hdr(Idempotency-Key)", "option httpchk GET /readyz"} <= set(section)
-    assert "option abortonclose" in section
     assert "mb_gateways" not in render(inventory())
 
 
