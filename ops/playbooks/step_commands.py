@@ -10,10 +10,10 @@ import click
 from inventory.files import write_whole
 from inventory.inventory import Inventory, load
 from lb.agents import set_draining
-from messagebus.admin.moving import MessagesMoved, MovingProgress, move_messages
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.terminal import plural, say
+from messagebus_tools.moving import MessagesMoved, MovingProgress, move_messages
 from ops.cluster import checks
 from ops.cluster.checks import some
 from ops.cluster.management import Connection

@@ -19,7 +19,6 @@ import messagebus.admin
 NOT_EXPORTED = {
     "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
-    "messagebus.admin.moving": "for operators' playbooks",
     "messagebus.databases": "statements in applications' transactions, for outbox, inbox and stores",
     "messagebus.dialects": "what one database says otherwise than the others",
     "messagebus.stores": "Dedup is exported; stores have an import of their own",

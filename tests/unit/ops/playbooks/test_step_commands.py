@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from messagebus.admin.moving import MessagesMoved
+from messagebus_tools.moving import MessagesMoved
 from ops.__main__ import main
 from ops.cluster.management import Queue
 from ops.cluster.view import View

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from messagebus import BusConfig
-from messagebus.admin import moving
-from messagebus.admin.moving import MessagesMoved, move_messages
 from messagebus.errors import LinkLost, TopologyError
+from messagebus_tools import moving
+from messagebus_tools.moving import MessagesMoved, move_messages
 
 
 class Movers:
