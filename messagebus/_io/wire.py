@@ -60,8 +60,8 @@ class Topology(Protocol):
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         """Return the plain subscriptions and queues of these destinations; none while nobody answers."""
 
-    async def homes(self, topic: str, known: str) -> str:
-        """Return the homes of a topic when they go beyond the known ones, or after a while.
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        """Return the homes of a topic when they go beyond the known ones, or after wait_s.
 
         Raises LinkLost.
         """

@@ -106,8 +106,11 @@ def _later(mine: Chain, theirs: Chain) -> Chain:
     return theirs if _rank(theirs) > _rank(mine) else mine
 
 
-def _rank(chain: Chain) -> tuple[int, bool, int]:
-    return chain.homes[-1].epoch, chain.is_open, chain.homes[0].epoch
+def _rank(chain: Chain) -> tuple[int, bool, int, str]:
+    last = chain.homes[
+        -1
+    ]  # by name last: an agent that lost its disk may have forgotten what it began
+    return last.epoch, chain.is_open, chain.homes[0].epoch, last.broker
 
 
 def segment_of(partition: int, home: Home) -> str:

@@ -124,6 +124,7 @@ class PendingPublishes:
         self._current: int | None = None
         self.seals = False
         """Whether a return may mean that its destination is sealed: it comes back, and the rest waits."""
+        self.sealed: set[str] = set()
         self._after: set[int] = set()  # send nothing before these links are answered
         # A broker that ends a channel because of a publish does not name it. The open ones are then sent
         # one by one: the culprit ends a channel again, alone.
@@ -263,10 +264,8 @@ class PendingPublishes:
             open_ones = [e for _, w in sorted(self._windows.items()) for e in w.items()]
             every = (*open_ones, *self._backlog, *state.held)
             state.order = {e: n for n, e in enumerate(every) if e.destination == destination}
+            self.sealed.add(destination)
             self.close_destination(destination)
-
-    def is_sealed(self, destination: str) -> bool:
-        return self._destinations[destination].order is not None
 
     def is_unanswered(self, destination: str) -> bool:
         """Return whether anything of this destination is sent and not answered."""
@@ -287,6 +286,7 @@ class PendingPublishes:
     def unseal(self, destination: str) -> None:
         """Let publishes to this destination go again."""
         self._destinations[destination].order = None
+        self.sealed.discard(destination)
         self.open_destination(destination)
 
     def _come_back(self, entries: Iterable[Entry]) -> None:

@@ -77,12 +77,13 @@ PASS_CHANNELS = (
 LEFT = (
     "F = fun(N) -> {ok, {_, C}, _} = "
     "ra:leader_query({N, node()}, fun rabbit_fifo:query_messages_total/1), C end, "
-    '[case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, B)) of {ok, Q} -> '
+    'list_to_tuple([case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, B)) of {ok, Q} -> '
     "N = element(1, amqqueue:get_pid(Q)), case F(N) of 0 -> "
     "{ok, _, _} = ra:process_command({N, node()}, rabbit_fifo:make_garbage_collection()), F(N); "
-    "C -> C end; _ -> 0 end || B <- [%s]].\n"
+    "C -> C end; _ -> 0 end || B <- [%s]]).\n"
 )
-COUNTS = re.compile(r"\{ok, ?\[([\d, \n]*)\]\}")
+# A tuple, since a list of small numbers is written as a text.
+COUNTS = re.compile(r"\{ok, ?\{([\d, \n]*)\}\}")
 # One "ok" per table; an empty list means that no table has that name any more.
 ALL_OK = re.compile(r"\{ok, ?\[ok(, ?ok)*\]\}")
 

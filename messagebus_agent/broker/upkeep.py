@@ -219,7 +219,7 @@ class Upkeep:
         entries = self._entries
         return all(
             self._brought.get(name) == entries.get(name)
-            and (name not in entries or self._is_open(entries[name]))
+            and (name not in entries or self.is_open(entries[name]))
             for name in with_segments(entries, names)
         )
 
@@ -232,10 +232,10 @@ class Upkeep:
         if self._expanded is None or self._expanded[0] != version:
             entries = self._register.entries
             me = self._config.address.name
-            self._expanded = version, expanded(entries, me, self._is_open, self.unsealed)
+            self._expanded = version, expanded(entries, me, self.is_open, self.unsealed)
         return self._expanded[1]
 
-    def _is_open(self, entry: Entry) -> bool:
+    def is_open(self, entry: Entry) -> bool:
         """Return whether publishes may enter the segments of a topic here; True of all else."""
         if not entry.alive or MARK in entry.wanted or not homes_of(entry):
             return True
@@ -284,7 +284,7 @@ class Upkeep:
     def look_for_open(self) -> None:
         """Open the segments of new topics whose homes every agent on the list agrees on."""
         for entry in self._register.entries.values():
-            if not self._is_open(entry) and self._register.is_unanimous(entry):
+            if not self.is_open(entry) and self._register.is_unanimous(entry):
                 log.info("partitions open topic=%s", entry.wanted)
                 self._opened[entry.wanted] = entry.number
                 self._register.version += 1  # whatever is being applied now lacks them
@@ -413,7 +413,7 @@ class Upkeep:
         self._has_events = await control.follow_events(self._event)
         if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._config.broker)
-        self._gate_open = await control.gate_is_open()
+        self._gate_open = await control.gateis_open()
         if not self._gate_open:
             # Only now: an agent that saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
@@ -681,7 +681,7 @@ class Upkeep:
     async def _audit_gate(self, control: Control) -> None:
         """Mark a vanished gate as shut (its queue was emptied, or crashed), so that it may open again."""
         async with self._lock:
-            if self._gate_open and not await control.gate_is_open():
+            if self._gate_open and not await control.gateis_open():
                 log.warning("gate vanished broker=%s", self._config.broker)
                 self._gate_open = False
                 self._wake.set()

@@ -84,21 +84,25 @@ class Moves:
         except ValueError:
             return True
 
-    def begin(self, topic: str, wanted: Mapping[int, str]) -> dict[int, str]:
+    async def begin(self, topic: str, wanted: Mapping[int, str]) -> dict[int, str]:
         """Decide the next homes of partitions, or say why not: partition -> "" or the reason."""
-        current, entry = self._lists.current, self._register.entries.get(topic)
+        current = self._lists.current
+        peers = [each for each in current.listed if not each.draining] if current else []
+        staying = [each.broker.name for each in peers]
+        peers = [each for each in peers if each.broker.name in wanted.values()]
+        answering = await self._peers.bound(peers, topic)
+        entry = self._register.entries.get(topic)
         if entry is None or not entry.alive or not (chains := list(chains_of(entry))):
             return dict.fromkeys(wanted, f"there is no topic {topic} with partitions")
-        staying = (
-            [each.broker.name for each in current.listed if not each.draining] if current else []
-        )
         told = dict[int, str]()
         for partition, to in wanted.items():
             if partition >= len(chains):
                 told[partition] = f"{topic} has {len(chains)} partitions"
                 continue
             chain = chains[partition]
-            told[partition] = why_not(chain, self._me, to, staying) or self._why_not_now()
+            told[partition] = why_not(chain, self._me, to, staying) or self._why_not_now(entry)
+            if not told[partition] and to not in answering:
+                told[partition] = f"{to} takes no messages, or its agent does not answer"
             if told[partition]:
                 continue
             chains[partition] = sealed(chain, to)
@@ -107,11 +111,13 @@ class Moves:
         self._register.homes_changed(topic, write_chains(chains))
         return told
 
-    def _why_not_now(self) -> str:
+    def _why_not_now(self, entry: Entry) -> str:
         if not self._settler.erl_call:
             return f"the agent of {self._me} has no erl_call, node_name or cookie_file: it cannot count"
         if not (self._register.informed and self._upkeep.condition.linked):
             return f"the agent of {self._me} does not know its broker and the map yet"
+        if not self._upkeep.is_open(entry):
+            return "it is not open yet: all agents of the list have to know it"
         return ""
 
     # Doing.
@@ -223,7 +229,8 @@ class Moves:
         }
         current = self._lists.current
         peers = [each for each in current.listed if each.broker.name in wanted] if current else []
-        return await self._peers.bound(peers, topic) if peers else set()
+        bound = await self._peers.bound(peers, topic)
+        return {segment for each in bound.values() for segment in each}
 
     async def _left(self, topic: str, chains: list[Chain]) -> dict[int, dict[int, int]]:
         """Return what is left in our sealed segments: partition -> epoch -> messages.
@@ -250,7 +257,8 @@ class Moves:
         for queue, count in counts.items():
             partition, subscription = asked[queue]
             chain = chains[partition]
-            found[partition][chain.homes[0].epoch] += count
+            # Consumers go on when it is noted, before their queue is deleted.
+            found[partition][chain.homes[0].epoch] += count + (subscription not in chain.done)
             if not count:
                 chains[partition] = chain._replace(done=chain.done | {subscription})
         return found

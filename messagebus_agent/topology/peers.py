@@ -181,15 +181,14 @@ class Peers:
 
         return await self._ask_all(peers, read, "GET", "/unused")
 
-    async def bound(self, peers: Iterable[ListedBroker], topic: str) -> set[str]:
-        """Return the segments of a topic that are bound at these, as their agents say."""
+    async def bound(self, peers: Iterable[ListedBroker], topic: str) -> dict[str, list[str]]:
+        """Return the segments of a topic that are bound at each of these that takes messages."""
 
         def read(answer: httpx.Response) -> list[str]:
             return list(map(str, answer.json()["bound"]))
 
         path = f"/partitions/bound?topic={topic}"
-        found = await self._ask_all(peers, read, "GET", path)
-        return {segment for each in found.values() for segment in each}
+        return await self._ask_all(peers, read, "GET", path)
 
     async def _ask_all(
         self,

@@ -377,7 +377,7 @@ class _Web:
         ):
             raise BadRequest('to: an object such as {"7": "mb2:5672"}')
         assert self._parts.moves is not None
-        told = self._parts.moves.begin(topic, {int(key): to for key, to in wanted.items()})
+        told = await self._parts.moves.begin(topic, {int(key): to for key, to in wanted.items()})
         return JSONResponse(
             {"broker": self._parts.broker, "refused": {k: v for k, v in told.items() if v}}
         )
@@ -385,6 +385,8 @@ class _Web:
     async def bound(self, request: Request) -> Response:
         """Return the segments of a topic that are bound here, for the agents of other homes."""
         topic = _topic(request)
+        if not self._parts.upkeep.condition.gate_open:
+            return PlainTextResponse("the broker takes no messages\n", 503)
         return JSONResponse({"bound": self._parts.upkeep.bound(topic)})
 
     async def unused(self, _request: Request) -> Response:

@@ -57,8 +57,6 @@ log = logging.getLogger("messagebus.topology")
 
 # An agent asks all others before it answers; each of those has a deadline of its own below this.
 ANSWER_TIMEOUT_S = 10.0
-# A question for other homes of partitions is asked again after so long.
-HOMES_WAIT_S = 30
 # A start waits for so long to learn of subscriptions that take no batches.
 PLAIN_TIMEOUT_S = 2.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 50, 1_000
@@ -202,10 +200,10 @@ class Agents:
                     )
         return []
 
-    async def homes(self, topic: str, known: str) -> str:
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
         url = random.choice(self._bus.list_urls)
-        asked = {"topic": topic, "known": known, "wait_s": str(HOMES_WAIT_S)}
-        timeout = HOMES_WAIT_S + ANSWER_TIMEOUT_S
+        asked = {"topic": topic, "known": known, "wait_s": str(wait_s)}
+        timeout = wait_s + ANSWER_TIMEOUT_S
         async with http_client(self._bus, timeout=timeout, transport=self._transport) as http:
             try:
                 answer = await http.get(urljoin(url, "partitions"), params=asked)
@@ -329,7 +327,7 @@ class Alone:
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         return []  # a broker alone remembers no options
 
-    async def homes(self, topic: str, known: str) -> str:
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
         raise LinkLost(self._bus.broker, "a broker alone has no partitions")
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:

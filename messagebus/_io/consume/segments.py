@@ -30,8 +30,8 @@ log = logging.getLogger("messagebus.consumer")
 
 ROUND_MS, COUNT_MS = 250, 2_000
 COUNT_TIMEOUT_S = 1.0
-# A question for homes that failed is asked again after this.
-ASK_AGAIN_S = 0.25
+# A question for news of homes ends after this; one that failed is asked again.
+NEWS_WAIT_S, ASK_AGAIN_S = 30, 0.25
 
 
 def broker_of(name: str) -> str:
@@ -79,7 +79,7 @@ class Segments:
         topic = self._source.topic.name
         while True:
             try:
-                told = await topology.homes(topic, self._homes)
+                told = await topology.homes(topic, self._homes, wait_s=NEWS_WAIT_S)
                 self._homes = joined(self._homes, told or self._homes, self._count_of)
             except (LinkLost, ValueError) as fault:
                 log.info("homes not told topic=%s reason=%r", topic, str(fault))

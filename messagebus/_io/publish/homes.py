@@ -59,8 +59,10 @@ AWAY_MS = 1_000
 AWAY_SHARE = 8
 TICK_S = 0.25
 NEVER_MS = 1 << 60
-# What comes back has no reader when no agent tells of a move within this time.
+# What comes back has no reader when an agent still knows of no move after this.
 SEALED_MS = 1_000
+# A question for news of homes ends after this.
+NEWS_WAIT_S = 30
 # Interval of looks at the answers of the old home, while one is awaited.
 MOVING_S = 0.005
 # A question for homes that failed is asked again after this.
@@ -137,13 +139,15 @@ class HomeDriver(PublishDriver):
 class _Topic:
     """A partitioned topic. drivers: of the homes; targets: content type -> target, both by partition.
 
-    told: its homes as text. moving: partition -> its next home, open. sealed_ms: partition -> since when.
+    told: its homes as text, as in the answer to a question of heard_ms. moving: partition -> its next home,
+    open. sealed_ms: partition of which something came back, while no move is known -> since when.
     """
 
     __slots__ = (
         "asking",
         "count",
         "drivers",
+        "heard_ms",
         "homes",
         "moving",
         "name",
@@ -158,6 +162,7 @@ class _Topic:
         self.targets: list[dict[str, Target]] = [{} for _ in homes]
         self.moving: dict[int, Home] = {}
         self.sealed_ms: dict[int, int] = {}
+        self.heard_ms = 0
         self.asking: asyncio.Task[None] | None = None
 
     def destination(self, partition: int) -> str:
@@ -218,16 +223,23 @@ class Homes:
 
     async def _follow(self, topic: _Topic) -> None:
         while True:
+            began_ms, wait_s = now_ms(), 0 if topic.sealed_ms else NEWS_WAIT_S
             try:
-                self._learn(topic, await self._topology.homes(topic.name, topic.told))
+                told = await self._topology.homes(topic.name, topic.told, wait_s=wait_s)
+                self._learn(topic, told)
+                topic.heard_ms = began_ms
             except (LinkLost, ValueError) as fault:
                 log.info("homes not told topic=%s reason=%r", topic.name, str(fault))
+                wait_s = 0
+            if not wait_s:
                 await asyncio.sleep(ASK_AGAIN_S)
 
     def _learn(self, topic: _Topic, told: str) -> None:
         topic.told = joined(topic.told, told or topic.told, topic.count)
         chains: tuple[Chain, ...] = read_chains(topic.told, topic.count)
         for partition, (chain, home) in enumerate(zip(chains, topic.homes, strict=True)):
+            if chain.taking != home:
+                topic.sealed_ms.pop(partition, None)
             if chain.taking not in (None, home):
                 topic.moving[partition] = chain.homes[-1]
                 topic.drivers[partition].pending.seal(topic.destination(partition))
@@ -248,20 +260,24 @@ class Homes:
                 item.destination = item.target.destination
                 new.take_over_one(item)
             old.pending.unseal(left)
-            topic.sealed_ms.pop(partition, None)
             del topic.moving[partition]
         if topic.moving:
             self._loop.call_later(MOVING_S, self._move, topic)
 
     def _look_at_sealed(self, topic: _Topic, now: int) -> None:
+        """End what came back from a home that no agent has seen moving, neither at once nor later."""
+        if not any(driver.pending.sealed for driver in self.drivers.values()):
+            return
+        taking = [chain.taking for chain in read_chains(topic.told, topic.count)]
         for partition, driver in enumerate(topic.drivers):
             sealed = topic.destination(partition)
-            if partition in topic.moving or not driver.pending.is_sealed(sealed):
+            if taking[partition] != topic.homes[partition] or sealed not in driver.pending.sealed:
                 continue
-            since_ms = topic.sealed_ms.setdefault(partition, now)
-            if now == since_ms:
+            if not topic.sealed_ms:
+                topic.sealed_ms[partition] = now
                 self._ask(topic)
-            elif now - since_ms >= SEALED_MS:
+            since_ms = topic.sealed_ms.setdefault(partition, now)
+            if topic.heard_ms - since_ms >= SEALED_MS:
                 del topic.sealed_ms[partition]
                 driver.end_unroutable(sealed)
 
@@ -326,6 +342,7 @@ class Homes:
         now = now_ms()
         for driver in list(self.drivers.values()):
             driver.is_away(now)
+            driver.tell_flushes()  # what it waits for may have moved
         for topic in self._topics.values():
             self._look_at_sealed(topic, now)
         if self.crowded is not None:
@@ -344,6 +361,8 @@ class Homes:
     async def stop(self) -> None:
         """End the timer and the questions; the drivers are stopped by their fleet."""
         await self._tasks.cancel()
+        for topic in self._topics.values():
+            topic.moving.clear()
         if self._timer is not None:
             self._timer.cancel()
 
