@@ -413,7 +413,7 @@ class Upkeep:
         self._has_events = await control.follow_events(self._event)
         if not self._has_events:
             log.warning("no events broker=%s: plugin rabbitmq_event_exchange", self._config.broker)
-        self._gate_open = await control.gateis_open()
+        self._gate_open = await control.gate_is_open()
         if not self._gate_open:
             # Only now: an agent that saw the port refuse, and called a change complete, did so earlier.
             self._register.life_began()
@@ -681,7 +681,7 @@ class Upkeep:
     async def _audit_gate(self, control: Control) -> None:
         """Mark a vanished gate as shut (its queue was emptied, or crashed), so that it may open again."""
         async with self._lock:
-            if self._gate_open and not await control.gateis_open():
+            if self._gate_open and not await control.gate_is_open():
                 log.warning("gate vanished broker=%s", self._config.broker)
                 self._gate_open = False
                 self._wake.set()
