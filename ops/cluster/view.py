@@ -28,6 +28,7 @@ from inventory.inventory import Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
+from messagebus.core.homes import Chain, joined, read_chains
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 from messagebus_tools.observing.snapshot import Answer, read_answer
@@ -162,6 +163,32 @@ class View:
         answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
         if not answer["stored"] and answer["answer"] == "no":
             raise NoAnswer(f"agent of {name}: {answer['reason']}")
+
+    def chains(self) -> dict[str, tuple[Chain, ...]]:
+        """Return the segments of every partitioned topic, as the agents that answer know them.
+
+        Raises NoAnswer when none does.
+        """
+        answered, silent = self.answering_snapshots()
+        if not answered:
+            _raise_silent(silent)
+        counts, homes = dict[str, int](), dict[str, str]()
+        for found in answered.values():
+            for entry in found["entries"]:
+                if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
+                    topic, told = str(entry["wanted"]), str(entry["homes"])
+                    counts[topic] = int(entry["partitions"])
+                    homes[topic] = joined(homes.get(topic, told), told, counts[topic])
+        return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}
+
+    def move_partitions(self, name: str, topic: str, to: Mapping[int, str]) -> dict[int, str]:
+        """Begin moves of partitions at home on a broker. Returns the refused ones with the reason.
+
+        Raises NoAnswer.
+        """
+        body = {"topic": topic, "to": {str(partition): home for partition, home in to.items()}}
+        refused = self._operator(name, "/partitions", body).json()["refused"]
+        return {int(partition): str(why) for partition, why in refused.items()}
 
     def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
         """Return which of these exist on its broker with other arguments, in words; "" for none.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 
 from messagebus import Topic
-from messagebus._io.agents.subscriptions import move, topology
+from messagebus._io.agents.subscriptions import topology
 from messagebus.core.homes import Chain, read_chains
+from messagebus_tools.partitions import begun
 from ops.local.cluster import LocalCluster
 from tests.support.faults import agent_answer, bus_config
 
@@ -37,13 +37,5 @@ def settled(cluster: LocalCluster, topic: str) -> bool:
 
 def begin(cluster: LocalCluster, topic: str, to: dict[int, str]) -> dict[int, str]:
     """Begin moves: partition -> broker. Returns the refused ones with the reason."""
-    by_home: dict[str, dict[int, str]] = defaultdict(dict)
-    known = homes(cluster, topic)
-    for partition, broker in to.items():
-        by_home[known[partition]][partition] = broker
-    refused = dict[int, str]()
-    bus, listed = bus_config(cluster), cluster.consumer_list().listed
-    for home, part in by_home.items():
-        at = next(each for each in listed if each.broker.name == home)
-        refused |= asyncio.run(move(bus, at, topic, part, token=cluster.token))
-    return refused
+    bus = bus_config(cluster)
+    return asyncio.run(begun(bus, cluster.consumer_list(), topic, to, token=cluster.token))
