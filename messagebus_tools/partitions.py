@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, confirm
 from messagebus.config import BusConfig
-from messagebus.core.homes import Chain, read_chains, segment_of
+from messagebus.core.homes import Chain, joined, read_chains, segment_of
 from messagebus.destination import Topic
 from messagebus.errors import LinkLost, NotFound
 from messagebus.secret import Secret
@@ -25,7 +26,7 @@ from messagebus.terminal import plural, say
 from messagebus_tools.subscriptions import token_of, token_option
 from messagebus_tools.top import table
 
-__all__ = ["Row", "partitions", "rows_of", "spread"]
+__all__ = ["Chain", "Row", "chains_in", "partitions", "rows_of", "spread"]
 
 LOOK_S = 0.2
 
@@ -81,6 +82,17 @@ def spread(homes: Sequence[str], brokers: Collection[str], *, away: str = "") ->
         found[partition] = to = min(counts, key=lambda name: counts[name])
         counts[to] += 1
     return found
+
+
+def chains_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Chain, ...]]:
+    """Return the segments of every partitioned topic, of entries in the maps of several agents."""
+    counts, homes = dict[str, int](), dict[str, str]()
+    for entry in entries:
+        if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
+            topic, told = str(entry["wanted"]), str(entry["homes"])
+            counts[topic] = int(entry["partitions"])
+            homes[topic] = joined(homes.get(topic, told), told, counts[topic])
+    return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}
 
 
 async def topic_of(bus: BusConfig, name: str) -> tuple[Topic, tuple[Chain, ...]]:

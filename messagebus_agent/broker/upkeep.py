@@ -259,6 +259,22 @@ class Upkeep:
             if each.startswith(below) and entry.alive
         }
 
+    async def seal(self) -> None:
+        """Unbind what the map has sealed, before all else: its publishers wait. Raises LinkError."""
+        async with self._lock:
+            control = self._open_control()
+            for name, entry in self._entries.items():
+                if MARK in name and "/" not in name and not entry.alive and self._is_new(entry):
+                    await self._perform(control, Seal(wanted_of(entry)))
+                    self._brought[name] = entry
+        self.wake()
+
+    def _is_new(self, entry: Entry) -> bool:
+        """Return whether a segment of a living topic is to be applied still."""
+        topic = self._entries.get(_topic_of(entry.wanted))
+        is_there = topic is not None and topic.alive
+        return is_there and self._brought.get(entry.wanted) != entry
+
     def unbound(self, topic: str) -> dict[str, bool]:
         """Return the segments of a topic here -> whether nothing enters them, as far as it is known."""
         me, found = self._config.address.name, dict[str, bool]()

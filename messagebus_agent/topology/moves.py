@@ -184,14 +184,14 @@ class Moves:
         return await self._make(topic, chains, steps)
 
     async def _make(self, topic: str, chains: list[Chain], steps: Mapping[int, Step]) -> bool:
-        if Step.UNBIND in steps.values() or Step.BIND in steps.values():
+        if Step.UNBIND in steps.values():
             for partition, step in steps.items():
                 if step is Step.UNBIND:
                     name = f"{topic}{MARK}{segment_of(partition, chains[partition].homes[0])}"
                     self._upkeep.unsealed.discard(name)
             self._register.version += 1  # what is sealed here has changed
-            await self._upkeep.bring_about()
-            return Step.UNBIND in steps.values()
+            await self._upkeep.seal()
+            return True
         waiting = [p for p, step in steps.items() if step is Step.PASS_BARRIER]
         if waiting:
             if not await self._settler.channels_passed():

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from messagebus.core.homes import Chain
 from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.terminal import plural
+from messagebus_tools.partitions import Chain
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer

@@ -28,10 +28,10 @@ from inventory.inventory import Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
-from messagebus.core.homes import Chain, joined, read_chains
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 from messagebus_tools.observing.snapshot import Answer, read_answer
+from messagebus_tools.partitions import Chain, chains_in
 from ops.cluster.management import DEFAULT_VHOST, Connection, Queue, request
 from ops.errors import NoAnswer
 from ops.run import shell
@@ -172,14 +172,7 @@ class View:
         answered, silent = self.answering_snapshots()
         if not answered:
             _raise_silent(silent)
-        counts, homes = dict[str, int](), dict[str, str]()
-        for found in answered.values():
-            for entry in found["entries"]:
-                if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
-                    topic, told = str(entry["wanted"]), str(entry["homes"])
-                    counts[topic] = int(entry["partitions"])
-                    homes[topic] = joined(homes.get(topic, told), told, counts[topic])
-        return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}
+        return chains_in(entry for found in answered.values() for entry in found["entries"])
 
     def move_partitions(self, name: str, topic: str, to: Mapping[int, str]) -> dict[int, str]:
         """Begin moves of partitions at home on a broker. Returns the refused ones with the reason.

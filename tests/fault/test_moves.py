@@ -61,6 +61,7 @@ def rotated(cluster: LocalCluster, topic: str) -> dict[int, str]:
     return {p: names[(names.index(home) + 1) % len(names)] for p, home in enumerate(known)}
 
 
+@pytest.mark.guarantee("key-order-across-brokers")
 def test_partitions_move_under_load_and_nothing_is_lost_or_out_of_order(
     broken: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def events(cluster: LocalCluster, group: Group, topic: str, seed: int) -> Iterat
         yield f"mended {name}"
 
 
+@pytest.mark.guarantee("key-order-across-brokers")
 @pytest.mark.timeout(MINUTES * 60 + 600)
 def test_moves_interrupted_at_any_moment_go_on_with_nothing_lost_or_out_of_order(
     broken: LocalCluster, topic: str, tmp_path: Path

@@ -176,6 +176,20 @@ async def move(
     raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
 
 
+async def homes_by(bus: BusConfig, listed: ListedBroker, topic: str) -> str:
+    """Return the homes of a topic as this broker's agent knows them, who decides of those there.
+
+    Raises LinkLost.
+    """
+    path, name = f"/partitions?topic={topic}", listed.broker.name
+    good, bad = await _ask_all(
+        bus, BrokerList(listed=(listed,)), "GET", path, lambda _name: httpx.Auth()
+    )
+    if name in bad:
+        raise LinkLost(name, f"its agent: {bad[name]}")
+    return str(good[name].get("homes", ""))
+
+
 async def known(bus: BusConfig) -> list[Source]:
     """Return all subscriptions and queues that any agent knows. Raises TopologyError."""
     return [each for each in await topology(bus) if isinstance(each, Subscription | Queue)]
