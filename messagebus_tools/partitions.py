@@ -214,11 +214,10 @@ def show(name: str, as_json: bool) -> int:
 
 
 _within_option = click.option(
-    "--within",
-    "within_s",
+    "--within-s",
     default=300.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=float,
     help="Seconds to wait for the end.",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
