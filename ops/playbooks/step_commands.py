@@ -19,7 +19,7 @@ from ops.cluster import checks
 from ops.cluster.checks import some
 from ops.cluster.management import Connection
 from ops.cluster.view import View
-from ops.errors import OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option
 
@@ -140,7 +140,10 @@ def rehome(name: str, file: Path) -> None:
                 if homes[partition] != address:
                     moved.add((topic, partition))
             if to := spread(homes, _taking(view, address), away=address):
-                why = view.move_partitions(name, topic, to)
+                try:
+                    why = view.move_partitions(name, topic, to)
+                except NoAnswer as fault:
+                    why = dict.fromkeys(to, str(fault))
                 refused |= {f"{topic} {p}": each for p, each in why.items()}
             elif address in homes:
                 refused[topic] = "no other broker takes publishes"

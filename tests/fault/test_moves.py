@@ -27,7 +27,9 @@ EVENT_S, FROZEN_S = 1.0, 5.0
 
 
 @contextmanager
-def load(bus: BusConfig, group: Group, topic: str) -> Iterator[Callable[[], dict[str, list[int]]]]:
+def loaded(
+    bus: BusConfig, group: Group, topic: str
+) -> Iterator[Callable[[], dict[str, list[int]]]]:
     """Publish and consume. Gives a function that ends it, and returns what was confirmed, once all is run."""
     with ExitStack() as stack:
         stack.callback(group.end)
@@ -68,7 +70,7 @@ def test_partitions_move_under_load_and_nothing_is_lost_or_out_of_order(
     bus = bus_config(broken, heartbeat_s=HEARTBEAT_S)
     declare(bus, [Topic(topic, partitions=PARTITIONS), f"{topic}/ledger"], timeout_s=60)
     group = Group(broken, topic, tmp_path)
-    with load(bus, group, topic) as ended:
+    with loaded(bus, group, topic) as ended:
         for turn in range(ROUNDS):
             to = rotated(broken, topic)
             assert begin(broken, topic, to) == {}, turn
@@ -124,7 +126,7 @@ def test_moves_interrupted_at_any_moment_go_on_with_nothing_lost_or_out_of_order
     bus = bus_config(broken, heartbeat_s=HEARTBEAT_S)
     declare(bus, [Topic(topic, partitions=PARTITIONS), f"{topic}/ledger"], timeout_s=60)
     group = Group(broken, topic, tmp_path)
-    with load(bus, group, topic) as ended:
+    with loaded(bus, group, topic) as ended:
         until_s, said = time.monotonic() + MINUTES * 60, list[str]()
         for done in events(broken, group, topic, SEED):
             said.append(done)

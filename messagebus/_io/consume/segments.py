@@ -63,6 +63,7 @@ class Segments:
         self.names = list(self._all)
         """The segments to be attached to."""
         self._members: dict[str, int] = {}
+        self._left: set[str] = set()
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
@@ -137,6 +138,7 @@ class Segments:
         now = now_ms()
         if now - self._count_ms >= COUNT_MS:
             self._count_ms = now
+            self._leave_former_homes()
             for broker, task in self._parents.items():
                 if task.done() and _is_open(task):
                     self._tasks.spawn(self._count(broker, task.result()))
@@ -146,6 +148,15 @@ class Segments:
             if names and names != self.names:
                 self.names = names
                 self._on_change(names)
+
+    def _leave_former_homes(self) -> None:
+        """Hang up on brokers without a segment for us, now and in the last look: they may be stopped."""
+        without = self._parents.keys() - set(map(broker_of, self._all))
+        for broker in without & self._left:
+            if (task := self._parents.pop(broker)).done() and _is_open(task):
+                self._closing.spawn(task.result().close())
+            self._members.pop(broker, None)
+        self._left = without
 
     async def _count(self, broker: str, link: Link) -> None:
         with contextlib.suppress(LinkError, TimeoutError):

@@ -162,7 +162,9 @@ class Fleet:
             bus, config, on_room, wire, beside=first
         )
         self.homes: Homes | None = None
-        self._make_homes: Callable[[], Homes] = lambda: Homes(first, bus, config, on_room, wire)
+        self._make_homes: Callable[[], Homes] = lambda: Homes(
+            first, bus, config, on_room, wire, lambda home: self._retired.update(counts_of(home))
+        )
         self._config = config
         self.redundant = self.downgraded = 0
         """Messages that two brokers confirmed, or one where two were preferred."""

@@ -67,6 +67,7 @@ NEWS_WAIT_S = 30
 MOVING_S = 0.005
 # A question for homes that failed is asked again after this.
 ASK_AGAIN_S = 0.25
+STOP_TIMEOUT_S = 1.0
 
 
 class HomeDriver(PublishDriver):
@@ -180,12 +181,15 @@ class Homes:
         config: PublisherConfig,
         on_room: Callable[[], None],
         wire: Wire,
+        on_retired: Callable[[HomeDriver], None],
     ) -> None:
+        """on_retired: called with each driver of a broker that is no home any more."""
+        self._on_retired = on_retired
         self._make: Callable[[str], HomeDriver] = lambda home: HomeDriver(
             home, first, bus, config, self._room, wire
         )
         self._on_room, self._share = on_room, max(1, config.backlog_messages_max // AWAY_SHARE)
-        self._topology, self._tasks = wire.topology(), Tasks()
+        self._topology, self._tasks, self._ending = wire.topology(), Tasks(), Tasks()
         self.drivers: dict[str, HomeDriver] = {}
         self._topics: dict[str, _Topic] = {}
         self._turn = itertools.count()
@@ -345,9 +349,20 @@ class Homes:
             driver.tell_flushes()  # what it waits for may have moved
         for topic in self._topics.values():
             self._look_at_sealed(topic, now)
+        self._retire()
         if self.crowded is not None:
             self._room()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _retire(self) -> None:
+        """Hang up on brokers that are no homes any more, so that they can be stopped."""
+        used = {driver for topic in self._topics.values() for driver in topic.drivers}
+        for broker, driver in list(self.drivers.items()):
+            if driver not in used and not driver.unsettled():
+                log.info("no home any more broker=%s", broker)
+                del self.drivers[broker]
+                self._on_retired(driver)
+                self._ending.spawn(driver.stop(0))
 
     def waiting(self) -> tuple[int, int]:
         """Return the messages that wait for the busiest home that answers, and bytes."""
@@ -363,6 +378,7 @@ class Homes:
         await self._tasks.cancel()
         for topic in self._topics.values():
             topic.moving.clear()
+        await self._ending.wait(STOP_TIMEOUT_S)
         if self._timer is not None:
             self._timer.cancel()
 
