@@ -162,7 +162,7 @@ async def begun(
     return refused
 
 
-async def _finished(
+async def finished(
     bus: BusConfig, topic: str, wanted: Collection[int], within_s: float
 ) -> list[str]:
     """Wait for the end of moves. Returns what is left of them, in words."""
@@ -276,7 +276,7 @@ async def _moved(topic: str, wanted: Mapping[int, str], within_s: float, token: 
     for partition, why in sorted(refused.items()):
         say(f"partition {partition} of {topic} is not moved: {why}", err=True)
     moving = wanted.keys() - refused.keys()
-    left = await _finished(settings, topic, sorted(moving), within_s) if moving else []
+    left = await finished(settings, topic, sorted(moving), within_s) if moving else []
     for told in left:
         say(f"{told}, and it goes on", err=True)
     if len(moving) > len(left):
