@@ -652,6 +652,7 @@ class Upkeep:
                 self._deletions.ordered(name)
                 await control.delete_exchange(name)
             case Seal(declarations):
+                self._deletions.ordered(declarations.bindings[0].queue)
                 await control.declare(declarations)
                 await control.unbind(declarations)
                 log.info("sealed segment=%s", declarations.bindings[0].queue)

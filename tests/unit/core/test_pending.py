@@ -732,3 +732,16 @@ def test_what_was_sent_and_came_back_ends_and_the_rest_goes_on() -> None:
     assert ids(made.move_out("a", only_sent=True)) == ["1"]
     made.unseal("a")
     assert (made.sealed, ids(made.take(0))) == (set(), ["2"])
+
+
+def test_what_comes_back_late_waits_in_its_order_before_all_else() -> None:
+    made = accepted(item("1"), item("2"))
+    made.seals = True
+    made.take(0)
+    for each in ("1", "2"):
+        made.returned(1, "a", each)
+    made.unseal("a")
+    made.accept(item("3"))
+    made.answered(1, 2, multiple=True, ok=True)
+    made.accept(item("4"))
+    assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
