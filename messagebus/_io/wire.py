@@ -61,7 +61,7 @@ class Topology(Protocol):
         """Return the plain subscriptions and queues of these destinations; none while nobody answers."""
 
     async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
-        """Return the homes of a topic when they go beyond the known ones, or after wait_s.
+        """Return the homes of a topic when an agent has other ones than known, or after wait_s.
 
         Raises LinkLost.
         """

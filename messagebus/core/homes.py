@@ -5,6 +5,7 @@ Decides; asks nobody.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -98,6 +99,11 @@ def joined(mine: str, theirs: str, partitions: int) -> str:
     own = read_chains(mine, partitions)
     both = tuple(map(_later, own, read_chains(theirs, partitions)))
     return mine if both == own else write_chains(both)
+
+
+def mark_of(homes: str) -> str:
+    """Return a short name of what is known of the homes of a topic, to ask for other ones."""
+    return hashlib.blake2b(homes.encode(), digest_size=8).hexdigest()
 
 
 def _later(mine: Chain, theirs: Chain) -> Chain:

@@ -295,7 +295,9 @@ class PendingPublishes:
             state = self._destinations[entry.destination]
             self.seal(entry.destination)
             order = state.order or {}
-            order.setdefault(entry, len(order) - NO_DEADLINE_MS)  # first: it was sent before the seal
+            order.setdefault(
+                entry, len(order) - NO_DEADLINE_MS
+            )  # first: it was sent before the seal
             state.held = deque(
                 sorted((entry, *state.held), key=lambda each: order.get(each, len(order)))
             )

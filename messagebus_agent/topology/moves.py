@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 
-from messagebus.core.homes import Chain, joined, segment_of, write_chains
+from messagebus.core.homes import Chain, mark_of, segment_of, write_chains
 from messagebus.errors import LinkError, TopologyError
 from messagebus_agent.broker.management import ManagementUnavailable
 from messagebus_agent.broker.settle import Settler
@@ -19,7 +19,7 @@ from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
 from messagebus_agent.topology.agreement import Topology
 from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
-from messagebus_agent.topology.homes import HOMES, MARK, PARTITIONS, chains_of
+from messagebus_agent.topology.homes import HOMES, MARK, chains_of
 from messagebus_agent.topology.peers import Peers
 from messagebus_agent.topology.register import Entry
 
@@ -67,22 +67,12 @@ class Moves:
         return str(dict(entry.options).get(HOMES, "")) if entry and entry.alive else ""
 
     async def news(self, topic: str, known: str, wait_s: float) -> str:
-        """Return the homes of a topic when they go beyond the known ones, or when the time is over."""
+        """Return the homes of a topic when they have another mark than `known`, or when the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(wait_s, NEWS_S_MAX)):
-                while not self._goes_beyond(topic, known):
+                while mark_of(self.homes(topic)) == known:
                     await self._changed.wait()
         return self.homes(topic)
-
-    def _goes_beyond(self, topic: str, known: str) -> bool:
-        entry = self._register.entries.get(topic)
-        if entry is None or not entry.alive:
-            return False
-        count = int(dict(entry.options).get(PARTITIONS, 0))
-        try:
-            return joined(known, self.homes(topic), count) != known
-        except ValueError:
-            return True
 
     async def begin(self, topic: str, wanted: Mapping[int, str]) -> dict[int, str]:
         """Decide the next homes of partitions, or say why not: partition -> "" or the reason."""

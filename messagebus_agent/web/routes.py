@@ -349,7 +349,7 @@ class _Web:
     # Partitions.
 
     async def partitions(self, request: Request) -> Response:
-        """Return the homes of a topic: with `known`, when they go beyond these."""
+        """Return the homes of a topic: with `known`, the mark of some, when they are others."""
         topic, query = _topic(request), request.query_params
         moves = self._parts.moves
         assert moves is not None

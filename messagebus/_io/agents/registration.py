@@ -23,6 +23,7 @@ from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
+from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
@@ -202,7 +203,7 @@ class Agents:
 
     async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
         url = random.choice(self._bus.list_urls)
-        asked = {"topic": topic, "known": known, "wait_s": str(wait_s)}
+        asked = {"topic": topic, "known": mark_of(known), "wait_s": str(wait_s)}
         timeout = wait_s + ANSWER_TIMEOUT_S
         async with http_client(self._bus, timeout=timeout, transport=self._transport) as http:
             try:

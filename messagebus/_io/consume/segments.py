@@ -30,8 +30,8 @@ log = logging.getLogger("messagebus.consumer")
 
 ROUND_MS, COUNT_MS = 250, 2_000
 COUNT_TIMEOUT_S = 1.0
-# A question for news of homes ends after this; one that failed is asked again.
-NEWS_WAIT_S, ASK_AGAIN_S = 30, 0.25
+# A question for news of homes ends after this. One that failed, or brought none, is asked again.
+NEWS_WAIT_S, ASK_AGAIN_S, ASK_AGAIN_MAX_S = 30, 0.1, 5.0
 
 
 def broker_of(name: str) -> str:
@@ -77,15 +77,18 @@ class Segments:
 
     async def _follow(self, topology: Topology) -> None:
         """Go to the next segment of a partition when the one before is finished, for ever."""
-        topic = self._source.topic.name
+        topic, pause_s = self._source.topic.name, ASK_AGAIN_S
         while True:
             try:
-                told = await topology.homes(topic, self._homes, wait_s=NEWS_WAIT_S)
-                self._homes = joined(self._homes, told or self._homes, self._count_of)
+                known = self._homes
+                told = await topology.homes(topic, known, wait_s=NEWS_WAIT_S)
+                self._homes = joined(known, told or known, self._count_of)
             except (LinkLost, ValueError) as fault:
                 log.info("homes not told topic=%s reason=%r", topic, str(fault))
-                await asyncio.sleep(ASK_AGAIN_S)
+            if self._homes == known:  # an agent may know less than we do
+                await asyncio.sleep(pause_s := min(2 * pause_s, ASK_AGAIN_MAX_S))
                 continue
+            pause_s = ASK_AGAIN_S
             now = self._first_unfinished()
             moved = {old: new for old, new in zip(self._all, now, strict=True) if old != new}
             if moved:

@@ -65,8 +65,8 @@ SEALED_MS = 1_000
 NEWS_WAIT_S = 30
 # Interval of looks at the answers of the old home, while one is awaited.
 MOVING_S = 0.005
-# A question for homes that failed is asked again after this.
-ASK_AGAIN_S = 0.25
+# A question for homes that failed, or brought nothing new, is asked again after twice the first, and so on.
+ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
 STOP_TIMEOUT_S = 1.0
 
 
@@ -226,17 +226,21 @@ class Homes:
         topic.asking = self._tasks.spawn(self._follow(topic))
 
     async def _follow(self, topic: _Topic) -> None:
+        pause_s = ASK_AGAIN_S
         while True:
             began_ms, wait_s = now_ms(), 0 if topic.sealed_ms else NEWS_WAIT_S
             try:
-                told = await self._topology.homes(topic.name, topic.told, wait_s=wait_s)
+                known = topic.told
+                told = await self._topology.homes(topic.name, known, wait_s=wait_s)
                 self._learn(topic, told)
                 topic.heard_ms = began_ms
+                is_new = topic.told != known
             except (LinkLost, ValueError) as fault:
                 log.info("homes not told topic=%s reason=%r", topic.name, str(fault))
-                wait_s = 0
-            if not wait_s:
-                await asyncio.sleep(ASK_AGAIN_S)
+                is_new = False
+            pause_s = ASK_AGAIN_S if is_new else min(2 * pause_s, ASK_AGAIN_MAX_S)
+            if not is_new:
+                await asyncio.sleep(pause_s)
 
     def _learn(self, topic: _Topic, told: str) -> None:
         topic.told = joined(topic.told, told or topic.told, topic.count)
