@@ -77,10 +77,11 @@ class Moves:
     async def begin(self, topic: str, wanted: Mapping[int, str]) -> dict[int, str]:
         """Decide the next homes of partitions, or say why not: partition -> "" or the reason."""
         current = self._lists.current
-        peers = [each for each in current.listed if not each.draining] if current else []
-        staying = [each.broker.name for each in peers]
-        peers = [each for each in peers if each.broker.name in wanted.values()]
-        answering = await self._peers.bound(peers, topic)
+        peers = list(current.listed) if current else []
+        staying = [each.broker.name for each in peers if not each.draining]
+        bound = await self._peers.bound(peers, topic)
+        silent = [each for each in peers if each.broker.name not in bound]
+        before = ", ".join(await self._peers.pull(silent))
         entry = self._register.entries.get(topic)
         if entry is None or not entry.alive or not (chains := list(chains_of(entry))):
             return dict.fromkeys(wanted, f"there is no topic {topic} with partitions")
@@ -91,7 +92,9 @@ class Moves:
                 continue
             chain = chains[partition]
             told[partition] = why_not(chain, self._me, to, staying) or self._why_not_now(entry)
-            if not told[partition] and to not in answering:
+            if before:
+                told[partition] = f"the agent of {before} is late, or of a version without moves"
+            elif not told[partition] and bound.get(to) is None:
                 told[partition] = f"{to} takes no messages, or its agent does not answer"
             if told[partition]:
                 continue
@@ -220,7 +223,7 @@ class Moves:
         current = self._lists.current
         peers = [each for each in current.listed if each.broker.name in wanted] if current else []
         bound = await self._peers.bound(peers, topic)
-        return {segment for each in bound.values() for segment in each}
+        return {segment for each in bound.values() for segment in each or ()}
 
     async def _left(self, topic: str, chains: list[Chain]) -> dict[int, dict[int, int]]:
         """Return what is left in our sealed segments: partition -> epoch -> messages.

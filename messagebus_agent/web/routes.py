@@ -383,11 +383,10 @@ class _Web:
         )
 
     async def bound(self, request: Request) -> Response:
-        """Return the segments of a topic that are bound here, for the agents of other homes."""
+        """Return the segments of a topic that are bound here, for agents of other homes; null: gate shut."""
         topic = _topic(request)
-        if not self._parts.upkeep.condition.gate_open:
-            return PlainTextResponse("the broker takes no messages\n", 503)
-        return JSONResponse({"bound": self._parts.upkeep.bound(topic)})
+        upkeep = self._parts.upkeep
+        return JSONResponse({"bound": upkeep.bound(topic) if upkeep.condition.gate_open else None})
 
     async def unused(self, _request: Request) -> Response:
         return JSONResponse({"unused_s": self._parts.unused_s()})
