@@ -12,12 +12,13 @@ from inventory.inventory import Inventory, load
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
+from messagebus.destination import SEGMENTS
 from messagebus.terminal import plural, say
 from messagebus_tools.moving import MessagesMoved, MovingProgress, move_messages
 from messagebus_tools.partitions import spread
 from ops.cluster import checks
 from ops.cluster.checks import some
-from ops.cluster.management import Connection
+from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer, OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
@@ -153,11 +154,17 @@ def rehome(name: str, file: Path) -> None:
         elif time.monotonic() - stuck_since_s > STUCK_S:
             raise OpsError("; ".join(sorted({f"{what}: {why}" for what, why in refused.items()})))
         now = f"{plural(sum(map(len, left.values())), 'partition')} of {some(sorted(left))} left"
+        if held := {"/".join(q.name.split("/")[1:3]) for q in _segments(view, name) if q.messages}:
+            now += f"; messages of {some(sorted(held))}"
         if now != told:
             say(now)
             told = now
         time.sleep(REHOME_EVERY_S)
     say(f"moved {plural(len(moved), 'partition')}")
+
+
+def _segments(view: View, name: str) -> list[Queue]:
+    return [queue for queue in view.queues(name) if queue.name.startswith(SEGMENTS)]
 
 
 def _taking(view: View, away: str) -> list[str]:
