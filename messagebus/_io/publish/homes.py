@@ -200,13 +200,14 @@ class Homes:
 
     def adopt(self, topic: str, options: Options, items: Iterable[Item]) -> None:
         """Publish a topic to its homes from now on, these first. options: as the agents have them."""
-        told = str(options["homes"])
-        chains = read_chains(told, int(options["partitions"]))
-        log.info("partitioned topic=%s partitions=%d", topic, len(chains))
-        homes = [chain.taking or chain.homes[0] for chain in chains]
-        drivers = [self._driver(home, topic) for home in homes]
-        made = self._topics[topic] = _Topic(topic, told, homes, drivers)
-        self._ask(made)
+        if topic not in self._topics:
+            told = str(options["homes"])
+            chains = read_chains(told, int(options["partitions"]))
+            log.info("partitioned topic=%s partitions=%d", topic, len(chains))
+            homes = [chain.taking or chain.homes[0] for chain in chains]
+            drivers = [self._driver(home, topic) for home in homes]
+            self._topics[topic] = _Topic(topic, told, homes, drivers)
+            self._ask(self._topics[topic])
         if self._timer is None:
             self._tick()
         self.take_over(topic, items)
