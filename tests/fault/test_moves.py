@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +66,22 @@ def rotated(cluster: LocalCluster, topic: str) -> dict[int, str]:
     return {p: names[(names.index(home) + 1) % len(names)] for p, home in enumerate(known)}
 
 
+def command(cluster: LocalCluster, folder: Path, *words: str, code: int = 0) -> str:
+    """Run `messagebus partitions`, and return what it prints. Those that are at home there are refused: 3."""
+    token = folder / "token"
+    token.write_text(cluster.token.reveal())
+    ran = subprocess.run(
+        [sys.executable, "-m", "messagebus", "partitions", *words],
+        env={**os.environ, **cluster.client_env(), "MESSAGEBUS_TOKEN_FILE": str(token)},
+        capture_output=True,
+        text=True,
+        timeout=2 * WITHIN_S,
+    )
+    assert ran.returncode == code, ran.stderr
+    assert all("is its home" in line for line in ran.stderr.splitlines())
+    return ran.stdout
+
+
 @pytest.mark.guarantee("key-order-across-brokers")
 def test_partitions_move_under_load_and_nothing_is_lost_or_out_of_order(
     broken: LocalCluster, topic: str, tmp_path: Path
@@ -78,6 +97,14 @@ def test_partitions_move_under_load_and_nothing_is_lost_or_out_of_order(
                 lambda: settled(broken, topic), within_s=WITHIN_S, what="all moves are finished"
             )
             assert homes(broken, topic) == list(to.values())
+        first = broken.brokers[0]
+        command(
+            broken, tmp_path, "move", topic, *map(str, range(PARTITIONS)), "--to", first, code=3
+        )
+        assert set(homes(broken, topic)) == {first}
+        told = command(broken, tmp_path, "spread", topic, "--yes")
+        assert told == f"moved 8 partitions of {topic}\n"
+        assert Counter(homes(broken, topic)) == dict.fromkeys(broken.brokers, 4)
         confirmed = ended()
         assert out_of_order(group.first_ends()) == []
     assert sum(map(len, confirmed.values())) > 100
