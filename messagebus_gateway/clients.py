@@ -17,10 +17,12 @@ from messagebus import (
     BusConfig,
     ConsumerConfig,
     LoginRefused,
+    MessageBusError,
     NotReady,
     PublisherConfig,
     Secret,
     Source,
+    count_subscriptions,
     declare,
 )
 from messagebus_gateway.people import Principal
@@ -53,6 +55,9 @@ class Bus(Protocol):
     async def declare(self, name: str, login: Login) -> dict[str, str]:
         """Make it exist on every broker. Returns the brokers that lack it, each with its reason."""
 
+    async def exists(self, source: Source) -> bool:
+        """Return whether some broker has it; True as well where nobody can say."""
+
 
 class RealBus:
     """The bus behind the addresses of a `BusConfig`."""
@@ -69,6 +74,13 @@ class RealBus:
     async def declare(self, name: str, login: Login) -> dict[str, str]:
         found = await asyncio.to_thread(declare, self._as(login), [name])
         return dict(found.missing)
+
+    async def exists(self, source: Source) -> bool:
+        try:
+            found = await asyncio.to_thread(count_subscriptions, self._bus)
+        except MessageBusError:
+            return True
+        return not found.answered or any(each.name == str(source) for each in found.counts)
 
     def _as(self, login: Login) -> BusConfig:
         if login is None:

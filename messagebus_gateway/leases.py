@@ -2,7 +2,8 @@
 
 A lease is written ``<gateway>.<session>.<number>.<mac>``. The mac, 128 bits over the rest, the principal
 and the place of the delivery, makes it impossible to guess and of one principal only. The session is that
-of the process: after a restart no lease of before is good.
+of the process: after a restart no lease of before is good. How the latest were answered is kept: an answer
+whose own answer got lost is given again, and is told the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import hmac
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["STALE", "UNKNOWN", "Lease", "Leases"]
+__all__ = ["ANSWERED", "DONE", "STALE", "UNKNOWN", "Lease", "Leases"]
 
 T = TypeVar("T")
 
-STALE, UNKNOWN = "stale", "unknown"
+DONE, ANSWERED, STALE, UNKNOWN = "done", "answered", "stale", "unknown"
 MAC_BYTES = 16
 TOKEN_CHARS_MAX = 200
+RECENT = 1 << 17  # leases whose answers are kept, a byte each
+ENDS_SPARE = 100  # old entries beside the leases, before they are swept
+_WAYS = ("", "ack", "release", "retry", "park")
 
 
 @dataclass(slots=True)
@@ -29,6 +33,7 @@ class Lease(Generic[T]):
     principal: str
     item: T
     until_ms: int
+    number: int
 
 
 class Leases(Generic[T]):
@@ -43,6 +48,7 @@ class Leases(Generic[T]):
         ] = []  # a heap; an entry whose lease has another end is old
         self._counts: dict[str, int] = {}
         self._number = 0
+        self._answers = bytearray(RECENT)  # of the latest, by number: how it was answered
 
     def __len__(self) -> int:
         return len(self._held)
@@ -55,14 +61,20 @@ class Leases(Generic[T]):
         """Lease a delivery to a principal."""
         self._number += 1
         token = f"{self._begin}.{self._number}"
-        lease = Lease(f"{token}.{self._mac(token, principal)}", principal, item, now_ms + lease_ms)
+        mac, until_ms = self._mac(token, principal), now_ms + lease_ms
+        lease = Lease(f"{token}.{mac}", principal, item, until_ms, self._number)
+        self._answers[self._number % RECENT] = 0
         self._held[self._number] = lease
         self._counts[principal] = self._counts.get(principal, 0) + 1
         heapq.heappush(self._ends, (lease.until_ms, self._number))
         return lease
 
-    def find(self, token: str, principal: str) -> Lease[T] | str:
-        """Return the lease; or STALE: it was answered or ran out; or UNKNOWN: not one of this principal."""
+    def find(self, token: str, principal: str, what: str = "") -> Lease[T] | str:
+        """Return the lease; or UNKNOWN: not one of this principal; or how it ended.
+
+        DONE: it was answered so before (what: "ack", "release", "retry", "park"); ANSWERED: in another way;
+        STALE: it ran out, its link ended, or that is too long ago.
+        """
         signed, _, mac = token[:TOKEN_CHARS_MAX].rpartition(".")
         begin, _, number = signed.rpartition(".")
         if begin != self._begin or not (number.isascii() and number.isdigit()):
@@ -70,19 +82,27 @@ class Leases(Generic[T]):
         made = self._mac(signed, principal)
         if not hmac.compare_digest(mac.encode(errors="surrogatepass"), made.encode()):
             return UNKNOWN
-        return self._held.get(int(number), STALE)
+        place = int(number)
+        if found := self._held.get(place):
+            return found
+        before = self._answers[place % RECENT] if place > self._number - RECENT else 0
+        return STALE if not before else DONE if _WAYS[before] == what else ANSWERED
 
-    def take(self, token: str, principal: str) -> Lease[T] | str:
-        """Return the lease and end it; else as `find`."""
-        found = self.find(token, principal)
+    def take(self, token: str, principal: str, what: str) -> Lease[T] | str:
+        """Return the lease and end it, answered so; else as `find`."""
+        found = self.find(token, principal, what)
         if isinstance(found, Lease):
             self.end(found)
+            self._answers[found.number % RECENT] = _WAYS.index(what)
         return found
+
+    def failed(self, lease: Lease[T]) -> None:
+        """Note that the answer to a lease that was taken did not arrive."""
+        self._answers[lease.number % RECENT] = 0
 
     def end(self, lease: Lease[T]) -> bool:
         """End a lease. False: it has ended."""
-        number = int(lease.token.rsplit(".", 2)[1])
-        if self._held.pop(number, None) is None:
+        if self._held.pop(lease.number, None) is None:
             return False
         left = self._counts[lease.principal] - 1
         if left:
@@ -96,7 +116,10 @@ class Leases(Generic[T]):
         found = self.find(token, principal)
         if isinstance(found, Lease):
             found.until_ms = now_ms + lease_ms
-            heapq.heappush(self._ends, (found.until_ms, int(token.rsplit(".", 2)[1])))
+            heapq.heappush(self._ends, (found.until_ms, found.number))
+            if len(self._ends) > 2 * len(self._held) + ENDS_SPARE:
+                self._ends = [(each.until_ms, n) for n, each in self._held.items()]
+                heapq.heapify(self._ends)
         return found
 
     def run_out(self, now_ms: int) -> list[Lease[T]]:

@@ -22,6 +22,7 @@ COMMON = {
     429: "Too many, or too fast: see Retry-After.",
     503: "Not now: no broker, no room, or this gateway ends. See Retry-After and `outcome`.",
 }
+OF_SOURCES = {404: "It was never declared, and this principal may not."}
 OF_PUBLISHES = {
     404: "No such topic or queue, or nobody subscribes.",
     413: "A body or batch over its bound.",
@@ -144,13 +145,14 @@ def _pull() -> Json:
                 )
             },
             COMMON,
+            OF_SOURCES,
             {413: "A body over its bound."},
         ),
     }
 
 
 def _events() -> Json:
-    answers = _answers({}, COMMON)
+    answers = _answers({}, COMMON, OF_SOURCES)
     answers["200"] = {
         "description": "Server-sent events; `id` is the lease, `data` a Delivery.",
         "content": {"text/event-stream": {"schema": TEXT}},
@@ -207,7 +209,8 @@ def _declare() -> Json:
 
 def _schemas() -> Json:
     answers = _object(
-        {"lease": TEXT, "answer": {"enum": ["done", "stale", "unknown", "away"]}}, "lease"
+        {"lease": TEXT, "answer": {"enum": ["done", "answered", "stale", "unknown", "away"]}},
+        "lease",
     )
     published = _object(
         {"id": TEXT, "outcome": {"enum": OUTCOMES}, "broker": TEXT}, "id", "outcome"

@@ -20,6 +20,7 @@ import binascii
 import fnmatch
 import hashlib
 import logging
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -57,10 +58,14 @@ class Principal:
     requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
     sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
 
-    def check(self, right: str, name: str) -> None:
-        """Raise Problem 403 unless it has this right ("publish", "consume", "declare")."""
+    def may(self, right: str, name: str) -> bool:
+        """Return whether it has this right ("publish", "consume", "declare")."""
         patterns: tuple[str, ...] = getattr(self, right)
-        if not any(fnmatch.fnmatchcase(name, each) for each in patterns):
+        return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+
+    def check(self, right: str, name: str) -> None:
+        """Raise Problem 403 unless it has this right."""
+        if not self.may(right, name):
             raise Problem(403, f"{self.name} may not {right} {name}", outcome="not sent")
 
     def charge(self, count: int, now_ms: int) -> None:
@@ -198,7 +203,8 @@ def _mark(path: str) -> object:
         found = Path(path).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # Of its permissions, too, only this one tells.
+    return found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def read_tokens(path: str | Path) -> dict[bytes, Principal]:
@@ -235,8 +241,10 @@ def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
         raise ValueError("sha256 or certificate wanted, not both")
     if certificate is not None and not (isinstance(certificate, str) and certificate):
         raise ValueError("certificate: a name wanted")
-    if certificate is None and not (isinstance(digest, str) and len(digest) == 64):
+    if certificate is None and not re.fullmatch(r"[0-9A-Fa-f]{64}", str(digest)):
         raise ValueError("sha256: 64 hexadecimal digits wanted")
+    if str(digest).lower() == hashlib.sha256().hexdigest():
+        raise ValueError("sha256: it is that of an empty text, which is no token")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
         raise ValueError("rate_per_s: a number from 0")
     rights: dict[str, tuple[str, ...]] = {}
@@ -245,10 +253,7 @@ def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
         if not (isinstance(said, list) and all(isinstance(each, str) for each in said)):
             raise ValueError(f"{right}: a list of names wanted")
         rights[right] = tuple(said)
-    try:
-        key = _named(certificate) if certificate else bytes.fromhex(str(digest))
-    except ValueError:
-        raise ValueError("sha256: 64 hexadecimal digits wanted") from None
+    key = _named(certificate) if certificate else bytes.fromhex(str(digest))
     return key, Principal(
         name, rights["publish"], rights["consume"], rights["declare"], bucket=Bucket(rate)
     )

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -43,6 +44,8 @@ DELAY_S_MAX = 7 * 86_400
 EXPIRES_S_MAX = 4_294_967
 HEADERS_MAX, HEADERS_BYTES_MAX = 64, 16 * 1024
 BODY_BYTES_MAX = 16 << 20
+# Bodies above this take turns.
+LARGE_BYTES = 1 << 20
 BATCH_MAX, BATCH_BYTES_MAX = 10_000, 64 << 20
 # A body in Base64, and all else that an envelope may hold.
 LINE_BYTES_MAX = 24 << 20
@@ -55,8 +58,13 @@ _TEXT_HEADERS = {
     "mb-correlation-id": "correlation_id",
     "mb-reply-to": "reply_to",
 }
+_CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "key", "content_type", "type", "correlation_id", "reply_to", "priority", "headers"}
+# The broker routes by these, too, and ends a channel where one is no list.
+_ROUTING = {"CC", "BCC"}
+# A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
+_OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
 _IGNORED = {"destination", "time_ms", "received"}
 
 
@@ -80,13 +88,15 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
         if name == "content-type":
             content_type = value
         elif name == "idempotency-key":
+            if key and value != key:
+                raise _bad("Idempotency-Key: two of them")
             key = value
         elif name in _TRACE:
             own[name] = value
         elif name.startswith("ce-"):
             events.append((name, value))
-        elif name == "content-encoding" and value.lower() != "identity":
-            raise _bad(f"Content-Encoding {value[:40]!r}: send the body as it is")
+        elif name in _CODINGS and value.lower() != _CODINGS[name]:
+            raise _bad(f"{name.title()} {value[:40]!r}: send the body as it is")
         elif not name.startswith("mb-"):
             continue
         elif name in _TEXT_HEADERS:
@@ -110,6 +120,8 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
             raise _bad(f"{name[:60]}: no such header")
     if len(own) > HEADERS_MAX or size > HEADERS_BYTES_MAX:
         raise _bad(f"MB-Header-: at most {HEADERS_MAX} headers, {HEADERS_BYTES_MAX} bytes")
+    if fields.get("reply_to", "").startswith(_OWN):
+        raise _bad(_OWN_TOLD)
     if key and not KEY_FORM.fullmatch(key):
         raise _bad("Idempotency-Key: 1 to 128 of A-Z a-z 0-9 . _ : -")
     try:
@@ -353,10 +365,24 @@ class Batch:
         return found
 
 
-async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413."""
+async def read_lines(
+    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object]
+) -> AsyncGenerator[list[bytes], None]:
+    """Yield the lines that each chunk completes, without their ends; empty ones too. Raises Problem 413.
+
+    large: the turn of a line above LARGE_BYTES, until it is complete.
+    """
+    async with AsyncExitStack() as turn:
+        async for lines in _read_lines(chunks, large, turn):
+            yield lines
+
+
+async def _read_lines(
+    chunks: AsyncIterator[bytes], large: AbstractAsyncContextManager[object], turn: AsyncExitStack
+) -> AsyncIterator[list[bytes]]:
     rest: list[bytes] = []
     size = line_size = 0
+    is_large = False
     async for chunk in chunks:
         size += len(chunk)
         head, end, tail = chunk.partition(b"\n")
@@ -368,11 +394,16 @@ async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]
             raise Problem(413, f"more than {most:,} bytes in a {what}", outcome="not sent")
         rest.append(head)
         if not end:
+            if line_size > LARGE_BYTES and not is_large:
+                await turn.enter_async_context(large)
+                is_large = True
             continue
         first = b"".join(rest)
         *lines, last = tail.split(b"\n")
         rest, line_size = [last], len(last)
         yield [first, *lines]
+        await turn.aclose()
+        is_large = False
     if last := b"".join(rest):
         yield [last]
 
@@ -409,6 +440,11 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
             options["deliver_after_s" if name == "delay_s" else "ttl_s"] = value
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
+    headers = fields.get("headers")
+    if isinstance(headers, dict) and not _ROUTING.isdisjoint(headers):
+        raise MessageInvalid("headers: CC and BCC would route it past the rights of who sends it")
+    if str(fields.get("reply_to", "")).startswith(_OWN):
+        raise MessageInvalid(_OWN_TOLD)
     message_id = fields.get("message_id", "")
     if message_id != "" and not (isinstance(message_id, str) and KEY_FORM.fullmatch(message_id)):
         raise MessageInvalid("id: 1 to 128 of A-Z a-z 0-9 . _ : -")

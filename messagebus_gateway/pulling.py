@@ -9,7 +9,7 @@ import functools
 import logging
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from messagebus_gateway.clients import Bus, now_ms
 from messagebus_gateway.demand import TICK_MS, Demand, LetGo, Rest
 from messagebus_gateway.leases import Lease, Leases
 from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import Problem
 
 __all__ = ["Held", "Pulls", "Reader", "as_json", "body_of"]
 
@@ -34,6 +35,7 @@ log = logging.getLogger("messagebus.gateway")
 
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 900.0
 AHEAD_MAX = 1_000
+FIRST_MAX = 50  # of each broker, until the demand is known
 READERS_MAX = 1_000
 STOP_S = 5.0
 ACK_SAFE_S = 10.0
@@ -52,9 +54,10 @@ class Held:
 class Reader:
     """One subscription for one login. Links live from the first caller until nobody has asked for long."""
 
-    def __init__(self, consumer: AsyncConsumer) -> None:
+    def __init__(self, consumer: AsyncConsumer, prefetch: int) -> None:
         self.consumer = consumer
         self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
+        self.demand.credit = prefetch * max(1, len(consumer.stats().brokers))
         self.held = 0
         self.buffered_since_ms: int | None = None
 
@@ -122,8 +125,11 @@ class Pulls:
     def start(self) -> None:
         self._ticking = asyncio.create_task(self._tick())
 
-    async def reader(self, principal: Principal, source: Source) -> Reader:
-        """Return the reader of a subscription, attached. Raises MessageBusError."""
+    async def reader(self, principal: Principal, source: Source, first: int) -> Reader:
+        """Return the reader of a subscription, attached. Raises MessageBusError, and Problem 404.
+
+        first: what its first caller wants; with less, what came would be given back for a larger prefetch.
+        """
         login = "" if principal.login is None else principal.name
         place = (str(source), login)
         if found := self.readers.get(place):
@@ -133,10 +139,14 @@ class Pulls:
                 return found
             if len(self.readers) >= READERS_MAX:
                 raise ConfigError(f"more than {READERS_MAX:,} subscriptions are in use")
-            config = ConsumerConfig(prefetch=1, handed_out_max=1_000_000)
+            # A consumer creates what it names.
+            if not (principal.may("declare", str(source)) or await self._bus.exists(source)):
+                raise Problem(404, f"{source} was never declared, and {principal.name} may not")
+            prefetch = min(first, FIRST_MAX)
+            config = ConsumerConfig(prefetch=prefetch, handed_out_max=1_000_000)
             consumer = self._bus.consumer(source, config, principal.login)
             await consumer.start(require="one" if login else None, timeout_s=STOP_S)
-            made = self.readers[place] = Reader(consumer)
+            made = self.readers[place] = Reader(consumer, prefetch)
         return made
 
     def grant(
@@ -188,9 +198,19 @@ class Pulls:
             lease_ms = round(how["lease_s"] * 1000)
             ends = [self.leases.extend(t, principal.name, now_ms(), lease_ms) for t in tokens]
             return [each if isinstance(each, str) else "done" for each in ends]
-        taken = [self.leases.take(token, principal.name) for token in tokens]
+        taken = [self.leases.take(token, principal.name, what) for token in tokens]
         if what == "ack" and how.get("confirmed"):
-            return await self._ack_safe(taken)
+            answers = await self._ack_safe(taken)
+        else:
+            answers = await self._answer(what, taken, how)
+        for lease, end in zip(taken, answers, strict=True):
+            if isinstance(lease, Lease) and end != "done":
+                self.leases.failed(lease)
+        return answers
+
+    async def _answer(
+        self, what: str, taken: Sequence[Lease[Held] | str], how: Mapping[str, Any]
+    ) -> list[str]:
         answers: list[str] = []
         copies: list[tuple[int, Any]] = []
         for place, lease in enumerate(taken):

@@ -118,24 +118,35 @@ class Push:
             headers = {"content-type": cloudevents.STRUCTURED}
             body = json.dumps(cloudevents.as_event(delivery), ensure_ascii=False).encode()
         headers |= signed(self._secret, delivery.message_id, int(time.time()), body)
+        status, retry_after, shown = 0, "", b""
         try:
-            answer = await self._http.post(config.url, content=body, headers=headers)
-        except httpx.HTTPError as fault:
-            self._count("none")
-            raise RetryLater(reason=f"no answer: {type(fault).__name__}") from None
-        status = answer.status_code
+            async with (
+                asyncio.timeout(config.timeout_s),
+                self._http.stream("POST", config.url, content=body, headers=headers) as answer,
+            ):
+                status = answer.status_code
+                retry_after = answer.headers.get("retry-after", "")
+                # The status decides. A body may have no end.
+                async for part in answer.aiter_raw():
+                    shown += part[:SHOWN_BYTES]
+                    if len(shown) >= SHOWN_BYTES:
+                        break
+        except (httpx.HTTPError, TimeoutError) as fault:
+            if not status:
+                self._count("none")
+                raise RetryLater(reason=f"no answer: {type(fault).__name__}") from None
         self._count(str(status))
-        if answer.is_success:
+        if 200 <= status < 300:
             return
         if status == GONE:
             log.error("push ends subscription=%s reason='410 Gone'", config.subscription)
             self._ending = self._ending or asyncio.create_task(self._consumer.stop(STOP_S))
             raise RetryLater(reason="410 Gone")
         if status in AGAIN or status >= 500:
-            said = answer.headers.get("retry-after", "")
-            after_s = min(int(said), RETRY_AFTER_S_MAX) if said.isdigit() else None
+            is_said = retry_after.isascii() and retry_after.isdigit()
+            after_s = min(int(retry_after[:9]), RETRY_AFTER_S_MAX) if is_said else None
             raise RetryLater(after_s, reason=f"answered {status}")
-        raise Park(f"answered {status}: {answer.text[:SHOWN_BYTES]}")
+        raise Park(f"answered {status}: {shown[:SHOWN_BYTES].decode(errors='replace')}")
 
     def _count(self, status: str) -> None:
         self._metrics.pushes.labels(self._config.subscription, status).inc()

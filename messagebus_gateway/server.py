@@ -33,7 +33,7 @@ def _bounded(request_s: float, connections_max: int) -> type[asyncio.Protocol]:
 
     class Bounded(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
-        _header_bytes, _is_open = 0, False
+        _header_bytes, _is_open, _in_head = 0, False, True
         _names: tuple[str, ...] = ()
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,7 +52,7 @@ def _bounded(request_s: float, connections_max: int) -> type[asyncio.Protocol]:
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._header_bytes, self._is_open = 0, True
+            self._header_bytes, self._is_open, self._in_head = 0, True, True
             self._forget()
             if self._names:
                 self.scope[NAMES] = self._names  # type: ignore[literal-required]
@@ -62,8 +62,14 @@ def _bounded(request_s: float, connections_max: int) -> type[asyncio.Protocol]:
             self._count(len(url))
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            super().on_header(name, value)
+            # Fields behind a chunked body are no headers: no proxy before has seen them as such.
+            if self._in_head:
+                super().on_header(name, value)
             self._count(len(name) + len(value))
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
 
         def on_message_complete(self) -> None:
             self._is_open = False

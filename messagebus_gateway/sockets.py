@@ -26,6 +26,7 @@ __all__ = ["PROTOCOL", "Socket"]
 PROTOCOL = "messagebus.v1"
 CREDIT_MAX, PULL_MAX, PULL_BYTES = 1_000, 100, 1 << 20
 WAIT_S = 15.0
+ROOM_S = 1.0  # between looks for room, where the principal holds all it may
 # Publishes of one socket that wait for their ends; then its frames are not read.
 PUBLISHES_MAX = 100
 GOING_AWAY, REFUSED = 1012, 1008
@@ -82,7 +83,10 @@ class Socket:
             )
             if room <= 0:
                 self._changed.clear()
-                await self._changed.wait()
+                # Leases that end elsewhere make room, too, and are not told.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ROOM_S if self._credit else None):
+                        await self._changed.wait()
                 continue
             found = await self._reader.pull(room, WAIT_S, PULL_BYTES)
             leases = self._pulls.grant(

@@ -54,6 +54,9 @@ class MemoryGatewayBus:
         self._bus.declare(name)
         return {}
 
+    async def exists(self, source: Source) -> bool:
+        return self._bus.exists(source)
+
     def _note(self, login: tuple[str, Secret] | None) -> None:
         if login is not None:
             self.logins.append(login[0])

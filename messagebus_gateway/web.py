@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ from messagebus_gateway.problems import Problem, json_response, seconds
 from messagebus_gateway.publishing import (
     BATCH_MAX,
     BODY_BYTES_MAX,
+    LARGE_BYTES,
     TIMEOUT_S,
     TIMEOUT_S_MAX,
     Batch,
@@ -81,7 +82,6 @@ __all__ = ["Parts", "application"]
 
 log = logging.getLogger("messagebus.gateway")
 
-LARGE_BYTES = 1 << 20
 PULL_MAX, PULL_BYTES, PULL_BYTES_MAX, WAIT_S_MAX = 1_000, 4 << 20, 64 << 20, 60.0
 LEASE_S, WAIT_S = 60.0, 20.0
 LEASES_MAX = 10_000
@@ -182,7 +182,10 @@ class _Web:
 
     def route(self, name: str, path: str, handler: Handler, method: str = "POST") -> Route:
         """Return a route whose requests are answered as `endpoint` says."""
-        return Route(path, self.endpoint(name, handler), methods=[method])
+        made = Route(path, self.endpoint(name, handler), methods=[method])
+        # HEAD of a stream would take deliveries and write them to nobody.
+        made.methods = {method}
+        return made
 
     def endpoint(self, name: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler whose requests have a principal, a place, an answer in any case, and a count."""
@@ -193,6 +196,7 @@ class _Web:
             try:
                 login = request.headers.get("authorization", "")
                 principal = people.principal(login, now_ms(), request.scope.get(NAMES, ()))
+                self._check_origin(request, login)
                 if not principal.requests.enter():
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
@@ -216,6 +220,17 @@ class _Web:
             return response
 
         return endpoint
+
+    def _check_origin(self, request: HTTPConnection, login: str) -> None:
+        """Raise Problem 403 for a page of another site, which a browser lets send to any address.
+
+        It cannot have a token; all else that shows who calls, browsers send by themselves.
+        """
+        origin = request.headers.get("origin")
+        if origin is None or origin in self._parts.config.origins:
+            return
+        if login[:7].lower() != "bearer ":
+            raise Problem(403, "pages of this origin may not call", outcome="not sent")
 
     # Publish.
     async def publish(self, request: Request, principal: Principal) -> Response:
@@ -287,12 +302,14 @@ class _Web:
             batch = Batch(publisher, destination, self._limits.admit_wait_s, timeout_s)
             try:
                 if media == cloudevents.BATCH:
-                    events = await read_events(request, timeout_s)
-                    for each in events:
-                        principal.charge(1, now_ms())
-                        await batch.add(each)
+                    async with self._turn(request):
+                        for each in await read_events(request, timeout_s):
+                            principal.charge(1, now_ms())
+                            await batch.add(each)
                 elif media in (NDJSON, "application/ndjson", "application/jsonl"):
-                    await self._lines(request, principal, batch, timeout_s)
+                    whole = request.query_params.get("whole", "") in ("1", "true")
+                    async with self._turn(request) if whole else nullcontext():
+                        await self._lines(request, principal, batch, timeout_s, whole)
                 else:
                     raise Problem(
                         415, f"Content-Type {NDJSON} or {cloudevents.BATCH}", outcome="not sent"
@@ -311,30 +328,38 @@ class _Web:
         more = {} if batch.stopped is None else batch.stopped.headers
         return Response(body, status, headers=dict(more), media_type=media)
 
+    def _turn(self, request: Request) -> AbstractAsyncContextManager[object]:
+        """Return the turn of a batch that is held whole: none if it is small."""
+        said = request.headers.get("content-length", "")
+        is_small = said.isdigit() and int(said) <= LARGE_BYTES
+        return nullcontext() if is_small else self._large
+
     async def _lines(
-        self, request: Request, principal: Principal, batch: Batch, timeout_s: float
+        self, request: Request, principal: Principal, batch: Batch, timeout_s: float, whole: bool
     ) -> None:
-        whole = request.query_params.get("whole", "") in ("1", "true")
         waiting: list[tuple[int, bytes | Message, Options]] = []
         number = 0
-        async for lines in read_lines(request.stream()):
-            read: list[tuple[int, bytes | Message, Options]] = []
-            try:
-                for line in lines:
-                    number += 1
-                    if line and not line.isspace():
-                        read.append((number, *read_line(line)))
-            except (MessageInvalid, TypeError) as fault:
+        # What is held whole has had its turn: a second one could wait for itself.
+        large = nullcontext() if whole else self._large
+        async with aclosing(read_lines(request.stream(), large)) as reading:
+            async for lines in reading:
+                read: list[tuple[int, bytes | Message, Options]] = []
+                try:
+                    for line in lines:
+                        number += 1
+                        if line and not line.isspace():
+                            read.append((number, *read_line(line)))
+                except (MessageInvalid, TypeError) as fault:
+                    if not whole:
+                        await self._publish_lines(principal, batch, read, timeout_s)
+                    detail = f"line {number}: {fault}"
+                    raise Problem(400, detail, outcome="not sent", line=number) from None
                 if not whole:
                     await self._publish_lines(principal, batch, read, timeout_s)
-                detail = f"line {number}: {fault}"
-                raise Problem(400, detail, outcome="not sent", line=number) from None
-            if not whole:
-                await self._publish_lines(principal, batch, read, timeout_s)
-                continue
-            waiting += read
-            if len(waiting) > BATCH_MAX:
-                raise Problem(413, f"more than {BATCH_MAX:,} messages", outcome="not sent")
+                    continue
+                waiting += read
+                if len(waiting) > BATCH_MAX:
+                    raise Problem(413, f"more than {BATCH_MAX:,} messages", outcome="not sent")
         await self._publish_lines(principal, batch, waiting, timeout_s)
         if not number:
             raise Problem(400, "an empty batch", outcome="not sent")
@@ -386,7 +411,7 @@ class _Web:
             raise Problem(429, f"{principal.name} holds all the leases it may", retry_after_s=1)
         if self._parts.ending.is_set():
             raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-        reader = await pulls.reader(principal, source)
+        reader = await pulls.reader(principal, source, most)
         pulling = asyncio.create_task(reader.pull(most, wait_s, bytes_max))
         gone = asyncio.create_task(_gone(request))
         ending = asyncio.create_task(self._parts.ending.wait())
@@ -419,7 +444,7 @@ class _Web:
             raise Problem(400, "ack: sent, or nothing")
         if self._parts.ending.is_set():
             raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-        reader = await self._parts.pulls.reader(principal, source)
+        reader = await self._parts.pulls.reader(principal, source, in_flight)
         if not principal.sockets.enter():
             raise Problem(429, f"{principal.name} has all the streams it may", retry_after_s=1)
         stream = streaming.Stream(
@@ -505,11 +530,14 @@ class _Web:
             lease_s = seconds(said, "lease_s", LEASE_S_MIN, LEASE_S_MAX)
             if parts.ending.is_set():
                 raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
-            reader = await parts.pulls.reader(principal, source)
+            reader = await parts.pulls.reader(principal, source, 1)
             if not principal.sockets.enter():
                 raise Problem(429, f"{principal.name} has all the sockets it may", retry_after_s=1)
         except Problem as problem:
             return await socket.send_denial_response(problem.response())
+        except LoginRefused:
+            refused = Problem(401, "the bus refuses this login")
+            return await socket.send_denial_response(refused.response())
         except (NameInvalid, ConfigError) as fault:
             return await socket.send_denial_response(Problem(400, str(fault)).response())
         except MessageBusError as fault:

@@ -1,14 +1,14 @@
 // Answers: ack on the link that delivered; retry and park by a copy, confirmed before the ack.
-'use strict';
 
 const REASON_BYTES_MAX = 1024;
 const STEPS_MS = [1000, 2000, 5000, 10000, 20000, 30000, 60000, 120000, 300000, 600000, 1200000, 1800000, 3600000,
   7200000, 14400000, 28800000, 43200000, 86400000, 172800000, 345600000, 604800000];
 const BROKERS_OWN = /^(x-death|x-(first|last)-death-.*|x-delivery-count|x-acquired-count|CC|BCC|mb-retry-reason)$/;
+const COPIED = ['contentType', 'contentEncoding', 'priority', 'correlationId', 'replyTo', 'messageId', 'timestamp', 'type', 'appId'];
 const cut = (reason) => Buffer.from(String(reason)).subarray(0, REASON_BYTES_MAX).toString();
 
 // A message as it arrived. outer: shared by the entries of a batch, {left}. link: {live, owed, channel}.
-class Delivery {
+export class Delivery {
   constructor(consumer, broker, link, raw, outer, properties, body) {
     Object.assign(this, { consumer, broker, link, raw, outer, properties, body });
     this.headers = properties.headers || {};
@@ -47,8 +47,7 @@ class Delivery {
 
   async copy(exchange, key, more) {
     const headers = Object.fromEntries(Object.entries(this.headers).filter(([name]) => !BROKERS_OWN.test(name)));
-    const { contentType, contentEncoding, priority, correlationId, replyTo, messageId, timestamp, type, appId } = this.properties;
-    const properties = { contentType, contentEncoding, priority, correlationId, replyTo, messageId, timestamp, type, appId };
+    const properties = Object.fromEntries(COPIED.map((name) => [name, this.properties[name]]));
     const outcome = await this.consumer.copies.send(exchange, key, this.body, { ...properties, headers: { ...headers, ...more } });
     if (outcome === 'confirmed') return this.ack();
     this.giveBack();
@@ -61,5 +60,3 @@ class Delivery {
     return this.properties.timestamp ? this.properties.timestamp * 1000 : Date.now();
   }
 }
-
-module.exports = { Delivery };

@@ -1,9 +1,12 @@
 // Batch: several messages in one AMQP message. amqplib keeps its codec to itself.
-'use strict';
 
-const BATCH_TYPE = 'application/vnd.messagebus.batch';
+export const BATCH_TYPE = 'application/vnd.messagebus.batch';
 const ENTRIES_MAX = 10000;
 const DEPTH_MAX = 32;
+const NUMBERS = {
+  b: [1, 'readInt8'], B: [1, 'readUInt8'], s: [2, 'readInt16BE'], U: [2, 'readInt16BE'], u: [2, 'readUInt16BE'], I: [4, 'readInt32BE'],
+  i: [4, 'readUInt32BE'], l: [8, 'readBigInt64BE'], L: [8, 'readBigInt64BE'], f: [4, 'readFloatBE'], d: [8, 'readDoubleBE'],
+};
 // From the highest bit down; bit 13 is the headers' table.
 const PROPERTIES = ['contentType', 'contentEncoding', 'headers', 'deliveryMode', 'priority', 'correlationId', 'replyTo',
   'expiration', 'messageId', 'timestamp', 'type', 'userId', 'appId', 'clusterId'];
@@ -23,7 +26,7 @@ class Reader {
 }
 
 // Returns the entries as [properties, body]; throws when the body is no batch.
-function splitBatch(body) {
+export function splitBatch(body) {
   const reader = new Reader(body);
   const entries = [];
   while (reader.more && entries.length < ENTRIES_MAX) entries.push([properties(new Reader(reader.long())), reader.long()]);
@@ -57,17 +60,10 @@ function table(reader, depth) {
 // Values as amqplib reads them, and writes them again.
 function value(reader, depth) {
   if (depth > DEPTH_MAX) throw new Error('too deep');
-  switch (String.fromCharCode(reader.u8())) {
+  const kind = String.fromCharCode(reader.u8());
+  if (kind in NUMBERS) return Number(reader.take(NUMBERS[kind][0])[NUMBERS[kind][1]]());
+  switch (kind) {
     case 't': return reader.u8() !== 0;
-    case 'b': return reader.take(1).readInt8();
-    case 'B': return reader.u8();
-    case 's': case 'U': return reader.take(2).readInt16BE();
-    case 'u': return reader.take(2).readUInt16BE();
-    case 'I': return reader.take(4).readInt32BE();
-    case 'i': return reader.u32();
-    case 'l': case 'L': return Number(reader.take(8).readBigInt64BE());
-    case 'f': return reader.take(4).readFloatBE();
-    case 'd': return reader.take(8).readDoubleBE();
     case 'D': return { '!': 'decimal', value: { places: reader.u8(), digits: reader.u32() } };
     case 'T': return { '!': 'timestamp', value: Number(reader.take(8).readBigUInt64BE()) };
     case 'S': return reader.long().toString();
@@ -83,5 +79,3 @@ function value(reader, depth) {
     default: throw new Error('unknown type');
   }
 }
-
-module.exports = { BATCH_TYPE, splitBatch };

@@ -1,11 +1,10 @@
 // The client under test of `messagebus conform`: reads orders, tells events, one JSON object a line.
-'use strict';
-const { createHash } = require('node:crypto');
-const readline = require('node:readline');
-const { fromEnv } = require('./settings');
-const { Publisher } = require('./publisher');
-const { Consumer } = require('./consumer');
-const { register } = require('./register');
+import { createHash } from 'node:crypto';
+import readline from 'node:readline';
+import { fromEnv } from './settings.js';
+import { Publisher } from './publisher.js';
+import { Consumer } from './consumer.js';
+import { register } from './register.js';
 
 const FINISH_MS = 10000;
 const settings = fromEnv();

@@ -1,14 +1,13 @@
 // Consumer: a link to each broker of the list.
-'use strict';
-const { List } = require('./list');
-const { Delivery } = require('./answers');
-const { BATCH_TYPE, splitBatch } = require('./batch');
-const { dial, hangUp, Backoff, sleep, sourceOf } = require('./settings');
+import { List } from './list.js';
+import { Delivery } from './answers.js';
+import { BATCH_TYPE, splitBatch } from './batch.js';
+import { dial, hangUp, Backoff, sleep, sourceOf } from './settings.js';
 
 const REDIAL_MAX_MS = 5000;
 const APPLIED_HOLD_MS = 1000;
 
-class Consumer {
+export class Consumer {
   // copies: the publisher of retries and parked messages. handle(delivery).
   constructor(settings, from, prefetch, copies, handle) {
     Object.assign(this, { settings, source: sourceOf(from), prefetch, copies, handle, brokers: new Map(), keeping: new Set() });
@@ -124,5 +123,3 @@ class Listed {
     }
   }
 }
-
-module.exports = { Consumer };

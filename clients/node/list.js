@@ -1,6 +1,5 @@
 // List: waiting fetch, parse, keep the last good one, tell what was applied.
-'use strict';
-const { ask, Backoff, sleep, BODY_BYTES_MAX, DIAL_TIMEOUT_MS } = require('./settings');
+import { ask, Backoff, sleep, BODY_BYTES_MAX, DIAL_TIMEOUT_MS } from './settings.js';
 
 const WAIT_S = 30;
 const ASK_EVERY_MS = 1000;
@@ -8,7 +7,7 @@ const HOST = /^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]
 const isPort = (text) => /^[0-9]{1,5}$/.test(text) && Number(text) >= 1 && Number(text) <= 65535;
 
 // Reads a list; one bad line throws.
-function parseList(raw) {
+export function parseList(raw) {
   if (raw.length > BODY_BYTES_MAX) throw new Error('too large');
   const said = {};
   const brokers = new Set();
@@ -37,7 +36,7 @@ function parseList(raw) {
 }
 
 // Follows the list until stopped. apply(list) ends when each of its brokers was tried.
-class List {
+export class List {
   constructor(settings, subscription, apply) {
     Object.assign(this, { settings, subscription, apply, applied: 0, known: undefined, aborting: new AbortController() });
     this.follow();
@@ -83,5 +82,3 @@ class List {
     return list;
   }
 }
-
-module.exports = { List, parseList };

@@ -1,6 +1,5 @@
 // Publisher: one link to the broker that the balancer gives; each publish ends in one outcome.
-'use strict';
-const { dial, hangUp, Backoff, sleep, exchangeOf } = require('./settings');
+import { dial, hangUp, Backoff, sleep, exchangeOf } from './settings.js';
 
 const WINDOW = 256;
 const DEADLINE_MS = 5000;
@@ -8,7 +7,7 @@ const CONFIRM_SLOW_MS = 1500;
 const LIFETIME_MS = 600000;
 const TICK_MS = 100;
 
-class Publisher {
+export class Publisher {
   constructor(settings) {
     Object.assign(this, { settings, waiting: [], flying: new Map(), link: undefined, waits: new Backoff(), stopping: undefined });
     this.ticks = setInterval(() => this.tick(), TICK_MS);
@@ -106,5 +105,3 @@ class Publisher {
     if (this.link && (slow || (now > this.link.ends && !this.flying.size))) this.leave(this.link);
   }
 }
-
-module.exports = { Publisher };

@@ -1,16 +1,16 @@
 // Settings, dialling, back-off and names: what the other parts share.
-'use strict';
-const fs = require('node:fs');
-const http = require('node:http');
-const https = require('node:https');
-const amqp = require('amqplib');
+import { once } from 'node:events';
+import fs from 'node:fs';
+import http from 'node:http';
+import https from 'node:https';
+import amqp from 'amqplib';
 
-const DIAL_TIMEOUT_MS = 5000;
-const BODY_BYTES_MAX = 1 << 20;
+export const DIAL_TIMEOUT_MS = 5000;
+export const BODY_BYTES_MAX = 1 << 20;
 const env = (name) => process.env[`MESSAGEBUS_${name}`] || '';
-const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-function fromEnv() {
+export function fromEnv() {
   return {
     broker: env('BROKER'), listUrl: env('LIST_URL'), user: env('USER'), passwordFile: env('PASSWORD_FILE'),
     cluster: env('CLUSTER'), clientId: env('CLIENT_ID'), tls: env('TLS') === 'true', ca: env('TLS_CA_FILE'),
@@ -28,7 +28,7 @@ function tlsOptions(s) {
 }
 
 // amqplib connects once and never again by itself, unless its option `recovery` is given.
-async function dial(s, broker) {
+export async function dial(s, broker) {
   const at = broker.lastIndexOf(':');
   const options = { ...tlsOptions(s), timeout: DIAL_TIMEOUT_MS, noDelay: true, clientProperties: { connection_name: s.clientId } };
   if (s.tls && broker === s.broker && s.serverName) options.servername = s.serverName;
@@ -41,7 +41,7 @@ async function dial(s, broker) {
 }
 
 // Ends a connection. Its channel first: a connection that is closed at once may take the last acks with it.
-async function hangUp(connection, channel) {
+export async function hangUp(connection, channel) {
   const socket = connection && connection.connection.stream;
   if (!socket || socket.destroyed) return;
   const late = setTimeout(() => socket.destroy(), 1000);
@@ -54,7 +54,7 @@ async function hangUp(connection, channel) {
   clearTimeout(late);
 }
 
-class Backoff {
+export class Backoff {
   failures = 0;
   refusals = 0;
   after(fault) {
@@ -66,44 +66,36 @@ class Backoff {
 }
 
 // Asks an agent. Rejects on anything but a whole answer.
-function ask(s, { path, method = 'GET', body, timeoutMs, signal }) {
-  return new Promise((answered, failed) => {
-    const url = new URL(path, s.listUrl);
-    const options = { method, ...tlsOptions(s), agent: false, signal };
-    if (s.serverName) options.servername = s.serverName;
-    if (body) {
-      options.headers = { 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(body) };
-      options.auth = `${s.user}:${password(s)}`;
-    }
-    const request = (s.tls ? https : http).request(url, options, (answer) => {
-      const parts = [];
-      let size = 0;
-      answer.on('data', (part) => {
-        parts.push(part);
-        if ((size += part.length) > BODY_BYTES_MAX) request.destroy(new Error('too large'));
-      });
-      answer.on('end', () => (answer.complete ? answered({ status: answer.statusCode, body: Buffer.concat(parts) }) : failed(new Error('cut'))));
-      answer.on('error', failed);
-      answer.on('aborted', () => failed(new Error('cut')));
-    });
-    request.setTimeout(timeoutMs, () => request.destroy(new Error('no answer')));
-    request.on('error', failed);
-    request.end(body);
-  });
+export async function ask(s, { path, method = 'GET', body, timeoutMs, signal }) {
+  const options = { method, ...tlsOptions(s), agent: false, signal };
+  if (s.serverName) options.servername = s.serverName;
+  if (body) {
+    options.headers = { 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(body) };
+    options.auth = `${s.user}:${password(s)}`;
+  }
+  const request = (s.tls ? https : http).request(new URL(path, s.listUrl), options);
+  request.setTimeout(timeoutMs, () => request.destroy(new Error('no answer')));
+  request.on('error', () => {}); // what comes behind the head ends the loop below
+  const [answer] = await once(request.end(body), 'response');
+  const parts = [];
+  let size = 0;
+  for await (const part of answer) {
+    if ((size += part.length) > BODY_BYTES_MAX) throw new Error('too large');
+    parts.push(part);
+  }
+  return { status: answer.statusCode, body: Buffer.concat(parts) };
 }
 
 const isName = (name) => /^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$/.test(name) && !/^(amq|mb)\./.test(name);
 
 // What a destination is published to; undefined for a bad name.
-function exchangeOf(to) {
+export function exchangeOf(to) {
   const name = to.replace(/^queue:/, '');
   return isName(name) ? (to === name ? `mb.topic/${name}` : `mb.to/${name}`) : undefined;
 }
 
-function sourceOf(from) {
+export function sourceOf(from) {
   const name = from.replace(/^queue:/, '');
   const own = from === name ? `mb.sub/${name}` : `mb.queue/${name}`;
   return { name: from, queue: own, park: `mb.park/${name}` };
 }
-
-module.exports = { fromEnv, dial, hangUp, ask, Backoff, sleep, exchangeOf, sourceOf, BODY_BYTES_MAX, DIAL_TIMEOUT_MS };

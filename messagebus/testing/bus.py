@@ -245,6 +245,10 @@ class MemoryBus:
         """Return how many messages wait to be delivered, over all brokers."""
         return self._brokers.waiting(_source(destination, subscription))
 
+    def exists(self, source: Source) -> bool:
+        """Return whether it was declared."""
+        return self._brokers.is_declared(source)
+
     def delayed(self) -> int:
         """Return how many delayed messages wait: `advance` brings them."""
         return self._brokers.delayed()

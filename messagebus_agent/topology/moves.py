@@ -19,7 +19,7 @@ from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
 from messagebus_agent.topology.agreement import Topology
 from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
-from messagebus_agent.topology.homes import HOMES, MARK, chains_of
+from messagebus_agent.topology.homes import HOMES, MARK, chains_of, has_segments
 from messagebus_agent.topology.peers import Peers
 from messagebus_agent.topology.register import Entry
 
@@ -237,7 +237,7 @@ class Moves:
             if chain.is_open and len(chain.homes) > 1 and chain.homes[0].broker == self._me
         }
         for entry in self._register.entries.values() if found else ():
-            if entry.alive and entry.wanted.startswith(f"{topic}/"):
+            if entry.alive and entry.wanted.startswith(f"{topic}/") and has_segments(entry):
                 queues = self._upkeep.segment_queues(entry.wanted)
                 for partition in found:
                     segment = segment_of(partition, chains[partition].homes[0])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,10 @@ from hypothesis import strategies as st
 from messagebus import ConfigError, MessageInvalid, PublisherConfig
 from messagebus.testing import MemoryBus
 from messagebus_gateway import publishing
-from messagebus_gateway.config import GatewayConfig
-from messagebus_gateway.people import Principal
+from messagebus_gateway.config import GatewayConfig, Limits
+from messagebus_gateway.people import LOOK_EVERY_MS, People, Principal, read_tokens
 from messagebus_gateway.problems import Problem
-from messagebus_gateway.publishing import BODY_BYTES_MAX
+from messagebus_gateway.publishing import BODY_BYTES_MAX, LARGE_BYTES
 from ops.local.certificates import issue_missing
 from tests.support.eventually import eventually_async
 from tests.support.gateway import gateway_on, token_entry, write_tokens
@@ -204,6 +207,7 @@ async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:
         {"MB-Durability": "some"},
         {"MB-Nonsense": "1"},
         {"MB-Key": "k" * 256},
+        {"MB-Reply-To": "amq.rabbitmq.reply-to"},
         {"Content-Encoding": "gzip"},
         {"ce-id": "1"},
         {"Content-Type": "application/cloudevents+json"},
@@ -334,6 +338,40 @@ async def test_a_batch_is_published_while_it_is_read() -> None:
     assert [each["id"] for each in answer.json()["messages"]] == ["first", "last"]
 
 
+async def test_large_batches_that_are_held_whole_take_turns() -> None:
+    half = json.dumps({"body": "x" * 2 * LARGE_BYTES}).encode() + b"\n"
+    head = f"POST {BATCH}?whole=1 HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head += f"Content-Length: {2 * len(half)}\r\n\r\n"
+    bus = make_bus()
+    async with gateway_on(bus, limits={"large_bytes_max": BODY_BYTES_MAX}) as served:
+        reader, writer = await served.connect(head.encode() + half)
+        sent = asyncio.create_task(
+            served.http.post(f"{BATCH}?whole=1", content=half * 2, headers=NDJSON)
+        )
+        small = await served.http.post(f"{BATCH}?whole=1", content=lines({}), headers=NDJSON)
+        assert small.status_code == 201
+        assert not sent.done()
+        writer.write(half)
+        assert b" 201 " in await reader.readline()
+        assert (await sent).status_code == 201
+        writer.close()
+
+
+async def test_a_large_line_waits_for_its_turn_and_gives_it_back() -> None:
+    turn = asyncio.Semaphore(1)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in (b"x" * LARGE_BYTES, b"x", b"y"):
+            yield chunk
+            assert turn.locked() == (chunk != b"x" * LARGE_BYTES)
+        yield b"\nz"
+
+    assert not turn.locked()
+    found = [lines async for lines in publishing.read_lines(chunks(), turn)]
+    assert [len(each) for part in found for each in part] == [LARGE_BYTES + 2, 1]
+    assert not turn.locked()
+
+
 async def test_a_batch_of_events_is_checked_whole() -> None:
     bus = make_bus()
     good = {"specversion": "1.0", "id": "1", "type": "t", "source": "/s", "data": {"a": 1}}
@@ -383,6 +421,18 @@ def test_no_line_is_read_without_a_plain_answer(line: bytes) -> None:
         publishing.read_line(line)
 
 
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_no_header_routes_past_the_rights_of_a_token(name: str) -> None:
+    line = json.dumps({"headers": {name: ["mb.sub/salaries/audit"]}, "delay_s": 1})
+    with pytest.raises(MessageInvalid, match="CC and BCC"):
+        publishing.read_line(line.encode())
+
+
+def test_no_line_ends_the_channel_of_all_by_a_reply_to_nobody() -> None:
+    with pytest.raises(MessageInvalid, match="reply_to"):
+        publishing.read_line(b'{"reply_to": "amq.rabbitmq.reply-to"}')
+
+
 # Who.
 async def test_tokens_have_rights_and_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     path = write_tokens(
@@ -418,6 +468,39 @@ async def test_tokens_have_rights_and_a_file_that_changes_is_read_again(tmp_path
         assert await status("s3cret") == 401
         path.write_text("nonsense")
         assert await status("other") == 201
+
+
+def test_tokens_that_cannot_be_read_leave_those_of_before_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is half written, away, or not to be read; new permissions change no time of its content."""
+    path = write_tokens(tmp_path / "tokens.toml", token_entry("shop", "before"))
+    looks = count(LOOK_EVERY_MS, LOOK_EVERY_MS)
+    people = People(str(path), bus_login=False, anonymous="", limits=Limits(), now_ms=0)
+    for half in (path.read_text()[:-30], "nonsense"):
+        path.write_text(half)
+        assert people.principal("Bearer before", next(looks)).name == "shop"
+    path.unlink()
+    assert people.principal("Bearer before", next(looks)).name == "shop"
+    write_tokens(path, token_entry("shop", "afterwards"))
+
+    def no_right(_path: Path) -> str:
+        raise PermissionError("Permission denied")
+
+    with monkeypatch.context() as patch:  # root may read anything
+        patch.setattr(Path, "read_text", no_right)
+        assert people.principal("Bearer before", next(looks)).name == "shop"
+    path.chmod(0o640)
+    assert people.principal("Bearer afterwards", next(looks)).name == "shop"
+
+
+@pytest.mark.parametrize("digest", [hashlib.sha256().hexdigest(), "ab " * 21 + "a", "a" * 63])
+def test_a_digest_of_nothing_or_of_another_form_is_refused(tmp_path: Path, digest: str) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(f'[[token]]\nname = "shop"\nsha256 = "{digest}"\n')
+    with pytest.raises(ConfigError, match="sha256") as caught:
+        read_tokens(path)
+    assert digest not in str(caught.value)
 
 
 async def test_a_rate_is_kept_and_says_when_to_come_again(tmp_path: Path) -> None:
@@ -479,6 +562,96 @@ async def test_a_request_that_comes_too_slowly_is_ended_and_others_are_served() 
                 with pytest.raises(ConnectionError):
                     raise ConnectionError if not await reader.read() else AssertionError
             writer.close()
+
+
+POST = "POST /v1/topics/orders/messages"
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "body", "status", "told"),
+    [
+        (
+            POST,
+            ["Content-Length: 3", "Transfer-Encoding: chunked"],
+            b"3\r\nabc\r\n0\r\n\r\n",
+            400,
+            "",
+        ),
+        (POST, ["Content-Length: 3", "Content-Length: 4"], b"abcd", 400, ""),
+        (POST, ["Content-Length: " + "9" * 30], b"abc", 400, ""),
+        (POST, ["Content-Length: \xb2"], b"abc", 400, ""),
+        (POST, ["Transfer-Encoding: chunked"], b"fffffffffffffffff\r\na", 400, ""),
+        (POST, ["Transfer-Encoding: gzip, chunked"], b"0\r\n\r\n", 400, "Transfer-Encoding"),
+        (
+            POST,
+            ["Idempotency-Key: a", "Idempotency-Key: b", "Content-Length: 0"],
+            b"",
+            400,
+            "two of",
+        ),
+        (POST, ["Idempotency-Key: größe", "Content-Length: 0"], b"", 400, "Idempotency-Key"),
+        (POST, ["Idempotency-Key: " + "a" * 10_000, "Content-Length: 0"], b"", 400, "1 to 128"),
+        (POST, ["Content-Length: 17000000", "Expect: 100-continue"], b"", 413, "16,777,216"),
+        (POST.replace("orders", "%6frders"), ["Content-Length: 0"], b"", 201, "confirmed"),
+        (POST.replace("orders", "or%2Fders"), ["Content-Length: 0"], b"", 404, "Not Found"),
+        (POST.replace("orders", "orders%00"), ["Content-Length: 0"], b"", 400, "topic name"),
+        (POST.replace("orders", "queue:jobs"), ["Content-Length: 0"], b"", 400, "topic name"),
+        (POST.replace("POST", "HEAD"), [], b"", 405, ""),
+        (POST.replace("POST", "OPTIONS"), [], b"", 405, "Method Not Allowed"),
+    ],
+)
+async def test_a_strange_request_has_a_plain_answer(
+    line: str, headers: list[str], body: bytes, status: int, told: str
+) -> None:
+    bus = make_bus()
+    async with gateway_on(bus) as served:
+        answer = await served.raw(line, *headers, body=body)
+        assert answer.startswith(f"HTTP/1.1 {status} ")
+        assert told in answer
+        assert (await served.publish()).status_code == 201
+    assert bus.waiting("orders/billing") == 1 + (status == 201)
+
+
+async def test_a_field_behind_the_body_is_no_header() -> None:
+    async with gateway_on(make_bus()) as served:
+        chunks = b"1\r\na\r\n0\r\nIdempotency-Key: behind\r\n\r\n"
+        answer = await served.raw(POST, "Transfer-Encoding: chunked", body=chunks)
+    assert " 201 " in answer
+    assert "behind" not in answer
+
+
+async def test_requests_that_do_not_wait_for_answers_are_answered_in_order() -> None:
+    head = "POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+    many = "".join(f"{head}Idempotency-Key: n{n}\r\n\r\nx" for n in range(20))
+    async with gateway_on(make_bus()) as served:
+        reader, writer = await served.connect(many.encode())
+        answers = ""
+        async with asyncio.timeout(60):
+            while answers.count("201 Created") < 20 or not answers.endswith("}"):
+                answers += (await reader.read(65_536)).decode()
+        writer.close()
+    places = [answers.index(f'"id":"n{n}"') for n in range(20)]
+    assert places == sorted(places)
+
+
+async def test_a_page_of_another_site_may_not_use_what_browsers_send_by_themselves(
+    tmp_path: Path,
+) -> None:
+    path = write_tokens(tmp_path / "tokens.toml", token_entry("shop", "t", publish=["*"]))
+    bus = make_bus()
+    evil = {"origin": "https://evil.example", "content_type": "text/plain"}
+    settings_: dict[str, Any] = {
+        "tokens_file": str(path),
+        "anonymous": "all",
+        "bus_login": True,
+    }
+    async with gateway_on(bus, origins=["https://shop.example"], **settings_) as served:
+        assert (await served.publish(**evil)).status_code == 403
+        assert (await served.publish(**evil, authorization="Basic YTpi")).status_code == 403
+        assert (await served.publish(**evil, authorization="Bearer t")).status_code == 201
+        assert (await served.publish(origin="https://shop.example")).status_code == 201
+        assert (await served.publish()).status_code == 201
+    assert bus.waiting("orders/billing") == 3
 
 
 async def test_headers_over_their_bound_end_the_connection() -> None:

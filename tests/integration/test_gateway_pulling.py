@@ -17,10 +17,10 @@ import pytest
 import standardwebhooks
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from messagebus import ConfigError, Message
+from messagebus import ConfigError, Message, Subscription, Topic
 from messagebus.testing import MemoryBus
 from messagebus_gateway import pulling, pushing, server
 from messagebus_gateway.config import GatewayConfig
@@ -68,6 +68,16 @@ async def test_what_is_pulled_and_acked_is_gone() -> None:
     assert (first["body"], first["key"], first["attempt"]) == ("0", "c", 1)
     assert first["headers"] == {"a": [1, {"base64": "/w=="}]}
     assert (bus.waiting(BILLING), len(bus.assert_answered(BILLING, answer="ack"))) == (0, 50)
+
+
+async def test_the_first_pull_of_what_waits_finds_it_untouched() -> None:
+    bus = make_bus()
+    await fill(bus, 8)
+    async with gateway_on(bus) as served:
+        got: list[Any] = []
+        while len(got) < 8:
+            got += await served.pull(max=10, wait_s=60)
+    assert [each["redelivered"] for each in got] == [False] * 8
 
 
 async def test_a_pull_waits_for_a_message() -> None:
@@ -122,6 +132,32 @@ async def test_a_lease_that_ran_out_comes_again_and_is_stale() -> None:
     assert "messagebus_gateway_leases_expired 1.0" in text
 
 
+async def test_who_may_not_declare_creates_nothing_by_a_pull(tmp_path: Path) -> None:
+    path = write_tokens(
+        tmp_path / "tokens.toml",
+        token_entry("reader", "r", consume=["orders/*"]),
+        token_entry("maker", "m", consume=["orders/*"], declare=["orders/*"]),
+    )
+    bus = make_bus()
+    await fill(bus, 1)
+    mistyped = Subscription(Topic("orders"), "biling")
+    async with gateway_on(bus, tokens_file=str(path)) as served:
+
+        async def pull(token: str, name: str) -> int:
+            answer = await served.http.post(
+                f"/v1/subscriptions/orders/{name}/pull",
+                content=b'{"wait_s": 0.1}',
+                headers={"Authorization": f"Bearer {token}"},
+            )
+            return int(answer.status_code)
+
+        assert await pull("r", "billing") == 200
+        assert await pull("r", "biling") == 404
+        assert not bus.exists(mistyped)
+        assert await pull("m", "biling") == 200
+        await eventually_async(lambda: bus.exists(mistyped), within_s=60)
+
+
 async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) -> None:
     path = write_tokens(
         tmp_path / "tokens.toml",
@@ -150,7 +186,8 @@ async def test_forged_foreign_and_doubled_leases_change_nothing(tmp_path: Path) 
         for forged in ("gw.1.2.3", "\ud800", f"{lease.rpartition('.')[0]}.\ud800", "é" * 50_000):
             assert await ack(forged, "s") == "unknown"
         assert await ack(lease, "s") == "done"
-        assert await ack(lease, "s") == "stale"
+        assert await ack(lease, "s") == "done"
+        assert await ack(lease, "t") == "unknown"
     bus.assert_answered(BILLING, answer="ack", count=1)
 
 
@@ -212,7 +249,7 @@ async def test_leases_of_another_gateway_are_answered_there_by_the_callers_own_l
         assert (answered.status_code, answered.json()["done"]) == (200, len(both))
         assert [each["lease"] for each in answered.json()["leases"]] == [e["lease"] for e in both]
         again = await second.answer("ack", theirs)
-        assert {each["answer"] for each in again.json()["leases"]} == {"stale"}
+        assert {each["answer"] for each in again.json()["leases"]} == {"done"}
         await first.gateway.stop(0, 0)
         away = await second.answer("ack", theirs)
         assert {each["answer"] for each in away.json()["leases"]} == {"away"}
@@ -410,12 +447,20 @@ class Receiver:
     def __init__(self) -> None:
         self.taken: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
+        self.endless = b""
         self.url = ""
 
     async def take(self, request: Request) -> Response:
         self.taken.append((dict(request.headers), await request.body()))
         status = self.statuses.pop(0) if self.statuses else 204
+        if self.endless:
+            return StreamingResponse(self._without_end(), 200 if status == 204 else status)
         return Response("why" if status >= 400 else b"", status, {"retry-after": "1"})
+
+    async def _without_end(self) -> AsyncIterator[bytes]:
+        while True:
+            yield self.endless
+            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -474,6 +519,22 @@ async def test_a_webhook_that_fails_comes_again_and_one_refused_is_parked(tmp_pa
     assert [each.message_id for each in bus.assert_parked(BILLING, count=1)] == ["moved"]
 
 
+@pytest.mark.parametrize("chunk", [b"x" * 100_000, b"x"], ids=["fast", "slow"])
+async def test_a_webhook_whose_answer_has_no_end_holds_nothing_up(
+    tmp_path: Path, chunk: bytes
+) -> None:
+    bus = make_bus()
+    async with pushed(bus, tmp_path, concurrency=1, timeout_s=1) as (served, receiver):
+        receiver.endless = chunk
+        for number in range(3):
+            await served.publish(str(number))
+        await eventually_async(lambda: len(bus.answers(BILLING)) == 3, within_s=60)
+        receiver.statuses = [400]
+        await served.publish("3")
+        await eventually_async(lambda: len(bus.parked(BILLING)) == 1, within_s=60)
+    assert [answer for _, answer in bus.answers(BILLING)] == ["ack"] * 3 + ["park"]
+
+
 async def test_no_webhook_goes_to_a_private_address_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="private network"):
         async with pushed(make_bus(), tmp_path, private=False):
@@ -503,23 +564,90 @@ def test_a_secret_that_is_none_is_told_and_not_shown(tmp_path: Path) -> None:
     assert pulling.LEASE_S_MAX < 1_800
 
 
+@pytest.mark.parametrize("confirmed", ["", "?confirmed=true"])
+async def test_an_ack_whose_answer_got_lost_is_done_when_it_comes_again(confirmed: str) -> None:
+    bus = make_bus()
+    await fill(bus, 2)
+    async with gateway_on(bus) as served:
+        found = await served.pull(max=2)
+        path = f"/v1/leases/ack{confirmed}"
+        for each, is_heard in zip(found, (True, False), strict=True):
+            body = json.dumps({"leases": [each["lease"]]}).encode()
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            _, writer = await served.connect(head.encode() + body)
+            if is_heard:
+                held = served.gateway.pulls.leases
+                await eventually_async(lambda: len(held) == 1, within_s=60)  # noqa: B023
+            writer.transport.abort()
+            again = await served.http.post(path, content=body)
+            assert (again.status_code, again.json()["done"]) == (200, 1)
+        released = await served.answer("release", found)
+        assert {each["answer"] for each in released.json()["leases"]} == {"answered"}
+    bus.assert_answered(BILLING, answer="ack", count=2)
+    assert bus.waiting(BILLING) == 0
+
+
+async def test_what_a_client_did_not_read_to_its_end_comes_again_and_is_not_lost() -> None:
+    bus = make_bus()
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [bytes([n]) * 200_000 for n in range(40)])
+    body = b'{"max": 40, "lease_s": 1, "bytes_max": 60000000}'
+    head = b"POST /v1/subscriptions/orders/billing/pull HTTP/1.1\r\nHost: x\r\n"
+    async with gateway_on(bus) as served:
+        reader, writer = await served.connect(
+            b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+        )
+        assert b" 200 OK" in await reader.readuntil(b"\r\n")
+        writer.transport.abort()
+        got: list[Any] = []
+        while len(got) < 40:
+            more = await served.pull(max=40, wait_s=60)
+            assert more
+            got += more
+            assert (await served.answer("ack", more)).status_code == 200
+    assert len({each["id"] for each in got}) == 40
+    assert bus.waiting(BILLING) == 0
+
+
+async def test_head_takes_nothing_from_a_stream() -> None:
+    bus = make_bus()
+    await fill(bus, 1)
+    async with gateway_on(bus) as served:
+        answer = await served.raw("HEAD /v1/subscriptions/orders/billing/events?ack=sent")
+        assert " 405 " in answer.splitlines()[0]
+        assert len(await served.pull()) == 1
+
+
+CREDIT = b'{"t":"credit","n":40}'
+
+
 @pytest.mark.parametrize(
-    "request_line",
+    ("request_line", "body"),
     [
-        "GET /v1/subscriptions/orders/billing/events?in_flight=40",
-        "POST /v1/subscriptions/orders/billing/pull",
+        ("GET /v1/subscriptions/orders/billing/events?in_flight=40", b""),
+        ("POST /v1/subscriptions/orders/billing/pull", b'{"max": 100, "wait_s": 2}'),
+        # What follows the handshake is a frame, here with a mask of zeros.
+        (
+            "GET /v1/subscriptions/orders/billing/socket",
+            bytes([0x81, 0x80 | len(CREDIT), 0, 0, 0, 0]) + CREDIT,
+        ),
     ],
-    ids=["events", "pull"],
+    ids=["events", "pull", "socket"],
 )
 async def test_a_client_that_reads_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, request_line: str
+    monkeypatch: pytest.MonkeyPatch, request_line: str, body: bytes
 ) -> None:
     monkeypatch.setattr(server, "UNREAD_S", 3.0)
     bus = make_bus()
     async with bus.async_publisher() as publisher:
         await publisher.send_many("orders", [b"x" * 200_000] * 40)
-    body = b'{"max": 100, "wait_s": 2}' if request_line.startswith("POST") else b""
-    head = f"{request_line} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    more = f"Content-Length: {len(body)}"
+    if request_line.endswith("socket"):
+        more = (
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+        )
+    head = f"{request_line} HTTP/1.1\r\nHost: x\r\n{more}\r\n\r\n"
     loop = asyncio.get_running_loop()
     async with gateway_on(bus) as served:
         with socket.socket() as client:
@@ -527,7 +655,10 @@ async def test_a_client_that_reads_nothing_is_cut_off(
             client.setblocking(False)
             host, _, port = served.gateway.url.removeprefix("http://").partition(":")
             await loop.sock_connect(client, (host, int(port)))
-            await loop.sock_sendall(client, head.encode() + body)
+            await loop.sock_sendall(client, head.encode())
+            if request_line.endswith("socket"):
+                assert b" 101 " in await loop.sock_recv(client, 100)
+            await loop.sock_sendall(client, body)
             mine = client.getsockname()
 
             def is_served() -> bool:

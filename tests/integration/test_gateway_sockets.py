@@ -62,7 +62,7 @@ async def test_it_delivers_for_credit_alone_and_takes_answers() -> None:
         later = {(await hear(socket, "deliver"))["body"] for _ in range(2)}
         assert later == {"b", "c"}
         await say(socket, "ack", leases=[first["lease"]])
-        assert (await hear(socket, "answered"))["leases"][0]["answer"] == "stale"
+        assert (await hear(socket, "answered"))["leases"][0]["answer"] == "done"
     await eventually_async(lambda: bus.waiting(BILLING) == 2, within_s=60)  # they come again
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,6 +38,22 @@ class Served:
     async def answer(self, what: str, deliveries: Any, **how: Any) -> Any:
         leases = [each["lease"] for each in deliveries]
         return await self.http.post(f"/v1/leases/{what}", json={"leases": leases, **how})
+
+    async def connect(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection of its own and send bytes as they are."""
+        host, _, port = self.gateway.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        return reader, writer
+
+    async def raw(self, line: str, *headers: str, body: bytes = b"") -> str:
+        """Send a request as it is, the last of its connection; return the whole answer."""
+        head = "\r\n".join([f"{line} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""])
+        reader, writer = await self.connect(head.encode() + body)
+        async with asyncio.timeout(60):
+            answer = await reader.read()
+        writer.close()
+        return answer.decode()
 
 
 @asynccontextmanager

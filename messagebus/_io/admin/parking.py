@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -144,8 +144,9 @@ class Parking:
         """
         async with contextlib.AsyncExitStack() as links:
             puttings = dict[str, _Putting]()
-            topic = source.topic if isinstance(source, Subscription) else None
-            homes = read_homes(topic.homes, topic.partitions) if topic is not None else ()
+            homes: Sequence[Home] = ()
+            if isinstance(source, Subscription) and source.has_segments:
+                homes = read_homes(source.topic.homes, source.topic.partitions)
 
             async def putting_at(broker: str) -> _Putting:
                 if broker not in puttings:

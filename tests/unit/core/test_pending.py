@@ -745,3 +745,18 @@ def test_what_comes_back_late_waits_in_its_order_before_all_else() -> None:
     made.answered(1, 2, multiple=True, ok=True)
     made.accept(item("4"))
     assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
+
+
+def test_another_thread_may_count_what_is_in_flight_while_a_link_opens() -> None:
+    """`Publisher.stats` is called by any thread, between any two instructions of the loop."""
+    made = accepted(item("a"))
+
+    class Interrupted:
+        """A window during whose count the loop's thread goes on."""
+
+        def __len__(self) -> int:
+            made.link_opened(2, after=())
+            return 3
+
+    made._windows[1] = Interrupted()  # type: ignore[assignment]
+    assert made.in_flight == 3

@@ -24,7 +24,14 @@ class World:
     def __init__(self) -> None:
         options = (("homes", f"{A} {B}"), ("partitions", 2))
         topic = Entry(wanted="orders", number=1, origin=A, alive=True, tomb=0, options=options)
-        below = Entry(wanted="orders/billing", number=2, origin=A, alive=True, tomb=0, options=())
+        below = Entry(
+            wanted="orders/billing",
+            number=2,
+            origin=A,
+            alive=True,
+            tomb=0,
+            options=(("partitions", 2),),
+        )
         self.register = Register(A, Snapshot(intact=True, entries=(topic, below)))
         self.register.listed([A, B, C])
         self.register.heard(B, self.register.snapshot, life=0)
