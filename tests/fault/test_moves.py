@@ -24,7 +24,7 @@ from tests.support.moves import begin, homes, settled
 WITHIN_S = 180.0
 PARTITIONS, ROUNDS = 12, 2
 # The long form: TESTS_ORDER_MINUTES=30. Other schedules: TESTS_ORDER_SEED.
-MINUTES = float(os.environ.get("TESTS_ORDER_MINUTES", "0.8"))
+MINUTES = float(os.environ.get("TESTS_ORDER_MINUTES", "0.5"))
 SEED = int(os.environ.get("TESTS_ORDER_SEED", "5"))
 EVENT_S, FROZEN_S = 1.0, 5.0
 
