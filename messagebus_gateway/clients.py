@@ -38,6 +38,7 @@ LOGINS_MAX = 100
 IDLE_S = 60.0
 LOGIN_TIMEOUT_S = 5.0
 STOP_S = 10.0
+COUNT_EVERY_MS = 1_000
 
 
 def now_ms() -> int:
@@ -64,6 +65,8 @@ class RealBus:
 
     def __init__(self, bus: BusConfig, publisher: PublisherConfig) -> None:
         self._bus, self._publisher = bus, publisher
+        self._counting, self._counted_ms = asyncio.Lock(), -COUNT_EVERY_MS
+        self._there: set[str] | None = None  # when it was counted; None: nobody could say
 
     def publisher(self, login: Login) -> AsyncPublisher:
         return AsyncPublisher(self._as(login), self._publisher)
@@ -76,11 +79,20 @@ class RealBus:
         return dict(found.missing)
 
     async def exists(self, source: Source) -> bool:
+        """Ask all agents, as often as COUNT_EVERY_MS says, whoever asks here."""
+        asked_ms = now_ms()
+        async with self._counting:
+            if self._counted_ms < asked_ms:
+                await asyncio.sleep(max(0, self._counted_ms + COUNT_EVERY_MS - asked_ms) / 1000)
+                self._counted_ms, self._there = now_ms(), await self._count()
+        return self._there is None or str(source) in self._there
+
+    async def _count(self) -> set[str] | None:
         try:
             found = await asyncio.to_thread(count_subscriptions, self._bus)
         except MessageBusError:
-            return True
-        return not found.answered or any(each.name == str(source) for each in found.counts)
+            return None
+        return {each.name for each in found.counts} if found.answered else None
 
     def _as(self, login: Login) -> BusConfig:
         if login is None:

@@ -8,13 +8,11 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Delivery is a message as it arrived, with its answer. Epoch: counts the links to its broker.
+// Delivery is a message as it arrived, with its answer.
 type Delivery struct {
 	amqp.Delivery
 	Broker  string
-	Epoch   int
 	Attempt int64
-	from    *broker
 	link    *consuming
 	tag     uint64
 	outer   *outer
@@ -44,7 +42,6 @@ type broker struct {
 	name  string
 	tried chan bool
 	leave context.CancelFunc
-	epoch int
 }
 
 // consuming is one link. owed: deliveries without an answer.
@@ -160,7 +157,6 @@ func (c *Consumer) once(ctx context.Context, b *broker) error {
 	if err != nil {
 		return err
 	}
-	b.epoch++
 	b.wasTried()
 	link := &consuming{channel: channel, live: true, empty: make(chan bool, 1)}
 	left := ctx.Done()
@@ -239,7 +235,6 @@ func (c *Consumer) delivery(b *broker, link *consuming, d amqp.Delivery, tag uin
 	if !isSaid || attempt < 1 {
 		attempt = 1
 	}
-	answers := &Delivery{Delivery: d, Broker: b.name, Epoch: b.epoch, Attempt: attempt, from: b, link: link, tag: tag, outer: batch}
-	answers.copies, answers.source = c.copies, c.source
-	return answers
+	return &Delivery{Delivery: d, Broker: b.name, Attempt: attempt, link: link, tag: tag, outer: batch,
+		copies: c.copies, source: c.source}
 }

@@ -138,12 +138,12 @@ func exchangeOf(to string) (string, error) {
 }
 
 // source is what is consumed from: its queue, and the queue for what nobody will try again.
-type source struct{ name, queue, park string }
+type source struct{ queue, park string }
 
 func sourceOf(from string) (source, error) {
 	if name, isQueue := strings.CutPrefix(from, "queue:"); isQueue {
-		return source{from, "mb.queue/" + name, "mb.park/" + name}, checkName(name)
+		return source{"mb.queue/" + name, "mb.park/" + name}, checkName(name)
 	}
 	topic, subscription, _ := strings.Cut(from, "/")
-	return source{from, "mb.sub/" + from, "mb.park/" + from}, errors.Join(checkName(topic), checkName(subscription))
+	return source{"mb.sub/" + from, "mb.park/" + from}, errors.Join(checkName(topic), checkName(subscription))
 }

@@ -32,7 +32,7 @@ export class Delivery {
     return true;
   }
 
-  retry(delayMs, reason) {
+  retry(reason, delayMs) {
     const more = { 'mb-attempt': this.attempt + 1, 'mb-retry-reason': cut(reason), 'mb-first-ms': this.firstMs() };
     const step = STEPS_MS.find((each) => each >= delayMs);
     return this.copy(delayMs > 0 ? `mb.delay/${step}` : '', this.consumer.source.queue, more);

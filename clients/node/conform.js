@@ -38,10 +38,7 @@ function deliver(delivery) {
 async function answer({ do: how, tag, delay_ms: delayMs, reason }) {
   const delivery = open.get(tag);
   open.delete(tag);
-  let ok = false;
-  if (delivery && how === 'ack') ok = delivery.ack();
-  if (delivery && how === 'retry') ok = await delivery.retry(delayMs, reason);
-  if (delivery && how === 'park') ok = await delivery.park(reason);
+  const ok = delivery ? await delivery[how](reason, delayMs) : false; // ack, retry or park
   tell({ answered: tag, ok });
 }
 
@@ -54,14 +51,12 @@ async function stop() {
 }
 
 const lines = readline.createInterface({ input: process.stdin });
-lines.on('line', async (line) => {
+lines.on('line', (line) => {
   const order = JSON.parse(line);
   switch (order.do) {
-    case 'register': {
-      const { complete, final, why } = await register(settings, order.wanted);
-      tell({ registered: complete, final, why });
+    case 'register':
+      register(settings, order.wanted).then(({ complete, final, why }) => tell({ registered: complete, final, why }));
       break;
-    }
     case 'publish': publish(order); break;
     case 'consume': consumer = new Consumer(settings, order.from, order.prefetch, publisher, deliver); break;
     case 'stop': stop(); break;

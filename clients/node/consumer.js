@@ -57,13 +57,8 @@ class Listed {
     let waits = new Backoff();
     while (this.isListed) {
       const began = Date.now();
-      let fault;
-      try {
-        await this.once();
-        if (Date.now() - began >= REDIAL_MAX_MS) waits = new Backoff();
-      } catch (trouble) {
-        fault = trouble;
-      }
+      const fault = await this.once().catch((trouble) => trouble);
+      if (!fault && Date.now() - began >= REDIAL_MAX_MS) waits = new Backoff();
       this.wasTried();
       if (this.isListed) await Promise.race([sleep(waits.after(fault)), this.left]);
     }

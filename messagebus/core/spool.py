@@ -303,7 +303,8 @@ class SpoolIndex:
 
     def oldest_ms(self) -> int | None:
         """Return a time before which nothing that waits was accepted, in ms since 1970; None for nothing."""
-        return min((lane.oldest_ms for lane in self._lanes.values() if lane.waiting), default=None)
+        lanes = list(self._lanes.values())  # other threads ask, too
+        return min((lane.oldest_ms for lane in lanes if lane.waiting), default=None)
 
     # Writing.
     def begin_segment(self, name: str) -> bytes:

@@ -19,7 +19,7 @@ from ops.local import roots
 from ops.provision.wanted import GATEWAY_UNIT, secret_files, wanted_host
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 300
+WITHIN_S, TRIES = 300, 3
 BASE, IMAGE = "localhost/base", "localhost/messagebus"
 # Of this host: where pip finds its registry, and whom it trusts.
 GIVEN = ("/etc/pip.conf", "/etc/ssl/certs")
@@ -46,7 +46,11 @@ class Buildah:
         )
 
     def run(self, container: str, *argv: str, ok: bool = True) -> str:
-        return self("run", "--isolation", "chroot", container, "--", *argv, ok=ok)
+        """Run a command that says something. buildah may lose what one that ends at once has said: again."""
+        told = ""
+        for _ in range(TRIES):
+            told = told or self("run", "--isolation", "chroot", container, "--", *argv, ok=ok)
+        return told
 
 
 @pytest.fixture(scope="module")

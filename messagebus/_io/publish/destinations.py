@@ -104,7 +104,8 @@ class Destinations:
     @property
     def opening(self) -> int:
         """The number of destinations that are being registered and settled."""
-        return sum(not self._pending.destination_is_open(destination) for destination in self.known)
+        is_open = self._pending.destination_is_open
+        return sum(not is_open(each) for each in list(self.known))  # other threads ask, too
 
     async def verify(self, link: Link) -> None:
         """Check which of the destinations in use a new link has; the others wait or are refused.

@@ -3,7 +3,6 @@ package messagebus;
 import com.rabbitmq.client.AuthenticationFailureException;
 import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.ConnectionFactory;
-import java.io.ByteArrayInputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.KeyFactory;
@@ -12,21 +11,16 @@ import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
 import java.security.spec.PKCS8EncodedKeySpec;
 import java.util.Base64;
-import java.util.Map;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.regex.Pattern;
 import javax.net.ssl.KeyManagerFactory;
-import javax.net.ssl.SNIHostName;
 import javax.net.ssl.SSLContext;
-import javax.net.ssl.SSLParameters;
-import javax.net.ssl.SSLSocket;
 import javax.net.ssl.TrustManagerFactory;
 
 /** Settings, dialling, back-off and names: what the other parts share. */
 final class Settings {
     static final int DIAL_TIMEOUT_MS = 5_000;
     private static final Pattern NAME = Pattern.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}");
-    private static final Pattern IP = Pattern.compile("[0-9.]+|.*:.*");
     final String broker = env("BROKER"), listUrl = env("LIST_URL"), user = env("USER"), cluster = env("CLUSTER");
     final String clientId = env("CLIENT_ID"), serverName = env("TLS_SERVER_NAME");
     final boolean tls = env("TLS").equals("true");
@@ -84,16 +78,6 @@ final class Settings {
         if (tls) {
             boolean named = at.equals(broker) && !serverName.isEmpty();
             factory.useSslProtocol(tlsContext());
-            factory.setSocketConfigurator(socket -> {
-                socket.setTcpNoDelay(true);
-                if (socket instanceof SSLSocket secure) {
-                    SSLParameters parameters = secure.getSSLParameters();
-                    if (named) {
-                        parameters.setServerNames(java.util.List.of(new SNIHostName(serverName)));
-                    }
-                    secure.setSSLParameters(parameters);
-                }
-            });
             if (named) {
                 // amqp-client checks the host that it dials; the balancer's name may be another one.
                 factory.setSocketFactory(new NamedSockets(tlsContext().getSocketFactory(), serverName));
@@ -142,10 +126,6 @@ final class Settings {
         } catch (InterruptedException stop) {
             Thread.currentThread().interrupt();
         }
-    }
-
-    static boolean isIp(String host) {
-        return IP.matcher(host).matches();
     }
 
     /** Failures in a row, and the wait after each. */
