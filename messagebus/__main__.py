@@ -57,7 +57,7 @@ LATER = {
     "parked": ("messagebus_tools.parked:group", "List, read, put back or drop what was given up."),
     "partitions": (
         "messagebus_tools.partitions:partitions",
-        "Show the homes of a topic's partitions.",
+        "Show the homes of a topic's partitions, and move them.",
     ),
     "publish": ("flow:publish", "Publish FILE to TOPIC and wait for the confirms."),
     "replay": ("messagebus_tools.replay:replay", "Read TOPIC's messages again from its streams."),

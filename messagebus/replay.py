@@ -208,7 +208,7 @@ class AsyncReplay:
         return bool(reading.ready)
 
     async def _home(self, key: str) -> str:
-        """Return the only broker with messages of a key; "" for a topic without partitions, or unknown."""
+        """Return the only broker with messages of a key; "" for one that has moved, or is not known."""
         stream, known = self._reading.stream, list[Wanted]()
         if self._bus.list_urls:
             # Here, since a bus in memory needs no HTTP.
@@ -218,7 +218,8 @@ class AsyncReplay:
                 known = await topology(self._bus)
         for topic in (each.topic for each in known if isinstance(each, Stream) and each == stream):
             if homes := read_homes(topic.homes, topic.partitions):
-                return homes[partition_of(key, topic.partitions)].broker
+                home = homes[partition_of(key, topic.partitions)]
+                return home.broker if home.epoch == 1 else ""
         return ""
 
 
@@ -235,7 +236,8 @@ class Replay:
         "time", a minute before the last message, with repetitions and a warning.
     prefetch: messages on their way from each broker; as many are held in memory twice.
     away_s: time in s for which a broker may be out of reach, before NotReady; None waits for ever.
-    key: only messages with this key. Of a partitioned topic only their home is read, and they are in order.
+    key: only messages with this key. Of a partitioned topic only their home is read, and they are in order;
+        of a partition that has moved, all brokers.
 
     The order is that of each broker. A message that was published twice comes twice, with one id. Raises
     ChannelRefused 404 where the topic has no stream, 403 where the user may not read it, and LoginRefused.

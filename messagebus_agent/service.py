@@ -32,6 +32,7 @@ from messagebus_agent.consumer_list import Clients, ListFile
 from messagebus_agent.gate import Condition, Verdict, VerdictKind, verdict
 from messagebus_agent.topology.agreement import Topology
 from messagebus_agent.topology.expiry import Expiry, Uses
+from messagebus_agent.topology.moves import Moves
 from messagebus_agent.topology.peers import Node, Peers
 from messagebus_agent.topology.register import Register
 from messagebus_agent.topology.store import Store
@@ -85,10 +86,11 @@ class Service:
             tls=self._tls,
             on_nodes=self._report_due.set,
         )
+        settler = _settler(config)
         self.upkeep = Upkeep(
             config,
             register,
-            settler=_settler(config),
+            settler=settler,
             management=self._management,
             on_new_life=pull_now.set,
             on_report=self._report_due.set,
@@ -104,6 +106,14 @@ class Service:
             upkeep=self.upkeep,
             answering=Answering(config.address, register, self.upkeep, on_used=uses.used),
             pull_now=pull_now,
+        )
+        self.moves = Moves(
+            me=config.address.name,
+            topology=self.topology,
+            upkeep=self.upkeep,
+            settler=settler,
+            peers=self._peers,
+            lists=self.lists,
         )
         self.expiry = Expiry(
             me=config.address.name,
@@ -149,6 +159,7 @@ class Service:
             self._kept("topology", self.topology.run),
             self._kept("upkeep", self.upkeep.run),
             self._kept("expiry", self.expiry.run),
+            self._kept("moves", self.moves.run),
             self._kept("alarms", self._watch_alarms),
             self._kept("loads", lambda: self._loads.watch(_now_ms)),
             self._kept("reports", self._write_reports),
@@ -309,6 +320,7 @@ class Service:
                 set_draining=self.set_draining,
                 started=started,
                 node=_node(config),
+                moves=self.moves,
                 taps=Taps(config.address.name, self.upkeep.dial),
                 trail=_trail(config),
             )

@@ -1,38 +1,107 @@
-"""The command `messagebus partitions show`: the homes of a topic's partitions, and what waits there."""
+"""`messagebus partitions`: the homes of a topic's partitions, what waits there, and moves of them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import click
 
-from messagebus._io.agents.subscriptions import count, topology
+from messagebus._io.agents.subscriptions import count, move, topology
 from messagebus.admin.directory import brokers as listed_brokers
 from messagebus.broker import BrokerList
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings
+from messagebus.commands.options import bus_settings, confirm
 from messagebus.config import BusConfig
-from messagebus.core.homes import read_homes, segment_of
+from messagebus.core.homes import Chain, joined, read_chains, segment_of
 from messagebus.destination import Topic
-from messagebus.errors import NotFound
-from messagebus.terminal import say
+from messagebus.errors import LinkLost, NotFound
+from messagebus.secret import Secret
+from messagebus.terminal import plural, say
+from messagebus_tools.subscriptions import token_of, token_option
 from messagebus_tools.top import table
 
-__all__ = ["Row", "partitions", "rows_of"]
+__all__ = ["Chain", "Row", "chains_in", "partitions", "rows_of", "spread"]
+
+LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One partition. waiting: subscription -> ready messages; fault: why its home does not say, or ""."""
+    """One partition. home: takes its publishes, or is to take them when it moves.
+
+    waiting: subscription -> ready messages; moving: what is left of a move, or ""; fault: why a home does not
+    say, or "".
+    """
 
     partition: int
     home: str
     epoch: int
     waiting: Mapping[str, int]
+    moving: str
     fault: str
+
+
+def in_words(chain: Chain) -> str:
+    """Return what is left of a move, "" for nothing."""
+    if len(chain.homes) == 1:
+        return ""
+    before = chain.homes[0].broker
+    if not chain.is_open:
+        return f"moves from {before}, which takes its publishes"
+    return f"what is left on {before} comes first"
+
+
+def spread(homes: Sequence[str], brokers: Collection[str], *, away: str = "") -> dict[int, str]:
+    """Return the partitions that move, so that the brokers have as many each, and their next homes.
+
+    away: only those that are at home there move, to the others.
+    """
+    counts = dict.fromkeys(sorted(set(brokers) - {away}), 0)
+    if not counts:
+        return {}
+    least, more = divmod(len(homes), len(counts))
+    moving: list[int] = []
+    for partition, home in enumerate(homes):
+        if home in counts and (away or counts[home] < least):
+            counts[home] += 1
+        elif not away or home == away:
+            moving.append(partition)
+    found: dict[int, str] = {}
+    for partition in moving:
+        home = homes[partition]
+        if not away and more and counts.get(home) == least:
+            counts[home] += 1
+            more -= 1
+            continue
+        found[partition] = to = min(counts, key=lambda name: counts[name])
+        counts[to] += 1
+    return found
+
+
+def chains_in(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Chain, ...]]:
+    """Return the segments of every partitioned topic, of entries in the maps of several agents."""
+    counts, homes = dict[str, int](), dict[str, str]()
+    for entry in entries:
+        if entry["alive"] and "/" not in entry["wanted"] and entry.get("homes"):
+            topic, told = str(entry["wanted"]), str(entry["homes"])
+            counts[topic] = int(entry["partitions"])
+            homes[topic] = joined(homes.get(topic, told), told, counts[topic])
+    return {topic: read_chains(told, counts[topic]) for topic, told in homes.items()}
+
+
+async def topic_of(bus: BusConfig, name: str) -> tuple[Topic, tuple[Chain, ...]]:
+    """Return a topic and the segments of its partitions. Raises NotFound, TopologyError, LoginRefused."""
+    known = [each for each in await topology(bus) if isinstance(each, Topic)]
+    topic = next((each for each in known if each.name == name), None)
+    if topic is None or not topic.partitions:
+        raise NotFound(f"there is no topic {name} with partitions")
+    return topic, read_chains(topic.homes, topic.partitions)
 
 
 async def rows_of(bus: BusConfig, brokers: BrokerList, name: str) -> list[Row]:
@@ -41,10 +110,7 @@ async def rows_of(bus: BusConfig, brokers: BrokerList, name: str) -> list[Row]:
     Raises NotFound for a name without partitions, TopologyError, LoginRefused.
     """
     topic_name, _, only = name.partition("/")
-    known = [each for each in await topology(bus) if isinstance(each, Topic)]
-    topic = next((each for each in known if each.name == topic_name), None)
-    if topic is None or not topic.partitions:
-        raise NotFound(f"there is no topic {topic_name} with partitions")
+    _topic, chains = await topic_of(bus, topic_name)
     found = await count(bus, brokers)
     waiting: dict[tuple[str, str], dict[str, int]] = {}
     for each in found.counts:
@@ -52,28 +118,71 @@ async def rows_of(bus: BusConfig, brokers: BrokerList, name: str) -> list[Row]:
         if of == topic_name and only in ("", subscription):
             for segment, ready in each.segments.items():
                 waiting.setdefault((each.broker, segment), {})[subscription] = ready
-    return [
-        Row(
-            partition=partition,
-            home=home.broker,
-            epoch=home.epoch,
-            waiting=waiting.get((home.broker, segment_of(partition, home)), {}),
-            fault=found.unanswered.get(home.broker, "")
-            or ("" if home.broker in found.answered else "its home is not on the list"),
+    rows = []
+    for partition, chain in enumerate(chains):
+        total = dict[str, int]()
+        for home in chain.homes:
+            here = waiting.get((home.broker, segment_of(partition, home)), {})
+            for subscription, ready in here.items():
+                total[subscription] = total.get(subscription, 0) + ready
+        silent = [home.broker for home in chain.homes if home.broker not in found.answered]
+        rows.append(
+            Row(
+                partition=partition,
+                home=chain.homes[-1].broker,
+                epoch=chain.homes[-1].epoch,
+                waiting=total,
+                moving=in_words(chain),
+                fault=""
+                if not silent
+                else found.unanswered.get(silent[0], "") or f"{silent[0]} is not on the list",
+            )
         )
-        for partition, home in enumerate(read_homes(topic.homes, topic.partitions))
-    ]
+    return rows
 
 
-@click.group(short_help="Show the homes of a topic's partitions.")
+async def begun(
+    bus: BusConfig, brokers: BrokerList, topic: str, to: Mapping[int, str], *, token: Secret
+) -> dict[int, str]:
+    """Begin moves: partition -> broker. Returns the refused ones with the reason."""
+    _topic, chains = await topic_of(bus, topic)
+    refused = {p: f"{topic} has {len(chains)} partitions" for p in to if p >= len(chains)}
+    by_home: dict[str, dict[int, str]] = {}
+    for partition, broker in to.items():
+        if partition not in refused:
+            by_home.setdefault(chains[partition].homes[-1].broker, {})[partition] = broker
+    for home, part in by_home.items():
+        listed = brokers.find(home)
+        try:
+            if listed is None:
+                raise LinkLost(home, "it is not on the list")
+            refused |= await move(bus, listed, topic, part, token=token)
+        except LinkLost as fault:
+            refused |= dict.fromkeys(part, f"its home {fault}")
+    return refused
+
+
+async def finished(
+    bus: BusConfig, topic: str, wanted: Collection[int], within_s: float
+) -> list[str]:
+    """Wait for the end of moves. Returns what is left of them, in words."""
+    until_s = time.monotonic() + within_s
+    while True:
+        _topic, chains = await topic_of(bus, topic)
+        left = [f"partition {p}: {told}" for p in wanted if (told := in_words(chains[p]))]
+        if not left or time.monotonic() >= until_s:
+            return left
+        await asyncio.sleep(LOOK_S)
+
+
+@click.group(short_help="Show the homes of a topic's partitions, and move them.")
 def partitions() -> None:
-    """Look at the partitions of a topic. Their homes stay: no command moves them.
-
-    For other homes make a topic of another name, and read one after the other.
+    """Look at the partitions of a topic, and move them to other brokers while everything runs.
 
     \b
     Example:
       messagebus partitions show orders
+      messagebus partitions move orders 7 --to mb2:5672 --token-file /etc/messagebus/token
     """
 
 
@@ -94,16 +203,82 @@ def show(name: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        cells = [
-            (
-                str(row.partition),
-                row.home,
-                str(row.epoch),
-                row.fault
-                or " ".join(f"{name}={ready}" for name, ready in sorted(row.waiting.items())),
-            )
-            for row in rows
-        ]
+        cells = []
+        for row in rows:
+            counts = " ".join(f"{name}={ready}" for name, ready in sorted(row.waiting.items()))
+            told = row.fault or "; ".join(each for each in (counts, row.moving) if each)
+            cells.append((str(row.partition), row.home, str(row.epoch), told))
         for line in table(("PARTITION", "HOME", "EPOCH", "WAITING"), cells, texts=4):
             say(line)
     return Exit.PARTLY if any(row.fault for row in rows) else Exit.DONE
+
+
+_within_option = click.option(
+    "--within-s",
+    default=300.0,
+    show_default=True,
+    type=float,
+    help="Seconds to wait for the end.",
+)
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@partitions.command("move", short_help="Move partitions of TOPIC to another broker.")
+@click.argument("topic")
+@click.argument("numbers", metavar="PARTITION...", nargs=-1, required=True, type=int)
+@click.option("--to", required=True, metavar="BROKER", help="Its next home, as the list names it.")
+@_within_option
+@token_option
+def move_partitions(
+    topic: str, numbers: tuple[int, ...], to: str, within_s: float, token_file: Path
+) -> int:
+    """Move partitions of TOPIC to another broker, while everything runs; each key keeps its order.
+
+    What lies at the old home is consumed there first, so a move ends when its slowest subscription has read
+    that. It goes on by itself, also when this command ends before: `partitions show` tells what is left.
+    Exit code 3 when something is refused or is not finished in time.
+
+    \b
+    Example:
+      messagebus partitions move orders 7 8 --to mb2:5672 --token-file /etc/messagebus/token
+    """
+    wanted = dict.fromkeys(numbers, to)
+    return asyncio.run(_moved(topic, wanted, within_s, token_of(token_file)))
+
+
+@partitions.command("spread", short_help="Give all brokers as many partitions of TOPIC.")
+@click.argument("topic")
+@_within_option
+@token_option
+@_yes_option
+def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) -> int:
+    """Move partitions of TOPIC so that all brokers that do not drain have as many, as `move` does.
+
+    \b
+    Example:
+      messagebus partitions spread orders --token-file /etc/messagebus/token --yes
+    """
+    token, settings = token_of(token_file), bus_settings()
+    staying = [each.broker.name for each in listed_brokers(settings).listed if not each.draining]
+    _topic, chains = asyncio.run(topic_of(settings, topic))
+    wanted = spread([chain.homes[-1].broker for chain in chains], staying)
+    if not wanted:
+        say(f"the partitions of {topic} are spread evenly")
+        return Exit.DONE
+    confirm(f"Move {plural(len(wanted), 'partition')} of {topic}?", yes)
+    return asyncio.run(_moved(topic, wanted, within_s, token))
+
+
+async def _moved(topic: str, wanted: Mapping[int, str], within_s: float, token: Secret) -> int:
+    settings = bus_settings()
+    brokers = await asyncio.to_thread(listed_brokers, settings)
+    refused = await begun(settings, brokers, topic, wanted, token=token)
+    for partition, why in sorted(refused.items()):
+        say(f"partition {partition} of {topic} is not moved: {why}", err=True)
+    moving = wanted.keys() - refused.keys()
+    left = await finished(settings, topic, sorted(moving), within_s) if moving else []
+    for told in left:
+        say(f"{told}, and it goes on", err=True)
+    if len(moving) > len(left):
+        say(f"moved {plural(len(moving) - len(left), 'partition')} of {topic}")
+    return Exit.PARTLY if refused or left else Exit.DONE

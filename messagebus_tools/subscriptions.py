@@ -34,7 +34,7 @@ def subscriptions() -> None:
 
 _as_json_option = click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-_token_option = click.option(
+token_option = click.option(
     "--token-file",
     envvar=TOKEN_SETTING,
     required=True,
@@ -88,7 +88,7 @@ def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
 
 @subscriptions.command("delete", short_help="Delete NAMES on all brokers, with their messages.")
 @_names_argument
-@_token_option
+@token_option
 @_yes_option
 @_as_json_option
 def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
@@ -101,7 +101,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
     Example:
       messagebus subscriptions delete orders/billing --token-file /etc/messagebus/token --yes
     """
-    token = _token(token_file)
+    token = token_of(token_file)
     confirm(f"Delete {', '.join(names)} on all brokers, with all that waits in them?", yes)
     done = directory.delete_subscriptions(bus_settings(), names, token=token)
     later = dict.fromkeys(done.later, "deletes it when it is back")
@@ -115,7 +115,7 @@ def delete_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as
 
 @subscriptions.command("purge", short_help="Drop what waits in NAMES now, on all brokers.")
 @_names_argument
-@_token_option
+@token_option
 @_yes_option
 @_as_json_option
 def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_json: bool) -> int:
@@ -127,7 +127,7 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     Example:
       messagebus subscriptions purge orders/billing queue:jobs --token-file /etc/messagebus/token --yes
     """
-    token = _token(token_file)
+    token = token_of(token_file)
     confirm(f"Drop all that waits in {', '.join(names)} on all brokers?", yes)
     done = directory.purge_subscriptions(bus_settings(), names, token=token)
     if as_json:
@@ -146,7 +146,8 @@ def purge_subscriptions(names: tuple[str, ...], token_file: Path, yes: bool, as_
     return code
 
 
-def _token(path: Path) -> Secret:
+def token_of(path: Path) -> Secret:
+    """Read the operators' token. Raises UsageError."""
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as fault:

@@ -20,7 +20,7 @@ from ops.mirror.cli import drbd
 from ops.mirror.storage_cli import storage
 from ops.monitoring import dashboards
 from ops.playbooks.cli import add, found, remove, replace, restart, upgrade
-from ops.playbooks.step_commands import hangup, hold, inventory, move
+from ops.playbooks.step_commands import hangup, hold, inventory, move, rehome
 from ops.provision.compose import compose
 from ops.provision.hosts import provision
 from ops.provision.units import units
@@ -40,7 +40,7 @@ def cli() -> None:
 
 for command in (
     *(local, add, remove, restart, upgrade, replace),
-    *(check, provision, compose, found, topology, users, hangup, hold, move, inventory),
+    *(check, provision, compose, found, topology, users, hangup, hold, move, rehome, inventory),
     *(drbd, storage),
     *(backup, restore, units),
     dashboards.command,

@@ -68,6 +68,7 @@ GROUPS = (
     tools.GROUP,
     *trial.GROUPS,
     order.PARTITIONED_GROUP,
+    order.MOVES_GROUP,
 )
 
 

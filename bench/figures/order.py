@@ -1,27 +1,39 @@
 """Order: the CPU time that keyed handlers and partitions add to each message, by turns with plain ones.
 
 Brokers are in memory, and handlers are coroutine functions that end at once. A turn with `order="key"`
-follows one without, and their difference is a sample; so does one to a topic with partitions.
+follows one without, and their difference is a sample; so does one to a topic with partitions. Moves of
+partitions are measured on brokers, one after the other, with a publisher and a consumer at work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+from zlib import crc32
 
+from bench.errors import BenchError
 from bench.figures.form import Figure, Maker, at_most
-from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from bench.harness.loop import best_loop, event_loop
-from messagebus import Delivery, Message, Topic
+from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Delivery, Message, Topic, declare
 from messagebus.testing import MemoryBus
+from messagebus_tools.partitions import begun, finished, topic_of
+from ops.local.cluster import LocalCluster
 
 NAME, PARTITIONED = "order.keyed", "order.partitioned"
 PARTITIONS, HOMES, GOAL_RATIO = 32, 3, 1.15
 TOPIC, SUBSCRIPTION = "orders", "billing"
 MESSAGES, FILL, KEYS, CONCURRENCY = 50_000, 500, 1_000, 10
 GOAL_US = 2.0
+MOVES, MOVES_TOPIC, MOVED, MOVED_PARTITIONS = "order.move", "moves", 200, 8
+PAUSE_S, CALM_S, WITHIN_S = 0.01, 5.0, 60.0
+GOAL_MOVE_MS, GOAL_OTHERS, GOAL_SERVED_MS = 250.0, 2.0, 500.0
 
 Order = Literal["none", "key"]
 
@@ -101,5 +113,103 @@ async def _published_us(partitions: int, count: int) -> float:
         return (time.process_time() - began_s) / count * 1e6
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What was confirmed and delivered.
+
+    sends: partition -> when it began, and ms. first: partition and broker -> time of the first delivery.
+    """
+
+    sends: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    first: dict[tuple[int, str], float] = field(default_factory=dict)
+    awaited: tuple[int, str] = 0, ""
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def _moved(scene: Scene) -> Iterator[Figure]:
+    make, count = Maker("order", repeat_command(MOVES)), scene.part(MOVED)
+    bus = BusConfig.from_env(scene.cluster.client_env())
+    declare(bus, [Topic(MOVES_TOPIC, partitions=MOVED_PARTITIONS), f"{MOVES_TOPIC}/{SUBSCRIPTION}"])
+    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+        own, others, calm, served = runner.run(_measured(scene.cluster, bus, count))
+    what = f"A partition moves, {count} times: longest time of its keys without a confirm, p99"
+    yield make("move_ms", what, _p99(own), "ms", (at_most, GOAL_MOVE_MS))
+    what = "Keys of other partitions meanwhile: p99 of confirms, over that of before"
+    yield make("move_others", what, _p99(others) / _p99(calm), "times", (at_most, GOAL_OTHERS))
+    what = "From the seal of a home to the first delivery of the next, an empty backlog: p99"
+    yield make("move_delivery_ms", what, _p99(served), "ms", (at_most, GOAL_SERVED_MS))
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[-1 - len(values) // 100]
+
+
+async def _measured(
+    cluster: LocalCluster, bus: BusConfig, count: int
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    seen, keys = _Seen(), dict[int, str]()
+    for number in itertools.count():
+        keys.setdefault(crc32(f"k{number}".encode()) % MOVED_PARTITIONS, f"k{number}")
+        if len(keys) == MOVED_PARTITIONS:
+            break
+    brokers, names = cluster.consumer_list(), cluster.brokers
+    own, others, served = list[float](), list[float](), list[float]()
+
+    async def handle(delivery: Delivery) -> None:
+        place = delivery.partition, delivery.broker
+        seen.first.setdefault(place, time.time())
+        if place == seen.awaited:
+            seen.came.set()
+
+    async def publish(publisher: AsyncPublisher, partition: int) -> None:
+        while True:
+            began_s = time.time()
+            await publisher.send_safe(MOVES_TOPIC, Message(body=b"x" * 200, key=keys[partition]))
+            seen.sends[partition].append((began_s, (time.time() - began_s) * 1e3))
+            await asyncio.sleep(PAUSE_S)
+
+    consumer = AsyncConsumer(bus, MOVES_TOPIC, subscription=SUBSCRIPTION, order="key")
+    async with AsyncPublisher(bus) as publisher, consumer, asyncio.TaskGroup() as tasks:
+        work: list[asyncio.Task[Any]] = [
+            tasks.create_task(consumer.run(handle, concurrency=CONCURRENCY))
+        ]
+        work += [tasks.create_task(publish(publisher, each)) for each in keys]
+        await asyncio.sleep(CALM_S)
+        calm = [took for each in seen.sends.values() for _, took in each[len(each) // 2 :]]
+        for number in range(count):
+            partition = number % MOVED_PARTITIONS
+            _topic, chains = await topic_of(bus, MOVES_TOPIC)
+            home = chains[partition].homes[-1]
+            to = names[(names.index(home.broker) + 1) % len(names)]
+            seen.awaited = partition, to
+            seen.first.pop(seen.awaited, None)
+            seen.came.clear()
+            began_s = time.time()
+            if why := await begun(bus, brokers, MOVES_TOPIC, {partition: to}, token=cluster.token):
+                raise BenchError(f"{MOVES}: {why}")
+            if left := await finished(bus, MOVES_TOPIC, [partition], WITHIN_S):
+                raise BenchError(f"{MOVES}: {left}")
+            await asyncio.wait_for(seen.came.wait(), WITHIN_S)
+            for each, sends in seen.sends.items():
+                took = [took for at_s, took in sends if at_s > began_s - PAUSE_S]
+                own += [max(took)] if each == partition else []
+                others += took if each != partition else []
+                sends.clear()
+            sealed_s = _sealed_s(cluster, home.broker, f"{MOVES_TOPIC}/{partition}.{home.epoch}")
+            served.append((seen.first[partition, to] - sealed_s) * 1e3)
+        for task in work:
+            task.cancel()
+    return own, others, calm, served
+
+
+def _sealed_s(cluster: LocalCluster, home: str, segment: str) -> float:
+    """Return when an agent says in its log that it has sealed a segment."""
+    name = next(each for each in cluster.names if cluster.node(each).broker == home)
+    log = cluster.layout.log_file(f"{name}-agent").read_text().splitlines()
+    line = next(each for each in log if each.endswith(f"sealed segment=mb.seg/{segment}"))
+    return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+
+
 GROUP = Group(NAME, 0, "no broker: in memory", _figures)
 PARTITIONED_GROUP = Group(PARTITIONED, 0, "no broker: in memory", _partitioned)
+MOVES_GROUP = Group(MOVES, HOMES, BEHIND_HAPROXY, _moved)

@@ -60,6 +60,12 @@ class Topology(Protocol):
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         """Return the plain subscriptions and queues of these destinations; none while nobody answers."""
 
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        """Return the homes of a topic when an agent has other ones than known, or after wait_s.
+
+        Raises LinkLost.
+        """
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:

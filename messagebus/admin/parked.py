@@ -287,7 +287,8 @@ class _Work:
             raise ConfigError(
                 "without list_urls (MESSAGEBUS_LIST_URL) there are no agents: name the subscriptions"
             )
-        listed = sorted(directory.brokers(bus).names)
+        self._listed = directory.brokers(bus)
+        listed = sorted(self._listed.names)
         self.brokers = [name for name in listed if not where.brokers or name in where.brokers]
         if strange := sorted(set(where.brokers) - set(listed)):
             raise ConfigError(f"not in the consumer list: {', '.join(strange)}")
@@ -302,7 +303,7 @@ class _Work:
         return self.faults, tuple(self.causes), tuple(sorted(self.looked))
 
     def parking(self, broker: str) -> Parking:
-        return Parking(self.bus, broker, is_named=bool(self.bus.list_urls))
+        return Parking(self.bus, broker, self._listed)
 
     async def sources(self) -> list[Parked]:
         """Return the named sources that the agents know; without names all that can have parked messages."""

@@ -81,6 +81,7 @@ Entry = Item | Batch[Item]
 @dataclass(slots=True)
 class _Destination:
     is_open: bool = False
+    order: dict[Entry, int] | None = None  # of what was accepted before it was sealed
     held: deque[Entry] = field(default_factory=deque)
     packing: Packing | None = None
     filling: Batch[Item] | None = None  # takes more; lingers, or stands at the end of its queue
@@ -121,6 +122,9 @@ class PendingPublishes:
         """Messages settled so far, by outcome."""
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
+        self.seals = False
+        """Whether a return may mean that its destination is sealed: it comes back, and the rest waits."""
+        self.sealed: set[str] = set()
         self._after: set[int] = set()  # send nothing before these links are answered
         # A broker that ends a channel because of a publish does not name it. The open ones are then sent
         # one by one: the culprit ends a channel again, alone.
@@ -241,6 +245,8 @@ class PendingPublishes:
     def open_destination(self, destination: str) -> None:
         """Allow publishes to this destination from now on."""
         state = self._destinations[destination]
+        if state.order is not None:
+            return  # sealed
         state.is_open = True
         self._backlog.extend(state.held)
         state.held.clear()
@@ -251,6 +257,55 @@ class PendingPublishes:
         state.is_open = False
         state.held.extend(entry for entry in self._backlog if entry.destination == destination)
         self._backlog = deque(entry for entry in self._backlog if entry.destination != destination)
+
+    def seal(self, destination: str) -> None:
+        """Make publishes of this destination wait, in their order, with what comes back from the broker."""
+        state = self._destinations[destination]
+        if state.order is None:
+            open_ones = [e for _, w in sorted(self._windows.items()) for e in w.items()]
+            every = (*open_ones, *self._backlog, *state.held)
+            state.order = {e: n for n, e in enumerate(every) if e.destination == destination}
+            self.sealed.add(destination)
+            self.close_destination(destination)
+
+    def is_unanswered(self, destination: str) -> bool:
+        """Return whether anything of this destination is sent and not answered."""
+        windows = self._windows.values()
+        return any(e.destination == destination for window in windows for e in window.items())
+
+    def move_out(self, destination: str, *, only_sent: bool = False) -> list[Item]:
+        """Take out what waits for a sealed destination, in order. only_sent: and was sent before."""
+        state = self._destinations[destination]
+        items = [item for entry in state.held for item in _items(entry)]
+        kept = [item for item in items if only_sent and not item.attempts]
+        state.held = deque(kept)
+        items = [item for item in items if not only_sent or item.attempts]
+        for item in items:
+            self._waits_no_more(item)
+        return [item for item in items if item.end is None]
+
+    def unseal(self, destination: str) -> None:
+        """Let publishes to this destination go again."""
+        self._destinations[destination].order = None
+        self.sealed.discard(destination)
+        self.open_destination(destination)
+
+    def _come_back(self, entries: Iterable[Entry]) -> None:
+        """Put these among what waits for their destinations, each in its place."""
+        for entry in entries:
+            state = self._destinations[entry.destination]
+            self.seal(entry.destination)
+            order = state.order or {}
+            order.setdefault(
+                entry, len(order) - NO_DEADLINE_MS
+            )  # first: it was sent before the seal
+            state.held = deque(
+                sorted((entry, *state.held), key=lambda each: order.get(each, len(order)))
+            )
+            for item in _items(entry):
+                self.waiting += item.count
+                self._earliest_ms = min(self._earliest_ms, item.deadline_ms)
+            self.waiting_bytes += entry.size
 
     def refuse_destination(
         self, destination: str, reason: str, *, unroutable: bool = False
@@ -310,6 +365,10 @@ class PendingPublishes:
         return self._settle(reversed(lost), End(UNKNOWN, why))
 
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
+        if self._destinations[entry.destination].order is not None:
+            self.retried += self._count(again)
+            self._come_back([entry])
+            return
         if isinstance(entry, Batch):
             entry.keep(again)
         self._queue(self._destinations[entry.destination]).appendleft(entry)
@@ -443,6 +502,8 @@ class PendingPublishes:
     def returned(self, link: int, destination: str, message_id: str) -> None:
         """Record that the broker sent this message back on this link; its ack follows."""
         if link in self._windows:
+            if self.seals:
+                self.seal(destination)
             self._windows[link].returned(destination, message_id)
 
     def answered(self, link: int, tag: int, *, multiple: bool, ok: bool) -> list[Item]:
@@ -452,6 +513,9 @@ class PendingPublishes:
             return []
         answered, unroutable = window.answered(tag, multiple=multiple)
         settled = self._settle(answered, END_CONFIRMED if ok else END_REFUSED)
+        if unroutable and self.seals:
+            self._come_back(unroutable)
+            return settled
         return settled + self._settle(unroutable, END_UNROUTABLE) if unroutable else settled
 
     # Deadlines and the end.

@@ -100,6 +100,11 @@ class _MemoryTopology:
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         return [name for name in self._brokers.plain_names() if topic_of(name) in destinations]
 
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        """Return them as they are, in time: in memory they stay."""
+        await asyncio.sleep(wait_s)
+        return known
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:

@@ -21,7 +21,7 @@ from messagebus.topology import (
     segment_declarations,
     with_options,
 )
-from messagebus_agent.topology.homes import MARK
+from messagebus_agent.topology.homes import MARK, finished
 from messagebus_agent.topology.register import Entry
 
 Births = Mapping[str, int | None]
@@ -44,7 +44,14 @@ class Declare:
     declarations: Declarations
 
 
-Step = DeleteQueue | DeleteExchange | Declare
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The end of a segment's publishes: its one binding goes, so no subscription gets more than another."""
+
+    declarations: Declarations
+
+
+Step = DeleteQueue | DeleteExchange | Declare | Seal
 
 
 def wanted_of(entry: Entry) -> Declarations:
@@ -114,6 +121,10 @@ def _deletions_of_orphans(
     entries: Mapping[str, Entry], births: Births, floor: int
 ) -> Iterator[Step]:
     """Yield deletions of queues whose names were deleted, and forgotten, while this broker was away."""
+    for name in sorted(births):
+        if exchange := finished(entries, name):
+            yield DeleteQueue(name)
+            yield DeleteExchange(exchange)
     old = {name for name, born in births.items() if born is not None and born <= floor}
     if not old:
         return
@@ -167,6 +178,10 @@ def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> It
             continue
         if MARK in entry.wanted or "partitions" in dict(entry.options):
             parts = wanted_of(entry)
+            above = entries.get(entry.wanted.partition(MARK)[0])
+            if MARK in entry.wanted and "/" not in entry.wanted and above and above.alive:
+                yield Seal(parts)
+                continue
             yield from (DeleteQueue(queue.name) for queue in parts.queues)
             if isinstance(parse_wanted(entry.wanted.partition(MARK)[0]), Topic):
                 exchanges[parts.exchanges[-1].name] = None

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,24 @@ ELECT_LEADERS = (
 )
 COUNTED = re.compile(r"\{ok, ?(\d+)\}")
 REVIVED = re.compile(r"\{ok, ?\[((ok|alive)(, ?(ok|alive))*)?\]\}")
+# Each channel answers behind the publish that it routes, so when all have, nothing is on its way that was
+# routed before. A channel that has ended meanwhile has routed all it ever will.
+PASS_CHANNELS = (
+    b"length([catch rabbit_channel:info(P, [messages_unconfirmed]) "
+    b"|| P <- rabbit_channel:list_local()]).\n"
+)
+# Exact: ready, unacked, and those that wait to be dead-lettered. A queue's log may hold publishes that it has
+# not applied yet: nothing counts as nothing only behind a command that came after them.
+LEFT = (
+    "F = fun(N) -> {ok, {_, C}, _} = "
+    "ra:leader_query({N, node()}, fun rabbit_fifo:query_messages_total/1), C end, "
+    'list_to_tuple([case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, B)) of {ok, Q} -> '
+    "N = element(1, amqqueue:get_pid(Q)), case F(N) of 0 -> "
+    "{ok, _, _} = ra:process_command({N, node()}, rabbit_fifo:make_garbage_collection()), F(N); "
+    "C -> C end; _ -> 0 end || B <- [%s]]).\n"
+)
+# A tuple, since a list of small numbers is written as a text.
+COUNTS = re.compile(r"\{ok, ?\{([\d, \n]*)\}\}")
 # One "ok" per table; an empty list means that no table has that name any more.
 ALL_OK = re.compile(r"\{ok, ?\[ok(, ?ok)*\]\}")
 
@@ -151,6 +169,30 @@ class Settler:
             log.warning("leaders not counted node=%s answer=%r", self.node_name, answer)
             return None
         return int(found[1])
+
+    async def channels_passed(self) -> bool:
+        """Wait until every channel has handed on what it routed before this call. False: it is not known."""
+        return await self._asked(PASS_CHANNELS, COUNTED) is not None
+
+    async def messages_left(self, queues: Sequence[str]) -> dict[str, int]:
+        """Return the exact number of messages in each of these queues; of a missing one 0. {}: not known."""
+        names = ", ".join(f'<<"{queue}">>' for queue in queues)
+        found = await self._asked((LEFT % names).encode(), COUNTS)
+        counts = (
+            [] if found is None else [int(each) for each in found[1].split(",") if each.strip()]
+        )
+        return dict(zip(queues, counts, strict=True)) if len(counts) == len(queues) else {}
+
+    async def _asked(self, expression: bytes, wanted: re.Pattern[str]) -> re.Match[str] | None:
+        if not self.erl_call:
+            return None
+        answer = await _run(
+            [self.erl_call, "-n", self.node_name, "-e"], expression, self._environ()
+        )
+        found = wanted.fullmatch(answer.strip()) if answer is not None else None
+        if found is None:
+            log.warning("the node did not say node=%s answer=%r", self.node_name, answer)
+        return found
 
     async def files_synced(self) -> bool:
         """Write out the file system of the data folder. False: failed, or not within SYNC_TIMEOUT_S."""

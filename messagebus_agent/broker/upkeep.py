@@ -24,13 +24,14 @@ from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
 from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
-from messagebus.topology import Wanted, declarations
+from messagebus.topology import STREAM_PREFIX, Wanted, declarations, topic_of
 from messagebus_agent.broker.losses import AuditRounds, Deletions, Losses
 from messagebus_agent.broker.management import Management, ManagementUnavailable
 from messagebus_agent.broker.plan import (
     Declare,
     DeleteExchange,
     DeleteQueue,
+    Seal,
     Step,
     expires_s_of,
     plan,
@@ -42,7 +43,14 @@ from messagebus_agent.broker.refusals import Refusals, mismatch_on
 from messagebus_agent.broker.settle import SLOW_S, Settler
 from messagebus_agent.config import AgentConfig
 from messagebus_agent.gate import Condition, may_open
-from messagebus_agent.topology.homes import MARK, expanded, homes_of, segments, with_segments
+from messagebus_agent.topology.homes import (
+    MARK,
+    expanded,
+    homes_of,
+    is_first,
+    segments,
+    with_segments,
+)
 from messagebus_agent.topology.register import Entry, Register
 from messagebus_agent.web.metrics import Figure
 
@@ -112,6 +120,8 @@ class Upkeep:
         self._brought: dict[str, Entry] = {}
         self._opened: dict[str, int] = {}  # partitioned topics -> number of the entry
         self._expanded: tuple[int, Mapping[str, Entry]] | None = None
+        self.unsealed: set[str] = set()
+        """Segments that still take publishes, though the map has them sealed: the next home prepares."""
         self._vanished: set[str] = set()
         self._suspects: set[str] = set()  # may have vanished, although the clock says no
         self._brought_version = 0
@@ -209,7 +219,7 @@ class Upkeep:
         entries = self._entries
         return all(
             self._brought.get(name) == entries.get(name)
-            and (name not in entries or self._is_open(entries[name]))
+            and (name not in entries or self.is_open(entries[name]))
             for name in with_segments(entries, names)
         )
 
@@ -221,17 +231,18 @@ class Upkeep:
         version = self._register.version
         if self._expanded is None or self._expanded[0] != version:
             entries = self._register.entries
-            self._expanded = version, expanded(entries, self._config.address.name, self._is_open)
+            me = self._config.address.name
+            self._expanded = version, expanded(entries, me, self.is_open, self.unsealed)
         return self._expanded[1]
 
-    def _is_open(self, entry: Entry) -> bool:
+    def is_open(self, entry: Entry) -> bool:
         """Return whether publishes may enter the segments of a topic here; True of all else."""
         if not entry.alive or MARK in entry.wanted or not homes_of(entry):
             return True
         if self._opened.get(entry.wanted) == entry.number:
             return True
         me = self._config.address.name
-        first = next(iter(segments(entry, me)), None)
+        first = next((each for each, _ in segments(entry, me) if is_first(each)), None)
         if first is None:  # the others' business
             return True
         if self.held.get(f"{entry.wanted}{MARK}{first}") == entry.number:
@@ -248,10 +259,48 @@ class Upkeep:
             if each.startswith(below) and entry.alive
         }
 
+    async def seal(self) -> None:
+        """Unbind what the map has sealed, before all else: its publishers wait. Raises LinkError."""
+        async with self._lock:
+            control = self._open_control()
+            for name, entry in self._entries.items():
+                if MARK in name and "/" not in name and not entry.alive and self._is_new(entry):
+                    await self._perform(control, Seal(wanted_of(entry)))
+                    self._brought[name] = entry
+        self.wake()
+
+    def _is_new(self, entry: Entry) -> bool:
+        """Return whether a segment of a living topic is to be applied still."""
+        topic = self._entries.get(_topic_of(entry.wanted))
+        is_there = topic is not None and topic.alive
+        return is_there and self._brought.get(entry.wanted) != entry
+
+    def unbound(self, topic: str) -> dict[str, bool]:
+        """Return the segments of a topic here -> whether nothing enters them, as far as it is known."""
+        me, found = self._config.address.name, dict[str, bool]()
+        for segment, _ in segments(self._register.entries[topic], me):
+            name = f"{topic}{MARK}{segment}"
+            entry = self._entries.get(name)
+            is_there = entry is not None and self._brought.get(name) == entry
+            found[segment] = self._linked.is_set() and is_there and not entry.alive  # type: ignore[union-attr]
+        return found
+
+    def bound(self, topic: str) -> list[str]:
+        """Return the segments of a topic that publishes enter here, and are kept by all its subscriptions."""
+        names = [n for n in self._entries if MARK in n and _topic_of(n) == topic]
+        whole = self._linked.is_set() and not self._vanished
+        found = dict[str, bool]()
+        for name in names:
+            segment, entry = name.partition(MARK)[2], self._entries[name]
+            is_there = whole and self._brought.get(name) == entry
+            is_way_in = entry.alive or not name.startswith(f"{topic}{MARK}")
+            found[segment] = found.get(segment, True) and is_there and is_way_in
+        return [segment for segment, is_bound in found.items() if is_bound]
+
     def look_for_open(self) -> None:
         """Open the segments of new topics whose homes every agent on the list agrees on."""
         for entry in self._register.entries.values():
-            if not self._is_open(entry) and self._register.is_unanimous(entry):
+            if not self.is_open(entry) and self._register.is_unanimous(entry):
                 log.info("partitions open topic=%s", entry.wanted)
                 self._opened[entry.wanted] = entry.number
                 self._register.version += 1  # whatever is being applied now lacks them
@@ -602,6 +651,11 @@ class Upkeep:
             case DeleteExchange(name):
                 self._deletions.ordered(name)
                 await control.delete_exchange(name)
+            case Seal(declarations):
+                self._deletions.ordered(declarations.bindings[0].queue)
+                await control.declare(declarations)
+                await control.unbind(declarations)
+                log.info("sealed segment=%s", declarations.bindings[0].queue)
             case Declare(entry):
                 self._deletions.declaring(step.declarations, _now_ms())
                 if not await self._declare(control, step):
@@ -724,6 +778,10 @@ class Upkeep:
         if held != self.held:
             self.held = held
             self._on_report()
+
+
+def _topic_of(segment: str) -> str:
+    return topic_of(segment.partition(MARK)[0].removeprefix(STREAM_PREFIX))
 
 
 def monotonic_ms() -> int:

@@ -19,6 +19,7 @@ from itertools import islice
 
 from messagebus._io.amqp.control import node_is_gone, port_refuses
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.homes import joined
 from messagebus.destination import Stream, Subscription, Topic
 from messagebus.errors import TopologyError, TopologyMismatch
 from messagebus.topology import (
@@ -44,6 +45,7 @@ from messagebus_agent.topology.register import (
     Reply,
     Snapshot,
     completion,
+    majority,
 )
 from messagebus_agent.topology.store import Store
 from messagebus_agent.web.metrics import Figure
@@ -340,6 +342,26 @@ class Topology:
             return options
         staying = [each.broker.name for each in current.listed if not each.draining]
         return {**options, HOMES: chosen(name, staying or current.names)}
+
+    async def keep(self, topic: str, current: BrokerList) -> bool:
+        """Have the homes of a topic stored by a majority of the agents. Returns whether they are.
+
+        An agent of before keeps homes as they were: its answer shows it. Raises TopologyError.
+        """
+        entry = self.register.entries[topic]
+        await self._store_map()
+        answers = await self._peers.push(
+            current.listed, [entry], self.register.snapshot, answering=current.names
+        )
+        wanted = dict(entry.options)
+        stored = int(self.register.intact and self._me in current.names)
+        for answer in answers.values():
+            theirs = next((each for each in answer.entries if each.wanted == topic), None)
+            homes = "" if theirs is None else str(dict(theirs.options).get(HOMES, ""))
+            knows = joined(homes, str(wanted[HOMES]), int(wanted[PARTITIONS])) == homes
+            stored += answer.stored and answer.intact and knows
+            self._take(answer)
+        return stored >= majority(len(current.names))
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
         """Describe what differs from these here, in the map or on the broker, in words; "" for nothing.

@@ -4,7 +4,7 @@ Pure, and without a memory: each step follows from the map and from what the bro
 died at any of them goes on where it was. The home of a segment alone decides the next one:
 
 1. It writes to the map that its segment is sealed, and where the next one is to be (`sealed`).
-2. The next home binds its segment. Nobody publishes to it yet.
+2. The next home binds its segment. Nobody publishes to it yet; the old one goes on.
 3. The old home unbinds its own, and waits until no channel still carries what was routed before: the barrier.
 4. It writes that the next one is open. That is bound by then: were it bound later, a publish could be
    returned and one behind it be stored, which breaks their order.
@@ -14,26 +14,11 @@ died at any of them goes on where it was. The home of a segment alone decides th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from messagebus.core.homes import Home
-
-
-class Chain(NamedTuple):
-    """The unfinished segments of one partition, oldest first.
-
-    is_open: the last one takes the publishes. Else it is to come, and the one before is sealed.
-    """
-
-    homes: tuple[Home, ...]
-    is_open: bool = True
-
-    @property
-    def taking(self) -> Home | None:
-        """The segment that takes the publishes; None while these wait."""
-        return self.homes[-1] if self.is_open else None
+from messagebus.core.homes import Chain, Home
 
 
 class Step(Enum):
@@ -87,7 +72,8 @@ def next_step(chain: Chain, me: str, facts: Facts) -> tuple[Step, int] | None:
     last = chain.homes[-1]
     for epoch in sorted(facts.bound):
         if last != Home(me, epoch):
-            return Step.UNBIND, epoch
+            is_awaited = not chain.is_open and chain.homes[-2] == Home(me, epoch)
+            return None if is_awaited and not facts.next_bound else (Step.UNBIND, epoch)
     if last.broker == me and last.epoch not in facts.bound:
         return Step.BIND, last.epoch
     if not chain.is_open and chain.homes[-2].broker == me:
@@ -100,11 +86,3 @@ def next_step(chain: Chain, me: str, facts: Facts) -> tuple[Step, int] | None:
     if is_sealed and first.broker == me and facts.left.get(first.epoch) == 0:
         return Step.FINISH, first.epoch
     return None
-
-
-def may_publish(taking: Home | None, unanswered: Iterable[int]) -> bool:
-    """Return whether a publisher may send to the open segment. unanswered: the epochs of what is sent.
-
-    It may not while anything is unanswered at another home: that comes back, and goes first.
-    """
-    return taking is not None and all(epoch == taking.epoch for epoch in unanswered)

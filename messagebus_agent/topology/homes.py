@@ -3,7 +3,8 @@
 Pure. The entry of a partitioned topic has its `homes`: the brokers of the list when it was made, in an
 order of its own; partition p is at home on number p modulo their count, in epoch 1. A name such as
 ``orders#7.1`` is a *segment*: what was published to partition 7 while its first home held it. Segments are no
-entries of the map: `expanded` derives them, for the broker that is their home.
+entries of the map: `expanded` derives them, for the broker that is their home. A partition that moves
+(`topology.handover`) has two of them for a while.
 
 A home opens a segment, so that publishes enter it, when every agent on the list holds the very same entry
 (`Register.is_unanimous`). With a majority two agents that make one topic at the same time could both see
@@ -13,10 +14,11 @@ their own homes opened, and what was confirmed in one of them would have no read
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from messagebus.core.homes import Home, read_homes
+from messagebus.core.homes import Chain, Home, read_chains, segment_of
+from messagebus.destination import SEGMENTS
 from messagebus.topology import STREAM_PREFIX
 from messagebus_agent.topology.register import Entry
 
@@ -33,9 +35,14 @@ def chosen(topic: str, brokers: Iterable[str]) -> str:
 
 def homes_of(entry: Entry) -> tuple[Home, ...]:
     """Return the home of each partition; none of a topic without partitions."""
+    return tuple(chain.homes[-1] for chain in chains_of(entry))
+
+
+def chains_of(entry: Entry) -> tuple[Chain, ...]:
+    """Return the unfinished segments of each partition; none of a topic without partitions."""
     options = dict(entry.options)
     count = options.get(PARTITIONS, 0)
-    return read_homes(str(options.get(HOMES, "")), count if isinstance(count, int) else 0)
+    return read_chains(str(options.get(HOMES, "")), count if isinstance(count, int) else 0)
 
 
 def has_segments(entry: Entry) -> bool:
@@ -45,17 +52,43 @@ def has_segments(entry: Entry) -> bool:
     return PARTITIONS in options and options.get(ORDERED, True) is True and not is_stream
 
 
-def segments(entry: Entry, me: str) -> Iterator[str]:
-    """Yield the segments of a partitioned topic whose home this broker is, such as ``7.1``."""
-    for partition, home in enumerate(homes_of(entry)):
-        if home.broker == me:
-            yield f"{partition}.{home.epoch}"
+def segments(entry: Entry, me: str) -> Iterator[tuple[str, bool]]:
+    """Yield the segments of a partitioned topic at home on this broker, such as ``7.1``; is it sealed?"""
+    for partition, chain in enumerate(chains_of(entry)):
+        for home in chain.homes:
+            if home.broker == me:
+                yield segment_of(partition, home), home != chain.homes[-1]
+
+
+def is_first(segment: str) -> bool:
+    """Return whether a segment is the first one of its partition, which is open when all agents agree."""
+    return segment.endswith(".1")
+
+
+def finished(entries: Mapping[str, Entry], queue: str) -> str:
+    """Return the exchange of the segment of a queue from which nothing is to be read any more, else ""."""
+    topic, _, rest = queue.removeprefix(SEGMENTS).partition("/")
+    entry, segment = entries.get(topic), rest.rpartition("/")[2]
+    if entry is None or not entry.alive or not queue.startswith(SEGMENTS):
+        return ""
+    partition, _, epoch = segment.partition(".")
+    chains = chains_of(entry)
+    if not (partition.isdigit() and epoch.isdigit() and int(partition) < len(chains)):
+        return ""
+    gone = int(epoch) < chains[int(partition)].homes[0].epoch
+    return f"{SEGMENTS}{topic}/{segment}" if gone else ""
 
 
 def expanded(
-    entries: Mapping[str, Entry], me: str, is_open: Callable[[Entry], bool]
+    entries: Mapping[str, Entry],
+    me: str,
+    is_open: Callable[[Entry], bool],
+    unsealed: Collection[str] = (),
 ) -> Mapping[str, Entry]:
-    """Return the entries with the segments of this broker, each as an entry of its own."""
+    """Return the entries with the segments of this broker, each as an entry of its own.
+
+    One that is sealed is dead, so that it is unbound. unsealed: those that still take publishes.
+    """
     topics = [entry for entry in entries.values() if homes_of(entry)]
     if not topics:
         return entries
@@ -66,10 +99,12 @@ def expanded(
             below.setdefault(topic, []).append(entry)
     found = dict(entries)
     for topic_entry in topics:
-        for segment in segments(topic_entry, me):
-            if not topic_entry.alive or is_open(topic_entry):
-                name = f"{topic_entry.wanted}{MARK}{segment}"
-                found[name] = replace(topic_entry, wanted=name)
+        options = tuple(each for each in topic_entry.options if each[0] != HOMES)
+        for segment, is_sealed in segments(topic_entry, me):
+            name = f"{topic_entry.wanted}{MARK}{segment}"
+            if not topic_entry.alive or not is_first(segment) or is_open(topic_entry):
+                alive = topic_entry.alive and not (is_sealed and name not in unsealed)
+                found[name] = replace(topic_entry, wanted=name, alive=alive, options=options)
             for entry in below.get(topic_entry.wanted, ()):
                 name = f"{entry.wanted}{MARK}{segment}"
                 alive = entry.alive and topic_entry.alive

@@ -181,6 +181,19 @@ class Peers:
 
         return await self._ask_all(peers, read, "GET", "/unused")
 
+    async def bound(self, peers: Iterable[ListedBroker], topic: str) -> dict[str, list[str] | None]:
+        """Return the segments of a topic that are bound at each of these, None where the gate is shut.
+
+        An agent that does not answer, or is of before moves, is left out.
+        """
+
+        def read(answer: httpx.Response) -> list[str] | None:
+            told = answer.json()["bound"]
+            return None if told is None else list(map(str, told))
+
+        path = f"/partitions/bound?topic={topic}"
+        return await self._ask_all(peers, read, "GET", path)
+
     async def _ask_all(
         self,
         peers: Iterable[ListedBroker],

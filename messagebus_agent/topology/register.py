@@ -36,9 +36,11 @@ refuses, proves nothing. And a majority of agents must have stored the change, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+
+from messagebus.core.homes import joined
 
 # Rounds take a second or less each, so a tombstone lives for one to two minutes. A longer life would make
 # every change dearer: the map is written, and read by every peer, as a whole. Any value is safe.
@@ -107,7 +109,8 @@ class Register:
 
     def __init__(self, me: str, kept: Snapshot | None = None) -> None:
         self.me = me
-        self.version = 1
+        self._version = 1
+        self.on_change: Callable[[], None] = lambda: None
         self._voters: frozenset[str] = frozenset()
         self._entries = {entry.wanted: entry for entry in kept.entries} if kept else {}
         self._intact = kept is not None and kept.intact
@@ -121,6 +124,16 @@ class Register:
         self._version_pruned = 0
         self._heard_in_sweep: set[str] = set()
         self._tombs_at_sweep: dict[str, Entry] = {}
+
+    @property
+    def version(self) -> int:
+        """The number of changes. Setting it calls `on_change`."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        self.on_change()
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -227,6 +240,14 @@ class Register:
         above = above if above <= self._top + NUMBERS_AHEAD_MAX else 0
         asked = options or {}
         return tuple(self._changed(name, alive, above, asked.get(name, {})) for name in names)
+
+    def homes_changed(self, topic: str, homes: str) -> Entry:
+        """Take what this agent has decided of the homes of a living topic. Returns the entry."""
+        entry = _with_homes(self._entries[topic], homes)
+        if entry != self._entries[topic]:
+            self._entries[topic] = entry
+            self.version += 1
+        return entry
 
     def is_unanimous(self, entry: Entry) -> bool:
         """Return whether every agent on the list was heard to hold this entry as it is here."""
@@ -385,8 +406,21 @@ def _older(tomb: Entry, theirs: Mapping[str, Entry]) -> bool:
 
 
 def _larger(ours: Entry, theirs: Entry) -> Entry:
-    entry = theirs if theirs.rank > ours.rank else ours
+    entry, other = (theirs, ours) if theirs.rank > ours.rank else (ours, theirs)
+    is_one_life = ours.tomb == theirs.tomb or not entry.alive
+    if is_one_life and ours.options != theirs.options:
+        entry = _with_homes(entry, dict(other.options).get("homes", ""))
     return replace(entry, tomb=max(ours.tomb, theirs.tomb))
+
+
+def _with_homes(entry: Entry, homes: object) -> Entry:
+    """Return an entry that knows of these homes too: a partition that moves has one decider."""
+    options = dict(entry.options)
+    known, count = options.get("homes", ""), options.get("partitions", 0)
+    if not (known and homes and isinstance(count, int)):
+        return entry
+    options["homes"] = joined(str(known), str(homes), count)
+    return replace(entry, options=tuple(sorted(options.items())))
 
 
 class Answer(Enum):

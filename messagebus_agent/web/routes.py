@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
+from messagebus.destination import Topic
 from messagebus.errors import (
     ConfigError,
     LinkError,
@@ -38,6 +39,7 @@ from messagebus_agent.consumer_list import TEXT_MAX, Clients, ListFile
 from messagebus_agent.gate import Verdict, VerdictKind
 from messagebus_agent.topology.agreement import NoMajority, Topology
 from messagebus_agent.topology.homes import HOMES, PARTITIONS
+from messagebus_agent.topology.moves import Moves
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.topology.store import entry_to_json, snapshot_from_json, snapshot_to_json
 from messagebus_agent.web.login import NAMES_PER_USER_MAX, Admission, Judged, Login
@@ -92,6 +94,7 @@ class Parts:
     set_draining: Callable[[bool], Awaitable[None]]
     started: str
     node: Mapping[str, str | int] | None = None
+    moves: Moves | None = None
     taps: Taps | None = None
     trail: Trail | None = None
 
@@ -121,6 +124,12 @@ def application(parts: Parts) -> Starlette:
         ("/metrics", web.metrics, "GET"),
         ("/drain", web.drain, "POST"),
     ]
+    if parts.moves is not None:
+        answers += [
+            ("/partitions", web.partitions, "GET"),
+            ("/partitions", web.move, "POST"),
+            ("/partitions/bound", web.bound, "GET"),
+        ]
     squeezed = [Middleware(GZipMiddleware, minimum_size=SQUEEZED_BYTES_MIN, compresslevel=1)]
     routes = [
         Route(
@@ -336,6 +345,48 @@ class _Web:
         body = await _json(request)
         wanted, origin = _wanted(body.get("wanted")), str(body.get("from", ""))
         return JSONResponse({"mismatch": await self._parts.topology.in_the_way(origin, wanted)})
+
+    # Partitions.
+
+    async def partitions(self, request: Request) -> Response:
+        """Return the homes of a topic: with `known`, the mark of some, when they are others."""
+        topic, query = _topic(request), request.query_params
+        moves = self._parts.moves
+        assert moves is not None
+        if "known" in query:
+            if self._waiting >= WAITING_MAX:
+                return PlainTextResponse("too many clients wait here\n", 503)
+            wait_s = _seconds(query.get("wait_s", "0"))
+            self._waiting += 1
+            try:
+                waits = moves.news(topic, query["known"], wait_s), _disconnected(request)
+                await _first_of(*waits, timeout_s=WAIT_S_MAX)
+            finally:
+                self._waiting -= 1
+        return JSONResponse({"broker": self._parts.broker, HOMES: moves.homes(topic)})
+
+    async def move(self, request: Request) -> Response:
+        """Begin moves of partitions whose home is here: partition -> its next home."""
+        if refusal := await self._operators_only(request):
+            return refusal
+        body = await _json(request)
+        topic, wanted = str(body.get("topic", "")), body.get("to")
+        if not isinstance(wanted, dict) or not all(
+            key.isascii() and key.isdigit() and len(key) < 5 and isinstance(to, str)
+            for key, to in wanted.items()
+        ):
+            raise BadRequest('to: an object such as {"7": "mb2:5672"}')
+        assert self._parts.moves is not None
+        told = await self._parts.moves.begin(topic, {int(key): to for key, to in wanted.items()})
+        return JSONResponse(
+            {"broker": self._parts.broker, "refused": {k: v for k, v in told.items() if v}}
+        )
+
+    async def bound(self, request: Request) -> Response:
+        """Return the segments of a topic that are bound here, for agents of other homes; null: gate shut."""
+        topic = _topic(request)
+        upkeep = self._parts.upkeep
+        return JSONResponse({"bound": upkeep.bound(topic) if upkeep.condition.gate_open else None})
 
     async def unused(self, _request: Request) -> Response:
         return JSONResponse({"unused_s": self._parts.unused_s()})
@@ -659,6 +710,13 @@ def _id(text: str, key: str) -> str:
     if len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()):
         raise BadRequest(f"{key}: at most {TEXT_MAX} printing ASCII characters")
     return text
+
+
+def _topic(request: Request) -> str:
+    topic = request.query_params.get("topic", "")
+    if not isinstance(_wanted([topic])[topic], Topic):
+        raise BadRequest("topic: the name of a topic")
+    return topic
 
 
 def _whole(text: str, key: str) -> int:

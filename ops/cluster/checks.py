@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from messagebus.destination import GROUPS, SEGMENTS
 from messagebus.terminal import plural
+from messagebus_tools.partitions import Chain
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer
@@ -100,27 +101,18 @@ def applied_and_attached(view: View, name: str) -> str:
 
 @as_check
 def is_no_home(view: View, name: str) -> str:
-    """Check that no partition is at home on the broker: its keys would wait for it. Raises Blocked.
+    """Check that no partition is at home on the broker, or has messages there that come first."""
+    left = at_home(view.chains(), str(view.node(name).address))
+    return f"partitions of {some(sorted(left))} are at home there" if left else ""
 
-    A topic opens its partitions when every agent knows of them, so those that answer know all.
-    """
-    address = next(str(node.address) for node in view.nodes if node.name == name)
-    answered, silent = view.answering_snapshots()
-    if not answered:
-        return some([f"{agent}: {why}" for agent, why in silent.items()])
-    topics = {
-        str(entry["wanted"])
-        for found in answered.values()
-        for entry in found["entries"]
-        if entry["alive"] and "/" not in entry["wanted"]
-        for home in str(entry.get("homes", "")).split()
-        if home.rpartition("@")[2] == address
+
+def at_home(chains: Mapping[str, Sequence[Chain]], address: str) -> dict[str, list[int]]:
+    """Return the partitions of each topic that have a segment on this broker."""
+    found = {
+        topic: [p for p, c in enumerate(each) if any(h.broker == address for h in c.homes)]
+        for topic, each in chains.items()
     }
-    if topics:
-        raise Blocked(
-            f"partitions of {some(sorted(topics))} are at home there and do not move: their keys would wait"
-        )
-    return ""
+    return {topic: partitions for topic, partitions in found.items() if partitions}
 
 
 @as_check

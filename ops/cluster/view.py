@@ -31,6 +31,7 @@ from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 from messagebus_tools.observing.snapshot import Answer, read_answer
+from messagebus_tools.partitions import Chain, chains_in
 from ops.cluster.management import DEFAULT_VHOST, Connection, Queue, request
 from ops.errors import NoAnswer
 from ops.run import shell
@@ -162,6 +163,25 @@ class View:
         answer = self._operator(name, "/topology/merge", dict(snapshot)).json()
         if not answer["stored"] and answer["answer"] == "no":
             raise NoAnswer(f"agent of {name}: {answer['reason']}")
+
+    def chains(self) -> dict[str, tuple[Chain, ...]]:
+        """Return the segments of every partitioned topic, as the agents that answer know them.
+
+        Raises NoAnswer when none does.
+        """
+        answered, silent = self.answering_snapshots()
+        if not answered:
+            _raise_silent(silent)
+        return chains_in(entry for found in answered.values() for entry in found["entries"])
+
+    def move_partitions(self, name: str, topic: str, to: Mapping[int, str]) -> dict[int, str]:
+        """Begin moves of partitions at home on a broker. Returns the refused ones with the reason.
+
+        Raises NoAnswer.
+        """
+        body = {"topic": topic, "to": {str(partition): home for partition, home in to.items()}}
+        refused = self._operator(name, "/partitions", body).json()["refused"]
+        return {int(partition): str(why) for partition, why in refused.items()}
 
     def mismatch(self, name: str, wanted: list[dict[str, Any]]) -> str:
         """Return which of these exist on its broker with other arguments, in words; "" for none.

@@ -133,11 +133,6 @@ def unpublished(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
     enough = checks.others_serve(view, {name}, wanted=how.serving_min)
     return (
         Step(
-            name=f"see that no partition is at home on {name}",
-            until="none is",
-            check=checks.is_no_home(view, name),
-        ),
-        Step(
             name=f"mark {name} as draining in the list",
             commands=(kits.lists(view.file, "drain", address),),
             done=lambda: _is_draining(view, address),
@@ -152,6 +147,14 @@ def unpublished(target: Target, view: View, how: Drain) -> tuple[Step, ...]:
         dataclasses.replace(
             add.list_brought(f"bring the list that drains {name} to every agent", view),
             guard=enough,
+        ),
+        # Behind the mark, so that no new topic has a home there. Consumers read there still.
+        Step(
+            name=f"move the partitions of {name} to other brokers",
+            commands=(Command(kits.ops(view.file, "rehome", name).argv, within_s=EMPTY_WITHIN_S),),
+            until="none is at home there, and all that was there is consumed",
+            check=checks.is_no_home(view, name),
+            tells=True,
         ),
         Step(
             name=f"send no publishers to {name}",

@@ -12,17 +12,21 @@ from inventory.inventory import Inventory, load
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
+from messagebus.destination import SEGMENTS
 from messagebus.terminal import plural, say
 from messagebus_tools.moving import MessagesMoved, MovingProgress, move_messages
+from messagebus_tools.partitions import spread
 from ops.cluster import checks
 from ops.cluster.checks import some
-from ops.cluster.management import Connection
+from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
-from ops.errors import OpsError
+from ops.errors import NoAnswer, OpsError
 from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
 from ops.run.command import inventory_option
 
 PROGRESS_EVERY_S = 0.5
+# Partitions that are refused for so long, while none is on its way, stay.
+REHOME_EVERY_S, STUCK_S = 1.0, 30.0
 
 
 @click.command(short_help="Close connections of publishers to NAME.")
@@ -112,6 +116,61 @@ def move(name: str, file: Path) -> None:
     )
     if moved.faults:
         raise OpsError(f"not moved: {some(list(moved.faults))}")
+
+
+@click.command(short_help="Move the partitions of NAME to the other brokers.")
+@click.argument("name")
+@inventory_option
+def rehome(name: str, file: Path) -> None:
+    """Move the partitions that are at home on NAME to other brokers; ends when what was there is consumed.
+
+    A move that was begun goes on by itself: run it again to wait for its end.
+
+    \b
+    Example:
+      python -m ops rehome mb2
+    """
+    view = View(file.absolute())
+    address = str(view.node(name).address)
+    moved, stuck_since_s, told = set[tuple[str, int]](), time.monotonic(), ""
+    while left := checks.at_home(chains := view.chains(), address):
+        refused = dict[str, str]()
+        for topic in left:
+            homes = [chain.homes[-1].broker for chain in chains[topic]]
+            for partition in left[topic]:
+                if homes[partition] != address:
+                    moved.add((topic, partition))
+            if to := spread(homes, _taking(view, address), away=address):
+                try:
+                    why = view.move_partitions(name, topic, to)
+                except NoAnswer as fault:
+                    why = dict.fromkeys(to, str(fault))
+                refused |= {f"{topic} {p}": each for p, each in why.items()}
+            elif address in homes:
+                refused[topic] = "no other broker takes publishes"
+        waiting = sum(map(len, left.values())) - len(refused)
+        if waiting > 0:
+            stuck_since_s = time.monotonic()
+        elif time.monotonic() - stuck_since_s > STUCK_S:
+            raise OpsError("; ".join(sorted({f"{what}: {why}" for what, why in refused.items()})))
+        now = f"{plural(sum(map(len, left.values())), 'partition')} of {some(sorted(left))} left"
+        if held := {"/".join(q.name.split("/")[1:3]) for q in _segments(view, name) if q.messages}:
+            now += f"; messages of {some(sorted(held))}"
+        if now != told:
+            say(now)
+            told = now
+        time.sleep(REHOME_EVERY_S)
+    say(f"moved {plural(len(moved), 'partition')}")
+
+
+def _segments(view: View, name: str) -> list[Queue]:
+    return [queue for queue in view.queues(name) if queue.name.startswith(SEGMENTS)]
+
+
+def _taking(view: View, away: str) -> list[str]:
+    """Return the other brokers that take publishes."""
+    found = [(node.name, str(node.address)) for node in view.nodes]
+    return [each for name, each in found if each != away and not checks.not_ready(view, name, each)]
 
 
 class _ProgressPrinter:

@@ -120,7 +120,7 @@ class Sharing:
         message = Message(
             body=b"%d" % number, key=f"k{key}", message_id=f"{self._topic}-{key}-{number}"
         )
-        while True:
+        while not self.over.is_set():
             try:
                 publisher.send_safe(self._topic, message, timeout_s=2)
             except PublishError:

@@ -8,19 +8,25 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
 from bench.trials.outer_faults import OTHER_CLOCK
+from messagebus import Topic, declare
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import journal_of
+from tests.fault.test_moves import loaded
+from tests.fault.test_partitions import HEARTBEAT_S, Group, out_of_order
 from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config
+from tests.support.moves import homes, settled
 from tests.support.playbooks import Audit, AuditedLoad, Reused, argv, lb, ops
 
 RECEIVED_FIRST = 100
@@ -29,6 +35,8 @@ RELOADS = 5
 SEEN_WITHIN_S = 60.0
 STEP_WITHIN_S = 120.0
 STEPS_MAX = 40
+# The playbook sees that others serve, marks the broker, and brings the list.
+STEPS_BEFORE_MOVES = 3
 DAY_S = 86_400
 
 NOTHING = Audit(lost=set(), doubled=set())
@@ -142,6 +150,27 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(
     assert not cookie.exists()
     serves(load, cluster.node(name).broker)
     assert load.audit() == NOTHING
+
+
+@pytest.mark.guarantee("key-order-across-brokers")
+def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_playbook_killed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    bus, name = bus_config(cluster, heartbeat_s=HEARTBEAT_S), cluster.names[1]
+    declare(bus, [Topic("moving", partitions=6), "moving/ledger"], timeout_s=60)
+    group = Group(cluster, "moving", tmp_path)
+    with loaded(bus, group, "moving") as ended, ThreadPoolExecutor(1) as pool:
+        run = pool.submit(run_killed, cluster, STEPS_BEFORE_MOVES, "restart", name)
+        eventually(lambda: not settled(cluster, "moving"), within_s=SEEN_WITHIN_S)
+        cluster.kill(name, agent=True)
+        cluster.start(name, agent=True)
+        assert run.result() == -signal.SIGKILL
+        assert cluster.node(name).broker not in homes(cluster, "moving")
+        assert settled(cluster, "moving")
+        restarted = ops(cluster, "restart", name, "--yes")
+        assert restarted.returncode == 0, restarted.stderr
+        ended()
+        assert out_of_order(group.first_ends()) == []
 
 
 def kill_and_resume(cluster: LocalCluster, *words: str) -> int:

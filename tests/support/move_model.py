@@ -21,16 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from messagebus.core.homes import Home
-from messagebus_agent.topology.handover import (
-    Chain,
-    Facts,
-    Step,
-    may_publish,
-    next_step,
-    sealed,
-    why_not,
-)
+from messagebus.core.homes import Chain, Home, may_publish
+from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from messagebus._io.admin.queues import CALL_TIMEOUT_S, NOT_FOUND, answered, opened, ready_messages
+from messagebus._io.agents.subscriptions import homes_by
 from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
@@ -28,8 +29,9 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
+from messagebus.broker import BrokerList
 from messagebus.config import BusConfig
-from messagebus.core.homes import Home, partition_of, read_homes, segment_of
+from messagebus.core.homes import Home, partition_of, read_chains, read_homes, segment_of
 from messagebus.core.parking import (
     REDRIVEN,
     Choice,
@@ -39,7 +41,7 @@ from messagebus.core.parking import (
     is_dropped_by_redrive,
     read_facts,
 )
-from messagebus.destination import Subscription
+from messagebus.destination import Subscription, Topic
 from messagebus.errors import ChannelRefused, LinkLost, TopologyError
 
 DIAL_TIMEOUT_MS = 2_000
@@ -100,9 +102,10 @@ class Inspection:
 class Parking:
     """The parking queues of one broker."""
 
-    def __init__(self, bus: BusConfig, broker: str, *, is_named: bool) -> None:
-        """Set the broker. is_named: it calls itself as the list does; another one there is refused."""
-        self._bus, self._broker, self._is_named = bus, broker, is_named
+    def __init__(self, bus: BusConfig, broker: str, brokers: BrokerList) -> None:
+        """Set the broker. brokers: all; where agents serve it, they call themselves as in the list."""
+        self._bus, self._broker, self._brokers = bus, broker, brokers
+        self._is_named = bool(bus.list_urls)
 
     async def ready(self, sources: Iterable[Parked]) -> dict[Parked, int | None]:
         """Return how many messages each parking queue holds; None where there is none. Raises LinkError."""
@@ -169,6 +172,9 @@ class Parking:
                 home = homes[partition]
                 queue = source.segment_queue(segment_of(partition, home))
                 await (await putting_at(home.broker)).put("", queue, raw, body)
+                if not await self._is_home(source.topic, partition, home):
+                    told = f"partition {partition} of {source.topic} moves, so nothing is put back there"
+                    raise TopologyError(f"{told}: try again, see `messagebus partitions show`")
 
             async def move(taking: _Taking, taken: _Taken) -> str:
                 try:
@@ -186,6 +192,14 @@ class Parking:
                 return ""
 
             return await self._move(source, ready, choice, count_max, turn, move, on_moved)
+
+    async def _is_home(self, topic: Topic, partition: int, home: Home) -> bool:
+        """Ask the agent of a home whether it is one still: then what was put there is counted at its end."""
+        listed = self._brokers.find(home.broker)
+        if listed is None:
+            return False
+        told = read_chains(await homes_by(self._bus, listed, topic.name), topic.partitions)
+        return bool(told) and told[partition].taking == home
 
     async def drop(
         self, source: Parked, ready: int, choice: Choice, *, count_max: int, on_moved: Moved

@@ -23,6 +23,7 @@ from messagebus._io.amqp.link import Credentials, Link, dial
 from messagebus._io.loop import now_ms
 from messagebus._io.wire import Registration, Topology
 from messagebus.config import BusConfig
+from messagebus.core.homes import mark_of
 from messagebus.core.route import backoff_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Destination, Queue, Subscription, Topic
 from messagebus.errors import (
@@ -200,6 +201,17 @@ class Agents:
                     )
         return []
 
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        url = random.choice(self._bus.list_urls)
+        asked = {"topic": topic, "known": mark_of(known), "wait_s": str(wait_s)}
+        timeout = wait_s + ANSWER_TIMEOUT_S
+        async with http_client(self._bus, timeout=timeout, transport=self._transport) as http:
+            try:
+                answer = await http.get(urljoin(url, "partitions"), params=asked)
+                return str(answer.raise_for_status().json()["homes"])
+            except (httpx.HTTPError, ValueError, TypeError, KeyError) as fault:
+                raise LinkLost(url, str(fault) or type(fault).__name__) from fault
+
     async def _alive(self, http: httpx.AsyncClient, url: str) -> dict[str, dict[str, Any]]:
         """Return the living entries of an agent's map, by name."""
         who = httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
@@ -315,6 +327,9 @@ class Alone:
 
     async def plain_sources(self, destinations: Collection[str]) -> list[str]:
         return []  # a broker alone remembers no options
+
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        raise LinkLost(self._bus.broker, "a broker alone has no partitions")
 
     async def _bring_about(self, link: Link, wanted: Sequence[Wanted]) -> None:
         try:

@@ -156,6 +156,40 @@ async def set_draining(
         raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
 
 
+async def move(
+    bus: BusConfig, listed: ListedBroker, topic: str, to: Mapping[int, str], *, token: Secret
+) -> Mapping[int, str]:
+    """Begin moves of partitions that are at home on this broker. Returns the refused ones with the reason.
+
+    Raises LoginRefused, LinkLost, ConfigError for a token.
+    """
+    url, auth = _agent_url(bus, listed, "/partitions"), _proof(token)(listed.broker.name)
+    asked = {"topic": topic, "to": {str(partition): home for partition, home in to.items()}}
+    async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
+        try:
+            answer = await http.post(url, json=asked, auth=auth)
+            _raise_if_refused(url, answer)
+            if answer.status_code == httpx.codes.OK:
+                return {int(key): why for key, why in answer.json()["refused"].items()}
+        except (httpx.HTTPError, ValueError, KeyError) as fault:
+            raise LinkLost(listed.broker.name, str(fault) or type(fault).__name__) from fault
+    raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
+
+
+async def homes_by(bus: BusConfig, listed: ListedBroker, topic: str) -> str:
+    """Return the homes of a topic as this broker's agent knows them, who decides of those there.
+
+    Raises LinkLost.
+    """
+    path, name = f"/partitions?topic={topic}", listed.broker.name
+    good, bad = await _ask_all(
+        bus, BrokerList(listed=(listed,)), "GET", path, lambda _name: httpx.Auth()
+    )
+    if name in bad:
+        raise LinkLost(name, f"its agent: {bad[name]}")
+    return str(good[name].get("homes", ""))
+
+
 async def known(bus: BusConfig) -> list[Source]:
     """Return all subscriptions and queues that any agent knows. Raises TopologyError."""
     return [each for each in await topology(bus) if isinstance(each, Subscription | Queue)]

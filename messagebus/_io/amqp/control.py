@@ -115,6 +115,12 @@ class Control:
             method, arguments = binding.call()
             await self._call(method, **arguments)
 
+    async def unbind(self, wanted: Declarations) -> None:
+        """Remove the bindings between declared exchanges; a missing one is no error."""
+        for each in wanted.bindings:
+            ends = {"destination": each.queue, "source": each.exchange}
+            await self._call("exchange_unbind", **ends, routing_key=each.routing_key)
+
     async def audit(self, wanted: Declarations) -> str:
         """Check that all queues exist, and bind them. Returns the name of a missing queue, "" for none.
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.wire import Wire
+from messagebus._io.wire import Topology, Wire
 from messagebus.broker import Broker
 from messagebus.core.group import Group
-from messagebus.core.homes import Home, read_homes, segment_of
+from messagebus.core.homes import Home, joined, read_chains, segment_of
 from messagebus.destination import Subscription
-from messagebus.errors import LinkError
+from messagebus.errors import LinkError, LinkLost
 from messagebus.message import SEGMENT_MARK
 from messagebus.topology import Options
 
@@ -30,6 +30,8 @@ log = logging.getLogger("messagebus.consumer")
 
 ROUND_MS, COUNT_MS = 250, 2_000
 COUNT_TIMEOUT_S = 1.0
+# A question for news of homes ends after this. One that failed, or brought none, is asked again.
+NEWS_WAIT_S, ASK_AGAIN_S, ASK_AGAIN_MAX_S = 30, 0.1, 5.0
 
 
 def broker_of(name: str) -> str:
@@ -55,15 +57,45 @@ class Segments:
     ) -> None:
         self._wire, self._source = wire, source
         self._delivered, self._on_change = delivered, on_change
-        homes = read_homes(str(options["homes"]), int(options["partitions"]))
-        self._all = [_name(partition, home) for partition, home in enumerate(homes)]
-        self._group = Group(secrets.token_hex(8), len(homes))
+        self._homes, self._count_of = str(options["homes"]), int(options["partitions"])
+        self._all = self._first_unfinished()
+        self._group = Group(secrets.token_hex(8), self._count_of)
         self.names = list(self._all)
         """The segments to be attached to."""
         self._members: dict[str, int] = {}
+        self._left: set[str] = set()
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
+        self._tasks.spawn(self._follow(wire.topology()))
+
+    def _first_unfinished(self) -> list[str]:
+        """Return, of each partition, the first segment that may have something for us: the others wait."""
+        chains = read_chains(self._homes, self._count_of)
+        homes = (chain.first(self._source.name) for chain in chains)
+        return [_name(partition, home) for partition, home in enumerate(homes)]
+
+    async def _follow(self, topology: Topology) -> None:
+        """Go to the next segment of a partition when the one before is finished, for ever."""
+        topic, pause_s = self._source.topic.name, ASK_AGAIN_S
+        while True:
+            try:
+                known = self._homes
+                told = await topology.homes(topic, known, wait_s=NEWS_WAIT_S)
+                self._homes = joined(known, told or known, self._count_of)
+            except (LinkLost, ValueError) as fault:
+                log.info("homes not told topic=%s reason=%r", topic, str(fault))
+            if self._homes == known:  # an agent may know less than we do
+                await asyncio.sleep(pause_s := min(2 * pause_s, ASK_AGAIN_MAX_S))
+                continue
+            pause_s = ASK_AGAIN_S
+            now = self._first_unfinished()
+            moved = {old: new for old, new in zip(self._all, now, strict=True) if old != new}
+            if moved:
+                log.info("partitions moved topic=%s segments=%s", topic, ",".join(moved.values()))
+                self._all = now
+                self.names = [moved.get(name, name) for name in self.names]
+                self._on_change(self.names)
 
     def queue(self, name: str) -> str:
         """Return the queue of a segment."""
@@ -109,6 +141,7 @@ class Segments:
         now = now_ms()
         if now - self._count_ms >= COUNT_MS:
             self._count_ms = now
+            self._leave_former_homes()
             for broker, task in self._parents.items():
                 if task.done() and _is_open(task):
                     self._tasks.spawn(self._count(broker, task.result()))
@@ -118,6 +151,15 @@ class Segments:
             if names and names != self.names:
                 self.names = names
                 self._on_change(names)
+
+    def _leave_former_homes(self) -> None:
+        """Hang up on brokers without a segment for us, now and in the last look: they may be stopped."""
+        without = self._parents.keys() - set(map(broker_of, self._all))
+        for broker in without & self._left:
+            if (task := self._parents.pop(broker)).done() and _is_open(task):
+                self._closing.spawn(task.result().close())
+            self._members.pop(broker, None)
+        self._left = without
 
     async def _count(self, broker: str, link: Link) -> None:
         with contextlib.suppress(LinkError, TimeoutError):

@@ -162,7 +162,9 @@ class Fleet:
             bus, config, on_room, wire, beside=first
         )
         self.homes: Homes | None = None
-        self._make_homes: Callable[[], Homes] = lambda: Homes(first, bus, config, on_room, wire)
+        self._make_homes: Callable[[], Homes] = lambda: Homes(
+            first, bus, config, on_room, wire, lambda home: self._retired.update(counts_of(home))
+        )
         self._config = config
         self.redundant = self.downgraded = 0
         """Messages that two brokers confirmed, or one where two were preferred."""
@@ -449,7 +451,7 @@ class Fleet:
         if self._timer is not None:
             self._timer.cancel()
         if self.homes is not None:
-            self.homes.stop()
+            await self.homes.stop()
         await asyncio.gather(*(each.stop(0) for each in self._all))
         await self._tasks.wait(STOP_TIMEOUT_S)
         return left

@@ -4,6 +4,9 @@ Runs on the publisher's loop. What waits for a home, and what was sent there and
 again first and in order when its link was lost, also when its caller has been told *unknown*: it may be
 stored, so nothing of its partition may pass it. A home that is away stops its own partitions only: what waits
 for it ends by its deadline, and more than a share of the backlog is refused at once, by the home's name.
+
+A partition that moves is *sealed* first: what is sent comes back, and waits with what follows. It goes to the
+next home, in order, when that is open and the old one owes no answer.
 """
 
 from __future__ import annotations
@@ -18,15 +21,32 @@ from zlib import crc32
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import KEY_HEADER, read_headers, read_key
-from messagebus._io.loop import now_ms
+from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
-from messagebus._io.publish.publishes import Address, Many, Publish, Target, Waiter, tell
+from messagebus._io.publish.publishes import (
+    Address,
+    Many,
+    Publish,
+    Target,
+    Waiter,
+    destination_name,
+    tell,
+)
 from messagebus._io.wire import Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
-from messagebus.core.homes import partition_of, read_homes, segment_of
-from messagebus.core.pending import DEADLINE_PASSED, Item
+from messagebus.core.homes import (
+    Chain,
+    Home,
+    joined,
+    may_publish,
+    partition_of,
+    read_chains,
+    segment_of,
+)
+from messagebus.core.pending import DEADLINE_PASSED, NO_READER, UNROUTABLE, Item
 from messagebus.destination import PARTS
+from messagebus.errors import LinkLost
 from messagebus.message import Message
 from messagebus.stats import Durability
 from messagebus.topology import Options
@@ -39,6 +59,15 @@ AWAY_MS = 1_000
 AWAY_SHARE = 8
 TICK_S = 0.25
 NEVER_MS = 1 << 60
+# What comes back has no reader when an agent still knows of no move after this.
+SEALED_MS = 1_000
+# A question for news of homes ends after this.
+NEWS_WAIT_S = 30
+# Interval of looks at the answers of the old home, while one is awaited.
+MOVING_S = 0.005
+# A question for homes that failed, or brought nothing new, is asked again after twice the first, and so on.
+ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
+STOP_TIMEOUT_S = 1.0
 
 
 class HomeDriver(PublishDriver):
@@ -58,6 +87,7 @@ class HomeDriver(PublishDriver):
         super().__init__(bus, config, on_room, wire, beside=first)
         self._beside = None  # it follows that one's list, and avoids nobody
         self.home = home
+        self.pending.seals = True
         self.route.lifetime_ms, self.route.stays = NEVER_MS, True
         self.exchanges: set[str] = set()
         self.away_since_ms: int | None = now_ms()
@@ -80,6 +110,13 @@ class HomeDriver(PublishDriver):
             await link.try_call("exchange_declare", exchange=exchange, passive=True)
         await super()._verify(link)
 
+    def end_unroutable(self, destination: str) -> None:
+        """Settle what came back, since nobody reads there, and send what follows."""
+        items = self.pending.move_out(destination, only_sent=True)
+        self._settle(self.pending.end(items, UNROUTABLE, NO_READER))
+        self.pending.unseal(destination)
+        self._wake()
+
     def take_over_one(self, publish: Publish) -> None:
         """Accept a publish that another driver has accepted before, behind all others."""
         self._open_destination(publish.target)
@@ -101,14 +138,37 @@ class HomeDriver(PublishDriver):
 
 
 class _Topic:
-    """A partitioned topic. drivers: of the homes; targets: content type -> target, both by partition."""
+    """A partitioned topic. drivers: of the homes; targets: content type -> target, both by partition.
 
-    __slots__ = ("count", "drivers", "name", "segments", "targets")
+    told: its homes as text, as in the answer to a question of heard_ms. moving: partition -> its next home,
+    open. sealed_ms: partition of which something came back, while no move is known -> since when.
+    """
 
-    def __init__(self, name: str, segments: list[str], drivers: list[HomeDriver]) -> None:
-        self.name, self.segments, self.drivers = name, segments, drivers
-        self.count = len(segments)
-        self.targets: list[dict[str, Target]] = [{} for _ in segments]
+    __slots__ = (
+        "asking",
+        "count",
+        "drivers",
+        "heard_ms",
+        "homes",
+        "moving",
+        "name",
+        "sealed_ms",
+        "targets",
+        "told",
+    )
+
+    def __init__(self, name: str, told: str, homes: list[Home], drivers: list[HomeDriver]) -> None:
+        self.name, self.told, self.homes, self.drivers = name, told, homes, drivers
+        self.count = len(homes)
+        self.targets: list[dict[str, Target]] = [{} for _ in homes]
+        self.moving: dict[int, Home] = {}
+        self.sealed_ms: dict[int, int] = {}
+        self.heard_ms = 0
+        self.asking: asyncio.Task[None] | None = None
+
+    def destination(self, partition: int) -> str:
+        segment = segment_of(partition, self.homes[partition])
+        return destination_name(f"{PARTS}{self.name}", segment)
 
 
 class Homes:
@@ -121,11 +181,15 @@ class Homes:
         config: PublisherConfig,
         on_room: Callable[[], None],
         wire: Wire,
+        on_retired: Callable[[HomeDriver], None],
     ) -> None:
+        """on_retired: called with each driver of a broker that is no home any more."""
+        self._on_retired = on_retired
         self._make: Callable[[str], HomeDriver] = lambda home: HomeDriver(
             home, first, bus, config, self._room, wire
         )
         self._on_room, self._share = on_room, max(1, config.backlog_messages_max // AWAY_SHARE)
+        self._topology, self._tasks, self._ending = wire.topology(), Tasks(), Tasks()
         self.drivers: dict[str, HomeDriver] = {}
         self._topics: dict[str, _Topic] = {}
         self._turn = itertools.count()
@@ -136,21 +200,95 @@ class Homes:
 
     def adopt(self, topic: str, options: Options, items: Iterable[Item]) -> None:
         """Publish a topic to its homes from now on, these first. options: as the agents have them."""
-        homes = read_homes(str(options["homes"]), int(options["partitions"]))
-        log.info("partitioned topic=%s partitions=%d", topic, len(homes))
-        drivers = []
-        for home in homes:
-            driver = self.drivers.get(home.broker)
-            if driver is None:
-                driver = self.drivers[home.broker] = self._make(home.broker)
-                driver.start()
-            driver.exchanges.add(f"{PARTS}{topic}")
-            drivers.append(driver)
-        segments = [segment_of(partition, home) for partition, home in enumerate(homes)]
-        self._topics[topic] = _Topic(topic, segments, drivers)
+        if topic not in self._topics:
+            told = str(options["homes"])
+            chains = read_chains(told, int(options["partitions"]))
+            log.info("partitioned topic=%s partitions=%d", topic, len(chains))
+            homes = [chain.taking or chain.homes[0] for chain in chains]
+            drivers = [self._driver(home, topic) for home in homes]
+            self._topics[topic] = _Topic(topic, told, homes, drivers)
+            self._ask(self._topics[topic])
         if self._timer is None:
             self._tick()
         self.take_over(topic, items)
+
+    def _driver(self, home: Home, topic: str) -> HomeDriver:
+        driver = self.drivers.get(home.broker)
+        if driver is None:
+            driver = self.drivers[home.broker] = self._make(home.broker)
+            driver.start()
+        driver.exchanges.add(f"{PARTS}{topic}")
+        return driver
+
+    def _ask(self, topic: _Topic) -> None:
+        """Ask the agents for moves from now on; again, past one that does not answer."""
+        if topic.asking is not None:
+            topic.asking.cancel()
+        topic.asking = self._tasks.spawn(self._follow(topic))
+
+    async def _follow(self, topic: _Topic) -> None:
+        pause_s = ASK_AGAIN_S
+        while True:
+            began_ms, wait_s = now_ms(), 0 if topic.sealed_ms else NEWS_WAIT_S
+            try:
+                known = topic.told
+                told = await self._topology.homes(topic.name, known, wait_s=wait_s)
+                self._learn(topic, told)
+                topic.heard_ms = began_ms
+                is_new = topic.told != known
+            except (LinkLost, ValueError) as fault:
+                log.info("homes not told topic=%s reason=%r", topic.name, str(fault))
+                is_new = False
+            pause_s = ASK_AGAIN_S if is_new else min(2 * pause_s, ASK_AGAIN_MAX_S)
+            if not is_new:
+                await asyncio.sleep(pause_s)
+
+    def _learn(self, topic: _Topic, told: str) -> None:
+        topic.told = joined(topic.told, told or topic.told, topic.count)
+        chains: tuple[Chain, ...] = read_chains(topic.told, topic.count)
+        for partition, (chain, home) in enumerate(zip(chains, topic.homes, strict=True)):
+            if chain.taking != home:
+                topic.sealed_ms.pop(partition, None)
+            if chain.taking not in (None, home):
+                topic.moving[partition] = chain.homes[-1]
+                topic.drivers[partition].pending.seal(topic.destination(partition))
+        self._move(topic)
+
+    def _move(self, topic: _Topic) -> None:
+        """Send partitions to their next homes, when nothing is unanswered at the old ones."""
+        for partition, home in list(topic.moving.items()):
+            old, left = topic.drivers[partition], topic.destination(partition)
+            unanswered = [topic.homes[partition].epoch] * old.pending.is_unanswered(left)
+            if not may_publish(home, unanswered):
+                continue
+            log.info("partition moved topic=%s partition=%d to=%s", topic.name, partition, home)
+            topic.homes[partition], topic.targets[partition] = home, {}
+            topic.drivers[partition] = new = self._driver(home, topic.name)
+            for item in cast(list[Publish], old.pending.move_out(left)):
+                item.target = self._target(topic, partition, item.target.content_type)
+                item.destination = item.target.destination
+                new.take_over_one(item)
+            old.pending.unseal(left)
+            del topic.moving[partition]
+        if topic.moving:
+            self._loop.call_later(MOVING_S, self._move, topic)
+
+    def _look_at_sealed(self, topic: _Topic, now: int) -> None:
+        """End what came back from a home that no agent has seen moving, neither at once nor later."""
+        if not any(driver.pending.sealed for driver in self.drivers.values()):
+            return
+        taking = [chain.taking for chain in read_chains(topic.told, topic.count)]
+        for partition, driver in enumerate(topic.drivers):
+            sealed = topic.destination(partition)
+            if taking[partition] != topic.homes[partition] or sealed not in driver.pending.sealed:
+                continue
+            if not topic.sealed_ms:
+                topic.sealed_ms[partition] = now
+                self._ask(topic)
+            since_ms = topic.sealed_ms.setdefault(partition, now)
+            if topic.heard_ms - since_ms >= SEALED_MS:
+                del topic.sealed_ms[partition]
+                driver.end_unroutable(sealed)
 
     def take_over(self, topic: str, items: Iterable[Item]) -> None:
         """Publish these, which another driver has accepted, in their order."""
@@ -166,8 +304,8 @@ class Homes:
         return topic.drivers[partition], own or self._target(topic, partition, content_type)
 
     def _target(self, topic: _Topic, partition: int, content_type: str) -> Target:
-        exchange = f"{PARTS}{topic.name}"
-        address = Address(topic.name, exchange, topic.segments[partition], Durability.FSYNC)
+        exchange, segment = f"{PARTS}{topic.name}", segment_of(partition, topic.homes[partition])
+        address = Address(topic.name, exchange, segment, Durability.FSYNC)
         made = topic.targets[partition][content_type] = Target(address, content_type)
         return made
 
@@ -211,11 +349,25 @@ class Homes:
 
     def _tick(self) -> None:
         now = now_ms()
-        for driver in self.drivers.values():
+        for driver in list(self.drivers.values()):
             driver.is_away(now)
+            driver.tell_flushes()  # what it waits for may have moved
+        for topic in self._topics.values():
+            self._look_at_sealed(topic, now)
+        self._retire()
         if self.crowded is not None:
             self._room()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _retire(self) -> None:
+        """Hang up on brokers that are no homes any more, so that they can be stopped."""
+        used = {driver for topic in self._topics.values() for driver in topic.drivers}
+        for broker, driver in list(self.drivers.items()):
+            if driver not in used and not driver.unsettled():
+                log.info("no home any more broker=%s", broker)
+                del self.drivers[broker]
+                self._on_retired(driver)
+                self._ending.spawn(driver.stop(0))
 
     def waiting(self) -> tuple[int, int]:
         """Return the messages that wait for the busiest home that answers, and bytes."""
@@ -226,8 +378,12 @@ class Homes:
             max((each.waiting_bytes for each in near), default=0),
         )
 
-    def stop(self) -> None:
-        """End the timer; the drivers are stopped by their fleet."""
+    async def stop(self) -> None:
+        """End the timer and the questions; the drivers are stopped by their fleet."""
+        await self._tasks.cancel()
+        for topic in self._topics.values():
+            topic.moving.clear()
+        await self._ending.wait(STOP_TIMEOUT_S)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from messagebus.core.homes import Home, partition_of, read_homes, segment_of
+from messagebus.core.homes import (
+    Chain,
+    Home,
+    joined,
+    may_publish,
+    partition_of,
+    read_chains,
+    read_homes,
+    segment_of,
+    write_chains,
+)
 
 # The vectors of docs/WIRE.md.
 VECTORS = [("customer-17", 32, 31), ("a", 32, 3), ("grün", 7, 4), ("k" * 255, 1_024, 697)]
@@ -39,3 +49,51 @@ def test_homes_begin_anew_behind_the_last_and_have_an_epoch() -> None:
 def test_an_epoch_that_is_no_number_is_an_error() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         read_homes("x@mb1:5672", 1)
+
+
+ONE, TWO, THREE = Home("mb1:5672"), Home("mb2:5672", 2), Home("mb3:5672", 3)
+# Each state of a partition that moves, in its order.
+MOVING = [
+    (Chain((ONE,)), "mb1:5672"),
+    (Chain((ONE, TWO), is_open=False), "mb1:5672>2@mb2:5672"),
+    (Chain((ONE, TWO)), "mb1:5672,2@mb2:5672"),
+    (Chain((ONE, TWO), done=frozenset({"a", "b"})), "mb1:5672/a/b,2@mb2:5672"),
+    (Chain((TWO,)), "2@mb2:5672"),
+    (Chain((TWO, THREE), is_open=False), "2@mb2:5672>3@mb3:5672"),
+]
+
+
+@pytest.mark.parametrize(("chain", "text"), MOVING)
+def test_a_partition_that_moves_is_one_word(chain: Chain, text: str) -> None:
+    assert write_chains([chain]) == text
+    assert read_chains(text, 1) == (chain,)
+
+
+def test_what_two_know_of_a_move_is_its_later_state() -> None:
+    words = [text for _, text in MOVING]
+    for place, before in enumerate(words):
+        for after in words[place:]:
+            assert joined(before, after, 1) == joined(after, before, 1) == after
+
+
+def test_what_two_know_to_be_done_is_both() -> None:
+    one, two = "mb1:5672/a,2@mb2:5672", "mb1:5672/b,2@mb2:5672"
+    assert joined(one, two, 1) == "mb1:5672/a/b,2@mb2:5672"
+    assert joined("x:1 y:1", "x:1 2@z:1", 3) == "x:1 2@z:1 x:1"
+
+
+def test_two_moves_that_were_begun_from_one_home_become_one_of_them() -> None:
+    one, two = "mb1:5672>2@mb2:5672", "mb1:5672>2@mb3:5672"
+    assert joined(one, two, 1) == joined(two, one, 1) == two
+
+
+def test_a_subscription_goes_on_when_it_has_nothing_left_at_the_first_home() -> None:
+    chain = Chain((ONE, TWO), done=frozenset({"a"}))
+    assert (chain.first("a"), chain.first("b")) == (TWO, ONE)
+    assert Chain((ONE, TWO), is_open=False, done=frozenset({"a"})).first("a") == ONE
+
+
+def test_nothing_is_published_while_the_home_before_owes_an_answer() -> None:
+    assert may_publish(TWO, [])
+    assert not may_publish(TWO, [1])
+    assert not may_publish(None, [])

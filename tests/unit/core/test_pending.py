@@ -695,6 +695,58 @@ def test_in_order_what_was_told_unknown_goes_again_before_all_that_follows() -> 
     assert after_a_loss(ordered=False) == ["2", "3"]
 
 
+def test_what_comes_back_from_a_sealed_destination_waits_in_its_place() -> None:
+    first, second, third = item("1"), item("2"), item("3")
+    made = accepted(first, second)
+    made.seals = True
+    assert ids(made.take(0)) == ["1", "2"]
+    made.accept(third)
+    made.returned(1, "a", "2")
+    made.accept(item("4"))
+    assert (made.sealed, made.is_unanswered("a"), made.take(0)) == ({"a"}, True, [])
+    assert made.answered(1, 2, multiple=False, ok=True) == []
+    made.returned(1, "a", "1")
+    made.answered(1, 1, multiple=False, ok=True)
+    assert not made.is_unanswered("a")
+    assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
+    assert made.waiting == made.waiting_bytes == 0
+
+
+def test_what_a_lost_link_left_at_a_sealed_destination_goes_first() -> None:
+    made = accepted(item("1"), item("2"))
+    made.seals = True
+    made.take(0)
+    made.accept(item("3"))
+    made.seal("a")
+    made.link_lost(1, 0)
+    assert ids(made.move_out("a")) == ["1", "2", "3"]
+
+
+def test_what_was_sent_and_came_back_ends_and_the_rest_goes_on() -> None:
+    made = accepted(item("1"))
+    made.seals = True
+    made.take(0)
+    made.returned(1, "a", "1")
+    made.answered(1, 1, multiple=False, ok=True)
+    made.accept(item("2"))
+    assert ids(made.move_out("a", only_sent=True)) == ["1"]
+    made.unseal("a")
+    assert (made.sealed, ids(made.take(0))) == (set(), ["2"])
+
+
+def test_what_comes_back_late_waits_in_its_order_before_all_else() -> None:
+    made = accepted(item("1"), item("2"))
+    made.seals = True
+    made.take(0)
+    for each in ("1", "2"):
+        made.returned(1, "a", each)
+    made.unseal("a")
+    made.accept(item("3"))
+    made.answered(1, 2, multiple=True, ok=True)
+    made.accept(item("4"))
+    assert ids(made.move_out("a")) == ["1", "2", "3", "4"]
+
+
 def test_another_thread_may_count_what_is_in_flight_while_a_link_opens() -> None:
     """`Publisher.stats` is called by any thread, between any two instructions of the loop."""
     made = accepted(item("a"))

@@ -61,7 +61,7 @@ def test_the_list_port_serves_clients_alone() -> None:
     lists = _section(render(inventory()), "frontend mb_list")
     assert (
         "http-request deny deny_status 404 unless"
-        " { path /consumer-list /topology /settled /live /trail }" in lists
+        " { path /consumer-list /topology /partitions /settled /live /trail }" in lists
     )
 
 

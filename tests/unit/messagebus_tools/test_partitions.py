@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from messagebus import BusConfig, Subscription, Topic
@@ -10,7 +12,7 @@ from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.errors import NotFound
 from messagebus.topology import Wanted
 from messagebus_tools import partitions
-from messagebus_tools.partitions import rows_of
+from messagebus_tools.partitions import chains_in, rows_of, spread
 
 ONE, TWO = "mb1:5672", "mb2:5672"
 BUS = BusConfig(broker="mb1", list_urls=("http://mb1:8081/consumer-list",))
@@ -60,3 +62,39 @@ async def test_one_subscription_is_shown_alone() -> None:
 async def test_a_topic_without_partitions_is_not_found(name: str) -> None:
     with pytest.raises(NotFound, match=f"no topic {name} with partitions"):
         await rows_of(BUS, LISTED, name)
+
+
+def test_partitions_are_spread_with_the_fewest_moves() -> None:
+    assert spread(["a", "a", "a", "a", "b", "a"], ["a", "b", "c"]) == {2: "c", 3: "b", 5: "c"}
+    assert spread(["a", "b", "a", "b"], ["a", "b", "c"]) == {3: "c"}
+    assert spread(["a", "b", "c"], ["a", "b", "c"]) == {}
+    assert spread(["gone", "a"], ["a", "b"]) == {0: "b"}
+
+
+def test_from_one_broker_only_its_own_move() -> None:
+    assert spread(["a", "b", "b", "a"], ["a", "b", "c"], away="a") == {0: "c", 3: "c"}
+    assert spread(["a"], ["a"], away="a") == {}
+
+
+def test_what_agents_know_of_a_move_is_put_together() -> None:
+    def entry(homes: str) -> dict[str, object]:
+        return {"wanted": "orders", "alive": True, "homes": homes, "partitions": 2}
+
+    other = {"wanted": "orders/billing", "alive": True, "partitions": 2}
+    chains = chains_in([entry(f"{ONE} {TWO}"), other, entry(f"{ONE}>2@{TWO} {TWO}")])
+    assert [len(each.homes) for each in chains["orders"]] == [2, 1]
+    assert list(chains) == ["orders"]
+
+
+async def test_a_partition_that_moves_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def topology(_bus: BusConfig) -> list[Wanted]:
+        return [replace(ORDERS, homes=f"{ONE}>2@{TWO} {ONE},2@{TWO} {ONE}")]
+
+    monkeypatch.setattr(partitions, "topology", topology)
+    rows = await rows_of(BUS, LISTED, "orders/billing")
+    assert [row.moving for row in rows] == [
+        f"moves from {ONE}, which takes its publishes",
+        f"what is left on {ONE} comes first",
+        "",
+    ]
+    assert rows[0].waiting == {"billing": 5}

@@ -117,3 +117,25 @@ async def test_the_file_system_of_the_data_folder_is_synced(tmp_path: Path) -> N
     assert await settler(tmp_path, "", data_dir=str(tmp_path)).files_synced()
     assert await settler(tmp_path, "").files_synced()
     assert not await settler(tmp_path, "", data_dir=str(tmp_path / "absent")).files_synced()
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        ("{ok, {0,12}}", {"a": 0, "b": 12}),
+        ("{ok, {0,\n 12}}", {"a": 0, "b": 12}),
+        ("{ok, {0}}", {}),
+        ('{ok, "\\f"}', {}),
+        ("", {}),
+    ],
+)
+async def test_what_is_left_is_known_of_all_queues_or_of_none(
+    tmp_path: Path, answer: str, left: dict[str, int]
+) -> None:
+    ours = settler(tmp_path, f"cat >/dev/null; printf '%s' '{answer}'")
+    assert await ours.messages_left(["a", "b"]) == left
+
+
+async def test_channels_that_did_not_all_answer_have_not_passed(tmp_path: Path) -> None:
+    assert await settler(tmp_path, "cat >/dev/null; echo '{ok, 7}'").channels_passed()
+    assert not await settler(tmp_path, "cat >/dev/null; echo '{error, x}'").channels_passed()

@@ -6,16 +6,8 @@ import itertools
 
 import pytest
 
-from messagebus.core.homes import Home
-from messagebus_agent.topology.handover import (
-    Chain,
-    Facts,
-    Step,
-    may_publish,
-    next_step,
-    sealed,
-    why_not,
-)
+from messagebus.core.homes import Chain, Home, may_publish
+from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
 from tests.support.move_model import Rules, World, explore
 
 A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
@@ -34,7 +26,9 @@ def test_a_sealed_segment_takes_nothing_until_the_next_is_open() -> None:
 def test_the_old_home_unbinds_passes_the_barrier_and_opens_what_is_bound() -> None:
     bound = NOTHING._replace(bound={3})
     assert next_step(OPEN, A, bound) is None
-    assert next_step(MOVING, A, bound) == (Step.UNBIND, 3)
+    assert next_step(MOVING, A, bound) is None
+    prepared = bound._replace(next_bound=True)
+    assert next_step(MOVING, A, prepared) == (Step.UNBIND, 3)
     assert next_step(MOVING, A, NOTHING) == (Step.PASS_BARRIER, 3)
     quiet = NOTHING._replace(quiet=True)
     assert next_step(MOVING, A, quiet) is None

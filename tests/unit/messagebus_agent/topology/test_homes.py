@@ -9,12 +9,20 @@ from functools import partial
 
 import pytest
 
-from messagebus_agent.broker.plan import Declare, DeleteQueue, plan, wanted_of
+from messagebus_agent.broker.plan import (
+    Declare,
+    DeleteExchange,
+    DeleteQueue,
+    Seal,
+    plan,
+    wanted_of,
+)
 from messagebus_agent.topology.homes import chosen, expanded, homes_of, with_segments
 from messagebus_agent.topology.register import Entry, Options, Register, Snapshot
 
 A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
 HOMES = "a:5672 b:5672 c:5672"
+REST = "c:5672 c:5672 c:5672"  # homes of partitions 1 to 3
 
 
 def topic(number: int = 1, *, alive: bool = True, homes: str = HOMES) -> Entry:
@@ -237,3 +245,47 @@ def test_one_agent_that_lacks_the_very_entry_is_enough_to_wait(lacking: str) -> 
     assert not register.is_unanimous(topic())
     register.heard(C, Snapshot(intact=True, entries=(topic(),)), life=register.life)
     assert register.is_unanimous(topic())
+
+
+def test_a_sealed_segment_is_unbound_and_keeps_its_queues() -> None:
+    names = found(A, topic(homes=f"{A}>2@{B} {REST}"), billing())
+    steps = plan(names, brought={}, births={}, floor=0)
+    (seal,) = [each for each in steps if isinstance(each, Seal)]
+    assert seal.declarations.bindings[0].routing_key == "0.1"
+    declared = [each.entry.wanted for each in steps if isinstance(each, Declare)]
+    assert "orders/billing#0.1" in declared
+    assert "orders#0.1" not in declared
+    unsealed = expanded(
+        {each.wanted: each for each in (topic(homes=f"{A}>2@{B} {REST}"), billing())},
+        A,
+        lambda _: True,
+        {"orders#0.1"},
+    )
+    assert unsealed["orders#0.1"].alive
+
+
+def test_the_next_home_binds_its_segment_before_it_is_open() -> None:
+    names = found(B, topic(homes=f"{A}>2@{B} {REST}"), billing(), is_open=False)
+    assert names["orders#0.2"].alive
+    assert names["orders/billing#0.2"].alive
+
+
+def test_a_finished_segment_goes_with_its_queue() -> None:
+    queue = "mb.seg/orders/billing/0.1"
+    births: dict[str, int | None] = {queue: 2, "mb.seg/orders/billing/1.1": 2}
+    names = found(A, topic(homes=f"{A},2@{B} {REST}"), billing())
+    assert DeleteQueue(queue) not in plan(names, brought={}, births=births, floor=0)
+    names = found(A, topic(homes=f"2@{B} {REST}"), billing())
+    steps = plan(names, brought={}, births=births, floor=0)
+    gone = [each for each in steps if isinstance(each, DeleteQueue | DeleteExchange)]
+    assert gone == [DeleteQueue(queue), DeleteExchange("mb.seg/orders/0.1")]
+
+
+def test_a_map_that_is_behind_takes_no_move_back() -> None:
+    register = Register(A, Snapshot(intact=True, entries=(topic(homes=f"2@{B} {REST}"),)))
+    register.told(Snapshot(intact=True, entries=(topic(homes=f"{A}>2@{B} {REST}"),)))
+    assert dict(register.entries["orders"].options)["homes"] == f"2@{B} {REST}"
+    register.told(Snapshot(intact=True, entries=(topic(2, homes=f"2@{B}>3@{C} {REST}"),)))
+    register.told(Snapshot(intact=True, entries=(topic(3, homes=f"{A} {REST}"),)))
+    assert register.entries["orders"].number == 3
+    assert dict(register.entries["orders"].options)["homes"] == f"2@{B}>3@{C} {REST}"

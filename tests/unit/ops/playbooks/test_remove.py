@@ -24,9 +24,9 @@ def removal(how: Drain = WAITS) -> Plan:
 def test_the_order_of_a_removal() -> None:
     assert [step.name for step in removal().steps] == [
         "see that others take publishes without mb2",
-        "see that no partition is at home on mb2",
         "mark mb2 as draining in the list",
         "bring the list that drains mb2 to every agent",
+        "move the partitions of mb2 to other brokers",
         "send no publishers to mb2",
         "wait for publishers to leave mb2",
         "hang up on the publishers that are left on mb2",
@@ -53,6 +53,7 @@ def test_exactly_what_a_removal_runs() -> None:
     assert ran == [
         f"{lists} drain 127.0.0.12:5672",
         f"{lists} push",
+        f"{ops} rehome mb2 --inventory /c/inventory.toml",
         f"{balancer} drain mb2",
         f"{ops} hangup mb2 --inventory /c/inventory.toml",
         f"{ops} hangup mb2 --holding --inventory /c/inventory.toml",
