@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +43,10 @@ from bench.figures.form import Figure
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
 from bench.harness.workers import made, made_empty
-from bench.load.profile import Profile
+from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
+from bench.processes import run as run_to_end
 from bench.workloads import capacity, peers, predecessor
 from bench.workloads import overhead as overheads
 from bench.workloads.knee import Knee, fault_of
@@ -55,6 +59,7 @@ from bench.workloads.latency_and_fan_in import (
     matrix_steps,
     matrix_told,
 )
+from messagebus import BusConfig, Stream, declare
 from messagebus.recording.manifest import write_whole
 from reports.text import columns_here
 
@@ -117,6 +122,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 PROFILES = CHECKOUT / "bench" / "profiles"
 OVERHEAD_MESSAGES = 200_000
+LIVE_WITHIN_S = 600.0
 
 
 def profile_of(named: str) -> Profile:
@@ -144,6 +150,7 @@ def profile_of(named: str) -> Profile:
     help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
 )
 @click.option("--name", help="Of a results file that keeps the figures of a workload.")
+@click.option("--live", is_flag=True, help="Read streams of its topics by the live Spark job, too.")
 @options.network
 def run(
     profile: str,
@@ -152,6 +159,7 @@ def run(
     repeat: int,
     part: int,
     name: str | None,
+    live: bool,
     network: str,
 ) -> None:
     """Measure what PROFILE says (a TOML file, or a name of bench/profiles) on a system of its own.
@@ -163,6 +171,8 @@ def run(
     """
     place = folder or CHECKOUT / "out" / f"{Path(profile).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     if profile in WORKLOADS and system is None:
+        if live:
+            raise InputInvalid("--live: of one profile, no workload")
         made(place)
         results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
     else:
@@ -171,9 +181,14 @@ def run(
                 f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
             )
         wanted = with_system(profile_of(profile), system)
+        if live and wanted.system.name != "messagebus":
+            raise InputInvalid("--live: on messagebus alone")
         numbers = [f"{number + 1:02}" for number in range(repeat)] if repeat > 1 else [""]
         folders = [made_empty(place / each) for each in numbers]
-        with started(wanted, network, click.echo) as running:
+        with (
+            started(wanted, network, click.echo) as running,
+            shown_live(wanted, place, running) if live else nullcontext(),
+        ):
             results = [reported(wanted, each, running) for each in folders]
     if faults := [fault for result in results for fault in result["faults"]]:
         raise DoesNotHold("; ".join(faults))
@@ -426,6 +441,22 @@ def reported(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
     result = measured(profile, folder, running)
     show(result)
     return result.as_json()
+
+
+@contextmanager
+def shown_live(profile: Profile, folder: Path, running: Running) -> Iterator[None]:
+    """Keep messages in streams, and then read them by the live Spark job: FOLDER/live/TOPIC."""
+    running.declare(profile)
+    topics = sorted({topic for topic, _ in places(profile)})
+    declare(BusConfig.from_env(running.env()), [Stream(topic) for topic in topics])
+    yield
+    for topic in topics:
+        out = folder / "live" / topic
+        argv = [sys.executable, "-m", "spark", "live", "--once", "--keep", "--topic", topic]
+        environment = {**os.environ, **running.env()}
+        argv += ["--out", str(out)]
+        run_to_end(argv, within_s=LIVE_WITHIN_S, what="the live job", env=environment)
+        click.echo(out / "live.html")
 
 
 def show(result: Result) -> None:

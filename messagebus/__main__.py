@@ -28,7 +28,7 @@ from messagebus.stats import Durability
 from messagebus.terminal import say
 
 if TYPE_CHECKING:
-    from messagebus.topology import Wanted
+    from messagebus.topology import Options, Wanted
 
 __all__ = ["main"]
 
@@ -134,12 +134,18 @@ def cli(verbose: bool, profile: str | None) -> None:
     type=click.IntRange(min=1, max=1024),
     help="Of topics: keep the order of each key through every change of brokers; for ever.",
 )
+@click.option(
+    "--unordered",
+    is_flag=True,
+    help="Of subscriptions of a topic with partitions: any consumers, in no order.",
+)
 @durability_option
 def declare(
     wanted: tuple[str, ...],
     timeout_s: float,
     delivery_limit: int | None,
     partitions: int | None,
+    unordered: bool,
     durability: str,
 ) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
@@ -156,20 +162,20 @@ def declare(
 
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
-    parts = {"partitions": partitions} if partitions else {}
+    parts: Options = {"partitions": partitions} if partitions else {}
+
+    def own(name: str) -> Options:
+        if "/" in name:
+            return {"ordered": False} if unordered else {}
+        return {} if name.startswith(("queue:", "stream:")) else parts
+
     asked = [
-        _limited(with_options(each, options | ({} if _is_below(each) else parts)), delivery_limit)
-        for each in wanted
+        _limited(with_options(each, {**options, **own(each)}), delivery_limit) for each in wanted
     ]
     done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
     return 0
-
-
-def _is_below(name: str) -> bool:
-    """Return whether a name is no topic's."""
-    return "/" in name or name.startswith(("queue:", "stream:"))
 
 
 def _limited(wanted: Wanted, delivery_limit: int | None) -> Wanted:

@@ -205,8 +205,9 @@ class Subscription:
     come back to it, set expires_s only. delivery_limit: a message that came back
     unanswered more often than that is parked, such as one that kills its consumer; deliveries that the
     consumer held beside it as often are parked too. 0: never. plain: its consumers cannot read batches, so
-    publishers that batch to its topic are refused when they start. Two subscriptions are equal when their
-    names are.
+    publishers that batch to its topic are refused when they start. ordered: of a topic with partitions, it
+    keeps their order, in a queue for each; False: it has one on each broker, as without partitions. Two
+    subscriptions are equal when their names are.
     """
 
     topic: Topic
@@ -216,6 +217,7 @@ class Subscription:
     goes_with_consumer: bool = field(default=False, compare=False)
     delivery_limit: int = field(default=0, compare=False)
     plain: bool = field(default=False, compare=False, kw_only=True)
+    ordered: bool = field(default=True, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         topic: object = self.topic
@@ -223,8 +225,8 @@ class Subscription:
             raise NameInvalid(f"topic {topic!r}: a Topic wanted, such as Topic('orders')")
         check_name("subscription", self.name)
         _check_delivery_limit(self.delivery_limit, self.durability)
-        for name, value in (("single_active", self.single_active), ("plain", self.plain)):
-            if type(value) is not bool:
+        for name in ("single_active", "plain", "ordered"):
+            if type(value := getattr(self, name)) is not bool:
                 raise NameInvalid(f"{name} {value!r}: True or False")
         if type(self.expires_s) is not int or not 0 <= self.expires_s <= EXPIRES_S_MAX:
             raise NameInvalid(f"expires_s {self.expires_s!r}: whole seconds, 0 to {EXPIRES_S_MAX}")
@@ -263,6 +265,11 @@ class Subscription:
     def parking_queue(self) -> str:
         """The name of its parking queue inside a broker."""
         return f"{PARKING_PREFIX}{self.topic.name}/{self.name}"
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether each segment of its topic is a queue of its own."""
+        return bool(self.topic.partitions) and self.ordered
 
     @property
     def group_queue(self) -> str:

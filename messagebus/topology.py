@@ -83,6 +83,7 @@ OPTION_KINDS: Mapping[str, type] = {
     "keep_s": int,
     "keep_bytes": int,
     "plain": bool,
+    "ordered": bool,
     "partitions": int,
     "homes": str,
 }
@@ -171,7 +172,7 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
         case Topic(partitions=partitions):
             kind = "direct" if partitions else "fanout"
             return Declarations(exchanges=(Exchange(name=wanted.exchange, type=kind),))
-        case Subscription(topic=topic) if topic.partitions:
+        case Subscription(topic=topic) if wanted.has_segments:
             return Declarations(
                 exchanges=(Exchange(name=topic.exchange, type="direct"),),
                 queues=(
@@ -182,16 +183,17 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
                 ),
             )
         case Subscription(topic=topic):
-            queue = wanted.amqp_queue
+            queue, parts = wanted.amqp_queue, topic.partitions
+            of_topic = (
+                Binding(exchange=topic.exchange, queue=queue),
+                # Not through the topic's exchange: OUT could not tell whether that leads anywhere.
+                Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
+            )
+            again = Binding(exchange=OUT, queue=queue, routing_key=queue)
             return Declarations(
-                exchanges=(Exchange(name=topic.exchange),),
+                exchanges=(Exchange(name=topic.exchange, type="direct" if parts else "fanout"),),
                 queues=_queues(wanted, mark),
-                bindings=(
-                    Binding(exchange=topic.exchange, queue=queue),
-                    # Not through the topic's exchange: OUT could not tell whether that leads anywhere.
-                    Binding(exchange=OUT, queue=queue, routing_key=topic.exchange),
-                    Binding(exchange=OUT, queue=queue, routing_key=queue),
-                ),
+                bindings=(again,) if parts else (*of_topic, again),
             )
         case Queue():
             queue = wanted.amqp_queue
@@ -227,7 +229,7 @@ def segment_declarations(
     of: Topic | Subscription | Stream, segment: str, *, born: int = 0
 ) -> Declarations:
     """Return what a segment of a partitioned topic needs on its home; of a subscription: its queue there; of
-    its stream: that queue, which all segments share.
+    its stream, and of a subscription without order: that queue, which all segments share.
 
     segment: partition and epoch, such as ``7.1``. All subscriptions are cut off at once by the one binding of
     the topic's part.
@@ -240,8 +242,8 @@ def segment_declarations(
         return Declarations(
             exchanges=(Exchange(name=parts, type="direct"), through), bindings=(binding,)
         )
-    if isinstance(of, Stream):
-        (queue,) = declarations(of, born=born).queues
+    if isinstance(of, Stream) or not of.ordered:
+        queue = declarations(of, born=born).queues[-1]
     else:
         mark: Options = {BORN: born} if born else {}
         queue = _queues(replace(of, single_active=True), mark, of.segment_queue(segment))[-1]
@@ -373,6 +375,8 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
             options["keep_bytes"] = wanted.keep_bytes
     if isinstance(wanted, Subscription | Queue) and wanted.plain:
         options["plain"] = True
+    if isinstance(wanted, Subscription) and not wanted.ordered:
+        options["ordered"] = False
     topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
     if isinstance(topic, Topic) and topic.partitions:
         options["partitions"] = topic.partitions
@@ -471,6 +475,7 @@ def differences(wanted: Wanted, options: Options) -> str:
         "keep_s": STREAM_KEEP_S,
         "keep_bytes": STREAM_KEEP_BYTES,
         "plain": False,
+        "ordered": True,
         "partitions": 0,
         "homes": "",
     }

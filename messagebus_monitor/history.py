@@ -48,17 +48,21 @@ class Ring:
 
     def read(self, now_s: float, span_s: float) -> Course:
         """Return the values of the last span_s, at most those that are kept."""
-        count = len(self._values)
-        last = int(now_s // self.step_s)
-        first = last - min(count, math.ceil(span_s / self.step_s)) + 1
-        values = tuple(self._at(step) for step in range(first, last + 1))
-        return Course(first * self.step_s, self.step_s, values)
+        values = self.floats(now_s, span_s)
+        first = int(now_s // self.step_s) - len(values) + 1
+        known = tuple(None if math.isnan(value) else value for value in values)
+        return Course(first * self.step_s, self.step_s, known)
 
-    def _at(self, step: int) -> float | None:
-        if not self._last - len(self._values) < step <= self._last:
-            return None
-        value = self._values[step % len(self._values)]
-        return None if math.isnan(value) else value
+    def floats(self, now_s: float, span_s: float) -> list[float]:
+        """Return the same values as numbers; NaN: unknown."""
+        count, last = len(self._values), int(now_s // self.step_s)
+        first = last - min(count, math.ceil(span_s / self.step_s)) + 1
+        begin, end = max(first, self._last - count + 1), min(last, self._last) + 1
+        if begin >= end:
+            return [math.nan] * (last - first + 1)
+        low, high = begin % count, (end - 1) % count + 1
+        kept = self._values[low:high] if low < high else self._values[low:] + self._values[:high]
+        return [math.nan] * (begin - first) + kept.tolist() + [math.nan] * (last + 1 - end)
 
 
 class Series:
@@ -85,7 +89,7 @@ class Series:
 
     def spark(self, figure: int, now_s: float) -> tuple[float | None, ...]:
         """Return the mean of each 45 s of the last 30 minutes."""
-        values = self._fine[figure].read(now_s, SPARK_S).values
+        values = self._fine[figure].floats(now_s, SPARK_S)
         size = len(values) // SPARK_POINTS
         return tuple(_mean(values[i : i + size]) for i in range(0, len(values), size))
 
@@ -117,6 +121,6 @@ class History:
         return bool(gone)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(values: Iterable[float]) -> float | None:
+    known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else None

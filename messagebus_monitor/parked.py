@@ -43,6 +43,7 @@ class Shown:
     parked: str
     key: str
     exception: str
+    headers: tuple[str, ...]
     body: str
 
 
@@ -103,11 +104,16 @@ def reasons(counts: ParkedCounts, read: ParkedMessages | None, *, at_s: float) -
             totals[reason] += number
             places.setdefault(reason, []).append(each.broker)
     faults = "; ".join(f"{where}: {why}" for where, why in counts.faults.items())
+    if unseen := sum(each.unseen for each in counts.counts):
+        faults = "; ".join(filter(None, (f"{unseen:,} more were not looked at", faults)))
+    groups = [
+        Group(f"{number:,}", _shortened(reason), ", ".join(sorted(places[reason])))
+        for reason, number in totals.most_common(GROUPS_MAX)
+    ]
+    if left := dict(totals.most_common()[GROUPS_MAX:]):
+        groups.append(Group(f"{sum(left.values()):,}", f"and {len(left):,} reasons more", ""))
     return Reasons(
-        tuple(
-            Group(f"{number:,}", reason[:TEXT_CHARS_MAX], ", ".join(sorted(places[reason])))
-            for reason, number in totals.most_common(GROUPS_MAX)
-        ),
+        tuple(groups),
         tuple(_shown(each) for each in (read.messages if read else ())),
         faults[:TEXT_CHARS_MAX],
         at_s,
@@ -117,11 +123,17 @@ def reasons(counts: ParkedCounts, read: ParkedMessages | None, *, at_s: float) -
 def _shown(each: Any) -> Shown:
     at = "" if each.parked_ms is None else f"{told.day(each.parked_ms)} on {each.broker}"
     runs = "" if each.attempts is None else f", after {each.attempts} runs"
-    body = each.body.decode("utf-8", "backslashreplace")[:BODY_CHARS_MAX]
+    body = each.body.decode("utf-8", "backslashreplace")
+    headers = list(each.headers.items())[:GROUPS_MAX]
     return Shown(
-        each.message_id[:TEXT_CHARS_MAX],
+        _shortened(each.message_id),
         f"{at}{runs}",
-        each.key[:TEXT_CHARS_MAX],
-        each.exception[:TEXT_CHARS_MAX],
-        body.replace("\0", "\N{SYMBOL FOR NULL}"),
+        _shortened(each.key),
+        _shortened(each.exception),
+        tuple(_shortened(f"{name}: {value}") for name, value in headers),
+        _shortened(body, BODY_CHARS_MAX),
     )
+
+
+def _shortened(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    return text[:chars_max].replace("\0", "\N{SYMBOL FOR NULL}")

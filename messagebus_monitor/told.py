@@ -13,14 +13,17 @@ BUCKETS_S = (5.0, 30.0, 120.0, 600.0)
 WARN_S, BAD_S = 60.0, 300.0
 EMPTY_S = 0.05
 LINE_MARGIN = 1.5
+# The share of its highest value below which a curve does not fall that counts as steady.
+STEADY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A curve as two paths: its line, and the area below it."""
+    """A curve as paths: its line, the area below it, and the time of which nothing is known."""
 
     line: str
     area: str
+    gaps: str
 
 
 def age(seconds: float | None) -> str:
@@ -104,20 +107,23 @@ def _at(at_ms: int, form: str) -> str:
         return UNKNOWN
 
 
-def spark(values: Sequence[float | None], width: int = 84, height: int = 20) -> Spark | None:
-    """Return a curve from 0 to the highest value, with gaps where nothing is known; None without two."""
+def spark(values: Sequence[float | None], width: int = 84, height: int = 20) -> Spark:
+    """Return a curve from 0 to the highest value; one that hardly changes lies in the middle."""
     known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return None
-    top, step = max(known) or 1.0, width / max(1, len(values) - 1)
-    line, area, run = [], [], list[str]()
+    top, step = max(known, default=0.0) or 1.0, width / max(1, len(values) - 1)
+    top *= 2 if known and min(known) > STEADY * top else 1
+    line, area, gaps, run, unknown = [], [], [], list[str](), 0.0
     for i, value in enumerate([*values, None]):
         if value is not None:
+            if not run and i:
+                gaps.append(f"M{unknown:.1f} {height - LINE_MARGIN}H{i * step:.1f}")
             y = height - LINE_MARGIN - value / top * (height - 2 * LINE_MARGIN)
             run.append(f"{i * step:.1f} {y:.1f}")
         elif run:
             begin, end = run[0].split()[0], run[-1].split()[0]
             line.append("M" + "L".join(run))
             area.append(f"M{begin} {height}L{'L'.join(run)}L{end} {height}Z")
-            run = []
-    return Spark("".join(line), "".join(area))
+            run, unknown = [], float(end)
+    if unknown < width - step / 2:
+        gaps.append(f"M{unknown:.1f} {height - LINE_MARGIN}H{width}")
+    return Spark("".join(line), "".join(area), "".join(gaps))

@@ -36,12 +36,14 @@ from reports.page import Figure, Page, render_html, section_of
 from reports.text import cell, megabytes
 from spark.command import exit_code, in_one_line
 from spark.lake.places import address_of, pattern_of
-from spark.measures.stored import MINUTE_MS, MINUTES, by_minute, merged, spread
-from spark.session import spark_session
-from spark.source import MessageBus
+from spark.measures.stored import MINUTE_MS, MINUTES, NEEDED, by_minute, merged, spread
+from spark.session import QUICK, spark_session
+from spark.source import SCHEMA, MessageBus
 
 log = logging.getLogger("messagebus.spark")
 
+# Tasks wait for brokers more than they compute: those of three brokers run at once.
+LIVE = {**QUICK, "spark.master": "local[4]"}
 MINUTES_SHOWN = 60
 POLL_S = 1
 REFRESH_S = 5
@@ -51,6 +53,8 @@ FINAL = ("ReplayGap", "ConfigError", "LoginRefused", "ChannelRefused", "NameInva
 WORDS = {
     "messages": "stored by the brokers' streams. A message that was published twice is two of them.",
     "imbalance": "messages of the busiest broker over the mean of all brokers: 1 is even.",
+    "age": "mean time from a publish, to the second, until the batch with it began, by two clocks.",
+    "oldest": "the longest of these times.",
     "waiting": "messages that were stored and not read when the last batch was planned.",
     "behind": "time from the newest publish of the last batch until it was written, by two clocks.",
 }
@@ -60,7 +64,7 @@ class Sink:
     """The tables of a live run. keeps: whole messages too, not only their figures."""
 
     def __init__(self, session: SparkSession, folder: Path, *, keeps: bool) -> None:
-        self._session, self._folder, self._keeps = session, folder, keeps
+        self._session, self._folder, self.keeps = session, folder, keeps
         self.behind_ms = 0
         self._batches: dict[int, list[dict[str, Any]]] = {}
         minutes = folder / "minutes"
@@ -72,11 +76,12 @@ class Sink:
 
     def write(self, rows: DataFrame, number: int) -> None:
         """Write a batch, in place of an earlier try."""
-        if self._keeps:
+        now_ms = round(time.time() * 1000)
+        if self.keeps:
             kept = self._folder / "messages" / f"batch={number}"
             rows.write.mode("overwrite").parquet(address_of(kept))
             rows = self._session.read.schema(rows.schema).parquet(pattern_of(kept))
-        found = [row.asDict() for row in by_minute(rows).collect()]
+        found = [row.asDict() for row in by_minute(rows, now_ms).collect()]
         sums = self._session.createDataFrame([*map(tuple_of, found)], MINUTES).coalesce(1)
         folder = self._folder / "minutes" / f"batch={number}"
         sums.write.mode("overwrite").parquet(address_of(folder))
@@ -128,6 +133,8 @@ def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: 
             "MB": megabytes(row["bytes"]),
             "a second": round(row["messages"] / 60),
             "imbalance": f"{row['imbalance']:.2f}",
+            "age": f"{row['age_ms'] / 1000:.1f} s",
+            "oldest": f"{row['age_max_ms'] / 1000:.1f} s",
         }
         for row in spread(minutes)[-MINUTES_SHOWN:]
         if row["messages"]
@@ -146,7 +153,9 @@ def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: 
         ),
         sections=(
             section_of(
-                "By minute", times[::-1], ("minute", "messages", "MB", "a second", "imbalance")
+                "By minute",
+                times[::-1],
+                ("minute", "messages", "MB", "a second", "imbalance", "age", "oldest"),
             ),
             section_of(
                 "Brokers",
@@ -180,7 +189,8 @@ def start(
 ) -> StreamingQuery:
     """Start the query. every_s: seconds between batches; None: what is stored now, then it ends."""
     session.dataSource.register(MessageBus)
-    rows = session.readStream.format("messagebus").options(**dict(options)).load()
+    read = session.readStream.format("messagebus").schema(SCHEMA if sink.keeps else NEEDED)
+    rows = read.options(**dict(options)).load()
     writer = rows.writeStream.foreachBatch(sink.write).option(
         "checkpointLocation", address_of(out / "checkpoint")
     )
@@ -295,7 +305,7 @@ def command(
 
     def work() -> int:
         out.mkdir(parents=True, exist_ok=True)
-        session = spark_session("messagebus live")
+        session = spark_session("messagebus live", **LIVE)
         try:
             sink = Sink(session, out / "tables", keeps=keep)
             begin = partial(start, session, options, out, sink, every_s=None if once else every_s)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ log = logging.getLogger("messagebus.spark")
 
 SCHEMA = (
     "broker string, offset long, part int, message_id string, key string, published_ms long, "
-    "content_type string, headers map<string,string>, body binary, gap string"
+    "content_type string, headers map<string,string>, body binary, bytes long, gap string"
 )
 ARROW = pa.schema(
     [
@@ -66,13 +66,14 @@ ARROW = pa.schema(
         ("content_type", pa.string()),
         ("headers", pa.map_(pa.string(), pa.string())),
         ("body", pa.binary()),
+        ("bytes", pa.int64()),
         ("gap", pa.string()),
     ]
 )
 # Stored messages of one task, unless rowsPerPartition says otherwise; rows of one Arrow batch.
 ROWS_PER_PARTITION, ROWS_PER_ARROW = 100_000, 5_000
 # Prefetch of a task's link, in messages.
-PREFETCH = 4_000
+PREFETCH = 1_000
 LOOK_S, AWAY_S = 2.0, 60.0
 # The table of headers of a message that was published without any: the offset alone, in 8 bytes as RabbitMQ
 # writes it, or in 4. In front are AMQP's flags: of a content type, of an encoding and of headers.
@@ -169,6 +170,15 @@ class Range(InputPartition):
 # Decisions, without I/O.
 
 
+def columns_of(schema: StructType) -> pa.Schema:
+    """Return the columns of a schema of Spark. Raises ConfigError for one that is none of ours."""
+    known = dict(each.split() for each in SCHEMA.replace(" long", " bigint").split(", "))
+    for each in schema:
+        if known.get(each.name) != (kind := each.dataType.simpleString()):
+            raise ConfigError(f"column {each.name!r} ({kind}) is none of: {SCHEMA}")
+    return pa.schema([ARROW.field(each.name) for each in schema])
+
+
 def entry_behind(position: Position) -> Entry:
     """Return the entry of a broker whose messages up to this one are read."""
     return {
@@ -247,8 +257,8 @@ class Streams:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a query: plans on the driver, reads in tasks."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, columns: pa.Schema = ARROW) -> None:
+        self.settings, self.columns = settings, columns
         self._target: dict[str, Position | None] | None = None
         self._seen: Offsets = {}
 
@@ -332,7 +342,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return read_range(self.settings, partition)
+        return read_range(self.settings, partition, self.columns)
 
     def commit(self, end: Offsets) -> None:
         pass
@@ -371,8 +381,8 @@ def _end(last: Position | None) -> int:
 class BatchReader(DataSourceReader):
     """The messages that are kept now, for ``session.read``."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, columns: pa.Schema = ARROW) -> None:
+        self.settings, self.columns = settings, columns
 
     def partitions(self) -> Sequence[Range]:
         streams = Streams(self.settings)
@@ -383,27 +393,29 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Range)
-        return read_range(self.settings, partition)
+        return read_range(self.settings, partition, self.columns)
 
 
-def read_range(settings: Settings, wanted: Range) -> Iterator[pa.RecordBatch]:
+def read_range(
+    settings: Settings, wanted: Range, columns: pa.Schema = ARROW
+) -> Iterator[pa.RecordBatch]:
     """Read a range of one broker's stream. Raises ReplayGap, or yields it as a row.
 
     Whatever fails, Spark runs the task again: nothing is skipped.
     """
     if wanted.gap:
-        yield _gap_row(wanted.broker, wanted.first, wanted.gap)
+        yield _gap_row(columns, wanted.broker, wanted.first, wanted.gap)
     if wanted.end <= wanted.first:
         return
     try:
-        yield from _batches(settings, wanted)
+        yield from _batches(settings, wanted, columns)
     except ReplayGap as gap:
         if settings.fails_on_loss:
             raise
-        yield _gap_row(wanted.broker, wanted.first, str(gap))
+        yield _gap_row(columns, wanted.broker, wanted.first, str(gap))
         left = _left(settings, wanted)
         if left is not None:
-            yield from _batches(settings, left)
+            yield from _batches(settings, left, columns)
 
 
 def _left(settings: Settings, wanted: Range) -> Range | None:
@@ -417,7 +429,7 @@ def _left(settings: Settings, wanted: Range) -> Range | None:
     return Range(broker, behind(oldest.offset - 1), end) if end > oldest.offset else None
 
 
-def _batches(settings: Settings, wanted: Range) -> Iterator[pa.RecordBatch]:
+def _batches(settings: Settings, wanted: Range, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     def place(position: Position) -> Checkpoint:
         return Checkpoint(settings.topic, {wanted.broker: position})
 
@@ -434,29 +446,30 @@ def _batches(settings: Settings, wanted: Range) -> Iterator[pa.RecordBatch]:
         for each in replay:
             found.append(each)
             if len(found) >= ROWS_PER_ARROW:
-                yield _batch(found)
+                yield _batch(columns, wanted.broker, found)
                 found = []
     if found:
-        yield _batch(found)
+        yield _batch(columns, wanted.broker, found)
 
 
-def _batch(found: Sequence[Replayed]) -> pa.RecordBatch:
+def _batch(columns: pa.Schema, broker: str, found: Sequence[Replayed]) -> pa.RecordBatch:
     # To decode a message takes longer than all the rest.
-    named = [None if _is_bare(each) else each.message for each in found]
-    return _arrow(
-        [
-            [each.broker for each in found],
-            [each.offset for each in found],
-            [each.part for each in found],
-            [each.message_id for each in found],
-            ["" if each is None else each.key for each in named],
-            [each.published_ms for each in found],
-            [each.content_type for each in found],
-            [() if each is None else _headers(each) for each in named],
-            [each.body for each in found],
-            [None] * len(found),
-        ]
-    )
+    is_decoded = "key" in columns.names or "headers" in columns.names
+    named = [None if _is_bare(each) else each.message for each in found] if is_decoded else []
+    make: dict[str, Callable[[], Sequence[Any]]] = {
+        "broker": lambda: [broker] * len(found),
+        "offset": lambda: [each.offset for each in found],
+        "part": lambda: [each.part for each in found],
+        "message_id": lambda: [each.message_id for each in found],
+        "key": lambda: ["" if each is None else each.key for each in named],
+        "published_ms": lambda: [each.published_ms for each in found],
+        "content_type": lambda: [each.content_type for each in found],
+        "headers": lambda: [() if each is None else _headers(each) for each in named],
+        "body": lambda: [each.body for each in found],
+        "bytes": lambda: [len(each.body) for each in found],
+        "gap": lambda: [None] * len(found),
+    }
+    return _arrow(columns, {name: make[name]() for name in columns.names})
 
 
 def _is_bare(stored: Replayed) -> bool:
@@ -469,13 +482,14 @@ def _is_bare(stored: Replayed) -> bool:
     return raw.startswith(OFFSET_ALONE, 2 + (1 + raw[2] if raw[0] & WITH_TYPE else 0))
 
 
-def _gap_row(broker: str, offset: int, reason: str) -> pa.RecordBatch:
-    return _arrow([[broker], [offset], *([None] for _ in range(7)), [reason]])
+def _gap_row(columns: pa.Schema, broker: str, offset: int, reason: str) -> pa.RecordBatch:
+    values = {"broker": broker, "offset": offset, "gap": reason}
+    return _arrow(columns, {name: [values.get(name)] for name in columns.names})
 
 
-def _arrow(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, ARROW.types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
+def _arrow(columns: pa.Schema, values: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
+    arrays = [pa.array(values[each.name], each.type) for each in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
 def _headers(each: Message) -> list[tuple[str, str]]:
@@ -496,7 +510,7 @@ class MessageBus(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(Settings.of(self.options))
+        return BatchReader(Settings.of(self.options), columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return StreamReader(Settings.of(self.options))
+        return StreamReader(Settings.of(self.options), columns_of(schema))

@@ -13,7 +13,7 @@ from bench.clients.threaded import receiver_of, sender_of
 from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import KEY_HEADER, Profile
-from messagebus import BusConfig, Subscription, Topic
+from messagebus import Broker, BusConfig, Secret, Subscription, Topic
 
 started, durability = started_direct, durability_direct
 
@@ -69,12 +69,17 @@ class _Consuming:
 def _opened(where: Where) -> tuple[Any, Any, str]:
     """Connect; return the connection, its channel and the broker's name."""
     bus = BusConfig.from_env(where.env)
-    credentials = pika.PlainCredentials(bus.current_user(), bus.current_password().reveal())
+    channel = channel_at(bus.address, bus.current_user(), bus.current_password())
+    return channel.connection, channel, bus.broker
+
+
+def channel_at(broker: Broker, user: str, password: Secret) -> Any:
+    """Open a connection of pika's and a channel on it."""
+    credentials = pika.PlainCredentials(user, password.reveal())
     parameters = pika.ConnectionParameters(
-        host=bus.address.host, port=bus.address.port, credentials=credentials
+        host=broker.host, port=broker.port, credentials=credentials
     )
-    connection = pika.BlockingConnection(parameters)
-    return connection, connection.channel(), bus.broker
+    return pika.BlockingConnection(parameters).channel()
 
 
 Sender, Receiver = sender_of(_Publishing), receiver_of(_Consuming)

@@ -34,6 +34,7 @@ from bench.processes import Child
 from bench.second_audit import disagreements, read_report
 from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import read_manifest
+from messagebus.terminal import plural
 
 REPORT_WITHIN_S = 240.0
 # Short, so that publishers soon spread over a new broker; the library's default is 600 s.
@@ -147,13 +148,14 @@ def _play(stage: Stage) -> tuple[Audit, list[str]]:
         stage.cluster.up()
     with stage.step(titles[1]):
         play.start_load(stage)
-    address = page.show(stage)
+    address, live = page.show(stage), page.follow(stage)
     stage.begin()
     play.play(stage, lambda: page.photograph(stage, address))
     with stage.step(ends[0]):
         play.wait_published(stage)
         play.wait_delivered(stage)
         play.stop_consumers(stage)
+        page.end_live(stage, live)
     manifest = stage.save(complete=True)
     with stage.step(ends[1]):
         spark = _start_report(stage)
@@ -184,6 +186,8 @@ def _tell(stage: Stage, result: Audit, differences: list[str]) -> None:
     console = Console(highlight=False)
     print_audit(result, read_manifest(stage.folder), console)
     places = {"report": stage.folder / "report/report.html", "events": stage.folder}
+    if (live := stage.folder / page.LIVE / "live.html").exists():
+        places[f"the live job's page, {plural(page.messages_read(stage), 'message')}"] = live
     if picture := page.into_report(stage):
         places["the monitor's page, with a broker killed"] = picture
     for what, path in places.items():

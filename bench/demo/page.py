@@ -1,4 +1,4 @@
-"""The monitor's page during the demo: its address while it runs, and a picture of it afterwards.
+"""The pages beside the demo: the monitor's, with its address and a picture, and that of the live Spark job.
 
 The picture needs Playwright and Debian's Chromium; without them, or when anything about the page fails, the
 demo goes on without it.
@@ -12,8 +12,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.dataset as ds
+
+from bench.demo.scenario import TOPIC
 from bench.demo.stage import Stage
 from bench.errors import BenchError
+from bench.processes import Child
 from ops.errors import OpsError
 from ops.local.preflight import free_port
 from reports.page import with_picture
@@ -23,6 +27,7 @@ TITLE = "The monitor's page, with a broker killed"
 HOST, FIRST_PORT = "127.0.0.1", 8_085
 WIDTH, HEIGHT = 1_560, 1_000
 WITHIN_MS = 30_000
+LIVE, LIVE_WITHIN_S = "live", 60.0
 # Curves and rates need a few observations.
 LOOKED_AT_MS = 3_000
 
@@ -36,6 +41,37 @@ def show(stage: Stage) -> str:
         return ""
     stage.screen.say(f"the page of the bus: http://{listen}/")
     return f"http://{listen}/"
+
+
+def follow(stage: Stage) -> Child:
+    """Start the live Spark job beside the load: it reads the topic's streams."""
+    argv = ["spark", "live", "--topic", TOPIC, "--out", str(stage.folder / LIVE)]
+    return stage.start(LIVE, argv, client=True)
+
+
+def end_live(stage: Stage, live: Child) -> None:
+    """Wait until the live job has read what is stored, and end it. One that ended by itself is told later."""
+    with suppress(BenchError):
+        stage.wait(
+            lambda: live.exit_code is not None or messages_read(stage) >= stage.submitted,
+            within_s=LIVE_WITHIN_S,
+            what="the live job's last batch",
+        )
+        stage.children.terminate([LIVE])
+        stage.wait(
+            lambda: live.exit_code is not None, within_s=LIVE_WITHIN_S, what="the live job's end"
+        )
+
+
+def messages_read(stage: Stage) -> int:
+    """Return the messages in the tables of the live job; 0 while one of them is being written."""
+    minutes = stage.folder / LIVE / "tables" / "minutes"
+    with suppress(OSError):
+        return sum(
+            sum(ds.dataset(done.parent, format="parquet").to_table()["messages"].to_pylist())
+            for done in minutes.glob("batch=*/_SUCCESS")
+        )
+    return 0
 
 
 def photograph(stage: Stage, address: str) -> None:

@@ -38,7 +38,7 @@ SERVES = "serves"
 
 def start_load(stage: Stage) -> None:
     """Declare the topology, start all load processes and wait for them. Nothing is published yet."""
-    wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in SUBSCRIPTIONS)]
+    wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in SUBSCRIPTIONS), f"stream:{TOPIC}"]
     stage.run("declare", ["messagebus", "declare", *wanted], within_s=START_WITHIN_S, client=True)
     stage.workers.launch(stage.cluster.client_env())
     stage.watch(consumers=True, publishers=True)

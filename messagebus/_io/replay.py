@@ -45,6 +45,8 @@ log = logging.getLogger("messagebus.replay")
 _OFFSET_FIELD = b"\x0fx-stream-offsetl"
 _NUMBER = Struct(">q")
 CALL_TIMEOUT_S = 10.0
+BUSY_S = 1.0  # for a stream that has messages by its count, and brings none
+SILENT_S = 10.0  # for what is known to be stored, before it is looked for again
 REDIAL_FIRST_MS, REDIAL_MAX_MS = 100, 5_000
 # A replay that goes on after a gap begins this much before its last message: clocks of publishers differ.
 BEFORE_GAP_MS = 60_000
@@ -129,14 +131,27 @@ async def _consume(link: Link, stream: Stream, start: Start, prefetch: int) -> N
         )
 
 
-async def _round_trip(link: Link, stream: Stream) -> None:
-    """Return when all has arrived that is stored now, within the prefetch. Raises LinkError.
+async def _round_trip(link: Link, stream: Stream) -> int:
+    """Wait for an answer on the channel, and return the broker's count of messages. Raises LinkError.
 
-    A broker delivers it before it answers the next request on the channel, but for the last messages of a
-    stream that is being written: they come when they are committed. Its counts are up to 5 s old (3.10).
+    What is stored has arrived by then, within the prefetch, unless the broker is busy or the stream is being
+    written. The count is up to 5 s old (3.10).
     """
     async with asyncio.timeout(CALL_TIMEOUT_S):
-        await link.call("queue_declare", queue=stream.amqp_queue, passive=True)
+        found = await link.call("queue_declare", queue=stream.amqp_queue, passive=True)
+        return int(found.message_count)
+
+
+async def _served(link: Link, stream: Stream, offset: int) -> None:
+    """Return when the message stored there has arrived. Ends the link. Raises LinkError, TimeoutError."""
+    came = asyncio.Event()
+    link.transport.on_contents = lambda _arrived: came.set()
+    try:
+        await _consume(link, stream, behind(offset), 1)
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            await came.wait()
+    finally:
+        await link.hang_up()
 
 
 async def look(link: Link, stream: Stream, start: Start) -> Position | None:
@@ -152,10 +167,13 @@ async def look(link: Link, stream: Stream, start: Start) -> Position | None:
         await _round_trip(link, stream)
         if is_last and not seen:
             await _consume(link, stream, "first", 1)
-            await _round_trip(link, stream)
+            since_s = time.monotonic()
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                while len(seen) == 1:  # the first: it is not empty, and the last one is on its way
-                    await _round_trip(link, stream)
+                # One that came is the first: the last is on its way. None: the broker may be busy, or
+                # retention has dropped all, and the count is wrong.
+                while len(seen) < 2 and (await _round_trip(link, stream) or seen):
+                    if not seen and time.monotonic() - since_s > BUSY_S:
+                        break
     finally:
         await link.hang_up()
     if not seen:
@@ -242,7 +260,10 @@ class _Reader:
             try:
                 await self._attach()
                 failures = 0
-                await self._ended
+                try:
+                    await self._read()
+                finally:
+                    away_s = time.monotonic()
             except (LinkLost, ChannelRefused, TimeoutError) as fault:
                 if isinstance(fault, ChannelRefused) and fault.code != NOT_FOUND:
                     raise
@@ -255,9 +276,22 @@ class _Reader:
             finally:
                 if self._link is not None:
                     await self._link.hang_up()
-                    away_s = time.monotonic()
                 with contextlib.suppress(BaseException):
                     self._ended.exception()  # asyncio reports one that nobody looked at
+
+    async def _read(self) -> None:
+        """Wait for the end of the link. Raises LinkLost, and ends it where what is to be read does not come.
+
+        A stream waits in silence for its next message where retention has dropped all of them.
+        """
+        ended = self._ended
+        assert ended is not None
+        while self._end is not None and not ended.done():
+            tag = self._tag
+            await asyncio.wait([ended], timeout=SILENT_S)
+            if tag == self._tag == self._acked and not ended.done():
+                self._read_again()
+        await ended
 
     async def _attach(self) -> None:
         driver, start = self._driver, self.start
@@ -283,11 +317,26 @@ class _Reader:
         # The broker cancels where the stream is deleted; the link itself would stay open.
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
         await _consume(link, driver.stream, start, driver.prefetch)
-        if driver.ends:
-            await _round_trip(link, driver.stream)
-            # Of a time there may be nothing; else a busy broker answers before it delivers what is there.
-            if not self._tag and isinstance(start, int):
-                self._finish()
+        if (
+            self._end is not None
+            and isinstance(start, int)
+            and await self._is_silent(link, self._end)
+        ):
+            self._finish()  # nothing is stored from that time on; else something arrives
+
+    async def _is_silent(self, link: Link, end: int) -> bool:
+        """Return whether a link will bring nothing of what is stored before this offset. Raises LinkError.
+
+        A busy broker answers before it delivers. But a stream's writer wakes its readers in turn: when one
+        that asked later was served, and then another one, this link was, too.
+        """
+        await _round_trip(link, self._driver.stream)
+        for _ in range(2):
+            if self._tag:
+                return False
+            await _served(await self._driver.dial(self.broker), self._driver.stream, end - 1)
+        await _round_trip(link, self._driver.stream)
+        return not self._tag
 
     def _checked(self, start: Start, end: int) -> Start:
         """Return where to begin in a stream that ends there. Raises ReplayGap unless the replay may go on.

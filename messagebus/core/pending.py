@@ -134,7 +134,8 @@ class PendingPublishes:
     @property
     def in_flight(self) -> int:
         """The number of publishes sent and not answered, on all links; a batch counts once."""
-        return sum(len(window) for window in self._windows.values())
+        # A copy: statistics are read by other threads.
+        return sum(len(window) for window in list(self._windows.values()))
 
     def has_room(self, size: int, count: int = 1) -> bool:
         """Return whether messages of this total size in bytes may be accepted; one alone may be larger."""

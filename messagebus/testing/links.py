@@ -21,7 +21,7 @@ from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError
 from messagebus.testing.brokers import MemoryBroker, MemoryBrokers, Route
-from messagebus.testing.queues import Arrived, Taker
+from messagebus.testing.queues import Arrived, MemoryStream, Taker
 from messagebus.topology import Wanted, topic_of
 
 __all__ = ["MemoryLink", "MemoryWire"]
@@ -254,7 +254,8 @@ class MemoryLink:
             self.end(NOT_FOUND, f"NOT_FOUND - no queue '{queue}'")
             return None
         found = self.site.queues[queue]
-        return SimpleNamespace(message_count=len(found.ready), consumer_count=len(found.takers))
+        kept = found.kept if isinstance(found, MemoryStream) else found.ready
+        return SimpleNamespace(message_count=len(kept), consumer_count=len(found.takers))
 
     def _exchange_declare(self, *, exchange: str, passive: bool) -> None:
         if not self.site.has_exchange(exchange):

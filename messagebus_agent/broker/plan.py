@@ -124,11 +124,25 @@ def _deletions_of_orphans(
 
 def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step]:
     wanted = wanted_of(entry)
-    for queue in wanted.queues:
-        born = births.get(queue.name)
+    for name in (*(queue.name for queue in wanted.queues), *_in_other_form(entry, wanted, births)):
+        born = births.get(name)
         if born is not None and born < entry.tomb:
-            yield DeleteQueue(queue.name)
+            yield DeleteQueue(name)
     yield Declare(entry, _of_before(wanted, entry) if old_publishers else wanted)
+
+
+def _in_other_form(entry: Entry, wanted: Declarations, births: Births) -> list[str]:
+    """Return the queues that a subscription had if it had segments in an earlier life, or had none."""
+    of = with_options(entry.wanted.partition(MARK)[0], dict(entry.options))
+    if not entry.tomb or MARK in entry.wanted or not isinstance(of, Subscription):
+        return []
+    below = of.segment_queue("")
+    mine = {queue.name for queue in wanted.queues}
+    return [
+        name
+        for name in births
+        if name not in mine and (name in (of.amqp_queue, of.group_queue) or name.startswith(below))
+    ]
 
 
 def _of_before(wanted: Declarations, entry: Entry) -> Declarations:

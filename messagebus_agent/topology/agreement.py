@@ -459,6 +459,8 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
             if options.get(PARTITIONS, 0) != count:
                 own = options.get(PARTITIONS, 0)
                 return f"{wanted}: partitions is wanted {own} and its topic exists with {count}"
+            if not count and "ordered" in options:
+                return f"{wanted}: ordered is for subscriptions of a topic with partitions"
             if count and options.get("expires_s"):
                 return f"{wanted}: a subscription of a partitioned topic does not expire"
             if above is not None and _level(above) == FSYNC != level:

@@ -20,7 +20,7 @@ from messagebus.core.homes import Home, read_homes
 from messagebus.topology import STREAM_PREFIX
 from messagebus_agent.topology.register import Entry
 
-HOMES, PARTITIONS = "homes", "partitions"
+HOMES, PARTITIONS, ORDERED = "homes", "partitions", "ordered"
 MARK = "#"
 
 
@@ -36,6 +36,13 @@ def homes_of(entry: Entry) -> tuple[Home, ...]:
     options = dict(entry.options)
     count = options.get(PARTITIONS, 0)
     return read_homes(str(options.get(HOMES, "")), count if isinstance(count, int) else 0)
+
+
+def has_segments(entry: Entry) -> bool:
+    """Return whether each segment is a queue of its own. Streams, and what has no order, have one for all."""
+    options = dict(entry.options)
+    is_stream = entry.wanted.startswith(STREAM_PREFIX)
+    return PARTITIONS in options and options.get(ORDERED, True) is True and not is_stream
 
 
 def segments(entry: Entry, me: str) -> Iterator[str]:
@@ -66,8 +73,8 @@ def expanded(
             for entry in below.get(topic_entry.wanted, ()):
                 name = f"{entry.wanted}{MARK}{segment}"
                 alive = entry.alive and topic_entry.alive
-                # A stream is one queue for all: its own entry deletes one of an earlier life, once.
-                tomb = 0 if entry.wanted.startswith(STREAM_PREFIX) else entry.tomb
+                # One queue for all segments: its own entry deletes one of an earlier life, once.
+                tomb = entry.tomb if has_segments(entry) else 0
                 found[name] = replace(entry, wanted=name, alive=alive, tomb=tomb)
     return found
 

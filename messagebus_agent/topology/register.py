@@ -52,7 +52,7 @@ NUMBERS_AHEAD_MAX = 1_000_000
 EXPIRED_KEPT = 1_000
 
 # A broker that was away needs them to delete what belongs to a deleted name.
-KEPT_OPTIONS = ("expires_s", "partitions", "homes")
+KEPT_OPTIONS = ("expires_s", "partitions", "homes", "ordered")
 
 Options = Mapping[str, str | int | bool]
 

@@ -1,9 +1,9 @@
 """Answers to `GET /observe`: everything that the agent knows about its own broker.
 
 Costs grow with what is looked at. A change of the state is told to one waiting request. Ready messages and
-consumers are counted over AMQP when somebody asks, at most every COUNT_EVERY_MS. All other figures are of
-the last look of `Loads`, which looks more often while somebody asks. Each figure carries its age: of a broker
-that is away, the last figures stay and grow old.
+consumers are counted over AMQP when somebody asks: what is named each time, all others at most every
+COUNT_EVERY_MS. All other figures are of the last look of `Loads`, which looks more often while somebody asks.
+Each figure carries its age: of a broker that is away, the last figures stay and grow old.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ from messagebus_tools.observing.snapshot import (
     answer_to_json,
 )
 
-# 500 passive declarations take 40 ms of the broker and the agent together.
-COUNT_EVERY_MS = 2_000
-# Beyond this only what is asked for by name is counted so often.
-COUNTED_OFTEN_MAX = 1_000
-COUNT_MANY_EVERY_MS = 10_000
+# One passive declaration costs the broker 60 us: of more than 200 queues, only those asked for by name, which
+# somebody looks at, are counted every 2 s, all others at COUNTS_A_S, but every 10 s at least.
+COUNT_EVERY_MS, COUNT_MANY_EVERY_MS = 2_000, 10_000
+COUNTS_A_S = 100
 # A change of the state is told within this time, to whoever waits for it.
 LOOK_S = 0.1
 MISSING_TOLD = LOSSES_TOLD = 20
@@ -260,11 +259,11 @@ class Observer:
         self._places.append(_Place((DUE, "park"), UNDELIVERED_QUEUE, is_source=False))
 
     def _of_segments(self, place: _Place) -> _Place:
-        """Return the place of a subscription whose topic has partitions with the queues of its segments."""
+        """Return the place of a subscription that has segments with their queues."""
         wanted = with_options(
             place.key[0], dict(self._parts.register.entries[place.key[0]].options)
         )
-        if not isinstance(wanted, Subscription) or not wanted.topic.partitions:
+        if not isinstance(wanted, Subscription) or not wanted.has_segments:
             return place
         below = tuple(self._parts.upkeep.segment_queues(place.key[0]).values())
         return _Place(place.key, wanted.group_queue, is_source=True, below=below)
@@ -278,10 +277,10 @@ class Observer:
             if (place.is_source or everything) and (not wanted or place.key[0] in wanted)
             for queue in (place.queue, *place.below)
         ]
-        often = len(due) <= COUNTED_OFTEN_MAX
+        slow_ms = min(COUNT_MANY_EVERY_MS, len(due) * 1_000 // COUNTS_A_S)
         async with self._counting:
             age_ms = monotonic_ms() - (self._counted_at_ms or -COUNT_MANY_EVERY_MS)
-            if not wanted and age_ms < (COUNT_EVERY_MS if often else COUNT_MANY_EVERY_MS):
+            if not wanted and age_ms < max(COUNT_EVERY_MS, slow_ms):
                 return
             try:
                 found = await self._parts.upkeep.counts(due)

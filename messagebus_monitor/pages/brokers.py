@@ -49,7 +49,7 @@ class BrokerRow:
     state: State
     words: str
     published: str
-    spark: Spark | None
+    spark: Spark
     waiting: str
     age: str
     tone: str

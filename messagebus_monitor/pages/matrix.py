@@ -39,7 +39,7 @@ class SourceRow:
     age: str
     tone: str
     waiting: str
-    spark: Spark | None
+    spark: Spark
     arriving: str
     leaving: str
     consumers: str

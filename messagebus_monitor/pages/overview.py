@@ -54,6 +54,7 @@ def overview(
         "needs_more": max(0, len(needs) - ATTENTION_MAX),
         "rules": settings.rules,
         "is_partial": bool(missing_note(board, settings)),
+        "unwell": [row.name for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
         "brokers": worst if are_many else rows,
         "broker_note": (
@@ -76,7 +77,7 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     complete = sum(not each.missing for each in sources)
     fed = sum(bool(each.sum.consumers) for each in sources)
 
-    def line(figure: int) -> Spark | None:
+    def line(figure: int) -> Spark:
         return curve(series, figure, board, 200, 26)
 
     where = where_oldest(worst, settings) if worst and oldest_s else ""

@@ -261,9 +261,9 @@ def where_oldest(source: Source, settings: Settings) -> str:
 
 def curve(
     series: Series | None, figure: int, board: Board, width: int = 84, height: int = 20
-) -> Spark | None:
+) -> Spark:
     if series is None:
-        return None
+        return told.spark((), width, height)
     return told.spark(series.spark(figure, board.view.now_ms / MS_PER_S), width, height)
 
 

@@ -7,6 +7,7 @@ const POLL_SLOW_MS = 5_000;
 const FAULTS_MAX = 3;
 const STREAM_AGAIN_MS = 60_000;
 const OLD_MS = 10_000;
+const DEAD_MS = 20_000; // a stream beats every 10 s: after a sleep of the host its connection is dead and never ends
 const CHARTS_MS = 5_000;
 const CHART_HEIGHT = 164;
 
@@ -75,7 +76,7 @@ function fragment(html) {
 function apply(text) {
   const told = JSON.parse(text);
   heardAt = Date.now();
-  skewMs ??= heardAt - told.now;
+  skewMs = Math.min(skewMs ?? Infinity, heardAt - told.now); // what came late says less
   version = told.version;
   const fresh = new Map();
   for (const [id, html] of told.parts) {
@@ -137,7 +138,7 @@ async function poll() {
       faults += 1;
     }
     show();
-    if (mode !== "poll") return;
+    if (mode !== "poll" || document.hidden) return;
     if (!faults && Date.now() - begun > STREAM_AGAIN_MS) return listen();
     timer = setTimeout(again, faults >= FAULTS_MAX ? POLL_SLOW_MS : POLL_MS);
   };
@@ -147,7 +148,13 @@ async function poll() {
 function stop() {
   source?.close();
   source = null;
+  skewMs = null;
   clearTimeout(timer);
+}
+
+function watch() {
+  if (source && Date.now() - heardAt > DEAD_MS) poll();
+  show();
 }
 
 function show() {
@@ -173,7 +180,7 @@ function show() {
 if (of) {
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
   addEventListener("pagehide", stop);
-  setInterval(show, 500);
+  setInterval(watch, 500);
   if (!document.hidden) listen();
 }
 
@@ -228,5 +235,6 @@ async function drawCharts(anew = false) {
 if (byId("chart-age")) {
   drawCharts();
   setInterval(drawCharts, CHARTS_MS);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawCharts(true));
   addEventListener("resize", () => charts.forEach((each) => each.setSize({ width: byId("chart-age").clientWidth - 16, height: CHART_HEIGHT })));
 }

@@ -122,7 +122,7 @@ class Attention:
         self._held: dict[tuple[str, str], Raised] = {}
 
     def step(self, bus: Bus) -> tuple[Raised, ...]:
-        """Take an observation; return what needs attention now, worst and oldest first."""
+        """Take an observation; return what needs attention now, the most urgent first."""
         held, silent = dict[tuple[str, str], Raised](), set(bus.silent)
         for rule in self._rules:
             for found in rule.find(bus, self._past):
@@ -136,8 +136,13 @@ class Attention:
         self._held = held
         self._past.add(bus)
         raised = [h for h in held.values() if bus.at_ms - h.since_ms >= h.rule.for_s * 1000]
-        order = {"page": 0, "warn": 1, "info": 2}
-        return tuple(sorted(raised, key=lambda r: (order[r.rule.severity], r.since_ms, r.about)))
+        return tuple(sorted(raised, key=_urgency))
+
+
+def _urgency(raised: Raised) -> tuple[int, bool, int, str]:
+    """Return the key that puts the worst first, of these what makes messages late, of these the oldest."""
+    severity = ("page", "warn", "info").index(raised.rule.severity)
+    return severity, not raised.rule.manual.endswith(_SLOW), raised.since_ms, raised.about
 
 
 def reason(bus: Bus, name: str) -> str:
@@ -288,7 +293,7 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
         if rate := row_rate(then, bus, broker, (name, row.kind)):
             told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
         waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
-        yield Finding(name, f"{waits}, longer and longer{told}. Reason: {past.reason(bus, name)}")
+        yield Finding(name, f"{waits}, and it grows older{told}. Reason: {past.reason(bus, name)}")
 
 
 def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -516,6 +521,13 @@ MORE: tuple[Rule, ...] = (
         _state(
             lambda a: a.state.gate and a.state.missing_count,
             "{s.missing_count} of {s.entries} names are not on {b}, which takes publishes",
+        ),
+    ),
+    _rule(
+        *("BrokerAway", "page", 15, "a-host-is-dead"),
+        _state(
+            lambda a: not a.state.linked,
+            "Broker {b} does not answer its agent: what waits there is not delivered",
         ),
     ),
     _rule("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),

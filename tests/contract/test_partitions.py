@@ -42,10 +42,10 @@ class Placed(Recorder):
         super().begin(delivery)
 
 
-async def declared(bus: Bus, partitions: int = PARTITIONS) -> None:
+async def declared(bus: Bus, partitions: int = PARTITIONS, *, ordered: bool = True) -> None:
     wanted: list[Wanted] = [
         Topic(bus.topic, partitions=partitions),
-        Subscription(Topic(bus.topic), "billing"),
+        Subscription(Topic(bus.topic), "billing", ordered=ordered),
     ]
     if bus.is_memory:
         for each in wanted:
@@ -143,6 +143,8 @@ async def test_a_consumer_says_an_order_and_the_number_of_partitions_never_chang
         TopologyMismatch, match="wanted 7 and exists 6, for ever: make a topic of another name"
     ):
         await declared(bus, 7)
+    with pytest.raises(TopologyMismatch, match="ordered is wanted False and exists True"):
+        await declared(bus, ordered=False)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,25 @@ async def test_what_cannot_keep_an_order_is_refused_by_its_name(
         await publisher.call("send_safe", bus.topic, b"m")
         with pytest.raises(ConfigError, match=told):  # now it is known to have partitions
             await publisher.call("submit", bus.topic, b"m", **options)
+
+
+async def test_a_subscription_without_order_gets_everything_of_every_partition_by_any_consumer(
+    bus: Bus,
+) -> None:
+    await declared(bus, ordered=False)
+    # In memory a retry waits for a clock that the test would have to put forward.
+    handler = Recorder() if bus.is_memory else Recorder(fails("k1:3", until=3))
+    members = [await bus.consumer() for _ in range(2)]
+    works = [run(member, handler.of(member), 10, retry=SOON) for member in members]
+    await publish(bus, mixed())
+    await eventually_async(
+        lambda: sum(map(len, handler.well.values())) == COUNT * KEYS, within_s=WITHIN_S
+    )
+    assert {each: set(bodies) for each, bodies in handler.well.items()} == {
+        f"k{key}": {f"k{key}:{number}" for number in range(COUNT)} for key in range(KEYS)
+    }
+    for member, work in zip(members, works, strict=True):
+        await ended(member, work)
 
 
 @pytest.mark.guarantee("key-order-across-brokers")

@@ -23,6 +23,7 @@ from messagebus import (
     Message,
     NotReady,
     Outcome,
+    Published,
     Publisher,
     PublisherConfig,
     Replay,
@@ -231,18 +232,16 @@ def test_retention_that_passes_a_reader_is_a_gap_with_the_number_of_messages(
     assert declare(bus, [Stream(topic, keep_bytes=1_000_000)]).complete
     home = broken.node("mb1").broker
     with Publisher(direct(broken, "mb1")) as publisher:
-        sent = [publisher.submit(topic, b"%4d" % n + bytes(5_000)) for n in range(1_200)]
-        first = [each.result(WITHIN_S).broker for each in sent[:100]]
-        assert set(first) == {home}
+        assert {each.broker for each in filled(publisher, topic)} == {home}
         replay = Replay(bus, topic, until=None, prefetch=1)
         found = [next(replay) for _ in range(3)]
         assert [each.offset for each in found] == [*range(found[0].offset, found[0].offset + 3)]
         if not attached:
             replay.stop()
             replay = Replay(bus, topic, since=replay.checkpoint())
-        sent = [publisher.submit(topic, b"%4d" % n + bytes(5_000)) for n in range(1_200)]
-        assert {each.result(WITHIN_S).broker for each in sent} == {home}
-    last, reached = sent[-1].result().message_id, found[-1].offset
+        sent = filled(publisher, topic)
+        assert {each.broker for each in sent} == {home}
+    last, reached = sent[-1].message_id, found[-1].offset
     # More than is on its way to the reader.
     eventually(lambda: oldest(bus, topic, home) > reached + 100, within_s=WITHIN_S)
     with replay, pytest.raises(ReplayGap, match="older messages were dropped") as told:
@@ -250,6 +249,56 @@ def test_retention_that_passes_a_reader_is_a_gap_with_the_number_of_messages(
     assert told.value.lost is not None
     assert reached < found[-1].offset + told.value.lost < oldest(bus, topic, home)
     assert_in_order(found)
+
+
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_retention_by_time_drops_what_is_older_and_a_replay_tells_it(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    keep_bytes, size = 8_000_000, 20_000
+    assert declare(bus, [Stream(topic, keep_s=60, keep_bytes=keep_bytes)]).complete
+    with broken.management("mb1") as management:
+        # The same stream with seconds for its minute.
+        path, way = (
+            f"queues/%2F/mb.stream%2F{topic}",
+            f"bindings/%2F/e/mb.topic%2F{topic}/q/mb.stream%2F{topic}",
+        )
+        arguments = management.get(f"/api/{path}").raise_for_status().json()["arguments"]
+        assert arguments["x-max-age"] == "60s"
+        management.delete(f"/api/{path}").raise_for_status()
+        made = {"durable": True, "arguments": {**arguments, "x-max-age": "2s"}}
+        management.put(f"/api/{path}", json=made).raise_for_status()
+        management.post(f"/api/{way}", json={}).raise_for_status()
+    home, sent = broken.node("mb1").broker, list[Published]()
+    with Publisher(direct(broken, "mb1")) as publisher:
+
+        def is_dropped_at(offset: int) -> bool:
+            sent.append(publisher.send_safe(topic, bytes(size)))
+            return oldest(bus, topic, home) > offset
+
+        sent += [publisher.send_safe(topic, bytes(size)) for _ in range(100)]
+        replay = Replay(bus, topic)
+        reached = next(replay).offset
+        kept = replay.checkpoint()
+        replay.stop()
+        # It is looked at when a segment is full, of a twentieth of keep_bytes.
+        eventually(lambda: is_dropped_at(reached), within_s=WITHIN_S)
+    assert len(sent) * size < keep_bytes
+    left = {each.message_id for each in Replay(bus, topic)}
+    assert sent[0].message_id not in left
+    assert sent[-1].message_id in left
+    with pytest.raises(ReplayGap, match="older messages were dropped"):
+        list(Replay(bus, topic, since=kept))
+
+
+def filled(publisher: Publisher, topic: str) -> list[Published]:
+    """Publish 6 MB, never so much at once that retention, which drops whole chunks, would leave nothing."""
+    found = list[Published]()
+    for begun in range(0, 1_200, 50):
+        bodies = [b"%4d" % n + bytes(5_000) for n in range(begun, begun + 50)]
+        sent = [publisher.submit(topic, each) for each in bodies]
+        found += [each.result(WITHIN_S) for each in sent]
+    return found
 
 
 def oldest(bus: BusConfig, topic: str, broker: str) -> int:

@@ -8,14 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 
 from bench.analysis.report import render_text
 from bench.analysis.result import Result, gather, percentiles
 from bench.clients.rabbitmq import Standalone
-from bench.commands import measured
+from bench.commands import measured, shown_live
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
 from bench.harness.control import read_progress
@@ -25,8 +27,13 @@ from bench.harness.outcomes import Fates
 from bench.harness.parts import read_parts
 from bench.harness.workers import Workers
 from bench.load.profile import Profile
+from bench.processes import run
+from bench.rows import read_events
+from messagebus.recording.manifest import read_manifest
 from ops.local.cluster import LocalCluster
-from tests.support.eventually import eventually
+from tests.support.eventually import FACTOR, eventually
+
+JOB_WITHIN_S = 300 * FACTOR
 
 
 def judged(result: Result) -> Fates:
@@ -72,6 +79,40 @@ def test_every_message_of_a_run_has_its_fate_and_its_time(
     assert re.fullmatch(r"whole-\d{8}T\d{6}Z", manifest["run_id"])
     rows = sum(path.read_text().count('"message_id"') for path in events.glob("published-*.ndjson"))
     assert rows == fates.published
+
+
+def test_the_live_job_has_the_rows_and_the_figures_of_the_batch_jobs(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    values = profile("live", measured_s=2.0).as_json()
+    values["messages"]["places"] = ["live/sink"]
+    wanted, folder, running = Profile.from_values(values, "test"), tmp_path, Standalone(cluster)
+    with shown_live(wanted, folder, running):
+        fates = judged(measured(wanted, folder / "run", running))
+    assert fates.published == fates.confirmed > 100
+    tables = folder / "live" / "live" / "tables"
+    stored, minutes = (
+        ds.dataset(str(tables / name), format="parquet").to_table().to_pylist()
+        for name in ("messages", "minutes")
+    )
+    events = folder / "run" / "events"
+    rows = read_events(events, read_manifest(events)).published
+    assert len(stored) == fates.published
+    assert {(each["broker"], each["message_id"], each["bytes"]) for each in stored} == {
+        (each["broker"], each["message_id"], each["size"]) for each in rows
+    }
+    argv = [sys.executable, "-m", "spark", "throughput", "--out", str(folder / "out")]
+    argv += ["--events", str(events)]
+    run(argv, within_s=JOB_WITHIN_S, what="throughput")
+    batch = json.loads((folder / "out" / "throughput.json").read_text())["brokers"]
+    totals = defaultdict[str, Counter[str]](Counter)
+    for each in minutes:
+        totals[each["broker"]].update(messages=each["messages"], bytes=each["bytes"])
+    assert totals == {
+        each["broker"]: {"messages": each["messages"], "bytes": each["bytes"]}
+        for each in batch
+        if each["kind"] == "confirmed"
+    }
 
 
 @pytest.mark.parametrize("system", ["pika", "aio-pika", "pika-blocking", "kombu"])
@@ -137,6 +178,9 @@ from pathlib import Path
 from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.load.profile import Profile
+from bench.processes import run
+from bench.rows import read_events
+from messagebus.recording.manifest import read_manifest
 from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")

@@ -84,6 +84,7 @@ def test_a_whole_demo_loses_nothing_says_so_twice_and_leaves_its_report(demo: De
     assert (code, error) == (0, ""), f"{out[-4000:]}\n{error}"
     assert "audit holds: 2,000 confirmed, 4,000 of 4,000 expected deliveries, 0 lost" in out
     assert (demo.folder / "report/report.html").exists()
+    assert "the live job's page, 2,000 messages: " in out
     assert demo.left() == []
 
 

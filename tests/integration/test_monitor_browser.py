@@ -170,6 +170,46 @@ def test_the_seventh_tab_of_a_browser_polls_and_is_alive(browser: Browser, serve
         context.close()
 
 
+SILENT_STREAM = """window.EventSource = class extends EventTarget {
+  constructor() { super(); queueMicrotask(() => this.dispatchEvent(new Event("open"))); }
+  close() {}
+}"""
+
+
+def test_after_a_sleep_of_the_host_a_page_does_not_wait_for_its_dead_stream(
+    browser: Browser, served: Served
+) -> None:
+    with Opened(browser, served.address) as tab:
+        tab.page.clock.install()
+        tab.page.add_init_script(SILENT_STREAM)
+        tab.page.goto("/rules")
+        expect(tab.page.locator("#live")).to_have_text(re.compile("^live, "), timeout=WITHIN_MS)
+        tab.page.clock.fast_forward("01:00:00")
+        expect(tab.page.locator("#live")).to_have_text(
+            re.compile(r"^every 2 s, \d\.\d s ago"), timeout=WITHIN_MS
+        )
+
+
+def test_a_hidden_tab_asks_for_nothing(browser: Browser, served: Served) -> None:
+    with Opened(browser, served.address) as tab:
+        asked: list[str] = []
+        tab.page.clock.install()
+        tab.page.goto("/rules")
+        live(tab.page)
+        tab.page.evaluate(
+            "Object.defineProperty(document, 'hidden', {configurable: true, get: () => true});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        tab.page.on("request", lambda request: asked.append(request.url))
+        tab.page.clock.run_for(10_000)
+        assert asked == []
+        tab.page.evaluate(
+            "delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        live(tab.page)
+        assert any("/stream" in each for each in asked)
+
+
 def test_without_javascript_figures_filters_and_pages_are_there(
     browser: Browser, served: Served
 ) -> None:

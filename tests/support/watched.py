@@ -76,7 +76,8 @@ NAMES = (
 )
 SLOW, ALONE, SILENT, DRAINS, SINGLE = "payments/fraud", "shipments/warehouse", 8, 3, 4
 BEGAN_MS = 3_600_000
-STEP_S = 20
+# Rates are of three steps, at most a minute apart.
+STEP_S = 15
 SLOW_SINCE_S, ALONE_SINCE_S = 1_080, 700
 PROXIED = BusConfig(list_urls=("http://127.0.0.1:1/list",))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import messagebus._io.replay as replaying
 from messagebus import (
     AsyncReplay,
     Batching,
@@ -30,7 +33,7 @@ from messagebus.core.homes import partition_of
 from messagebus.replay import behind, stream_ends
 from messagebus.testing import MemoryBus, queues
 from messagebus.testing.queues import MemoryStream
-from tests.support.eventually import eventually_async
+from tests.support.eventually import eventually, eventually_async
 
 WITHIN_S = 60.0
 POSITION = Position(7, 0, "seven", 1_000)
@@ -92,6 +95,67 @@ def test_an_empty_stream_and_one_behind_the_time_asked_for_have_nothing(
     publish(streamed, 3)
     assert list(streamed.replay("orders", since=datetime.now(UTC) + timedelta(hours=1))) == []
     assert len(list(streamed.replay("orders", since=timedelta(minutes=1)))) == 3
+
+
+SERVED_S = 0.03
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make brokers answer before they deliver: readers are served later, in the order in which they asked."""
+    consumes, slowed = replaying._consume, list[Any]()
+
+    async def consume(link: Any, *settings: Any) -> None:
+        arrive, later = link.transport.on_contents, asyncio.get_running_loop().call_later
+        if link not in slowed:
+            slowed.append(link)
+            link.transport.on_contents = lambda some: later(SERVED_S, arrive, some)
+        await consumes(link, *settings)
+
+    monkeypatch.setattr(replaying, "_consume", consume)
+
+
+@pytest.mark.parametrize("since", ["first", timedelta(minutes=1), timedelta(0)])
+def test_a_replay_ends_behind_the_last_message_also_where_a_broker_is_busy(
+    streamed: MemoryBus, busy: None, since: Any
+) -> None:
+    ids = publish(streamed, 30)
+    if since == timedelta(0):
+        since, ids = datetime.now(UTC) + timedelta(hours=1), []
+    found = list(streamed.replay("orders", since=since))
+    assert sorted(each.message_id for each in found) == sorted(ids)
+
+
+def test_a_link_that_ends_after_a_long_time_is_no_broker_that_was_away_for_long(
+    streamed: MemoryBus,
+) -> None:
+    ids, away_s = publish(streamed, 3), 0.2
+    with streamed.replay("orders", until=None, away_s=away_s) as replay:
+        found = [next(replay).message_id for _ in ids]
+        until_s = time.monotonic() + 2 * away_s
+        eventually(lambda: time.monotonic() > until_s, within_s=WITHIN_S)
+        streamed.lose_connection()
+        ids += publish(streamed, 3)
+        found += [next(replay).message_id for _ in range(3)]
+    assert sorted(found) == sorted(ids)
+
+
+def test_what_retention_drops_under_a_replay_to_the_end_is_told(
+    streamed: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(streamed, 30)
+    consumes = replaying._consume
+
+    async def consume(link: Any, stream: Stream, start: Any, prefetch: int) -> None:
+        if start == "first":
+            for each in streams(streamed).values():
+                each.kept.clear()
+        await consumes(link, stream, start, prefetch)
+
+    monkeypatch.setattr(replaying, "_consume", consume)
+    monkeypatch.setattr(replaying, "SILENT_S", 0.1)
+    with pytest.raises(ReplayGap, match="it lost its end"):
+        list(streamed.replay("orders"))
 
 
 @pytest.mark.parametrize("topic", [Topic("orders"), Topic("orders", partitions=6)])

@@ -12,19 +12,22 @@ from urllib.parse import quote
 
 import httpx
 
+from bench.clients.pika_blocking import channel_at
 from bench.errors import BenchError
 from bench.faults import KINDS, Step
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
-from bench.figures.see import page
+from bench.figures.see import page, trial
 from bench.processes import run, wait_until
 from messagebus import (
+    Broker,
     BusConfig,
     Consumer,
-    ConsumerConfig,
     Message,
     MessageBusError,
     Publisher,
+    Subscription,
+    Topic,
     count_parked,
     declare,
 )
@@ -107,30 +110,59 @@ def _fresh(scene: Scene) -> Iterator[Figure]:
 
 
 def _cost(scene: Scene) -> Iterator[Figure]:
+    """Measure what a viewer costs agents and brokers, who are all but one of those that run.
+
+    The last is on no list that the monitor knows: what changes there, as what a core gives beside a
+    browser, is no cost of the page. The same difference without any viewer is told as noise.
+    """
     make = Maker(COST, repeat_command(COST, scene.repeat))
     cluster, names = scene.cluster, scene.part(COST_NAMES, 50)
     _declared(scene, [f"cost{n // 10}/sub{n}" for n in range(names)])
     agents = [_pid(cluster, name, agent=True) for name in cluster.names]
     brokers = [_pid(cluster, name) for name in cluster.names]
-    pids, count = [*agents, *brokers], len(agents)
-    found: list[list[float]] = []
-    for _ in range(scene.repeat):
-        without = page.cpu_percents(pids, scene.part(round(COST_S), 5))
-        with (
-            page.monitor(cluster.client_env(), scene.folder) as (address, _),
-            page.tab(f"{address}/subscriptions"),
-        ):
+    turn_s = float(scene.part(round(COST_S), 5))
+    found: dict[str, list[float]] = {"agent": [], "broker": [], "noise": []}
+
+    def turn() -> list[list[float]]:
+        told = page.cpu_percents([*agents, *brokers], turn_s)
+        return [told[: len(agents)], told[len(agents) :]]
+
+    with trial.list_without(cluster, cluster.node(cluster.names[-1]).broker) as two:
+        env = {**cluster.client_env(), "MESSAGEBUS_LIST_URL": two.list_urls[0]}
+        rest = turn()
+        for _ in range(scene.repeat):
+            with (
+                page.monitor(env, scene.folder) as (address, _),
+                page.tab(f"{address}/subscriptions"),
+            ):
+                time.sleep(3)
+                watched = turn()
             time.sleep(3)
-            watched = page.cpu_percents(pids, scene.part(round(COST_S), 5))
-        found.append([much - rest for much, rest in zip(watched, without, strict=True)])
-        scene.say(f"agents {found[-1][:count]}, brokers {found[-1][count:]} % of a core more")
-    for id, part, goal in (
-        ("agent", slice(0, count), GOAL_AGENT_PERCENT),
-        ("broker", slice(count, None), GOAL_BROKER_PERCENT),
-    ):
+            before, rest = rest, turn()
+            for part, id in enumerate(("agent", "broker")):
+                much, less = _apart(watched[part]), _apart(before[part]) + _apart(rest[part])
+                found[id].append(much - less / 2)
+            found["noise"].append(abs(_apart(rest[1]) - _apart(before[1])))
+            more = (
+                f"agent {found['agent'][-1]:.2f}, broker {found['broker'][-1]:.2f} % of a core more"
+            )
+            turns = "; ".join(_told(each[1]) for each in (before, watched, rest))
+            scene.say(f"{more}; brokers without, with, without a viewer: {turns}")
+    for id, goal in (("agent", GOAL_AGENT_PERCENT), ("broker", GOAL_BROKER_PERCENT)):
         what = f"CPU of one {id} for one viewer of the page at {names} subscriptions, of one core"
-        means = [sum(each[part]) / count for each in found]
-        yield make(f"{id}_percent", what, means, "%", (at_most, goal), min)
+        yield make(f"{id}_percent", what, found[id], "%", (at_most, goal))
+    what = "CPU of one broker: the same difference between two turns without a viewer"
+    yield make("noise_percent", what, found["noise"], "%")
+
+
+def _apart(percents: list[float]) -> float:
+    """Return the mean of all but the last, more than the last."""
+    *all_, last = percents
+    return sum(all_) / len(all_) - last
+
+
+def _told(percents: list[float]) -> str:
+    return ", ".join(f"{each:.1f}" for each in percents)
 
 
 def _pid(cluster: LocalCluster, name: str, *, agent: bool = False) -> int:
@@ -145,21 +177,7 @@ def _trace(scene: Scene) -> Iterator[Figure]:
     count = scene.part(TRACED, 500)
     bus = _declared(scene, [PARKED])
     id = f"traced-{count}-needle"
-    with Publisher(bus) as publisher:
-        for begun in range(0, count, 5_000):
-            size = min(5_000, count - begun)
-            messages = [Message(body=b"x" * TRACED_BYTES) for _ in range(size)]
-            if not begun:
-                messages[size // 2] = Message(body=b"x", message_id=id)
-            list(publisher.send_many("parks", messages, timeout_s=WITHIN_S))
-    with Consumer(
-        bus, "parks", subscription="all", config=ConsumerConfig(prefetch=1_000)
-    ) as consumer:
-        for _ in range(count):
-            delivery: Any = consumer.receive(timeout_s=60)
-            if delivery is None:
-                raise BenchError("what was published does not arrive")
-            consumer.park(delivery, reason="figures")
+    _park(scene, bus, id, count)
     wait_until(
         lambda: sum(each.count for each in count_parked(bus, [PARKED]).counts) >= count,
         within_s=WITHIN_S,
@@ -173,8 +191,8 @@ def _trace(scene: Scene) -> Iterator[Figure]:
         took.append(time.perf_counter() - began_s)
         if "Parked in" not in said:
             raise BenchError(f"trace does not find it: {said[:200]}")
-    what = f"messagebus trace of one among {count:,} parked, shortest"
-    yield make("command_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
+    what = f"messagebus trace of one among {count:,} parked"
+    yield make("command_s", what, took, "s", (at_most, GOAL_TRACE_S))
     with page.monitor(scene.cluster.client_env(), scene.folder) as (address, _):
         took = []
         for _ in range(scene.repeat):
@@ -183,8 +201,42 @@ def _trace(scene: Scene) -> Iterator[Figure]:
             took.append(time.perf_counter() - began_s)
             if "Parked in" not in told:
                 raise BenchError("the page does not find it")
-    what = f"The page's trace of one among {count:,} parked, shortest"
-    yield make("page_s", what, took, "s", (at_most, GOAL_TRACE_S), min)
+    what = f"The page's trace of one among {count:,} parked"
+    yield make("page_s", what, took, "s", (at_most, GOAL_TRACE_S))
+
+
+def _park(scene: Scene, bus: BusConfig, id: str, count: int) -> None:
+    """Park one message by a consumer, and copies of it, each with an id of its own, on every broker."""
+    topic, _, subscription = PARKED.partition("/")
+    with Publisher(bus) as publisher:
+        body = b"x" * TRACED_BYTES
+        publisher.send_safe(topic, Message(body=body, message_id=id), timeout_s=60)
+    with Consumer(bus, topic, subscription=subscription) as consumer:
+        delivery: Any = consumer.receive(timeout_s=60)
+        if delivery is None:
+            raise BenchError("what was published does not arrive")
+        consumer.park(delivery, reason="figures")
+        wait_until(
+            lambda: sum(each.count for each in count_parked(bus, [PARKED]).counts) == 1,
+            within_s=60,
+            what="one is parked",
+        )
+    cluster = scene.cluster
+    channels = [
+        channel_at(Broker.parse(cluster.node(name).broker), "admin", cluster.admin_password)
+        for name in cluster.names
+    ]
+    queue = Subscription(Topic(topic), subscription).parking_queue
+    found = [channel.basic_get(queue) for channel in channels]
+    ((met, properties, text),) = [each for each in found if each[0]]
+    for channel, (method, _, _) in zip(channels, found, strict=True):
+        if method is met:
+            channel.basic_reject(met.delivery_tag, requeue=True)
+    for number in range(count - 1):
+        properties.message_id = f"{number:020x}.{number}"
+        channels[number % len(channels)].basic_publish("", queue, text, properties)
+    for channel in channels:
+        channel.connection.close()
 
 
 def _env(scene: Scene) -> dict[str, str]:

@@ -81,9 +81,9 @@ def _help(scene: Scene, make: Maker) -> Iterator[Figure]:
             dict(os.environ), "--help", log=scene.folder / "help.log", stdout=subprocess.DEVNULL
         )
         took.append(tool.ended())
-    what = f"messagebus --help, shortest of {len(took)}"
-    yield make("help_ms", what, min(s for s, _ in took) * 1e3, "ms", (at_most, GOAL_HELP_MS))
-    yield make("help_cpu_ms", f"{what}: CPU time", min(cpu for _, cpu in took) * 1e3, "ms")
+    what = "messagebus --help"
+    yield make("help_ms", what, [s * 1e3 for s, _ in took], "ms", (at_most, GOAL_HELP_MS))
+    yield make("help_cpu_ms", f"{what}: CPU time", [cpu * 1e3 for _, cpu in took], "ms")
 
 
 def _fill(bus: BusConfig, topic: str, count: int, size: int) -> set[str]:
@@ -131,8 +131,8 @@ def _tail(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> Ite
             rates.append(count / (time.perf_counter() - first_s))
             costs.append(tool.ended()[1] / count * 1e6)
     what = f"tail --all --ndjson of a topic that is published to, lines of {TAIL_BYTES} B"
-    yield make("tail_rate", what, rates, "lines/s", (at_least, GOAL_TAIL_PER_S), max)
-    yield make("tail_cpu_us", f"{what}: CPU time a line", costs, "us", None, min)
+    yield make("tail_rate", what, rates, "lines/s", (at_least, GOAL_TAIL_PER_S))
+    yield make("tail_cpu_us", f"{what}: CPU time a line", costs, "us")
 
 
 def _to_file(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> Iterator[Figure]:
@@ -148,8 +148,8 @@ def _to_file(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> 
         rates.append(count / (took_s - IDLE_S))
         costs.append(cpu_s / count * 1e6)
     what = f"to-file, messages of 1 KB, fsync before the ack, its start and end included, {count:,}"
-    yield make("to_file_rate", what, rates, "/s", (at_least, GOAL_FILE_PER_S), max)
-    yield make("to_file_cpu_us", f"{what}: CPU time a message", costs, "us", None, min)
+    yield make("to_file_rate", what, rates, "/s", (at_least, GOAL_FILE_PER_S))
+    yield make("to_file_cpu_us", f"{what}: CPU time a message", costs, "us")
 
 
 def _archived(folder: Path) -> set[str]:
@@ -215,9 +215,9 @@ def _to_http(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> 
             tool.process.terminate()
             costs.append(tool.ended()[1] / count * 1e6)
     what = "to-http, 32 requests at once to a server on this host"
-    yield make("to_http_rate", what, rates, "/s", (at_least, GOAL_POST_PER_S), max)
+    yield make("to_http_rate", what, rates, "/s", (at_least, GOAL_POST_PER_S))
     told = f"{what}: CPU time a message, the start included"
-    yield make("to_http_cpu_us", told, costs, "us", None, min)
+    yield make("to_http_cpu_us", told, costs, "us")
 
 
 def _kills(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> Iterator[Figure]:

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import httpx
 
+from bench.environment import CHECKOUT
 from bench.errors import BenchError
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
@@ -33,6 +34,7 @@ ALONE, SLOW, PARKED, STOPS = "shipments/warehouse", "payments/fraud", "orders/bi
 HEALTHY = ("orders/audit", "orders/crm", "users/welcome", "catalog/search")
 BEHIND, CAUSE, NEEDLE = "report-nightly@batch-2", "KeyError: 'iban'", "parcel-4711-needle"
 CLICKS_MAX, SECONDS_MAX, WITHIN_S = 3, 10, 30.0
+PICTURES = CHECKOUT / "out" / "monitor"
 # A rule of consumers that are missing on one broker waits for a minute, and that of single copies too.
 RULES_S = 66.0
 WATCHED_S = 30.0
@@ -120,7 +122,7 @@ def _figures(scene: Scene) -> Iterator[Figure]:
                 person, began_s = Person(tab), time.monotonic()
                 task(person)
                 took_s = time.monotonic() - began_s
-                tab.screenshot(path=scene.folder.parent / f"trial-{id}.png")
+                tab.screenshot(path=PICTURES / f"trial-{id}.png", full_page=True)
                 told = f"An operator at the overview finds {what}: clicks"
                 yield make(f"{id}_clicks", told, person.clicks, "", (at_most, CLICKS_MAX))
                 told = f"An operator at the overview finds {what}: until the page says it"
@@ -131,7 +133,7 @@ def _broken(stack: ExitStack, cluster: LocalCluster, bus: BusConfig) -> None:
     """Set up six faults, and subscriptions that are well."""
     first, last = (cluster.node(cluster.names[at]) for at in (0, -1))
     declare(bus, [ALONE, SLOW, PARKED, STOPS, *HEALTHY])
-    two = stack.enter_context(_list_without(cluster, last.broker))
+    two = stack.enter_context(list_without(cluster, last.broker))
     for name, settings in (*((each, bus) for each in HEALTHY), (ALONE, two)):
         stack.enter_context(_consuming(settings, name))
     to_last = replace(bus, broker=last.broker)
@@ -213,7 +215,7 @@ def _beside_us(work: Callable[[], None], ending: threading.Event) -> Iterator[No
 
 
 @contextmanager
-def _list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
+def list_without(cluster: LocalCluster, broker: str) -> Iterator[BusConfig]:
     """Serve the list without a broker, and pass all else on; gives the settings of a client that reads it."""
     bus = BusConfig.from_env(cluster.client_env())
     real = bus.list_urls[0].removesuffix("/consumer-list")

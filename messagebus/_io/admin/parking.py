@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus.config import BusConfig
-from messagebus.core.homes import partition_of, read_homes, segment_of
+from messagebus.core.homes import Home, partition_of, read_homes, segment_of
 from messagebus.core.parking import (
     REDRIVEN,
     Choice,
@@ -141,8 +141,9 @@ class Parking:
         """
         async with contextlib.AsyncExitStack() as links:
             puttings = dict[str, _Putting]()
-            topic = source.topic if isinstance(source, Subscription) else None
-            homes = read_homes(topic.homes, topic.partitions) if topic is not None else ()
+            homes: Sequence[Home] = ()
+            if isinstance(source, Subscription) and source.has_segments:
+                homes = read_homes(source.topic.homes, source.topic.partitions)
 
             async def putting_at(broker: str) -> _Putting:
                 if broker not in puttings:

@@ -239,11 +239,12 @@ class ConsumeDriver:
     def _registered(self, found: Registration) -> None:
         """Look whether the topic has partitions: then their segments are consumed from."""
         options = found.options.get(str(self._source), {})
-        if not options.get("partitions") or self._segments is not None:
+        has_segments = options.get("partitions") and options.get("ordered", True)
+        if not has_segments or self._segments is not None:
             return
         if self._inbox.order is None:
             told = f"{self._source}: its topic has partitions; consume it with order='key' or 'partition'"
-            raise TopologyMismatch(told)
+            raise TopologyMismatch(f"{told}, or make it with ordered=False")
         from messagebus._io.consume.segments import Segments  # only where it is used
 
         assert isinstance(self._source, Subscription)

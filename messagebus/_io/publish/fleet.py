@@ -467,10 +467,11 @@ class Fleet:
     def counts(self) -> Counter[str]:
         """Return what the second drivers counted, by the names of `PublisherStats`, with `outcomes` added."""
         counts: Counter[str] = Counter() if self.second is None else counts_of(self.second)
-        counts.update(self._retired)
-        for home in () if self.homes is None else self.homes.drivers.values():
+        # Copies: other threads read it.
+        counts.update(dict(self._retired))
+        for home in () if self.homes is None else list(self.homes.drivers.values()):
             counts.update(counts_of(home))
-        counts.update(self._ended)
+        counts.update(dict(self._ended))
         counts[CONFIRMED] -= self.redundant  # two copies each
         return counts
 

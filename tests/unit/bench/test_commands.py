@@ -132,6 +132,15 @@ def test_what_workloads_alone_have_is_refused_for_a_profile(
     assert "of a workload alone, without --system: seed-s1" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("never")
+@pytest.mark.parametrize("what", [["seed-s1"], ["steady", "--system", "pika"]])
+def test_the_live_job_reads_runs_of_one_profile_on_messagebus_alone(
+    what: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *what, "--live", "--dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("bench: --live: ")
+
+
 def test_a_file_that_cannot_be_written_is_one_line_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

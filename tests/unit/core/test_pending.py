@@ -693,3 +693,18 @@ def test_in_order_what_was_told_unknown_goes_again_before_all_that_follows() -> 
 
     assert after_a_loss(ordered=True) == ["1", "2", "3"]
     assert after_a_loss(ordered=False) == ["2", "3"]
+
+
+def test_another_thread_may_count_what_is_in_flight_while_a_link_opens() -> None:
+    """`Publisher.stats` is called by any thread, between any two instructions of the loop."""
+    made = accepted(item("a"))
+
+    class Interrupted:
+        """A window during whose count the loop's thread goes on."""
+
+        def __len__(self) -> int:
+            made.link_opened(2, after=())
+            return 3
+
+    made._windows[1] = Interrupted()  # type: ignore[assignment]
+    assert made.in_flight == 3

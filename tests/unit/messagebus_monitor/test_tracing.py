@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
-from messagebus import LinkLost, ParkedMessage, ParkedMessages
+from messagebus import LinkLost, ParkedCount, ParkedCounts, ParkedMessage, ParkedMessages
+from messagebus_monitor import parked
 from messagebus_monitor.config import MonitorConfig
 from messagebus_tools import find
 from tests.support.watched import PROXIED
-from tests.unit.messagebus_monitor.test_web import client_of, configured, monitor_of, token_of
+from tests.unit.messagebus_monitor.test_web import (
+    HOSTILE,
+    client_of,
+    configured,
+    monitor_of,
+    token_of,
+)
 
 ID = "5f0c2a9be1d04773a1b20000000000c4"
 PARKED = ParkedMessage(
@@ -53,6 +62,58 @@ async def test_a_parked_message_is_found_and_its_exception_is_for_readers(
     read = await page(f"/trace?id={ID}", "reader")
     assert "KeyError: &lt;script&gt;" in read
     assert "secret" not in read
+
+
+def parked_by(
+    monkeypatch: pytest.MonkeyPatch, message: ParkedMessage, reasons: dict[str, int]
+) -> None:
+    """Have one queue of parked messages on one broker."""
+    counts = ParkedCounts(
+        (
+            ParkedCount(
+                name=message.name, broker=message.broker, count=sum(reasons.values()),
+                oldest_ms=1, reasons=reasons, unseen=7,
+            ),
+        )
+    )  # fmt: skip
+    monkeypatch.setattr(parked, "count_parked", lambda *_: counts)
+    monkeypatch.setattr(parked, "read_parked", lambda *_, **__: ParkedMessages((message,)))
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "<script>" + "x" * (4 << 20)], ids=range(9))
+async def test_hostile_parked_messages_are_shown_and_never_run(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    body = text.encode("utf-8", "surrogatepass")
+    hostile = replace(
+        PARKED,
+        message_id=text,
+        key=text,
+        reason=text,
+        exception=text,
+        headers={text: text},
+        body=body,
+    )
+    parked_by(monkeypatch, hostile, {text: 1})
+    told = await page("/subscriptions/payments/fraud?parked=1", "reader")
+    assert "<script>alert" not in told
+    assert "<script>x" not in told
+    assert "<img" not in told
+    assert ' onmouseover="' not in told
+    assert "\0" not in told
+    assert len(told) < 200_000
+    assert escape(text[:20].replace("\0", "\N{SYMBOL FOR NULL}")) in told or text == "\ud800"
+
+
+async def test_a_thousand_reasons_are_the_most_frequent_and_how_many_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parked_by(monkeypatch, PARKED, {f"reason {n}": 1_000 - n for n in range(1_000)})
+    told = await page("/subscriptions/payments/fraud?parked=1", "viewer")
+    assert "reason 19<" in told
+    assert "reason 20<" not in told
+    assert f"<b>{sum(range(1, 981)):,}</b><span>and 980 reasons more" in told
+    assert "7 more were not looked at" in told
 
 
 async def test_what_is_parked_nowhere_may_wait_or_is_deduced_not_to(

@@ -473,3 +473,25 @@ async def test_a_bus_of_which_nothing_is_known_is_never_called_well() -> None:
         text = (await client.get("/")).text
         assert "Not known: http://lb1:8081/list: no answer" in text
         assert "All agents answer" not in text
+
+
+class Unlinked(MadeUp):
+    """A bus that is well, but for one broker, which its agent has just lost."""
+
+    def bus(self) -> Bus:
+        found = super().bus()
+        first, *others = found.brokers
+        assert first.last
+        state = replace(first.last.state, linked=False)
+        return replace(
+            found, brokers=(replace(first, last=replace(first.last, state=state)), *others)
+        )
+
+
+async def test_a_broker_that_was_just_lost_is_named_before_its_rule_holds() -> None:
+    asker = Unlinked(2, ("users/crm",), silent=False)
+    monitor, _ = await monitor_of(MonitorConfig(bus=PROXIED), asker)
+    async with client_of(monitor) as client:
+        text = (await client.get("/")).text
+        assert "No rule holds yet; look at mb1." in text
+        assert "All agents answer" not in text

@@ -17,12 +17,13 @@ from spark.measures.stored import MINUTE_MS, by_minute, merged, spread
 from spark.pack import PACKAGES, pack
 from spark.source import SCHEMA
 
-Row = tuple[str, int, int, str, str, int, str, None, bytes | None, str | None]
+Row = tuple[str, int, int, str, str, int, str, None, bytes | None, int, str | None]
 ROWS: list[Row] = [
-    (f"mb{1 + n % 3}", n, 0, f"id-{n}", "", MINUTE_MS * (n // 40), "", None, b"x" * n, None)
+    (f"mb{1 + n % 3}", n, 0, f"id-{n}", "", MINUTE_MS * (n // 40), "", None, b"x" * n, n, None)
     for n in range(1, 100)
 ]
-GAP = ("mb1", 7, None, None, None, None, None, None, None, "messages were dropped")
+GAP = ("mb1", 7, None, None, None, None, None, None, None, None, "messages were dropped")
+NOW_MS = 3 * MINUTE_MS
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +32,16 @@ def rows(session: SparkSession) -> DataFrame:
 
 
 def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
-    session: SparkSession, rows: DataFrame, tmp_path: Path
+    session: SparkSession, rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = merged(row.asDict() for row in by_minute(rows).collect())
+    monkeypatch.setattr("time.time", lambda: NOW_MS / 1000)
+    whole = merged(row.asDict() for row in by_minute(rows, NOW_MS).collect())
     assert sum(row["messages"] for row in whole) == len(ROWS)
     assert sum(row["bytes"] for row in whole) == sum(range(1, 100))
     assert [row["gaps"] for row in whole if row["gaps"]] == [1]
+    # The messages of minute 0 do not say when they were published.
+    assert {row["minute"]: row["age_max_ms"] // MINUTE_MS for row in whole} == {0: 0, 1: 2, 2: 1}
+    assert sum(row["age_ms"] for row in whole) == (40 * 2 + 20) * MINUTE_MS
     sink = Sink(session, tmp_path, keeps=True)
     parts = (rows.filter("offset < 30"), rows.filter("offset >= 30"))
     for number, part in [*enumerate(parts), (1, parts[1])]:
@@ -45,16 +50,19 @@ def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
     assert Sink(session, tmp_path, keeps=True).minutes() == whole
     kept = session.read.parquet(str(tmp_path / "messages"))
     assert kept.count() == len(ROWS) + 1
-    assert sink.behind_ms > 0
+    assert sink.behind_ms == MINUTE_MS
 
 
 def test_the_spread_is_that_of_each_minute_over_all_brokers() -> None:
     listed = [
-        {"minute": 1, "broker": "a", "messages": 30, "bytes": 3},
-        {"minute": 1, "broker": "b", "messages": 10, "bytes": 1},
-        {"minute": 2, "broker": "a", "messages": 5, "bytes": 5},
+        {"minute": 1, "broker": "a", "messages": 30, "bytes": 3, "age_ms": 90, "age_max_ms": 8},
+        {"minute": 1, "broker": "b", "messages": 10, "bytes": 1, "age_ms": 30, "age_max_ms": 9},
+        {"minute": 2, "broker": "a", "messages": 5, "bytes": 5, "age_ms": 5, "age_max_ms": 2},
     ]
-    assert spread(listed) == [
+    found = spread(listed)
+    ages = [(each.pop("age_ms"), each.pop("age_max_ms")) for each in found]
+    assert ages == [(3, 9), (1, 2)]
+    assert found == [
         {"minute": 1, "messages": 40, "bytes": 4, "imbalance": 1.5},
         {"minute": 2, "messages": 5, "bytes": 5, "imbalance": 2.0},
     ]
@@ -62,7 +70,10 @@ def test_the_spread_is_that_of_each_minute_over_all_brokers() -> None:
 
 def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     minutes = [
-        {"minute": 1, "broker": "<mb1>", "messages": 30, "bytes": 3, "last_ms": 1, "gaps": 1}
+        {
+            **{"minute": 1, "broker": "<mb1>", "messages": 30, "bytes": 3, "last_ms": 1, "gaps": 1},
+            **{"age_ms": 72_000, "age_max_ms": 9_000},
+        }
     ]
     page = page_of("orders", minutes, left=1_234, behind_ms=1_500)
     write_page(tmp_path, page)
@@ -70,6 +81,8 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     assert '<meta http-equiv="refresh" content="5">' in text
     assert "1,234" in text
     assert "1.5 s" in text
+    assert "2.4 s" in text
+    assert "9.0 s" in text
     assert "1 gap:" in text
     assert "<mb1>" not in text
     assert page_of("orders", [], left=0, behind_ms=0).faults == ()

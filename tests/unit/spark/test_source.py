@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import messagebus._io.replay as replaying
 import spark.source as source
@@ -267,6 +268,36 @@ def test_a_range_is_read_whole_when_a_busy_broker_answers_before_it_delivers(
     query.log = [{name: source.entry_behind(behind(-1)) for name in query.log[0]}]
     query.step()
     assert sorted(row["message_id"] for row in query.rows) == sorted(sent)
+
+
+def test_a_range_ends_behind_a_damaged_batch_which_has_an_offset_and_no_rows(
+    bus: MemoryBus,
+) -> None:
+    sent = publish(bus, 12, BATCHES)
+    query = Query()
+    query.log = [{name: source.entry_behind(behind(-1)) for name in query.log[0]}]
+    for each in streams(bus).values():
+        each.kept[-1].body = b"damaged"
+    query.step()
+    assert 0 < len(query.rows) < len(sent)
+    later = publish(bus, 3)
+    query.step()
+    assert {row["message_id"] for row in query.rows} < {*sent, *later}
+    assert {row["message_id"] for row in query.rows} > {*later}
+
+
+def test_a_schema_of_some_columns_has_these_alone_and_the_same_rows(bus: MemoryBus) -> None:
+    publish(bus, 12)
+    whole = source.BatchReader(source.Settings.of({"topic": "orders"}))
+    some = StructType([StructField("bytes", LongType()), StructField("message_id", StringType())])
+    part = source.BatchReader(whole.settings, source.columns_of(some))
+    found, wanted = (
+        [row for part in read.partitions() for each in read.read(part) for row in each.to_pylist()]
+        for read in (part, whole)
+    )
+    assert found == [{"bytes": len(row["body"]), "message_id": row["message_id"]} for row in wanted]
+    with pytest.raises(ConfigError, match=r"column 'body' \(string\) is none of"):
+        source.columns_of(StructType([StructField("body", StringType())]))
 
 
 @pytest.mark.parametrize("batched", [False, True])

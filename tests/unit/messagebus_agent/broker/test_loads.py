@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable
 from typing import cast
@@ -257,6 +258,33 @@ def test_flows_never_shrink_and_differ_by_what_is_present(
         assert departed <= left
         before = (arrived, departed)
     assert flows.life == 0
+
+
+async def test_who_asks_during_a_look_wants_no_second_one() -> None:
+    """A monitor asks twice within 50 ms, and a look at 1,000 queues takes 100."""
+    looks, ended = list[int](), asyncio.Event()
+
+    class Slow(FakeManagement):
+        async def loads(self) -> list[Load]:
+            looks.append(clock_ms)
+            loads.hurry(clock_ms)
+            ended.set()
+            return []
+
+    clock_ms = 0
+    loads = Loads(cast(Management, Slow()))
+    watching = asyncio.create_task(loads.watch(lambda: clock_ms))
+    await ended.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert looks == [0]
+    clock_ms = 6_000
+    loads.hurry(clock_ms)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert looks == [0, 6_000]
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
 
 
 def test_a_queue_whose_counters_went_back_begins_another_life() -> None:

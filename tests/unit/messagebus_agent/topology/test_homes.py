@@ -116,6 +116,44 @@ def test_a_stream_of_an_earlier_life_is_deleted_once_and_takes_no_exchange_along
     }
 
 
+def test_a_subscription_without_order_is_one_queue_that_hangs_on_each_segment() -> None:
+    options = (("ordered", False), ("partitions", 4))
+    names = found(A, topic(), replace(billing(), options=options))
+    whole = wanted_of(names["orders/billing"])
+    assert [each.name for each in whole.queues] == [
+        "mb.park/orders/billing",
+        "mb.sub/orders/billing",
+    ]
+    assert [each.exchange for each in whole.bindings] == ["mb.out"]  # due messages come back
+    for segment in ("0.1", "3.1"):
+        part = wanted_of(names[f"orders/billing#{segment}"])
+        assert [each.name for each in part.queues] == ["mb.sub/orders/billing"]
+        assert [each.exchange for each in part.bindings] == [f"mb.seg/orders/{segment}"]
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_a_subscription_made_again_without_order_or_with_it_leaves_no_queue_of_before(
+    is_ordered: bool,
+) -> None:
+    """A queue that nobody reads, and that is still bound, would grow for ever."""
+    options: tuple[tuple[str, int | bool], ...] = (("partitions", 4),)
+    if not is_ordered:
+        options = (("ordered", False), *options)
+    again = replace(billing(6), tomb=5, options=options)
+    old = ["mb.sub/orders/billing"]
+    if not is_ordered:
+        old = ["mb.group/orders/billing", "mb.seg/orders/billing/0.1"]
+    others: dict[str, int | None] = {"mb.seg/orders/billing2/0.1": 3, "mb.sub/orders/other": 3}
+    steps = plan(
+        found(A, topic(), again), brought={}, births=others | dict.fromkeys(old, 3), floor=0
+    )
+    assert {each for each in steps if not isinstance(each, Declare)} == set(map(DeleteQueue, old))
+    young = plan(
+        found(A, topic(), again), brought={}, births=others | dict.fromkeys(old, 6), floor=0
+    )
+    assert all(isinstance(each, Declare) for each in young)
+
+
 def test_what_is_deleted_takes_its_segments_along() -> None:
     names = found(A, topic(), billing(3, alive=False))
     assert not names["orders/billing#0.1"].alive

@@ -123,6 +123,7 @@ class Rig:
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(observe, "COUNT_EVERY_MS", 0)
+    monkeypatch.setattr(observe, "COUNTS_A_S", 1_000_000)
     return Rig()
 
 
@@ -236,7 +237,7 @@ async def test_counting_is_shared_by_those_who_ask_at_once(
 
 
 async def test_many_queues_are_counted_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observe, "COUNTED_OFTEN_MAX", 1)
+    monkeypatch.setattr(observe, "COUNTS_A_S", 1)
     await rig.ask()
     await rig.ask()
     assert len(rig.upkeep.asked) == 1
@@ -301,6 +302,15 @@ async def test_whoever_asks_has_the_statistics_looked_at_sooner(rig: Rig) -> Non
     rig.loads.hurry(now_ms)
     assert not rig.loads._hurried.is_set()
     rig.loads.hurry(now_ms + 6_000)
+    assert rig.loads._hurried.is_set()
+
+
+async def test_a_thousand_queues_are_looked_at_every_seven_seconds_at_most(rig: Rig) -> None:
+    await rig.sweep(*(load(f"mb.sub/a/s{n}", 0) for n in range(1_000)))
+    now_ms = monotonic_ms()
+    rig.loads.hurry(now_ms + 6_000)
+    assert not rig.loads._hurried.is_set()
+    rig.loads.hurry(now_ms + 7_200)
     assert rig.loads._hurried.is_set()
 
 

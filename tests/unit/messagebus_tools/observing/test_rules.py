@@ -159,6 +159,7 @@ CASES: dict[str, Callable[[], Bus]] = {
         outcomes=Outcomes(url="http://p:9090", fault="", unknown=(("shop on web-1", 4),)),
     ),
     "Coverage": lambda: bus(seen("mb1", SERVED, missing=("orders/x",), missing_count=1)),
+    "BrokerAway": lambda: bus(seen("mb1", SERVED, linked=False)),
     "NoConsumerHere": lambda: bus(seen("mb1", SERVED), seen("mb2", row(BILLING, ready=3))),
     "TopologiesDiffer": lambda: bus(seen("mb1", SERVED), seen("mb2", SERVED, topology="t2")),
     "ClocksDiffer": lambda: bus(replace(seen("mb1", SERVED), skew_ms=-2_500)),
@@ -250,6 +251,18 @@ def test_the_worst_comes_first() -> None:
     severities = [each.rule.severity for each in raised]
     assert severities == sorted(severities)
     assert {"page", "warn"} == set(severities)
+
+
+def test_what_makes_messages_late_comes_before_what_has_held_for_longer() -> None:
+    attention, parked = Attention(), row(BILLING, "park", ready=3)
+    old = row(BILLING, ready=9, oldest_at_ms=NOW_MS, consumers=1)
+    raised: tuple[Raised, ...] = ()
+    for minute in range(32):
+        told = seen("mb1", old if minute > 12 else SERVED, parked)
+        raised = attention.step(later(bus(told), minute * MINUTE_MS))
+    since_ms = {each.rule.name: each.since_ms for each in raised}
+    assert since_ms["FallsBehind"] > since_ms["MessagesParked"]
+    assert list(since_ms).index("FallsBehind") < list(since_ms).index("MessagesParked")
 
 
 @pytest.mark.parametrize(
