@@ -57,7 +57,8 @@ class Reader:
     def __init__(self, consumer: AsyncConsumer, prefetch: int) -> None:
         self.consumer = consumer
         self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
-        self.demand.credit = prefetch * max(1, len(consumer.stats().brokers))
+        # All that waits may lie on one broker: more than its prefetch is not counted on.
+        self.demand.credit = prefetch
         self.held = 0
         self.buffered_since_ms: int | None = None
 

@@ -16,13 +16,8 @@ class Delivery
 
   # outer: shared by the entries of a batch, with `left`.
   def initialize(consumer, broker, link, tag, outer, properties, body)
-    @consumer = consumer
-    @broker = broker
-    @link = link
-    @tag = tag
-    @outer = outer
-    @properties = properties
-    @body = body
+    @consumer, @broker, @link, @tag, @outer = consumer, broker, link, tag, outer
+    @properties, @body = properties, body
     @headers = properties[:headers] || {}
     @attempt = [Integer(@headers["mb-attempt"], exception: false) || 1, 1].max
   end

@@ -78,26 +78,22 @@ Thread.new do
 end
 tell({ ready: true, client: "ruby" })
 consumers = []
-while (line = ORDERS.pop)
-  order = JSON.parse(line)
+# Answers come while it ends.
+finish = lambda do
+  ends = now + FINISH_S
+  consumers.map { |each| Thread.new { each.stop(FINISH_S) } }.each(&:join)
+  sleep 0.02 until WAY.empty? || now > ends
+  exit!(0)
+end
+loop do
+  line = ORDERS.pop
+  order = line ? JSON.parse(line) : { "do" => "stop" }
   case order["do"]
   when "register" then Thread.new(order) { |own| register(own) }
   when "publish" then publish(order)
   when "consume" then consumers << Consumer.new(SETTINGS, order["from"], order["prefetch"], PUBLISHER) { |each| deliver(each) }
-  when "stop" then break
+  when "stop" then Thread.new(&finish)
   when "ack" then answer(order)
   else Thread.new(order) { |own| answer(own) }
   end
 end
-# Answers come while we wait.
-answers = Thread.new do
-  while (line = ORDERS.pop || ORDERS.pop)
-    order = JSON.parse(line)
-    Thread.new(order) { |own| answer(own) } if %w[ack retry park].include?(order["do"])
-  end
-end
-ends = Process.clock_gettime(Process::CLOCK_MONOTONIC) + FINISH_S
-consumers.map { |each| Thread.new { each.stop(FINISH_S) } }.each(&:join)
-sleep 0.02 until WAY.empty? || Process.clock_gettime(Process::CLOCK_MONOTONIC) > ends
-answers.kill
-exit!(0)

@@ -13,11 +13,8 @@ class Consumer
 
   # copies: the publisher of retries and parked messages. The block gets deliveries.
   def initialize(settings, from, prefetch, copies, &handle)
-    @settings = settings
+    @settings, @prefetch, @copies, @handle = settings, prefetch, copies, handle
     @queue, @park = Settings.queues_of(from)
-    @prefetch = prefetch
-    @copies = copies
-    @handle = handle
     @brokers = {}
     @list = List.new(settings, from) { |list| apply(list) }
   end
@@ -31,8 +28,6 @@ class Consumer
     ends = now + within_s
     @brokers.each_value { |broker| broker.thread.join([ends - now, 0].max) }
   end
-
-  def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
   private
 
@@ -49,9 +44,7 @@ class Consumer
 
     # before: the same broker, which left the list and may still wait for answers.
     def initialize(consumer, name, before)
-      @consumer = consumer
-      @name = name
-      @listed = true
+      @consumer, @name, @listed = consumer, name, true
       @left = Queue.new
       @thread = Thread.new do
         before&.thread&.join
@@ -72,19 +65,21 @@ class Consumer
     def keep
       waits = Backoff.new
       while @listed
-        began = @consumer.now
-        fault = nil
-        begin
-          once
-        rescue StandardError, Timeout::Error => e
-          warn "#{@name}: #{e.class} #{e.message}"
-          fault = e
-        end
+        began = now
+        fault = attempt
         @tried = true
-        waits = Backoff.new if fault.nil? && @consumer.now - began >= LASTED_S
-        until_s = @consumer.now + waits.after(fault)
-        sleep 0.02 while @listed && @consumer.now < until_s
+        waits = Backoff.new if fault.nil? && now - began >= LASTED_S
+        until_s = now + waits.after(fault)
+        sleep 0.02 while @listed && now < until_s
       end
+    end
+
+    def attempt
+      once
+      nil
+    rescue StandardError, Timeout::Error => e
+      warn "#{@name}: #{e.class} #{e.message}"
+      e
     end
 
     # Consumes until the link ends, or the broker left the list and nothing is owed.
@@ -108,8 +103,8 @@ class Consumer
       return if news.pop == :gone
 
       channel.basic_cancel("mb")
-      ends = @consumer.now + LET_GO_S
-      sleep 0.01 while link.live && link.owed.positive? && @consumer.now < ends
+      ends = now + LET_GO_S
+      sleep 0.01 while link.live && link.owed.positive? && now < ends
     ensure
       link.live = false
       Settings.hang_up(session, channel)

@@ -50,9 +50,7 @@ class List
 
   # Follows the list. The block ends when each of its brokers was tried.
   def initialize(settings, subscription = nil, &apply)
-    @settings = settings
-    @subscription = subscription
-    @applied = 0
+    @settings, @subscription, @applied = settings, subscription, 0
     @thread = Thread.new { follow(apply) }
   end
 
@@ -78,8 +76,6 @@ class List
       sleep waits.after(e)
     end
   end
-
-  def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
   def fetch
     query = {}

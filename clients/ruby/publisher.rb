@@ -16,13 +16,8 @@ class Publisher
   Link = Struct.new(:session, :channel, :flying, :returned, :ends_s)
 
   def initialize(settings)
-    @settings = settings
-    @news = Queue.new
-    @waiting = []
-    @leaving = []
-    @draining = []
-    @waits = Backoff.new
-    @open = 0
+    @settings, @news, @waits, @open = settings, Queue.new, Backoff.new, 0
+    @waiting, @leaving, @draining = [], [], []
     Thread.new { loop { sleep TICK_S and @news << [:tick] } }
     List.new(settings) { |list| @draining = list.draining }
     Thread.new { run }
@@ -41,8 +36,6 @@ class Publisher
   end
 
   private
-
-  def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
   # One thread decides; bunny's tell it what happened, in their order, and are never waited for.
   def run
@@ -67,9 +60,8 @@ class Publisher
     link = gone = Link.new(session, channel, {}, [], now + LIFETIME_S * rand(0.8..1.2))
     session.on_blocked { @news << [:gone, link] }
     # Both are called by bunny's one reader, in the broker's order. It drops returns of exchanges that it did not declare.
-    channel.define_singleton_method(:handle_basic_return) { |_, properties, _| link.news << [:returned, link, properties[:message_id]] }
     news = @news
-    link.define_singleton_method(:news) { news }
+    channel.define_singleton_method(:handle_basic_return) { |_, properties, _| news << [:returned, link, properties[:message_id]] }
     channel.confirm_select(->(tag, _, nack) { news << [:confirmed, link, tag, nack] })
     @link = link
     @waits = Backoff.new

@@ -9,11 +9,10 @@ module Register
   FINAL = [400, 401, 403, 429].freeze
 
   def self.call(settings, wanted)
-    until_s = Process.clock_gettime(Process::CLOCK_MONOTONIC) + WITHIN_S
-    wait_s = 0.05
+    until_s, wait_s = now + WITHIN_S, 0.05
     loop do
       told = once(settings, wanted)
-      return told if told[0] || told[1] || Process.clock_gettime(Process::CLOCK_MONOTONIC) > until_s
+      return told if told[0] || told[1] || now > until_s
 
       sleep wait_s
       wait_s = [2 * wait_s, 1].min

@@ -17,6 +17,8 @@ module NamedSockets
 end
 Bunny::SocketImpl.singleton_class.prepend(NamedSockets)
 
+def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+
 class Settings
   DIAL_S = 5
   BODY_BYTES_MAX = 1 << 20

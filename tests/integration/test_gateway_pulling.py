@@ -80,6 +80,19 @@ async def test_the_first_pull_of_what_waits_finds_it_untouched() -> None:
     assert [each["redelivered"] for each in got] == [False] * 8
 
 
+async def test_who_holds_leases_of_one_broker_gets_more_of_it() -> None:
+    bus = MemoryBus(brokers=3)
+    bus.declare(BILLING)
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [b"x"] * 300)
+    async with gateway_on(bus) as served:
+        count = 0
+        while count < 300:
+            found = await served.pull(max=50, wait_s=60)
+            assert found
+            count += len(found)
+
+
 async def test_a_pull_waits_for_a_message() -> None:
     bus = make_bus()
     async with gateway_on(bus) as served:
