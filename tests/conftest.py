@@ -34,7 +34,10 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 # Several files run at once: these take minutes, and would be waited for at the end.
 LONGEST = {
+    "test_bench_run.py",
+    "test_demo.py",
     "test_docs_operations.py",
+    "test_moves.py",
     "test_once_trial.py",
     "test_playbooks.py",
     "test_playbooks_under_load.py",

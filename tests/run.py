@@ -45,7 +45,7 @@ PARTS = {
     "rest": (),
 }
 # Several files of a part run at once, the longest first (tests/conftest.py).
-FILES_AT_ONCE = {"first": 2}
+FILES_AT_ONCE = {"first": 3, "rest": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
@@ -140,7 +140,7 @@ class Running:
         self.ending = True
         for process in self.processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)  # workers of pytest-xdist, too
 
     def one_by_one(self, parts: list[Part], codes: dict[str, int]) -> None:
         """Run parts in turn. A release that cannot be had is a failure in CI, and reported elsewhere."""

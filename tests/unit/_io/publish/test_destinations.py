@@ -56,6 +56,9 @@ class FakeTopology:
             raise fault
         return Registration(True)
 
+    async def homes(self, topic: str, known: str, *, wait_s: int) -> str:
+        return known
+
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> Mapping[Destination | Delay, MessageBusError]:
