@@ -122,7 +122,8 @@ def _live_figures(scene: Scene) -> Iterator[Figure]:
     make, count = Maker("again", repeat_command(LIVE)), scene.part(LIVE_ROWS)
     scene.say(f"{count:,} messages are stored")
     store(bus, "live", count)
-    what = f"Stored messages of 1 KB that the live Spark job reads, {BROKERS} brokers, two cores for all"
+    of = f"{BROKERS} brokers, two cores for all"
+    what = f"Stored messages of 1 KB that the live Spark job reads, without their bodies, {of}"
     yield make("live_rows", what, _read_once(scene), "rows/s", (at_least, GOAL_ROWS))
     what = "The same with --keep: bodies and headers too, into Parquet"
     yield make("live_rows_kept", what, _read_once(scene, "--keep"), "rows/s")
