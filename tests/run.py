@@ -45,7 +45,7 @@ PARTS = {
     "rest": (),
 }
 # Several files of a part run at once, the longest first (tests/conftest.py).
-FILES_AT_ONCE = {"first": 3, "rest": 2}
+FILES_AT_ONCE = {"first": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only

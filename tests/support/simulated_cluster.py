@@ -487,6 +487,12 @@ class SimulatedView:
     def maps(self) -> dict[str, dict[str, Any]]:
         return {one.name: {} for one in self._answering()}
 
+    def chains(self) -> dict[str, Any]:
+        answered, silent = self.answering_snapshots()
+        if not answered:
+            raise NoAnswer("; ".join(f"{name}: {why}" for name, why in silent.items()))
+        return {}  # no topic has partitions
+
     def answering_snapshots(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         answering = {one.name: one.agent for one in self._agents()}
         return (
