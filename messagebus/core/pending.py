@@ -22,6 +22,7 @@ A message that goes to two brokers is two items here and in a second `PendingPub
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -296,12 +297,9 @@ class PendingPublishes:
             state = self._destinations[entry.destination]
             self.seal(entry.destination)
             order = state.order or {}
-            order.setdefault(
-                entry, len(order) - NO_DEADLINE_MS
-            )  # first: it was sent before the seal
-            state.held = deque(
-                sorted((entry, *state.held), key=lambda each: order.get(each, len(order)))
-            )
+            # What is not in the order was sent before the seal, and goes first.
+            own = order.setdefault(entry, len(order) - NO_DEADLINE_MS)
+            state.held.insert(_place(order, state.held, own), entry)
             for item in _items(entry):
                 self.waiting += item.count
                 self._earliest_ms = min(self._earliest_ms, item.deadline_ms)
@@ -662,6 +660,11 @@ class PendingPublishes:
     def _count(self, items: list[Item]) -> int:
         """Return the number of messages in these items."""
         return sum(item.count for item in items) if self._bundles else len(items)
+
+
+def _place(order: dict[Entry, int], held: deque[Entry], own: int) -> int:
+    """Return where an entry of this place in the order belongs; what is not in it goes last."""
+    return bisect_left(held, own, key=lambda each: order.get(each, len(order)))
 
 
 def _items(entry: Entry) -> list[Item]:
