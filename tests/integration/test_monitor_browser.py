@@ -90,13 +90,19 @@ def shoot(page: Page, name: str) -> None:
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
 
+LOOKS = 100
+
+
 def faults_of(page: Page, name: str) -> list[str]:
     """Judge a page in light on a wide screen and in dark on a narrow one; its width on both, and between."""
     found = []
     for theme, width in (("light", WIDE), ("light", MIDDLE), ("dark", NARROW)):
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
         page.set_viewport_size({"width": width, "height": 1_000})
-        wide = page.evaluate("document.documentElement.scrollWidth")
+        for _ in range(LOOKS):  # charts are drawn anew
+            if (wide := page.evaluate("document.documentElement.scrollWidth")) <= width:
+                break
+            page.wait_for_timeout(100)
         found += [f"{wide} wide on {width}"] if wide > width else []
         shoot(page, f"{name}-{theme}-{width}")
         if width != MIDDLE:
