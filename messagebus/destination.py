@@ -268,7 +268,7 @@ class Subscription:
 
     @property
     def has_segments(self) -> bool:
-        """Whether each segment of its topic is a queue of its own."""
+        """True where each segment of its topic is a queue of its own."""
         return bool(self.topic.partitions) and self.ordered
 
     @property

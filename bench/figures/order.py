@@ -115,7 +115,7 @@ async def _published_us(partitions: int, count: int) -> float:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was confirmed and delivered.
+    """Confirmed sends and first deliveries.
 
     sends: partition -> when it began, and ms. first: partition and broker -> time of the first delivery.
     """

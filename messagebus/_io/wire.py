@@ -6,19 +6,27 @@ memory. The drivers above it are the same, so both buses behave uniform.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from messagebus._io.loop import now_ms
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
-from messagebus.errors import MessageBusError
+from messagebus.errors import LinkLost, MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
     from messagebus._io.amqp.link import Link
+
+# A question for news of homes ends after this.
+NEWS_WAIT_S = 30
+# One that failed, or brought nothing new, is asked again after twice the first, and so on.
+ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +138,29 @@ def amqp_wire(bus: BusConfig) -> Wire:
     from messagebus._io.amqp_wire import AmqpWire
 
     return AmqpWire(bus)
+
+
+async def follow_homes(
+    topology: Topology,
+    topic: str,
+    known: Callable[[], str],
+    learn: Callable[[str, int], bool],
+    *,
+    wait_s: Callable[[], int] = lambda: NEWS_WAIT_S,
+    log: logging.Logger,
+) -> None:
+    """Ask the agents for other homes of a topic than those known, for ever.
+
+    learn: takes an answer and the time of its question, in ms, and returns whether it brought news. Raises
+    ValueError for what cannot be read. wait_s: seconds that the next question may wait for news.
+    """
+    pause_s = ASK_AGAIN_S
+    while True:
+        asked_ms, is_new = now_ms(), False
+        try:
+            is_new = learn(await topology.homes(topic, known(), wait_s=wait_s()), asked_ms)
+        except (LinkLost, ValueError) as fault:
+            log.info("homes not told topic=%s reason=%r", topic, str(fault))
+        pause_s = ASK_AGAIN_S if is_new else min(2 * pause_s, ASK_AGAIN_MAX_S)
+        if not is_new:
+            await asyncio.sleep(pause_s)

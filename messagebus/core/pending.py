@@ -124,7 +124,7 @@ class PendingPublishes:
         self._windows: dict[int, ConfirmWindow[Entry]] = {}
         self._current: int | None = None
         self.seals = False
-        """Whether a return may mean that its destination is sealed: it comes back, and the rest waits."""
+        """Set where a return may mean that its destination is sealed: it comes back, and the rest waits."""
         self.sealed: set[str] = set()
         self._after: set[int] = set()  # send nothing before these links are answered
         # A broker that ends a channel because of a publish does not name it. The open ones are then sent

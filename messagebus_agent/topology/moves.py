@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 
-from messagebus.core.homes import Chain, mark_of, segment_of, write_chains
+from messagebus.core.homes import Chain, Home, mark_of, segment_of, write_chains
 from messagebus.errors import LinkError, TopologyError
 from messagebus_agent.broker.management import ManagementUnavailable
 from messagebus_agent.broker.settle import Settler
@@ -139,10 +139,11 @@ class Moves:
         if self._quiet_life != self._upkeep.dials:
             self._quiet_life, self._quiet = self._upkeep.dials, set()
         is_busy = False
-        for entry in list(self._moving()):
+        for moving in list(self._moving()):
             is_busy = True
+            entry: Entry | None = moving
             while entry is not None and await self._step(entry):
-                entry = self._register.entries.get(entry.wanted)  # type: ignore[assignment]
+                entry = self._register.entries.get(entry.wanted)
         return is_busy
 
     def _moving(self) -> Iterator[Entry]:
@@ -207,11 +208,11 @@ class Moves:
 
     @staticmethod
     def _enters(
-        topic: str, partition: int, chain: Chain, home: object, unbound: Mapping[str, bool]
+        topic: str, partition: int, chain: Chain, home: Home, unbound: Mapping[str, bool]
     ) -> bool:
         """Return whether publishes may still enter a segment of this broker."""
         is_last = home == chain.homes[-1]
-        return is_last or not unbound.get(segment_of(partition, home), False)  # type: ignore[arg-type]
+        return is_last or not unbound.get(segment_of(partition, home), False)
 
     async def _bound_at_next(self, topic: str, chains: list[Chain]) -> set[str]:
         """Return the segments that the next homes of our partitions say are bound there."""

@@ -8,55 +8,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from messagebus import BusConfig, Topic, declare
 from ops.local.cluster import LocalCluster
-from tests.fault.test_partitions import HEARTBEAT_S, Group, InFlight, Sharing, out_of_order
+from tests.fault.test_partitions import PARTITIONS, WITHIN_S, Group, loaded, out_of_order
 from tests.support.eventually import eventually
-from tests.support.faults import bus_config
 from tests.support.moves import begin, homes, settled
 
-WITHIN_S = 180.0
-PARTITIONS, ROUNDS = 12, 2
+ROUNDS = 2
 # The long form: TESTS_ORDER_MINUTES=30. Other schedules: TESTS_ORDER_SEED.
 MINUTES = float(os.environ.get("TESTS_ORDER_MINUTES", "0.5"))
 SEED = int(os.environ.get("TESTS_ORDER_SEED", "5"))
 EVENT_S, FROZEN_S = 1.0, 5.0
-
-
-@contextmanager
-def loaded(
-    bus: BusConfig, group: Group, topic: str
-) -> Iterator[Callable[[], dict[str, list[int]]]]:
-    """Publish and consume. Gives a function that ends it, and returns what was confirmed, once all is run."""
-    with ExitStack() as stack:
-        stack.callback(group.end)
-        sharing, in_flight = Sharing(bus, topic), InFlight(bus, topic)
-        stack.callback(sharing.end)
-        stack.callback(in_flight.end)
-        eventually(group.first_ends, within_s=WITHIN_S, what="the first run")
-
-        def ended() -> dict[str, list[int]]:
-            sharing.end()
-            in_flight.end()
-            confirmed = {**sharing.confirmed, **in_flight.confirmed}
-
-            def missing() -> int:
-                ends = group.first_ends()
-                lost = (len(set(some) - set(ends.get(key, ()))) for key, some in confirmed.items())
-                return sum(lost)
-
-            eventually(
-                lambda: not missing(), within_s=WITHIN_S, what="all that was confirmed is run"
-            )
-            return confirmed
-
-        yield ended
 
 
 def rotated(cluster: LocalCluster, topic: str) -> dict[int, str]:
@@ -86,10 +52,7 @@ def command(cluster: LocalCluster, folder: Path, *words: str, code: int = 0) -> 
 def test_partitions_move_under_load_and_nothing_is_lost_or_out_of_order(
     broken: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
-    bus = bus_config(broken, heartbeat_s=HEARTBEAT_S)
-    declare(bus, [Topic(topic, partitions=PARTITIONS), f"{topic}/ledger"], timeout_s=60)
-    group = Group(broken, topic, tmp_path)
-    with loaded(bus, group, topic) as ended:
+    with loaded(broken, topic, tmp_path) as (group, ended):
         for turn in range(ROUNDS):
             to = rotated(broken, topic)
             assert begin(broken, topic, to) == {}, turn
@@ -150,10 +113,7 @@ def events(cluster: LocalCluster, group: Group, topic: str, seed: int) -> Iterat
 def test_moves_interrupted_at_any_moment_go_on_with_nothing_lost_or_out_of_order(
     broken: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
-    bus = bus_config(broken, heartbeat_s=HEARTBEAT_S)
-    declare(bus, [Topic(topic, partitions=PARTITIONS), f"{topic}/ledger"], timeout_s=60)
-    group = Group(broken, topic, tmp_path)
-    with loaded(bus, group, topic) as ended:
+    with loaded(broken, topic, tmp_path) as (group, ended):
         until_s, said = time.monotonic() + MINUTES * 60, list[str]()
         for done in events(broken, group, topic, SEED):
             said.append(done)

@@ -8,8 +8,8 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from zlib import crc32
 
@@ -162,6 +162,42 @@ class InFlight:
         self._thread.join()
 
 
+@contextmanager
+def loaded(
+    cluster: LocalCluster, topic: str, folder: Path, partitions: int = PARTITIONS
+) -> Iterator[tuple[Group, Callable[[], dict[str, list[int]]]]]:
+    """Publish to a new partitioned topic and consume it.
+
+    Gives the consumers, and a function that ends the load and returns what was confirmed, once all is run.
+    """
+    bus = bus_config(cluster, heartbeat_s=HEARTBEAT_S)
+    declare(bus, [Topic(topic, partitions=partitions), f"{topic}/ledger"], timeout_s=60)
+    group = Group(cluster, topic, folder)
+    with ExitStack() as stack:
+        stack.callback(group.end)
+        sharing, in_flight = Sharing(bus, topic), InFlight(bus, topic)
+        stack.callback(sharing.end)
+        stack.callback(in_flight.end)
+        eventually(group.first_ends, within_s=WITHIN_S, what="the first run")
+
+        def ended() -> dict[str, list[int]]:
+            sharing.end()
+            in_flight.end()
+            confirmed = {**sharing.confirmed, **in_flight.confirmed}
+
+            def missing() -> int:
+                ends = group.first_ends()
+                lost = (len(set(some) - set(ends.get(key, ()))) for key, some in confirmed.items())
+                return sum(lost)
+
+            eventually(
+                lambda: not missing(), within_s=WITHIN_S, what="all that was confirmed completes"
+            )
+            return confirmed
+
+        yield group, ended
+
+
 def events(cluster: LocalCluster, group: Group, seed: int) -> Iterator[str]:
     """Break one thing after the other, and mend it; yield what was done."""
     rng = random.Random(seed)
@@ -193,14 +229,7 @@ def events(cluster: LocalCluster, group: Group, seed: int) -> Iterator[str]:
 def test_a_keys_order_holds_while_homes_and_consumers_are_killed_and_frozen(
     broken: LocalCluster, topic: str, tmp_path: Path
 ) -> None:
-    bus = bus_config(broken, heartbeat_s=HEARTBEAT_S)
-    declare(bus, [Topic(topic, partitions=PARTITIONS), f"{topic}/ledger"], timeout_s=60)
-    group = Group(broken, topic, tmp_path)
-    with ExitStack() as stack:
-        stack.callback(group.end)
-        sharing, in_flight = Sharing(bus, topic), InFlight(bus, topic)
-        stack.callback(sharing.end)
-        stack.callback(in_flight.end)
+    with loaded(broken, topic, tmp_path) as (group, ended):
         until_s, said = time.monotonic() + MINUTES * 60, list[str]()
         for done in events(broken, group, SEED):
             said.append(done)
@@ -212,17 +241,7 @@ def test_a_keys_order_holds_while_homes_and_consumers_are_killed_and_frozen(
         for name in broken.names:
             broken.thaw(name)
         broken.wait_ready()
-        sharing.end()
-        in_flight.end()
-        confirmed = {**sharing.confirmed, **in_flight.confirmed}
-
-        def missing() -> int:
-            ends = group.first_ends()
-            return sum(len(set(some) - set(ends.get(key, ()))) for key, some in confirmed.items())
-
-        eventually(
-            lambda: not missing(), within_s=WITHIN_S, what="all that was confirmed completes"
-        )
+        confirmed = ended()
         ends = group.first_ends()
     assert out_of_order(ends) == [], said
     assert sum(map(len, confirmed.values())) > 500, said

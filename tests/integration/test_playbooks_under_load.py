@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 
 from bench.trials.outer_faults import OTHER_CLOCK
-from messagebus import Topic, declare
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import journal_of
-from tests.fault.test_moves import loaded
-from tests.fault.test_partitions import HEARTBEAT_S, Group, out_of_order
+from tests.fault.test_partitions import loaded, out_of_order
 from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
@@ -156,10 +154,9 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(
 def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_playbook_killed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    bus, name = bus_config(cluster, heartbeat_s=HEARTBEAT_S), cluster.names[1]
-    declare(bus, [Topic("moving", partitions=6), "moving/ledger"], timeout_s=60)
-    group = Group(cluster, "moving", tmp_path)
-    with loaded(bus, group, "moving") as ended, ThreadPoolExecutor(1) as pool:
+    name = cluster.names[1]
+    moving = loaded(cluster, "moving", tmp_path, partitions=6)
+    with moving as (group, ended), ThreadPoolExecutor(1) as pool:
         run = pool.submit(run_killed, cluster, STEPS_BEFORE_MOVES, "restart", name)
         eventually(lambda: not settled(cluster, "moving"), within_s=SEEN_WITHIN_S)
         cluster.kill(name, agent=True)

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.wire import Topology, Wire
+from messagebus._io.wire import Wire, follow_homes
 from messagebus.broker import Broker
 from messagebus.core.group import Group
 from messagebus.core.homes import Home, joined, read_chains, segment_of
 from messagebus.destination import Subscription
-from messagebus.errors import LinkError, LinkLost
+from messagebus.errors import LinkError
 from messagebus.message import SEGMENT_MARK
 from messagebus.topology import Options
 
@@ -30,8 +30,6 @@ log = logging.getLogger("messagebus.consumer")
 
 ROUND_MS, COUNT_MS = 250, 2_000
 COUNT_TIMEOUT_S = 1.0
-# A question for news of homes ends after this. One that failed, or brought none, is asked again.
-NEWS_WAIT_S, ASK_AGAIN_S, ASK_AGAIN_MAX_S = 30, 0.1, 5.0
 
 
 def broker_of(name: str) -> str:
@@ -67,7 +65,11 @@ class Segments:
         self._parents: dict[str, asyncio.Task[Link]] = {}
         self._tasks, self._closing = Tasks(), Tasks()
         self._round_ms = self._count_ms = 0
-        self._tasks.spawn(self._follow(wire.topology()))
+        self._tasks.spawn(
+            follow_homes(
+                wire.topology(), source.topic.name, lambda: self._homes, self._learn, log=log
+            )
+        )
 
     def _first_unfinished(self) -> list[str]:
         """Return, of each partition, the first segment that may have something for us: the others wait."""
@@ -75,27 +77,21 @@ class Segments:
         homes = (chain.first(self._source.name) for chain in chains)
         return [_name(partition, home) for partition, home in enumerate(homes)]
 
-    async def _follow(self, topology: Topology) -> None:
-        """Go to the next segment of a partition when the one before is finished, for ever."""
-        topic, pause_s = self._source.topic.name, ASK_AGAIN_S
-        while True:
-            try:
-                known = self._homes
-                told = await topology.homes(topic, known, wait_s=NEWS_WAIT_S)
-                self._homes = joined(known, told or known, self._count_of)
-            except (LinkLost, ValueError) as fault:
-                log.info("homes not told topic=%s reason=%r", topic, str(fault))
-            if self._homes == known:  # an agent may know less than we do
-                await asyncio.sleep(pause_s := min(2 * pause_s, ASK_AGAIN_MAX_S))
-                continue
-            pause_s = ASK_AGAIN_S
-            now = self._first_unfinished()
-            moved = {old: new for old, new in zip(self._all, now, strict=True) if old != new}
-            if moved:
-                log.info("partitions moved topic=%s segments=%s", topic, ",".join(moved.values()))
-                self._all = now
-                self.names = [moved.get(name, name) for name in self.names]
-                self._on_change(self.names)
+    def _learn(self, told: str, _asked_ms: int) -> bool:
+        """Go to the next segment of a partition when the one before is finished."""
+        known = self._homes
+        self._homes = joined(known, told or known, self._count_of)
+        if self._homes == known:  # an agent may know less than we do
+            return False
+        now = self._first_unfinished()
+        moved = {old: new for old, new in zip(self._all, now, strict=True) if old != new}
+        if moved:
+            topic = self._source.topic.name
+            log.info("partitions moved topic=%s segments=%s", topic, ",".join(moved.values()))
+            self._all = now
+            self.names = [moved.get(name, name) for name in self.names]
+            self._on_change(self.names)
+        return True
 
     def queue(self, name: str) -> str:
         """Return the queue of a segment."""

@@ -32,7 +32,7 @@ from messagebus._io.publish.publishes import (
     destination_name,
     tell,
 )
-from messagebus._io.wire import Wire
+from messagebus._io.wire import NEWS_WAIT_S, Wire, follow_homes
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.homes import (
@@ -46,7 +46,6 @@ from messagebus.core.homes import (
 )
 from messagebus.core.pending import DEADLINE_PASSED, NO_READER, UNROUTABLE, Item
 from messagebus.destination import PARTS
-from messagebus.errors import LinkLost
 from messagebus.message import Message
 from messagebus.stats import Durability
 from messagebus.topology import Options
@@ -61,12 +60,8 @@ TICK_S = 0.25
 NEVER_MS = 1 << 60
 # What comes back has no reader when an agent still knows of no move after this.
 SEALED_MS = 1_000
-# A question for news of homes ends after this.
-NEWS_WAIT_S = 30
 # Interval of looks at the answers of the old home, while one is awaited.
 MOVING_S = 0.005
-# A question for homes that failed, or brought nothing new, is asked again after twice the first, and so on.
-ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
 STOP_TIMEOUT_S = 1.0
 
 
@@ -224,27 +219,18 @@ class Homes:
         """Ask the agents for moves from now on; again, past one that does not answer."""
         if topic.asking is not None:
             topic.asking.cancel()
-        topic.asking = self._tasks.spawn(self._follow(topic))
+        following = follow_homes(
+            self._topology,
+            topic.name,
+            lambda: topic.told,
+            lambda told, asked_ms: self._learn(topic, told, asked_ms),
+            wait_s=lambda: 0 if topic.sealed_ms else NEWS_WAIT_S,
+            log=log,
+        )
+        topic.asking = self._tasks.spawn(following)
 
-    async def _follow(self, topic: _Topic) -> None:
-        pause_s = ASK_AGAIN_S
-        while True:
-            began_ms, wait_s = now_ms(), 0 if topic.sealed_ms else NEWS_WAIT_S
-            try:
-                known = topic.told
-                told = await self._topology.homes(topic.name, known, wait_s=wait_s)
-                self._learn(topic, told)
-                topic.heard_ms = began_ms
-                is_new = topic.told != known
-            except (LinkLost, ValueError) as fault:
-                log.info("homes not told topic=%s reason=%r", topic.name, str(fault))
-                is_new = False
-            pause_s = ASK_AGAIN_S if is_new else min(2 * pause_s, ASK_AGAIN_MAX_S)
-            if not is_new:
-                await asyncio.sleep(pause_s)
-
-    def _learn(self, topic: _Topic, told: str) -> None:
-        topic.told = joined(topic.told, told or topic.told, topic.count)
+    def _learn(self, topic: _Topic, told: str, asked_ms: int) -> bool:
+        known, topic.told = topic.told, joined(topic.told, told or topic.told, topic.count)
         chains: tuple[Chain, ...] = read_chains(topic.told, topic.count)
         for partition, (chain, home) in enumerate(zip(chains, topic.homes, strict=True)):
             if chain.taking != home:
@@ -253,6 +239,8 @@ class Homes:
                 topic.moving[partition] = chain.homes[-1]
                 topic.drivers[partition].pending.seal(topic.destination(partition))
         self._move(topic)
+        topic.heard_ms = asked_ms
+        return topic.told != known
 
     def _move(self, topic: _Topic) -> None:
         """Send partitions to their next homes, when nothing is unanswered at the old ones."""

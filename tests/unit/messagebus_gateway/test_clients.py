@@ -1,4 +1,4 @@
-"""How a gateway asks whether a subscription is there."""
+"""Questions of a gateway whether a subscription is there."""
 
 from __future__ import annotations
 
