@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from bench.audit import audit
-from bench.audit_tables import print_audit
-from bench.clients.jvm.maven import fetch
+from bench.audit_report import print_audit
+from bench.clients.java import fetch
 from bench.commands import COMMANDS
 from bench.demo.cli import demo
 from bench.errors import CODES, DoesNotHold
 from bench.figures.cli import figures, readme
+from bench.figures.turns import profile
 from bench.harness.worker import worker
-from bench.profiling import profile
 from bench.rows import read_events
 from bench.trials.handlers import handlers
 from bench.trials.once import once

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ from bench.analysis.compare import (
 from bench.analysis.compare import compare as compare_results
 from bench.analysis.outside import conduct_outside, read_outside, write_outside
 from bench.analysis.result import Result, gather
-from bench.analysis.series import Results, Step, carry_out, had
-from bench.analysis.summary import Summary, page
+from bench.analysis.series import Results, Step, Summary, carry_out, had, page
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
@@ -47,18 +47,9 @@ from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
 from bench.processes import run as run_to_end
-from bench.workloads import capacity, peers, predecessor
+from bench.workloads import lines, predecessor
 from bench.workloads import overhead as overheads
 from bench.workloads.knee import Knee, fault_of
-from bench.workloads.latency_and_fan_in import (
-    MATRIX,
-    fan_in_figures,
-    fan_in_steps,
-    fan_in_told,
-    matrix_figures,
-    matrix_steps,
-    matrix_told,
-)
 from messagebus import BusConfig, Stream, declare
 from messagebus.recording.manifest import write_whole
 from reports.text import columns_here
@@ -68,27 +59,24 @@ Load = Callable[[str], Profile]
 """Returns one of our profiles by its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A named set of runs.
 
     steps: makes steps from profiles, repetitions, and the part of the work that is done (10: a tenth).
-    told: makes the summary of results and repetitions. figures: makes figures of these and of the command
-    that repeats them.
+    told: makes the summary of results. figures: makes figures of these and of the command that repeats them.
     """
 
     steps: Callable[[Load, int, int], Sequence[Step]]
-    told: Callable[[ResultOfStep, int], Summary]
-    figures: Callable[[ResultOfStep, int, str], Iterable[Figure]]
+    told: Callable[[ResultOfStep], Summary]
+    figures: Callable[[ResultOfStep, str], Iterable[Figure]]
 
 
 def _seed(name: str) -> Workload:
     return Workload(
-        steps=lambda load, repeat, part: predecessor.steps(load(name), repeat, part=part),
-        told=lambda results, repeat: predecessor.told(name, results, repeat),
-        figures=lambda results, repeat, command: predecessor.figures(
-            name, results, repeat, command
-        ),
+        lambda load, *how: predecessor.steps(load(name), *how),
+        partial(predecessor.told, name),
+        partial(predecessor.figures, name),
     )
 
 
@@ -96,26 +84,24 @@ WORKLOADS: Mapping[str, Workload] = {
     "seed-s1": _seed("seed-s1"),
     "seed-s2": _seed("seed-s2"),
     "latency-matrix": Workload(
-        steps=lambda load, repeat, part: matrix_steps(map(load, MATRIX), repeat, part),
-        told=lambda results, _repeat: matrix_told(results),
-        figures=lambda results, _repeat, command: matrix_figures(results, command),
+        lambda load, *how: lines.matrix_steps(map(load, lines.MATRIX), *how),
+        lines.matrix_told,
+        lines.matrix_figures,
     ),
     "fan-in": Workload(
-        steps=lambda load, repeat, part: fan_in_steps(load("fan-in"), repeat, part),
-        told=lambda results, _repeat: fan_in_told(results),
-        figures=lambda results, _repeat, command: fan_in_figures(results, command),
+        lambda load, *how: lines.fan_in_steps(load("fan-in"), *how),
+        lines.fan_in_told,
+        lines.fan_in_figures,
     ),
     "capacity": Workload(
-        steps=lambda load, repeat, part: capacity.steps(load("capacity"), repeat, part),
-        told=lambda results, _repeat: capacity.told(results),
-        figures=lambda results, _repeat, command: capacity.figures(results, command),
+        lambda load, *how: lines.capacity_steps(load("capacity"), *how),
+        lines.capacity_told,
+        lines.capacity_figures,
     ),
     "peers": Workload(
-        steps=lambda load, repeat, part: peers.steps(
-            load("peers"), load("peers-full"), repeat, part
-        ),
-        told=lambda results, _repeat: peers.told(results),
-        figures=lambda results, _repeat, command: peers.figures(results, command),
+        lambda load, *how: lines.peers_steps(load("peers"), load("peers-full"), *how),
+        lines.peers_told,
+        lines.peers_figures,
     ),
 }
 
@@ -201,7 +187,7 @@ def work_through(
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
-    summarize(name, workload.told(results, repeat), place, list(results))
+    summarize(name, workload.told(results), place, list(results))
     if name_of_file:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
@@ -209,7 +195,7 @@ def work_through(
         # Taken from the runs, which may be older than this call.
         first, *_, last = (each["environment"] for each in results.values())
         after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
-        figures = list(workload.figures(results, repeat, command))
+        figures = list(workload.figures(results, command))
         keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
     return list(results.values())
 
@@ -361,7 +347,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
     place = made(folder or CHECKOUT / "out" / f"knee-{time.strftime('%Y%m%d-%H%M%S')}")
     search = Knee(first=schedule.rate_per_s, top=top)
     runs: list[str] = []
-    lines: list[tuple[str, str]] = []
+    tries: list[tuple[str, str]] = []
     while (rate := search.next_rate()) is not None:
         load = dataclasses.replace(wanted.load, schedule=Constant(rate_per_s=rate))
         name = f"{rate:010.2f}-{search.count(rate) + 1}"
@@ -369,10 +355,10 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         fault = fault_of(one_by_one([step], place, network)[name], p99_max_ms)
         search.note(rate, fault)
         runs.append(name)
-        lines.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
-        click.echo(" ".join(lines[-1]))
+        tries.append((f"{rate:,.0f}/s", f"fails: {fault}" if fault else "holds"))
+        click.echo(" ".join(tries[-1]))
     answer = search.told(p99_max_ms)
-    told_of = Summary(title=answer, head=("rate", "how it went"), rows=lines, left=2)
+    told_of = Summary(title=answer, head=("rate", "how it went"), rows=tries, left=2)
     summarize(f"knee {profile}", told_of, place, runs)
     if not search.held:
         raise DoesNotHold(answer)

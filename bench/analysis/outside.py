@@ -17,11 +17,10 @@ from bench.analysis.result import RESULT
 from bench.environment import describe, load_average
 from bench.errors import InputInvalid
 from bench.harness import sampling
-from bench.harness.control import PROFILE, RUN
 from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.interface import Outside, Running, durability, measure_outside
 from bench.harness.sampling import Sampler
-from bench.harness.workers import made_empty
+from bench.harness.workers import PROFILE, RUN, made_empty
 from bench.load.profile import Profile
 from messagebus.recording.manifest import write_whole
 

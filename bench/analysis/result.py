@@ -20,7 +20,6 @@ from hdrh.log import HistogramLogWriter
 from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 from bench.errors import InputInvalid
 from bench.harness import sampling
-from bench.harness.control import PROFILE, RUN
 from bench.harness.coordinator import MACHINE, SAMPLES
 from bench.harness.histograms import SECOND_NS, Bins, Counts, Latencies, histogram, summed
 from bench.harness.outcomes import Fates, Published, judge, repeats_ns
@@ -34,6 +33,7 @@ from bench.harness.parts import (
     unreadable,
 )
 from bench.harness.sampling import CPU_LEAST_S, Busy, Row, Sample, Usage, usage
+from bench.harness.workers import PROFILE, RUN
 from bench.load.profile import Profile, topic_of
 from bench.load.schedule import Constant, Poisson
 from messagebus.recording.manifest import write_whole

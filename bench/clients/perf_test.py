@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.clients.jvm.maven import PERF_TEST
+from bench.clients.java import PERF_TEST
 from bench.clients.rabbitmq import durability_direct, started_direct
 from bench.errors import BenchError
 from bench.harness.interface import Outside, Running

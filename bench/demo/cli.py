@@ -21,8 +21,9 @@ from rich.console import Console
 
 from bench import options
 from bench.audit import Audit
-from bench.audit_tables import print_audit
-from bench.demo import page, play, scenario
+from bench.audit_report import disagreements, print_audit, read_report
+from bench.demo import page, play
+from bench.demo import stage as scenario
 from bench.demo.screen import open_screen
 from bench.demo.stage import Stage
 from bench.environment import CHECKOUT
@@ -31,7 +32,6 @@ from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time
 from bench.load.records import records, write_records
 from bench.load.schedule import RATE_LEAST_PER_S, Steered
 from bench.processes import Child
-from bench.second_audit import disagreements, read_report
 from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import read_manifest
 from messagebus.terminal import plural

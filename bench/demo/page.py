@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-from bench.demo.scenario import TOPIC
-from bench.demo.stage import Stage
+from bench.demo.stage import TOPIC, Stage
 from bench.errors import BenchError
 from bench.processes import Child
 from ops.errors import OpsError

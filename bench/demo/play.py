@@ -9,16 +9,16 @@ from collections.abc import Callable
 import httpx
 
 from bench.audit import Audit, audit
-from bench.demo.scenario import (
+from bench.demo.stage import (
     ADDED,
     DOWN_S,
     KILLED,
     REMOVED,
     SUBSCRIPTIONS,
     TOPIC,
+    Stage,
     Step,
 )
-from bench.demo.stage import Stage
 from bench.errors import BenchError
 from bench.rows import Tail, read_events
 from messagebus.recording.manifest import Manifest, write_whole

@@ -1,7 +1,11 @@
-"""The state of a running demo: cluster, load processes, clock, pace, screen and manifest.
+"""The scenario of the demo, and the state of a running one: cluster, load processes, clock, pace, screen.
 
-It has one thread. Anything that takes long is another process that is polled. Meanwhile `tick` keeps the
-pace of the publishers, checks the load processes and redraws the screen.
+The scenario is pure: its steps in order, their time limits, and the rate of messages. The records are spread
+over the time that the remaining steps need, so that messages flow during every one of them and the input
+ends soon after the last.
+
+The stage has one thread. Anything that takes long is another process that is polled. Meanwhile `tick` keeps
+the pace of the publishers, checks the load processes and redraws the screen.
 """
 
 from __future__ import annotations
@@ -12,20 +16,98 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.demo import scenario
-from bench.demo.scenario import CONSUMERS, SUBSCRIPTIONS, Step
 from bench.demo.screen import Rates, Screen, StepView, View
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, Interrupted
-from bench.harness.control import Progress, read_progress, set_rate
-from bench.harness.workers import Recording, Workers
+from bench.harness.workers import Progress, Recording, Workers, read_progress, set_rate
 from bench.load.profile import Profile
 from bench.processes import Child, Children, wait_until
 from messagebus.recording.manifest import Incident, Manifest
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
+
+TOPIC = "packages"
+BROKERS = 3
+PUBLISHERS = 4
+# The subscription of each consumer.
+CONSUMERS = ("billing", "billing", "billing", "audit")
+SUBSCRIPTIONS = tuple(dict.fromkeys(CONSUMERS))
+ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
+PREFETCH = 200
+# Seconds that the killed broker stays down.
+DOWN_S = 10.0
+
+# With fewer records, no message would flow during some of the steps.
+RECORDS_MIN = 500
+SMALL_RECORDS = 2_000
+
+# The input must not end before the last step: this time is always assumed to be left.
+RESERVE_S = 4.0
+# The records left after the last step are sent in about this time, and never slower than this rate.
+TAIL_S = 2.0
+TAIL_MIN_PER_S = 400.0
+RATE_MAX_PER_S = 4_000.0
+# A machine may be busy with other things. Beyond that, later steps see fewer messages.
+SLOW_MAX = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that is done while messages flow.
+
+    needs_s: the expected duration, for the pace. within_s: its bound; a longer step is a failure.
+    looks_s: the part of it that only shows the resulting state to a person.
+    """
+
+    name: str
+    title: str
+    needs_s: float
+    within_s: float
+    looks_s: float = 1.0
+
+
+def steps(*, small: bool) -> tuple[Step, ...]:
+    """Return the plan. small: without time for looking, but with every event."""
+    looks_s = 1.0 if small else 4.0
+    flows_s = looks_s + 1.5
+    return (
+        Step("flow", f"messages flow over {BROKERS} brokers", flows_s, 120, looks_s),
+        Step("add", f"{ADDED} is added by the playbook", 26, 240),
+        Step("used", f"{ADDED} takes publishes and is consumed", 1.5, 60),
+        Step("reload", "HAProxy reloads", 3, 60),
+        Step("remove", f"{REMOVED} is removed: drained to zero, stopped", 22, 240),
+        Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", DOWN_S, 60),
+        Step("back", f"{KILLED} comes back", 8, 180),
+        Step("again", "messages flow over all brokers again", flows_s, 120, looks_s),
+    )
+
+
+def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float) -> float:
+    """Return the ratio of actual to expected durations of steps on this machine; 1 to SLOW_MAX.
+
+    done: finished steps with the seconds they took.
+    """
+    needed_s = sum(step.needs_s for step, _ in done)
+    by_now = sum(took_s for _, took_s in done) / needed_s if needed_s else 1.0
+    return min(max(1.0, by_now, in_step_s / running.needs_s), SLOW_MAX)
+
+
+def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float, slow: float = 1.0) -> float:
+    """Return the messages per second of all publishers together, from now on.
+
+    left: records not yet sent. ahead: the running step, then those after it; empty when all are done.
+    in_step_s: seconds since the running step began. slow: the factor by which steps take longer.
+    """
+    if not ahead:
+        return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
+    running, *later = ahead
+    running_s = max(running.needs_s * slow - in_step_s, 0.0)
+    planned_s = running_s + sum(step.needs_s for step in later) * slow
+    return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)
+
 
 RATE_EVERY_S = 1.0
 REDRAW_EVERY_S = 0.4
@@ -56,7 +138,7 @@ class Stage:
         self.children = Children(folder / "logs")
         self.workers = Workers(profile, folder, self.children, Recording(folder, run_id))
         self.cluster = LocalCluster(
-            folder / "cluster", scenario.BROKERS, network=network, say=screen.say, show=self.note
+            folder / "cluster", BROKERS, network=network, say=screen.say, show=self.note
         )
         self.view = View(total=total)
         self.progress: Mapping[str, Progress] = {}
@@ -255,8 +337,8 @@ class Stage:
     def _pace(self, now_s: float) -> None:
         left = max(0, self.view.total - self.submitted)
         in_step_s = now_s - self._step_began_s
-        slow = scenario.slowness(self._done, self._ahead[0], in_step_s) if self._ahead else 1.0
-        rate = scenario.planned_rate(left=left, ahead=self._ahead, in_step_s=in_step_s, slow=slow)
+        slow = slowness(self._done, self._ahead[0], in_step_s) if self._ahead else 1.0
+        rate = planned_rate(left=left, ahead=self._ahead, in_step_s=in_step_s, slow=slow)
         set_rate(self.folder, rate)
 
     def _redraw(self, now_s: float) -> None:

@@ -15,12 +15,11 @@ from rich.console import Console
 from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import again, clients, dedup, gateway, gateway_kills, order, outbox
-from bench.figures.client import consume, gap, latency, memory, mesh, publish, spool
-from bench.figures.form import Figure, Results, figures_table
+from bench.figures import again, clients, gateway, gateway_kills, once, order
+from bench.figures.client import gap, latency, memory, mesh, speed
+from bench.figures.form import Figure, Results, figures_table, update
 from bench.figures.measure import audit, scans
-from bench.figures.ops import failover, playbooks, way
-from bench.figures.readme import update
+from bench.figures.ops import playbooks, way
 from bench.figures.scene import BEHIND_HAPROXY, DEFAULT_REPEAT, Group, Scene, Stage
 from bench.figures.see import fresh, scale, tools, trial
 from bench.figures.turns import group
@@ -28,25 +27,25 @@ from bench.harness.loop import best_loop
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
 GROUPS = (
-    group("client.publish", publish.publish),
-    group("client.consume", consume.consume),
-    group("client.batch", publish.batch),
-    group("client.threads", publish.threads),
+    group("client.publish", speed.publish),
+    group("client.consume", speed.consume),
+    group("client.batch", speed.batch),
+    group("client.threads", speed.threads),
     latency.LATENCY,
     memory.STREAM,
     mesh.GROUP,
     latency.DELAY,
-    group("comfort.handlers", consume.handlers),
-    Group("comfort.memory", 0, "no broker: in memory", consume.memory_bus_figures),
-    dedup.GROUP,
+    group("comfort.handlers", speed.handlers),
+    Group("comfort.memory", 0, "no broker: in memory", speed.memory_bus_figures),
+    once.DEDUP,
     gateway.GROUP,
     clients.GROUP,
-    outbox.GROUP,
-    Group("once.spool", 0, "no broker: in memory", spool.spool_figures),
-    group("once.redundant", publish.redundant, brokers=3, path=BEHIND_HAPROXY),
+    once.OUTBOX,
+    once.SPOOL,
+    group("once.redundant", speed.redundant, brokers=3, path=BEHIND_HAPROXY),
     group(
         "way.publish",
-        publish.through_haproxy,
+        speed.through_haproxy,
         brokers=3,
         path=BEHIND_HAPROXY,
         repeats=False,
@@ -56,7 +55,7 @@ GROUPS = (
     way.KILL,
     gap.GROUP,
     playbooks.GROUP,
-    failover.GROUP,
+    playbooks.FAILOVER,
     gateway_kills.GROUP,
     audit.GROUP,
     *scans.GROUPS,

@@ -20,12 +20,11 @@ from bench.environment import describe, load_average
 from bench.errors import BenchError, InputInvalid
 from bench.faults import Fault
 from bench.harness import sampling
-from bench.harness.control import RUN
 from bench.harness.interface import Running, durability
 from bench.harness.loop import best_loop
 from bench.harness.parts import PUBLISHER, read_parts
 from bench.harness.sampling import Sampler
-from bench.harness.workers import END_WITHIN_S, HEAD_START_S, Recording, Workers, made_empty
+from bench.harness.workers import END_WITHIN_S, HEAD_START_S, RUN, Recording, Workers, made_empty
 from bench.load.profile import Disturbance, Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
 from bench.processes import Children

@@ -12,8 +12,10 @@ import contextlib
 import ctypes
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
 
 CLOCK_MONOTONIC = 1
 FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
@@ -78,3 +80,8 @@ def event_loop(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(name).new_event_loop
     return factory
+
+
+def run_on_best_loop(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
+        return runner.run(work)

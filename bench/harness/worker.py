@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -15,21 +14,22 @@ from pathlib import Path
 import click
 
 from bench.harness.consuming import Consuming
-from bench.harness.control import (
+from bench.harness.interface import Linked, Where, receiver, sender
+from bench.harness.loop import Alarm, run_on_best_loop
+from bench.harness.parts import CONSUMER, PUBLISHER, Part, write_had, write_sent
+from bench.harness.publishing import Publishing, Sent
+from bench.harness.workers import (
     PROFILE,
     Progress,
+    Recording,
     Start,
     is_over,
+    members,
     rate_per_s,
     say_ready,
     wait_for_start,
     write_progress,
 )
-from bench.harness.interface import Linked, Where, receiver, sender
-from bench.harness.loop import Alarm, best_loop, event_loop
-from bench.harness.parts import CONSUMER, PUBLISHER, Part, write_had, write_sent
-from bench.harness.publishing import Publishing, Sent
-from bench.harness.workers import Recording, members
 from bench.load.bodies import Drawer
 from bench.load.profile import Profile, place_of, topic_of
 from bench.load.schedule import Closed, Steered, intended, striped
@@ -58,8 +58,7 @@ def worker(folder: Path, kind: str, number: int, recording: Path | None, run_id:
     """Run one load process: connect, report ready, wait for the start, work, and write the part."""
     profile = Profile.from_values(json.loads((folder / PROFILE).read_text()), PROFILE)
     rows = Recording(recording, run_id) if recording else None
-    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-        runner.run(_work(profile, folder, kind, number, rows))
+    run_on_best_loop(_work(profile, folder, kind, number, rows))
 
 
 def _together(profile: Profile, kind: str, number: int) -> int:
@@ -242,13 +241,13 @@ async def _meter(profile: Profile, start: Start) -> float:
     """Measure this process's CPU seconds in the measured part; in a closed loop until it is cancelled."""
     begin_s = profile.time.warm_up_s
     await asyncio.sleep(_left_s(start, begin_s))
-    before = _cpu_s()
+    before_s = time.process_time()
     try:
         await asyncio.sleep(_left_s(start, begin_s + profile.time.measured_s))
     except asyncio.CancelledError:
         if not profile.load.is_closed:
             return 0.0
-    return _cpu_s() - before
+    return time.process_time() - before_s
 
 
 def _left_s(start: Start, at_s: float) -> float:
@@ -265,11 +264,6 @@ async def _metered(meter: asyncio.Task[float], *, ended: bool) -> float:
         return await meter
     except asyncio.CancelledError:
         return 0.0
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 async def _show(folder: Path, publishing: Publishing, name: str, over: Over) -> None:

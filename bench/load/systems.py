@@ -46,9 +46,7 @@ class About:
     ways: str = ""
 
 
-ARTEMIS = About(
-    module="bench.clients.jvm.artemis", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS
-)
+ARTEMIS = About(module="bench.clients.artemis", brokers_max=9, durabilities=WITHOUT_NONE, acks=ACKS)
 
 SYSTEMS: Mapping[str, About] = {
     "messagebus": About(
@@ -82,21 +80,19 @@ SYSTEMS: Mapping[str, About] = {
     ),
     "aio-pika": About(module="bench.clients.aio_pika", acks=("each", "none"), faults=DIRECT_FAULTS),
     "kafka": About(
-        module="bench.clients.jvm.kafka",
+        module="bench.clients.kafka",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         acks=("each", "many"),
         batches=True,
     ),
     "kafka-java": About(
-        module="bench.clients.jvm.kafka_java",
+        module="bench.clients.kafka",
         brokers_max=9,
         durabilities=WITHOUT_NONE,
         own_load=True,
     ),
     "artemis": ARTEMIS,
     "artemis-cluster": ARTEMIS,
-    "artemis-java": About(
-        module="bench.clients.jvm.artemis_java", durabilities=WITHOUT_NONE, own_load=True
-    ),
+    "artemis-java": About(module="bench.clients.artemis", durabilities=WITHOUT_NONE, own_load=True),
 }

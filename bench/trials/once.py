@@ -26,6 +26,7 @@ from rich.table import Table
 
 from bench import options
 from bench.audit import Audit, audit
+from bench.audit_report import disagreements, read_report
 from bench.environment import describe
 from bench.errors import BenchError, DoesNotHold
 from bench.figures.cli import RESULTS
@@ -33,7 +34,6 @@ from bench.figures.form import Figure, Maker, Results, at_least, at_most
 from bench.processes import run as run_to_end
 from bench.processes import wait_until
 from bench.rows import read_events
-from bench.second_audit import disagreements, read_report
 from bench.trials import once_app
 from bench.trials.once_judge import (
     KILLED,

@@ -18,11 +18,10 @@ from rich.console import Console
 
 from bench import options
 from bench.audit import DOUBLED, Audit
-from bench.audit_tables import print_audit
+from bench.audit_report import print_audit
 from bench.errors import DoesNotHold
 from bench.faults import FAULTS, Fault
-from bench.harness.control import read_progress
-from bench.harness.workers import Workers, at_work
+from bench.harness.workers import Workers, at_work, read_progress
 from bench.trials.application_faults import APPLICATION_FAULTS
 from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus.recording.manifest import Incident, Manifest

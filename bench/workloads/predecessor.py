@@ -15,8 +15,7 @@ from typing import Any
 
 from bench.analysis.compare import Ratio, ratio_of
 from bench.analysis.result import numbers_of
-from bench.analysis.series import Step
-from bench.analysis.summary import Summary, faults_of
+from bench.analysis.series import Step, Summary, faults_of
 from bench.figures.form import Figure, Maker
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
@@ -31,7 +30,7 @@ PART_AT_WINDOW_1 = 5
 SIDES = {"messagebus": "standalone", "native": "native"}
 
 
-def steps(base: Profile, repeat: int, *, part: int = 1) -> list[Step]:
+def steps(base: Profile, repeat: int, part: int = 1) -> list[Step]:
     """Return the steps. Each repetition runs both sides, each side first by turns.
 
     part: 10 sends a tenth of everything.
@@ -102,10 +101,9 @@ class Pairs:
         return ratio_of(*self.sides)
 
 
-def pairs(
-    results: Mapping[str, Mapping[str, Any]], repeat: int, measure: Measure
-) -> Iterator[Pairs]:
+def pairs(results: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterator[Pairs]:
     """Yield the pairs for which all repetitions of both sides have results."""
+    repeat = max(int(name.rpartition("-")[2]) for name in results)
     for nodes in NODES:
         for window in WINDOWS:
             sides = [
@@ -123,11 +121,11 @@ def pairs(
                     yield Pairs(nodes, window, count, measure, *values)
 
 
-def told(name: str, results: Mapping[str, Mapping[str, Any]], repeat: int) -> Summary:
+def told(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
     rows: list[Sequence[str]] = []
     bars = []
     for measure in _measures(name):
-        for each in pairs(results, repeat, measure):
+        for each in pairs(results, measure):
             cells = [measure.name, f"{each.nodes}", f"{each.window}", f"{each.count:,}"]
             cells += [
                 significant(statistics.median(side)) for side in (each.standalone, each.native)
@@ -169,12 +167,10 @@ NOTES = (
 )
 
 
-def figures(
-    name: str, results: Mapping[str, Mapping[str, Any]], repeat: int, command: str
-) -> Iterator[Figure]:
+def figures(name: str, results: Mapping[str, Mapping[str, Any]], command: str) -> Iterator[Figure]:
     """Make the figures: measure.seed_s1.n2_w50.ratio and the like."""
     for measure in _measures(name):
-        for each in pairs(results, repeat, measure):
+        for each in pairs(results, measure):
             group = f"measure.{name.replace('-', '_')}.n{each.nodes}_w{each.window}"
             about = f"{name}, {each.nodes} nodes, window {each.window}, 50 x {each.count:,} of 1 KB"
             for part, values, what, unit in (

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.clients.jvm.maven import PACKAGES
+from bench.clients.java import PACKAGES
 from bench.clients.rabbitmq import Standalone
 from bench.commands import measured, of_any_load
 from bench.errors import BenchError

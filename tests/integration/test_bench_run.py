@@ -20,12 +20,11 @@ from bench.clients.rabbitmq import Standalone
 from bench.commands import measured, shown_live
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.harness.control import read_progress
 from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.harness.outcomes import Fates
 from bench.harness.parts import read_parts
-from bench.harness.workers import Workers
+from bench.harness.workers import Workers, read_progress
 from bench.load.profile import Profile
 from bench.processes import run
 from bench.rows import read_events

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.harness.control import read_progress
+from bench.harness.workers import read_progress
 from tests.support.eventually import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]

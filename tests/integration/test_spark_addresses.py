@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients.jvm.maven import PACKAGES
+from bench.clients.java import PACKAGES
 from messagebus_tools.uploads import Uploads
 from spark.pack import pack
 from tests.support.events import Faults, write_run

@@ -6,16 +6,20 @@ from typing import Any
 
 from bench.load.profile import Profile
 
-__all__ = ["CLOSED", "PROFILE", "result"]
+__all__ = ["CLOSED", "PROFILE", "profile_with", "result"]
 
 
-def _profile(schedule: dict[str, Any], **time: float) -> dict[str, Any]:
-    values = {"name": "x", "load": {"schedule": schedule}, "system": {"brokers": 1}, "time": time}
-    return Profile.from_values(values, "x").as_json()
+def profile_with(load: dict[str, Any] | None = None, rate: float = 1, **tables: Any) -> Profile:
+    """Return a profile with a constant rate. load: more of its settings, or others. tables: the others."""
+    whole = {"schedule": {"kind": "constant", "rate_per_s": rate}} | (load or {})
+    return Profile.from_values({"name": "x", "load": whole, **tables}, "x")
 
 
-PROFILE = _profile({"kind": "constant", "rate_per_s": 100})
-CLOSED = _profile({"kind": "closed", "count": 100}, warm_up_s=0.0)
+ONE_BROKER = {"brokers": 1}
+PROFILE = profile_with(rate=100, system=ONE_BROKER).as_json()
+CLOSED = profile_with(
+    {"schedule": {"kind": "closed", "count": 100}}, system=ONE_BROKER, time={"warm_up_s": 0.0}
+).as_json()
 
 
 def result(

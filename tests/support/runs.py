@@ -14,12 +14,12 @@ import numpy as np
 from bench.errors import BenchError
 from bench.faults import Fault
 from bench.harness.consuming import Had
-from bench.harness.control import PROFILE, RUN
 from bench.harness.coordinator import SAMPLES
 from bench.harness.outcomes import CONFIRMED, UNKNOWN
 from bench.harness.parts import CONSUMER, PUBLISHER, Part, write_had, write_sent
 from bench.harness.publishing import Sent
 from bench.harness.sampling import Probe, Sample, save
+from bench.harness.workers import PROFILE, RUN
 from bench.load.profile import Profile
 
 S, MS = 1_000_000_000, 1_000_000

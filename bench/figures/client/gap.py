@@ -21,11 +21,10 @@ from functools import partial
 from typing import Self
 
 from bench.errors import BenchError
-from bench.faults import fault_of
+from bench.faults import Fault, fault_of
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
-from bench.harness.control import read_progress
-from bench.harness.workers import Workers, at_work
+from bench.harness.workers import Workers, at_work, read_progress
 from bench.processes import wait_until
 from messagebus.broker import Broker
 from messagebus.recording.manifest import Incident
@@ -103,7 +102,7 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
     incidents = []
     with Relay(balancer.host, balancer.port) as relay:
         is_silence = kind.name == "silence"
-        strike = partial(_silence, relay) if is_silence else partial(_strike, kind)
+        strike = partial(_silence, relay) if is_silence else partial(fault_of, kind.name, cluster)
         env = {"MESSAGEBUS_BROKER": relay.address} if is_silence else {}
         load = at_work(
             cluster,
@@ -126,36 +125,23 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
     return gaps, result.total("lost")
 
 
-def _event(
-    clients: Workers, cluster: LocalCluster, strike: Callable[[LocalCluster, str], Incident]
-) -> Incident:
+def _event(clients: Workers, cluster: LocalCluster, strike: Callable[[str], Fault]) -> Incident:
     """Cause the fault at the publisher's broker, watch the publisher, and end the fault."""
     clients.check()
     cluster.wait_ready(within_s=WHOLE_WITHIN_S)
     time.sleep(BEFORE_S)
-    return strike(cluster, _at_broker(clients, cluster))
-
-
-def _strike(kind: Kind, cluster: LocalCluster, name: str) -> Incident:
-    fault = fault_of(kind.name, cluster, name)
-    at_ns = time.monotonic_ns()
+    name = _at_broker(clients, cluster)
+    fault, at_ns = strike(name), time.monotonic_ns()
     fault.begin()
     time.sleep(WATCHED_S)
     fault.end()
-    return _incident(cluster, name, at_ns, fault.cuts or "cut")
-
-
-def _silence(relay: Relay, cluster: LocalCluster, name: str) -> Incident:
-    at_ns = time.monotonic_ns()
-    relay.swallow()
-    time.sleep(WATCHED_S)
-    relay.heal()
-    return _incident(cluster, name, at_ns, "cut")
-
-
-def _incident(cluster: LocalCluster, name: str, at_ns: int, kind: str) -> Incident:
     broker = cluster.node(name).broker
+    kind = fault.cuts or "cut"
     return Incident(kind=kind, broker=broker, at_ns=at_ns, done_ns=time.monotonic_ns())
+
+
+def _silence(relay: Relay, name: str) -> Fault:
+    return Fault("silence", name, WATCHED_S, "cut", relay.swallow, relay.heal)
 
 
 def _at_broker(clients: Workers, cluster: LocalCluster) -> str:

@@ -7,14 +7,13 @@ instead receives and acks that many messages, keeps none of them, and prints its
 the environment. Nothing but the library is imported, as in an application.
 """
 
-import asyncio
 import json
 import os
 import sys
 import time
 from pathlib import Path
 
-from bench.harness.loop import best_loop, event_loop
+from bench.harness.loop import run_on_best_loop
 from messagebus import AsyncConsumer, BusConfig, Consumer, ConsumerConfig, Publisher
 
 START_S = 180.0
@@ -83,7 +82,6 @@ def _rss_bytes() -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "stream":
         where, counts = sys.argv[2:4], map(int, sys.argv[4:])
-        with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-            runner.run(stream(where[0], where[1], *counts))
+        run_on_best_loop(stream(where[0], where[1], *counts))
     else:
         main(*sys.argv[1:])

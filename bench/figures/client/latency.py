@@ -27,7 +27,7 @@ from bench.figures.turns import (
     purge,
     sized,
 )
-from bench.harness.loop import best_loop, event_loop
+from bench.harness.loop import best_loop, run_on_best_loop
 from bench.harness.turn import Task, slices
 from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Published, declare
 from messagebus.destination import delay_step
@@ -139,8 +139,7 @@ def _delay(scene: Scene) -> Iterator[Figure]:
     purge(scene, task)
     late: dict[int, list[list[float]]] = {step: [] for step in STEPS_S}
     for number in range(scene.repeat):
-        with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-            found = runner.run(_lateness(bus, task, scene.part(MESSAGES, 20)))
+        found = run_on_best_loop(_lateness(bus, task, scene.part(MESSAGES, 20)))
         for step in STEPS_S:
             late[step].append(found[step])
         told = ", ".join(f"{step} s: {percentile_ms(found[step], 50):.1f} ms" for step in STEPS_S)
@@ -228,8 +227,7 @@ class _Waiting:
         They are published in both cases: the broker's work after such a load is no cost of waiting messages.
         """
         if (there := name.endswith(".waiting")) != self._are_there:
-            with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-                runner.run(self._publish())
+            run_on_best_loop(self._publish())
             if not there:
                 self.purge()
             self._are_there = there

@@ -7,16 +7,12 @@ consumers for a minute, and one of each at rest.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bench.environment import CHECKOUT
-from bench.errors import BenchError
 from bench.figures.client.mesh import MB, rest_figures, rss_bytes_of
 from bench.figures.form import Figure, Maker, below
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
@@ -25,7 +21,7 @@ from bench.harness.loop import best_loop
 from bench.harness.sampling import MEMORY_UNIT, Probe, Sample, Sampler
 from bench.harness.turn import Turn
 from bench.harness.workers import at_work
-from bench.processes import wait_until
+from bench.processes import Answering, wait_until
 
 GOAL_GROWTH_MB = 5.0
 
@@ -59,9 +55,7 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
     argv = [sys.executable, "-m", "bench.figures.client.idle", "stream", task.topic]
     argv += [task.subscription, *map(str, (total, WINDOW, BATCH))]
     env = {**os.environ, **task.env}
-    with subprocess.Popen(
-        argv, cwd=CHECKOUT, env=env, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with Answering(argv, env, TAKEN_WITHIN_S) as process:
         sampler = Sampler([Probe("consumer", process.pid, counts)], time.monotonic_ns())
         sampler.start()
         try:
@@ -73,13 +67,10 @@ def stream_figures(scene: Scene) -> Iterator[Figure]:
                     what=lambda: f"{sampler.waiting():,} batches wait in the queue",
                 )
                 scene.say(f"{published + portion:,} of {total:,} published")
-            said, _ = process.communicate(timeout=TAKEN_WITHIN_S)
+            turn = Turn(**process.answer())
         finally:
-            process.kill()
             samples, _ = sampler.stop()
-    if process.returncode:
-        raise BenchError(f"the consumer ended with exit code {process.returncode}")
-    yield from figures_of(samples, Turn(**json.loads(said)), repeat_command(STREAMED))
+    yield from figures_of(samples, turn, repeat_command(STREAMED))
 
 
 def figures_of(samples: Sequence[Sample], turn: Turn, repeat: str) -> Iterator[Figure]:

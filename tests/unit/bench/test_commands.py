@@ -1,3 +1,5 @@
+"""Commands as a person types them: exit codes, one line on standard error."""
+
 from __future__ import annotations
 
 import contextlib
@@ -14,11 +16,61 @@ from bench.analysis.result import gather
 from bench.analysis.series import Step
 from bench.cli import main
 from bench.commands import WORKLOADS, measured, one_by_one, profile_of, with_system
-from bench.errors import BenchError, InputInvalid
+from bench.environment import cpu_model, describe
+from bench.errors import CODES, BenchError, DoesNotHold, InputInvalid, Interrupted
 from bench.harness.interface import Running
 from bench.load.profile import Profile
+from messagebus.commands.exits import code_of
 from tests.support.results import result
 from tests.support.runs import Nothing, write_run
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(list(arguments))
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["demo"], ["audit"], ["figures"], ["readme"], ["worker"]],
+)
+def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    assert "Usage: python -m bench" in capsys.readouterr().out
+
+
+def test_wrong_use_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["nonsense"], ["audit"], ["worker"], ["demo", "--nonsense"]):
+        code, error = run(capsys, *arguments)
+        assert code == 2
+        assert error.startswith("bench: ")
+        assert error.count("\n") == 1
+
+
+def test_a_folder_without_a_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run(capsys, "audit", str(tmp_path))
+    assert code == 2
+    assert "not the folder of a run" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "cannot read"), ("", "no record"), ("a\n\nb\n", "2 records")]
+)
+def test_bad_input_of_the_demo_is_one_line_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, reason: str
+) -> None:
+    source = tmp_path / "input"
+    if content is not None:
+        source.write_text(content)
+    folder = tmp_path / "run"
+    code, error = run(capsys, "demo", "--input", str(source), "--dir", str(folder))
+    assert code == 2
+    assert reason in error
+    assert error.count("\n") == 1
+    assert not folder.exists()
 
 
 def test_a_profile_is_a_name_or_a_file(tmp_path: Path) -> None:
@@ -36,11 +88,6 @@ def test_a_report_is_made_again_from_the_files(
     write_run(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
     assert "200 confirmed a second" in capsys.readouterr().out
-
-
-def test_a_run_that_lost_something_is_a_finding(tmp_path: Path) -> None:
-    write_run(tmp_path, lost=1)
-    assert main(["report", str(tmp_path)]) == 7
 
 
 def test_two_folders_are_compared_and_a_regression_is_a_finding(
@@ -254,15 +301,24 @@ def test_comparing_once_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 is not in the range x>=2" in capsys.readouterr().err
 
 
-PROFILES = Path(__file__).resolve().parents[3] / "bench" / "profiles"
-
-
-def load(name: str) -> Profile:
-    return Profile.load_file(PROFILES / f"{name}.toml")
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_step_can_be_run_by_its_system(name: str) -> None:
-    steps = WORKLOADS[name].steps(load, 2, 10)
+    steps = WORKLOADS[name].steps(profile_of, 2, 10)
     assert steps
     assert [step.name for step in steps if step.profile.faults()] == []
+
+
+def test_the_model_of_the_processor_is_found() -> None:
+    assert cpu_model("processor: 0\nmodel name\t: Some CPU @ 2 GHz\n") == "Some CPU @ 2 GHz"
+    assert cpu_model("nothing")
+
+
+def test_the_environment_names_versions_and_machine() -> None:
+    found = describe()
+    for key in ("at", "commit", "python", "pika", "kernel", "cpu", "cores", "load_before"):
+        assert found[key]
+
+
+def test_each_error_has_its_exit_code() -> None:
+    errors = (BenchError(), InputInvalid(), DoesNotHold(), Interrupted())
+    assert [code_of(each, CODES) for each in errors] == [1, 2, 7, 130]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.charts import latency_series
+from bench.analysis.report import latency_series
 from bench.analysis.result import gather
 from bench.cli import main
 from messagebus.recording.files import Anchor

@@ -1,4 +1,4 @@
-"""Children of a coordinator, with real and very short processes."""
+"""Children of a coordinator, with real and very short processes; and faults of a local cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.faults import FAULTS, drained, fault_of
 from bench.processes import Child, Children, wait_until
+from messagebus import BrokerList
+from ops.local.cluster import LocalCluster
 
 
 @pytest.fixture
@@ -83,3 +86,20 @@ def test_a_wait_ends_with_the_fault_that_its_check_raises() -> None:
 
     with pytest.raises(BenchError, match="p1 ended by itself"):
         wait_until(lambda: False, within_s=60, what="nothing", check=check)
+
+
+def test_draining_is_the_next_generation_of_the_list() -> None:
+    listed = BrokerList.parse("# cluster: c\n# generation: 4\na:1\nb:2\n")
+    shut = drained(listed, "b:2", draining=True)
+    assert shut.render() == "# cluster: c\n# generation: 5\na:1\nb:2 draining\n"
+    assert drained(shut, "b:2", draining=False).render() == (
+        "# cluster: c\n# generation: 6\na:1\nb:2\n"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fault_says_what_it_does_before_it_does_anything(name: str, tmp_path: Path) -> None:
+    fault = fault_of(name, LocalCluster(tmp_path), "mb2")
+    assert str(fault).startswith(name)
+    assert fault.cuts in ("", "kill", "cut")
+    assert fault.lasts_s <= 5

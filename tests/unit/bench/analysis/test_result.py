@@ -1,20 +1,30 @@
-"""From the files of a run to its numbers; the files are made up, so that every number is known."""
+"""From the files of a run to its numbers, verdicts and pages; all files are made up, each number is known."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from bench.analysis.report import render_text
+from bench.analysis import outside
+from bench.analysis.outside import conduct_outside, render_outside
+from bench.analysis.report import over_time_chart, percentile_chart, render_html, render_text, write
 from bench.analysis.result import gather, numbers_of, percentiles
-from bench.errors import InputInvalid
+from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
+from bench.errors import BenchError, InputInvalid
+from bench.harness.coordinator import SAMPLES
 from bench.harness.histograms import DIGITS, TOP_NS
-from tests.support.results import CLOSED, PROFILE, result
-from tests.support.runs import BROKERS, MEASURED_S, WARM_UP_S, write_run
+from bench.harness.interface import Outside
+from bench.harness.sampling import Sample, save
+from tests.support.results import CLOSED, PROFILE, profile_with, result
+from tests.support.runs import BROKERS, MEASURED_S, WARM_UP_S, Nothing, write_run
 
 
 def test_the_measured_part_alone_counts(tmp_path: Path) -> None:
@@ -165,3 +175,198 @@ def test_all_that_brokers_used_for_the_messages_of_a_closed_loop_counts() -> Non
     brokers = {"mb1": {"cpu_s": 4.0, "seconds": 16.0, "messages_cpu_s": 4.0}}
     found = numbers_of(result(profile=CLOSED, measured_s=10.0, brokers=brokers))
     assert found["broker CPU us"] == pytest.approx(4.0 / 1000 * 1e6)
+
+
+GOOD = Client("publisher-0", cpu_share=0.4, pacing_p99_ms=1.2, intended=1000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"cpu_share": 0.95}, "used 95% of a core: the client was the bottleneck"),
+        ({"pacing_p99_ms": 30.0}, "30.0 ms late or more: its pacer was the bottleneck"),
+        ({"unsent": 5}, None),
+        ({"unsent": 500}, "sent 500 of 1,000 intended messages: too slow"),
+        ({"unsent": 500, "waited": 0.3}, "held back by its window"),
+    ],
+)
+def test_a_load_that_was_too_slow_says_so(changed: dict[str, float], said: str | None) -> None:
+    found = bottlenecks([dataclasses.replace(GOOD, **changed)])  # type: ignore[arg-type]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_many_with_one_fault_are_one_line_with_the_worst() -> None:
+    slow = [
+        dataclasses.replace(GOOD, name=f"publisher-{number}", pacing_p99_ms=10.0 + number)
+        for number in range(25)
+    ]
+    (found,) = bottlenecks([*slow, GOOD])
+    assert found.startswith("publisher-24 looked at 1 % of its messages 34.0 ms late or more")
+    assert found.endswith("(and 24 others less so)")
+    assert len(bottlenecks(slow[:3])) == 3
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ([1000] * 30, None),
+        ([1000, 1040, 960, 1000, 1000, 980, 1020], None),
+        ([100] * 10 + [0] * 8 + [100] * 12, "from measured second 7 on"),
+        ([100] * 20 + [0] * 9, "no steady state"),
+        ([200, 400, 600, 800, 1000, 1000, 1000, 1000, 1000], "from measured second 0 on"),
+        ([0] * 9, None),
+        ([5, 100, 0, 7], None),
+    ],
+)
+def test_a_load_is_steady_when_it_stays_so_to_the_end(rates: list[float], said: str | None) -> None:
+    found = unsteady(rates)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "delivered", "said"),
+    [
+        (3000, 3000, []),
+        (2980, 2960, []),
+        (1500, 1500, ["did not keep up: 1,500 confirmed of 3,000 intended meanwhile"]),
+        (3000, 900, ["consumers did not keep up: 900 delivered of 3,000 meanwhile"]),
+    ],
+)
+def test_what_did_not_keep_up_is_told(confirmed: int, delivered: int, said: list[str]) -> None:
+    assert behind(3000, confirmed, confirmed, delivered, 30.0) == said
+
+
+def test_what_is_under_way_at_the_end_of_a_short_run_is_not_behind() -> None:
+    assert behind(200, 160, 160, 130, 2.0) == []
+
+
+THEIRS = profile_with(rate=100, time={"measured_s": 10})
+
+
+def test_what_it_said_and_what_it_does_not_measure_are_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = Outside(confirmed_per_s=99.0, client_cpu_s=0.5, lacks=["fates"])
+    monkeypatch.setattr(outside, "measure_outside", lambda *_: said)
+    found = conduct_outside(THEIRS, tmp_path / "run", Nothing(), print)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == json.loads(
+        json.dumps(found)
+    )
+    assert found["complete"]
+    assert found["outside"]
+    assert found["system"] == {"version": "1"}
+    assert numbers_of(found)["client CPU us"] == pytest.approx(0.5 / 990 * 1e6)
+    assert "not measured: fates" in render_outside(found)
+
+
+def test_one_that_fails_leaves_a_folder_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Outside:
+        raise BenchError("no java")
+
+    monkeypatch.setattr(outside, "measure_outside", fail)
+    with pytest.raises(BenchError, match="no java"):
+        conduct_outside(THEIRS, tmp_path / "run", Nothing(), print)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert not about["complete"]
+    assert about["faults"]
+
+
+class Tags(HTMLParser):
+    """Parser that raises for tags that are not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_beside_it_and_is_well_formed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    html = render_html(gather(tmp_path))
+    assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", html)
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == []
+    assert all(broker in html for broker in BROKERS)
+
+
+def test_the_text_has_verdict_latencies_fates_and_costs(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    text = render_text(gather(tmp_path))
+    assert text.startswith(
+        "made-up, messagebus: 200 confirmed a second, 200 delivered a second, p99 "
+    )
+    for word in (
+        "intended to confirmed",
+        "sent to confirmed",
+        "lost",
+        "CPU us / message",
+        "pacing",
+    ):
+        assert word in text
+
+
+def test_brokers_that_nobody_looked_at_meanwhile_have_dashes_and_a_line_that_says_so(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path)
+    rows = [Sample(each, at, at, 100.0, 0, 0, 3) for each in BROKERS for at in (-5.0, 20.0)]
+    save(tmp_path / SAMPLES, rows)
+    result = gather(tmp_path)
+    write(result)
+    for said in (render_text(result), (tmp_path / "report.html").read_text()):
+        assert re.search(rf"(?i)not looked at while it was measured: {', '.join(BROKERS)}", said)
+    for each in result.brokers.values():
+        assert (each["memory_mib"], each["messages_cpu_s"], each["cpu_us"]) == (None, None, None)
+    assert "broker CPU us" not in numbers_of(result.as_json())
+
+
+def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
+    write_run(tmp_path, lost=1)
+    lines = render_text(gather(tmp_path)).splitlines()
+    assert lines[0].endswith("not to be trusted as it stands.")
+    assert lines[1] == "  ! 1 confirmed and never delivered"
+
+
+def test_text_and_page_are_written_beside_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    result = gather(tmp_path)
+    write(result)
+    text = render_text(result)
+    assert (tmp_path / "report.txt").read_text() == text + "\n"
+    assert (tmp_path / "report.html").exists()
+
+
+KILL = {"at_s": 5, "what": "kill", "broker": 1, "lasts_s": 2}
+
+
+def names(svg: str) -> set[str | None]:
+    return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_charts_are_well_formed_named_and_fetch_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, disturbances=[KILL])
+    result = gather(tmp_path)
+    by_percentile, over_time = percentile_chart(result), over_time_chart(result)
+    measures = {"publish, from intended", "publish, from sent", "end to end", "pacing"}
+    assert names(by_percentile) > measures
+    assert names(over_time) > {*BROKERS, "confirm, p99", "delivery, p50", "kill", "kill over"}
+    assert "waiting" in " ".join(filter(None, names(over_time)))
+    for svg in (by_percentile, over_time):
+        assert not re.search(r"(?:href|src)=\"(?!#)|url\((?!#)", svg)
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, outage=range(12))
+    assert "no samples" in names(over_time_chart(gather(tmp_path)))

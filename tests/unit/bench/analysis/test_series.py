@@ -10,14 +10,25 @@ from typing import Any
 import pytest
 
 from bench.analysis import series
-from bench.analysis.series import Step, carry_out, in_rounds, middle, samples, trusted, turns_of
+from bench.analysis.series import (
+    Step,
+    Summary,
+    carry_out,
+    faults_of,
+    in_rounds,
+    middle,
+    page,
+    samples,
+    trusted,
+    turns_of,
+)
 from bench.errors import BenchError, InputInvalid
 from bench.load.profile import Profile, System
-from tests.support.results import PROFILE
+from reports.page import Bar
+from tests.support.results import profile_with
+from tests.support.runs import write_run
 
-SMALL = Profile.from_values(
-    {"name": "x", "load": {"schedule": {"kind": "constant", "rate_per_s": 1}}}, "test"
-)
+SMALL = profile_with()
 TWO = dataclasses.replace(SMALL, system=System(brokers=2))
 STEPS = [Step("a", SMALL), Step("b", SMALL), Step("c", TWO)]
 
@@ -106,11 +117,8 @@ def test_what_another_commit_has_measured_is_told(tmp_path: Path, starts: list[i
     assert starts == [3, 2]
 
 
-ONE = Profile.from_values(PROFILE, "x")
-
-
 def test_whole_rounds_follow_each_other() -> None:
-    steps = in_rounds([Step("a", ONE), Step("b", ONE)], 3)
+    steps = in_rounds([Step("a", SMALL), Step("b", SMALL)], 3)
     assert [step.name for step in steps] == ["a", "b", "a-2", "b-2", "a-3", "b-3"]
 
 
@@ -132,3 +140,56 @@ def test_no_figure_is_made_of_the_turns_that_went_well_alone() -> None:
     slow = {"faults": ["publisher-0 used 95% of a core: the client was the bottleneck"]}
     assert trusted([good, slow, good]) == [good, good]
     assert trusted([good, behind, good]) == []
+
+
+SUMMARY = Summary(
+    head=("system", "p99 < 5 ms"),
+    rows=[("kafka", "no")],
+    bars_title="Confirmed a second",
+    bars=[Bar.of("kafka", 2.0, "2/s"), Bar.of("<ours>", 4.0, "4/s", 1)],
+    notes=["on one machine"],
+    faults=["kafka: late"],
+)
+
+
+def test_a_run_that_is_not_there_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+    made = page("matrix", SUMMARY, tmp_path, ["gone"])
+    assert "p99 &lt; 5 ms" in made
+    assert 'href="gone/report.html"' in made
+    assert "not the folder of a run" in made
+
+
+def test_a_load_of_its_own_is_said_and_its_text_is_linked(tmp_path: Path) -> None:
+    write_run(tmp_path / "theirs")
+    about = tmp_path / "theirs" / "run.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"outside": True}))
+    (tmp_path / "theirs" / "report.txt").write_text("500 confirmed a second")
+    made = page("peers", SUMMARY, tmp_path, ["theirs"])
+    assert 'href="theirs/report.txt"' in made
+    assert "a load of its own" in made
+
+
+def test_faults_come_first_and_bars_have_one_scale(tmp_path: Path) -> None:
+    made = page("peers", SUMMARY, tmp_path, [])
+    assert made.index("kafka: late") < made.index("Confirmed a second")
+    assert "width: 50.00%" in made
+    assert "&lt;ours&gt;" in made
+
+
+def test_a_table_its_notes_and_its_faults_are_lines() -> None:
+    told = Summary(
+        head=("system", "rate"),
+        rows=[("ours", "10")],
+        title="by turns",
+        notes=["word " * 30],
+        meant={"ours": "fsynced"},
+        faults=["ours: late"],
+    )
+    lines = told.lines(80)
+    assert lines[:3] == ["by turns", "system  rate", "ours      10"]
+    assert lines[-3:] == ["What a confirm means:", "  ours: fsynced", "  ! ours: late"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_every_fault_has_the_name_of_its_run() -> None:
+    assert faults_of({"a": {"faults": []}, "b": {"faults": ["x", "y"]}}) == ["b: x", "b: y"]

@@ -6,8 +6,8 @@ import pytest
 
 from bench.clients.perf_test import Second, full_speed, latencies, options, parse, turn_of
 from bench.errors import BenchError
-from bench.load.profile import Profile
 from tests.support.bench_task import bench_task
+from tests.support.results import profile_with
 
 LINE = (
     "id: test-1, time 3.001 s, sent: 305 msg/s, returned: 0 msg/s, confirmed: 301 msg/s, "
@@ -23,13 +23,8 @@ SENT = (
     "nacked: 0 msg/s, min/median/75th/95th/99th confirm latency: 534/13691/17621/29995/40256 µs"
 )
 RECEIVED = "id: test-1, time 1.015 s, received: 52396 msg/s, min/median/75th/95th/99th consumer ..."
-PROFILE = Profile.from_values(
-    {
-        "name": "x",
-        "system": {"name": "perf-test", "brokers": 1},
-        "load": {"schedule": {"kind": "constant", "rate_per_s": 300}, "publishers": 3, "window": 7},
-    },
-    "test",
+PROFILE = profile_with(
+    {"publishers": 3, "window": 7}, 300, system={"name": "perf-test", "brokers": 1}
 )
 
 

@@ -1,14 +1,19 @@
-"""The confirms of pika's asynchronous adapter; tests/integration/test_bench_turns.py has its turns."""
+"""pika's confirms, and blocking clients in threads; tests/integration/test_bench_turns.py has their turns."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pika
+import pytest
 
 from bench.clients.pika import Sender
-from bench.harness.outcomes import CONFIRMED, OTHERWISE
+from bench.clients.threaded import ThreadedReceiver, ThreadedSender
+from bench.errors import BenchError
+from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from tests.support.bench_task import bench_task
 
 
@@ -49,3 +54,112 @@ async def test_what_comes_back_is_not_confirmed_although_the_broker_says_so() ->
     confirm(sender, 2, multiple=True)
     outcomes = {end.sequence: end.outcome for end in sender.ends()}
     assert outcomes == {1: OTHERWISE, 2: CONFIRMED}
+
+
+class Blocks:
+    """Client that publishes when the test lets it, and receives its messages once."""
+
+    broker = "mb1"
+
+    def __init__(self, *, lets: bool = True) -> None:
+        self.let = threading.Event()
+        if lets:
+            self.let.set()
+        self.bodies: list[bytes] = []
+        self.keys: list[str] = []
+        self.outcome = CONFIRMED
+
+    def publish(self, body: bytes, sequence: int, key: str) -> int:
+        self.let.wait(30)
+        self.keys.append(key)
+        return self.outcome
+
+    def take(self, max_wait_s: float) -> list[bytes]:
+        found, self.bodies = self.bodies, []
+        return found
+
+    def close(self) -> None: ...
+
+
+def test_everything_that_was_handed_over_ends_once() -> None:
+    async def work() -> list[int]:
+        sender = ThreadedSender(Blocks, window=2)
+        await sender.open()
+        for number in range(10):
+            await sender.room()
+            await sender.send(number, b"x", "")
+        await sender.close(30)
+        return [end.sequence for end in sender.ends()]
+
+    assert asyncio.run(work()) == list(range(10))
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_at_full_speed_it_publishes_one_by_one(window: int) -> None:
+    client = Blocks()
+
+    async def work() -> None:
+        sender = ThreadedSender(lambda: client, window)
+        await sender.open()
+        await sender.publish(b"x", 7)
+        assert len(client.keys) == 7
+        client.outcome = UNKNOWN
+        with pytest.raises(BenchError, match="publish 7 was not confirmed"):
+            await sender.publish(b"x", 7)
+        await sender.close(30)
+
+    asyncio.run(work())
+
+
+def test_a_message_keeps_its_key() -> None:
+    client = Blocks()
+
+    async def work() -> None:
+        sender = ThreadedSender(lambda: client, window=2)
+        await sender.open()
+        for key in ("k0", ""):
+            await sender.send(0, b"x", key)
+        await sender.close(30)
+
+    asyncio.run(work())
+    assert client.keys == ["k0", ""]
+
+
+def test_what_has_no_answer_at_the_end_is_unknown() -> None:
+    client = Blocks(lets=False)
+
+    async def work() -> list[int]:
+        sender = ThreadedSender(lambda: client, window=2)
+        await sender.open()
+        await sender.send(0, b"x", "")
+        await sender.close(0.01)
+        client.let.set()
+        return [end.outcome for end in sender.ends()]
+
+    assert asyncio.run(work()) == [UNKNOWN]
+
+
+def test_one_that_cannot_connect_says_why() -> None:
+    def refuse() -> Blocks:
+        raise OSError("refused")
+
+    with pytest.raises(BenchError, match="refused"):
+        asyncio.run(ThreadedSender(refuse, window=1).open())
+    with pytest.raises(BenchError, match="refused"):
+        asyncio.run(ThreadedReceiver(refuse).open())
+
+
+def test_what_arrives_is_taken_in_order() -> None:
+    client = Blocks()
+    client.bodies = [b"1", b"2"]
+
+    async def work() -> list[bytes]:
+        receiver = ThreadedReceiver(lambda: client)
+        await receiver.open()
+        found: list[bytes] = []
+        while len(found) < 2:
+            found += [each.body for each in await receiver.take(0.1)]
+        await receiver.close()
+        return found
+
+    assert asyncio.run(work()) == [b"1", b"2"]

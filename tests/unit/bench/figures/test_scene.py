@@ -1,9 +1,87 @@
+from __future__ import annotations
+
+import json
+import pstats
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from bench.errors import BenchError
+from bench.errors import BenchError, InputInvalid
+from bench.figures import turns as module
+from bench.figures.cli import GROUPS, chosen, figures, keep
+from bench.figures.form import Figure, Results
 from bench.figures.scene import Group, Scene, Stage, repeat_command
+from bench.figures.turns import Against, Line, Table, interleaved, scaled, sized, take_turn
+from bench.harness.turn import Task, Turn
+from tests.support.bench_task import bench_task
+
+
+def figure(id: str, value: float) -> Figure:
+    return Figure(id=id, what="x", value=value, unit="s", repeat="y")
+
+
+def test_a_group_that_is_measured_again_replaces_its_own_figures_alone(tmp_path: Path) -> None:
+    path = tmp_path / "client.json"
+    keep(path, "client.a", [figure("client.a.x", 1), figure("client.a.y", 2)], {"at": "1"})
+    keep(path, "client.b", [figure("client.b.x", 3)], {"at": "2"})
+    keep(path, "client.a", [figure("client.a.x", 4)], {"at": "3"})
+    found = Results.load(path)
+    assert {each.id: each.value for each in found.figures} == {
+        "client.a.x": 4,
+        "client.a.y": 2,
+        "client.b.x": 3,
+    }
+    assert found.environment["at"] == "3"
+    assert found.environment["groups"]["client.b"] == {"at": "2"}
+
+
+def test_samples_are_kept_where_there_are_any(tmp_path: Path) -> None:
+    with_samples = Figure(id="a", what="x", value=2, unit="s", repeat="y", samples=(1, 2, 3))
+    path = keep(tmp_path / "x.json", "a", [with_samples, figure("b", 1)], {"at": "1"})
+    first, second = json.loads(path.read_text())["figures"]
+    assert first["samples"] == [1, 2, 3]
+    assert "samples" not in second
+    assert Results.load(path).figures == (with_samples, figure("b", 1))
+
+
+def test_a_wrong_name_is_told_before_anything_is_started() -> None:
+    result = CliRunner().invoke(figures, ["client.nothing"])
+    assert isinstance(result.exception, InputInvalid)
+
+
+def names(*wanted: str) -> list[str]:
+    return [group.name for group in chosen(wanted)]
+
+
+def test_a_name_means_itself_and_all_that_begin_with_it() -> None:
+    assert names("client.publish") == ["client.publish"]
+    assert names("way") == ["way.publish", "way.memory", "way.attach", "way.kill"]
+    assert names() == [group.name for group in GROUPS]
+    groups = [
+        "again",
+        "client",
+        "clients",
+        "comfort",
+        "gateway",
+        "gateway-kills",
+        "measure",
+        "once",
+        "ops",
+        "order",
+        "see",
+        "way",
+    ]
+    assert set(names(*groups)) == set(names())
+
+
+def test_a_name_that_means_nothing_tells_what_there_is() -> None:
+    with pytest.raises(InputInvalid, match=r"client\.batch"):
+        chosen(["client.pub"])
+
+
+def test_names_are_distinct() -> None:
+    assert len({group.name for group in GROUPS}) == len(GROUPS)
 
 
 def test_a_quick_run_does_a_tenth_but_not_less_than_the_least() -> None:
@@ -28,3 +106,82 @@ def test_the_command_that_repeats_names_the_group() -> None:
         repeat_command("client.publish", 5) == "python -m bench figures client.publish --repeat 5"
     )
     assert repeat_command("way.kill") == "python -m bench figures way.kill"
+
+
+def turn(rate: float, cpu_us: float = 10) -> Turn:
+    return Turn(messages=1000, took_s=1000 / rate, cpu_s=cpu_us * 1000 / 1e6)
+
+
+def line(name: str, rate: float | None = None, cpu: float | None = None) -> Line:
+    id = f"{name}_" if name != "ours" else ""
+    return Line(name, id, f"what {name}", bench_task(), rate, cpu)
+
+
+def test_every_line_takes_its_turn_and_another_one_begins_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    prepared: list[str] = []
+
+    def note(name: str, task: Task) -> Turn:
+        order.append(name)
+        return turn(100)
+
+    monkeypatch.setattr(module, "take_turn", note)
+    tasks = {name: bench_task() for name in "abc"}
+    scene = Scene(Path(), lambda line: None, repeat=2)
+    found = interleaved(scene, tasks, lambda name, task: prepared.append(name))
+    assert order == prepared == ["a", "b", "c", "b", "c", "a"]
+    assert {name: len(each) for name, each in found.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_line_gives_a_rate_and_cpu_time_with_all_their_samples() -> None:
+    turns = {"ours": [turn(100, 4), turn(300, 6), turn(200, 2)]}
+    table = Table([line("ours", rate=150, cpu=5), line("other")])
+    rate, cpu = table.figures("client.x", turns, "y")
+    assert (rate.id, cpu.id) == ("client.x.rate", "client.x.cpu_us")
+    assert (rate.what, rate.repeat) == ("what ours", "y")
+    assert rate.value == pytest.approx(200)
+    assert cpu.value == pytest.approx(4)
+    assert rate.samples == pytest.approx((100, 300, 200))
+    assert (rate.met, rate.is_unsure) == (False, True)
+    assert (cpu.goal, cpu.is_unsure) == ("<= 5 us", True)
+
+
+def test_lines_are_compared_within_a_repetition() -> None:
+    turns = {"ours": [turn(100, 9), turn(10, 8)], "other": [turn(50, 4), turn(5, 5)]}
+    against = [
+        Against("ours", "other", "ratio", "x", 1.5),
+        Against("ours", "other", "more_us", "x", 4, of_cpu="difference"),
+        Against("ours", "missing", "ratio_missing", "x"),
+    ]
+    ratio, more = Table(against=against).figures("client.x", turns, "y")
+    assert (ratio.id, ratio.unit, ratio.met) == ("client.x.ratio", "times", True)
+    assert ratio.samples == pytest.approx((2, 2))
+    assert (more.unit, more.goal, more.met) == ("us", "<= 4 us", False)
+    assert more.samples == pytest.approx((5, 3))
+
+
+def test_a_quick_run_is_a_tenth() -> None:
+    whole = sized(bench_task(), Scene(Path(), print), 60_000)
+    quick = sized(bench_task(), Scene(Path(), print, quick=True), 60_000)
+    assert (whole.messages, whole.warm_up) == (60_000, 6_000)
+    assert (quick.messages, quick.warm_up) == (6_000, 600)
+
+
+def test_a_client_that_fails_is_told_by_its_last_line() -> None:
+    with pytest.raises(BenchError, match="a: no client 'nothing'"):
+        take_turn("a", bench_task(system="nothing"))
+
+
+def test_what_is_no_wait_adds_up_to_the_cpu_time_that_was_measured_without_the_profiler() -> None:
+    stats = pstats.Stats()
+    values: tuple[object, ...] = (1, 1, 0.5, 0.5, {})
+    stats.stats = {  # type: ignore[attr-defined]
+        ("~", 0, "<method 'poll' of 'select.epoll' objects>"): values,
+        ("~", 0, "<method 'recv' of '_socket.socket' objects>"): values,
+        ("a.py", 1, "work"): (1, 1, 1.5, 2.0, {}),
+    }
+    found = scaled(stats, Turn(messages=2, took_s=1, cpu_s=8e-6)).stats  # type: ignore[attr-defined]
+    own_us = {name[2]: each[2] for name, each in found.items()}
+    assert own_us == pytest.approx({"<method 'recv' of '_socket.socket' objects>": 1, "work": 3})

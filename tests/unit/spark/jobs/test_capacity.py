@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.commands import profile_of
-from bench.workloads.capacity import steps
+from bench.workloads.lines import capacity_steps
 from spark.jobs.capacity import Load, Measured, command, error_of, fitted, read_runs, unseen
 
 COSTS = (0.05, 60.0, 25.0, 4.0, 6.0, 300.0)
@@ -49,7 +49,7 @@ def result(profile: dict[str, Any], factor: float = 1.0) -> dict[str, Any]:
 def runs(tmp_path: Path) -> Path:
     """Return a folder with the whole grid, of which one run is a tenth dearer than the others say."""
     folder = tmp_path / "runs"
-    for number, step in enumerate(steps(profile_of("capacity"))):
+    for number, step in enumerate(capacity_steps(profile_of("capacity"))):
         (folder / step.name).mkdir(parents=True)
         made = result(step.profile.as_json(), 1.1 if number == 5 else 1.0)
         (folder / step.name / "result.json").write_text(json.dumps(made))

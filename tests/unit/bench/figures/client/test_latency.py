@@ -1,4 +1,4 @@
-"""Figures of latencies and delays, made from measurements."""
+"""Figures of latencies, delays and gaps, made from measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
+from bench.figures.client.gap import KINDS, S, figures_of, gaps_s
 from bench.figures.client.latency import (
     added_percent,
     delay_tasks,
@@ -105,3 +106,34 @@ def test_the_rate_with_waiting_messages_is_held_against_the_one_without() -> Non
     assert found["comfort.delay.consume_ratio"].met is False
     assert found["comfort.delay.latency_idle_p50_ms"].value == 5
     assert found["comfort.delay.latency_idle_p99_ms"].value == 10
+
+
+def ns(*seconds: float) -> list[int]:
+    return [int(each * S) for each in seconds]
+
+
+def test_a_gap_lasts_from_the_event_or_between_two_confirms_after_it() -> None:
+    confirmed = ns(0.9, 1.5, 1.6, 2.4, 2.5, 9, 10.1)
+    assert gaps_s(confirmed, ns(1.0), 1.4) == pytest.approx([0.8])
+    assert gaps_s(confirmed, ns(1.0), 1.0) == pytest.approx([0.8])
+    assert gaps_s(ns(0.9, 1.7, 1.8, 2.5), ns(1.0), 0.75) == pytest.approx([0.7])
+
+
+def test_a_silence_that_ends_after_the_watch_counts_whole() -> None:
+    assert gaps_s(ns(1.1, 8, 9), ns(1.0), 2.0) == pytest.approx([6.9])
+    assert gaps_s(ns(0.5, 8, 9), ns(1.0), 2.0) == pytest.approx([7.0])
+
+
+def test_a_silence_without_an_end_is_an_error() -> None:
+    with pytest.raises(BenchError, match="no confirm"):
+        gaps_s(ns(1.1, 1.2), ns(1.0), 2.0)
+    with pytest.raises(BenchError, match="no confirm"):
+        gaps_s([], ns(1.0), 2.0)
+
+
+def test_the_worst_event_is_the_figure_and_all_are_kept() -> None:
+    kill = next(kind for kind in KINDS if kind.name == "kill")
+    (figure,) = figures_of(kill, [0.1, 0.3, 0.2], "again")
+    assert figure.id == "client.gap.kill_s"
+    assert (figure.value, figure.met) == (0.3, False)
+    assert figure.samples == (0.1, 0.3, 0.2)

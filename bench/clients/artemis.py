@@ -1,0 +1,503 @@
+"""ActiveMQ Artemis: nodes for a run, a client over STOMP 1.2, and its own `artemis perf client`.
+
+Publisher n is connected to node n modulo their count. A consumer is connected to every node, as our
+consumers are. In a cluster it is connected to one node, and the nodes forward messages to each other.
+
+The STOMP client is written here, as far as a load needs it, because no client of Artemis' own protocols is
+in Python: its cost is a floor, not the cost of stomp.py. Every message has a receipt, every delivery an ack.
+
+`artemis perf client`, in Java, is an outside reference with a load of its own, on one node. It sends at a
+rate to a queue of its own and receives from it. Its times do not include the wait for room or for the
+intended time; these are reported separately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.clients import java
+from bench.clients.java import ARTEMIS, UP_WITHIN_S, Node, run_tool
+from bench.errors import BenchError
+from bench.faults import Fault
+from bench.harness.interface import Delivered, End, Outside, Running, Where
+from bench.harness.outcomes import CONFIRMED, UNKNOWN
+from bench.harness.sampling import Probe
+from bench.load.profile import Profile, places
+from bench.load.schedule import Constant
+from bench.processes import Children, wait_until
+
+# The environment variable that gives load processes the nodes' addresses.
+NODES = "BENCH_ARTEMIS_NODES"
+CLUSTERED = "artemis-cluster"
+STOMP_PORT, CORE_PORT = 61613, 61616
+# The options of its own `artemis create`.
+JVM = (
+    *("-Xms512m", "-Xmx2g", "-XX:+UseG1GC", "-XX:+UseStringDeduplication"),
+    *("-XX:AutoBoxCacheMax=20000", "-Djava.net.preferIPv4Stack=true"),
+)
+MAIN = "org.apache.activemq.artemis.cli.Artemis"
+# How long writes gather before they are synced. `artemis create` measures the disk and chooses a value; on
+# one busy machine it chose 276 to 824 us, so nodes would differ by chance. All of ours have the same value.
+JOURNAL_TIMEOUT_NS = 400_000
+# Clients send no heartbeats; Artemis would disconnect a silent client after a minute.
+SILENT_MS = 24 * 3600 * 1000
+JOINED = b"AMQ221027"
+
+
+def is_cluster(profile: Profile) -> bool:
+    return profile.system.name == CLUSTERED
+
+
+def durability(profile: Profile) -> str:
+    return {
+        "fsync": "fsynced by one broker before the receipt (journal-datasync, persistent)",
+        "page-cache": "in the page cache of one broker, not fsynced: a power-off of it loses it "
+        "(journal-datasync=false, persistent)",
+    }[profile.system.durability]
+
+
+def broker_xml(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> str:
+    """Return the configuration of node `number`, counted from 1."""
+    host = hosts[number - 1]
+    data = "".join(
+        f"<{kind}-directory>{folder}/{kind}</{kind}-directory>"
+        for kind in ("journal", "bindings", "paging", "large-messages")
+    )
+    topics = "".join(
+        f'<address name="{topic}"><multicast>'
+        + "".join(f'<queue name="{t}.{s}"/>' for t, s in places(profile) if t == topic)
+        + "</multicast></address>"
+        for topic in sorted({topic for topic, _ in places(profile)})
+    )
+    syncs = "true" if profile.system.durability == "fsync" else "false"
+    return (
+        '<configuration xmlns="urn:activemq"><core xmlns="urn:activemq:core">'
+        f"<name>node-{number}</name><security-enabled>false</security-enabled>"
+        f"<journal-type>NIO</journal-type><journal-datasync>{syncs}</journal-datasync>"
+        f"<journal-buffer-timeout>{JOURNAL_TIMEOUT_NS}</journal-buffer-timeout>{data}"
+        "<max-disk-usage>-1</max-disk-usage>"
+        f"{_cluster(number, hosts) if is_cluster(profile) else ''}<acceptors>"
+        f'<acceptor name="core">tcp://{host}:{CORE_PORT}?protocols=CORE</acceptor>'
+        f'<acceptor name="stomp">tcp://{host}:{STOMP_PORT}?protocols=STOMP;'
+        f"connectionTtl={SILENT_MS}</acceptor></acceptors>"
+        f"<addresses>{topics}</addresses>{SETTINGS}</core></configuration>\n"
+    )
+
+
+# Messages of a node without consumers go at once to nodes that have some.
+SETTINGS = (
+    '<address-settings><address-setting match="#"><redistribution-delay>0</redistribution-delay>'
+    "<address-full-policy>PAGE</address-full-policy></address-setting></address-settings>"
+)
+
+
+def _cluster(number: int, hosts: Sequence[str]) -> str:
+    connectors = "".join(
+        f'<connector name="node-{n}">tcp://{host}:{CORE_PORT}</connector>'
+        for n, host in enumerate(hosts, 1)
+    )
+    others = "".join(
+        f"<connector-ref>node-{n}</connector-ref>" for n in range(1, len(hosts) + 1) if n != number
+    )
+    return (
+        f"<connectors>{connectors}</connectors>"
+        "<cluster-user>bench</cluster-user><cluster-password>loopback</cluster-password>"
+        '<cluster-connections><cluster-connection name="all">'
+        f"<connector-ref>node-{number}</connector-ref>"
+        "<message-load-balancing>ON_DEMAND</message-load-balancing><max-hops>1</max-hops>"
+        f"<static-connectors>{others}</static-connectors>"
+        "</cluster-connection></cluster-connections>"
+    )
+
+
+class Artemis:
+    """The running nodes of a run."""
+
+    def __init__(self, nodes: Sequence[Node], children: Children, profile: Profile) -> None:
+        self.nodes, self._children = nodes, children
+        self._profile = profile
+
+    def env(self) -> Mapping[str, str]:
+        return {NODES: " ".join(node.broker for node in self.nodes)}
+
+    def declare(self, profile: Profile) -> None:
+        """Do nothing: the nodes' configuration already names the topics of their profile."""
+
+    def probes(self) -> list[Probe]:
+        return java.probes(self.nodes, self._children)
+
+    def about(self) -> Mapping[str, Any]:
+        alone = f"{len(self.nodes)} standalone Artemis {ARTEMIS.version}"
+        together = f"{len(self.nodes)} Artemis {ARTEMIS.version} in one cluster, ON_DEMAND"
+        clustered = is_cluster(self._profile)
+        return {
+            "nodes": together if clustered else alone,
+            "path": "each publisher to one node, by turns; each consumer to "
+            + ("one" if clustered else "all"),
+            "protocol": "STOMP 1.2, a client of the bench",
+            "journal": f"NIO, gathers for {JOURNAL_TIMEOUT_NS // 1000} us",
+            "jvm": " ".join(JVM),
+        }
+
+    def fault(self, name: str, number: int) -> Fault:
+        raise BenchError(f"{name} of node {number}: Artemis has no faults here")
+
+
+@contextmanager
+def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Artemis]:
+    """Run nodes with folders and addresses of their own; remove them afterwards."""
+    with java.started(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
+        if is_cluster(profile):
+            _wait_for_all(nodes, children)
+        yield Artemis(nodes, children, profile)
+
+
+def _all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
+    return [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
+
+
+def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> Node:
+    """Write the files of `artemis create`, without those that are not used here."""
+    own = folder / f"node-{number}"
+    etc = own / "etc"
+    etc.mkdir(parents=True)
+    schema = 'xmlns="http://activemq.apache.org/schema"'
+    (etc / "broker.xml").write_text(broker_xml(number, hosts, own, profile))
+    (etc / "management.xml").write_text(f"<management-context {schema}/>\n")
+    (etc / "bootstrap.xml").write_text(
+        f'<broker {schema}><jaas-security domain="activemq"/>'
+        f'<server configuration="{(etc / "broker.xml").as_uri()}"/></broker>\n'
+    )
+    folders = (f"-Dartemis.{name}={own}" for name in ("home", "instance"))
+    argv = (*JVM, *folders, f"-Dartemis.instance.etc={etc}", "-cp", ARTEMIS.classpath, MAIN, "run")
+    return Node(number, hosts[number - 1], (STOMP_PORT, CORE_PORT), argv)
+
+
+def _wait_for_all(nodes: Sequence[Node], children: Children) -> None:
+    """Wait until every node's log reports a bridge to each other node. Raises BenchError."""
+    logs = [children.log_of(node.name) for node in nodes]
+    wait_until(
+        lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
+        within_s=UP_WITHIN_S,
+        what="Artemis' nodes are not all joined",
+    )
+
+
+OPEN_WITHIN_S = 30.0
+
+
+class Frame(NamedTuple):
+    """One STOMP frame, with names and values as received, escaped."""
+
+    command: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+def frame(command: str, headers: dict[str, str], body: bytes = b"") -> bytes:
+    lines = "".join(f"{name}:{_escaped(value)}\n" for name, value in headers.items())
+    return f"{command}\n{lines}\n".encode() + body + b"\0"
+
+
+def _escaped(value: str) -> str:
+    """Escape a header's value. An unescaped colon ends it: an address::queue would name another address.
+
+    Artemis reports no error then.
+    """
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace(":", "\\c")
+
+
+def parse(data: bytes) -> tuple[list[Frame], bytes]:
+    """Split received bytes into whole frames and the beginning of the next."""
+    frames, at = [], 0
+    while (end := data.find(b"\n\n", at)) >= 0:
+        # Line feeds separate frames: heartbeats, and one after every frame of Artemis.
+        command, *lines = data[at:end].lstrip(b"\n").split(b"\n")
+        # The first of repeated headers counts.
+        headers = {name: value for name, _, value in (line.partition(b":") for line in lines[::-1])}
+        start = end + 2
+        length = headers.get(b"content-length")
+        stop = data.find(b"\0", start) if length is None else start + int(length)
+        if not 0 <= stop < len(data):
+            break
+        frames.append(Frame(command, headers, data[start:stop]))
+        at = stop + 1
+        while data[at : at + 1] == b"\n":
+            at += 1
+    return frames, data[at:]
+
+
+class Link(asyncio.Protocol):
+    """One connection. on_frames: is called with each received list of frames.
+
+    At the end of the connection it is called with an empty list; see `fault`.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, broker: str, on_frames: Callable[[list[Frame]], None]) -> None:
+        self.broker = broker
+        self.fault = ""
+        self._on_frames = on_frames
+        self._rest = b""
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        frames, self._rest = parse(self._rest + data if self._rest else data)
+        for each in frames:
+            if each.command == b"ERROR":
+                said = each.headers.get(b"message", each.body)
+                self.fault = said.decode(errors="replace").replace("\\c", ":")
+        self._on_frames(frames)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fault = self.fault or (str(exc) if exc else "it hung up")
+        self._on_frames([])
+
+    def check(self) -> None:
+        """Check the connection. Raises BenchError when it is closed or failed."""
+        if self.fault:
+            raise BenchError(f"{self.broker}: {self.fault}")
+
+    def close(self) -> None:
+        self.transport.close()
+
+
+async def opened(broker: str, on_frames: Callable[[list[Frame]], None]) -> Link:
+    """Connect and wait for the broker's greeting. Raises BenchError."""
+    greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_all(frames: list[Frame]) -> None:
+        if greeted.done():
+            on_frames(frames)
+        elif frames and frames[0].command == b"CONNECTED":
+            greeted.set_result(None)
+            on_frames(frames[1:])
+        else:
+            greeted.set_exception(BenchError(f"{broker}: {link.fault or 'no greeting'}"))
+
+    host, port = broker.rsplit(":", 1)
+    link = Link(broker, on_all)
+    hello = frame("CONNECT", {"accept-version": "1.2", "host": host, "heart-beat": "0,0"})
+    try:
+        async with asyncio.timeout(OPEN_WITHIN_S):
+            loop = asyncio.get_running_loop()
+            link.transport, _ = await loop.create_connection(lambda: link, host, int(port))
+            link.write(hello)
+            await greeted
+    except (OSError, TimeoutError) as fault:
+        raise BenchError(f"{broker}: cannot connect: {fault or 'no answer'}") from fault
+    return link
+
+
+# Bytes that Artemis adds to a message's body when it compares with a window in bytes.
+ENVELOPE_BYTES = 512
+ACK_MODES = {"each": "client-individual", "many": "client", "none": "auto"}
+
+
+class Sender:
+    def __init__(self, profile: Profile, where: Where) -> None:
+        self._window = profile.load.window
+        nodes = where.env[NODES].split()
+        self._broker = nodes[where.number % len(nodes)]
+        # Without `persistent` a message is kept in memory alone, even with a receipt.
+        self._head = {
+            "destination": where.topic,
+            "destination-type": "MULTICAST",
+            "persistent": "true",
+        }
+        self._open: dict[int, int] = {}
+        self._ends: list[End] = []
+        self._room = asyncio.Event()
+
+    async def open(self) -> None:
+        self._link = await opened(self._broker, self._on_frames)
+
+    async def room(self) -> None:
+        while len(self._open) >= self._window:
+            self._room.clear()
+            await self._room.wait()
+            self._link.check()
+
+    async def send(self, sequence: int, body: bytes, key: str) -> None:
+        self._link.check()
+        if len(self._open) >= self._window:
+            await self.room()
+        headers = self._head | {"receipt": str(sequence), "content-length": str(len(body))}
+        if key:
+            headers["JMSXGroupID"] = key
+        self._open[sequence] = time.monotonic_ns()
+        self._link.write(frame("SEND", headers, body))
+
+    def ends(self) -> list[End]:
+        ends, self._ends = self._ends, []
+        return ends
+
+    async def close(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_ended(), timeout_s)
+        now_ns = time.monotonic_ns()
+        for sequence, sent_ns in self._open.items():
+            self._ends.append(End(sequence, UNKNOWN, self._broker, sent_ns, now_ns))
+        self._link.close()
+
+    async def _all_ended(self) -> None:
+        while self._open and not self._link.fault:
+            self._room.clear()
+            await self._room.wait()
+
+    def _on_frames(self, frames: list[Frame]) -> None:
+        now_ns = time.monotonic_ns()
+        for each in frames:
+            if each.command == b"RECEIPT":
+                sequence = int(each.headers[b"receipt-id"])
+                sent_ns = self._open.pop(sequence)
+                self._ends.append(End(sequence, CONFIRMED, self._broker, sent_ns, now_ns))
+        self._room.set()
+
+
+class Receiver:
+    def __init__(self, profile: Profile, where: Where) -> None:
+        self._where, load, messages = where, profile.load, profile.messages
+        nodes = where.env[NODES].split()
+        self._nodes = [nodes[where.number % len(nodes)]] if is_cluster(profile) else nodes
+        self._ack = load.ack
+        self._per_ack = max(1, load.prefetch // 4) if load.ack == "many" else 1
+        largest = max([size for _, size in messages.sizes] or [messages.size])
+        self._window_bytes = load.prefetch * (largest + ENVELOPE_BYTES)
+        self._had: list[Delivered] = []
+        # Node -> number of its deliveries without an ack, and the id of the last one.
+        self._owed: dict[str, tuple[int, bytes]] = {}
+        self._links: dict[str, Link] = {}
+        self._some = asyncio.Event()
+
+    async def open(self) -> None:
+        queue = f"{self._where.topic}::{self._where.topic}.{self._where.subscription}"
+        for node in self._nodes:
+            link = await opened(node, functools.partial(self._on_frames, node))
+            self._links[node] = link
+            headers = {"id": "0", "destination": queue, "ack": ACK_MODES[self._ack]}
+            headers["consumer-window-size"] = str(self._window_bytes)
+            link.write(frame("SUBSCRIBE", headers))
+
+    async def take(self, max_wait_s: float) -> list[Delivered]:
+        if not self._had:
+            self._some.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._some.wait(), max_wait_s)
+        for node, link in self._links.items():
+            link.check()
+            self._answer(node, 1)
+        had, self._had = self._had, []
+        return had
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+    def _on_frames(self, node: str, frames: list[Frame]) -> None:
+        now_ns = time.monotonic_ns()
+        for each in frames:
+            if each.command == b"MESSAGE":
+                self._had.append(Delivered(each.body, node, now_ns))
+                if self._ack != "none":
+                    count, _ = self._owed.get(node, (0, b""))
+                    self._owed[node] = (count + 1, each.headers[b"ack"])
+                    self._answer(node, self._per_ack)
+        self._some.set()
+
+    def _answer(self, node: str, least: int) -> None:
+        """Ack a node's last delivery if `least` are open; with ack `many` this answers earlier ones too."""
+        count, last = self._owed.get(node, (0, b""))
+        if count >= least and count:
+            del self._owed[node]
+            self._links[node].write(b"ACK\nid:" + last + b"\n\n\0")
+
+
+OUTPUT, PERF_SAMPLES = "artemis-perf.txt", "artemis-perf.json"
+QUEUE = "queue://perf"
+# Without it the client reports each send as acknowledged as soon as it is written, and says so in one
+# line of its log (AMQ212053). That takes 0.1 ms; the journal alone gathers for 0.4 ms before it syncs.
+ACKNOWLEDGED = "confirmationWindowSize=1048576"
+MORE_S = 60.0
+US_PER_MS = 1000
+LACKS = (
+    "fates: lost, doubled, altered or late messages",
+    "latency from intended times: it times from the sending, with two digits",
+    "load.prefetch: its consumer has Artemis' own window of 1 MiB",
+    "CPU time of its process",
+)
+# Its name -> ours. "sent to received" uses one clock, because it is one process.
+MEASURES = {"totalSendTime": "service", "totalTransferTime": "sent to received"}
+PERCENTILES = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p99.9"}
+
+
+def measure(profile: Profile, running: Running, folder: Path) -> Outside:
+    """Run the tool and return its numbers. Raises BenchError."""
+    host, _, _ = running.env()[NODES].split()[0].rpartition(":")
+    argv = ["-cp", ARTEMIS.classpath, MAIN, *options(profile, host, folder / PERF_SAMPLES)]
+    run_tool(argv, folder / OUTPUT, profile.time.warm_up_s + profile.time.measured_s + MORE_S)
+    return outside_of(read_samples((folder / PERF_SAMPLES).read_text()), ["java", *argv])
+
+
+def options(profile: Profile, host: str, samples: Path) -> list[str]:
+    """Return the options of its command line."""
+    load, time = profile.load, profile.time
+    assert isinstance(load.schedule, Constant)
+    return [
+        *(
+            "perf",
+            "client",
+            "--url",
+            f"tcp://{host}:{CORE_PORT}?{ACKNOWLEDGED}",
+            "--persistent",
+            "--tx",
+        ),
+        *("--producers", str(load.publishers), "--consumers", str(load.consumers)),
+        *("--rate", str(max(1, round(load.schedule.rate_per_s)))),
+        *("--max-pending", str(load.window), "--message-size", str(profile.messages.size)),
+        *("--warmup", str(round(time.warm_up_s)), "--duration", str(round(time.measured_s))),
+        *("--json", str(samples), QUEUE),
+    ]
+
+
+def read_samples(text: str) -> list[dict[str, Any]]:
+    """Parse its samples, one per line. A killed process leaves an incomplete last line, which is skipped."""
+    lines = (line.strip().rstrip(",") for line in text.splitlines())
+    found = []
+    for line in lines:
+        try:
+            sample = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(sample, dict):
+            found.append(sample)
+    return found
+
+
+def outside_of(samples: Sequence[Mapping[str, Any]], argv: Sequence[str]) -> Outside:
+    """Return the numbers of its samples. Raises BenchError when it measured nothing, or failed."""
+    seconds = [each for each in samples if each["sampleType"] == "interval" and not each["warmup"]]
+    totals = [each for each in samples if each["sampleType"] == "summary"]
+    if not seconds or not totals or totals[-1]["result"] != "success":
+        raise BenchError("artemis perf measured nothing, or failed")
+    return Outside(
+        confirmed_per_s=sum(each["completed"] for each in seconds) / len(seconds),
+        delivered_per_s=sum(each["received"] for each in seconds) / len(seconds),
+        percentiles_ms={
+            ours: {name: totals[-1][theirs][key] / US_PER_MS for key, name in PERCENTILES.items()}
+            for theirs, ours in MEASURES.items()
+        },
+        argv=argv,
+        lacks=LACKS,
+    )

@@ -1,0 +1,299 @@
+"""Publishing and receiving at full speed: tables of our ways, the peers that can do the same, and the goals.
+
+Publishing is safe: every client publishes persistent, mandatory messages with an id of their own to the same
+exchange, from one process, and counts a message when its confirm has arrived. Of received messages ours note
+each id and ack each delivery by itself, and send the acks together. The peers answer many at once where
+their interface allows it; aio-pika has no other way than to answer each by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from bench.figures.form import Figure, Maker, below
+from bench.figures.scene import Scene, repeat_command
+from bench.figures.turns import Against, Line, Table, Turns, interleaved, sized
+from bench.harness.loop import best_loop
+from bench.harness.turn import Task
+from bench.processes import run
+
+# A turn lasts some 2 s: long against the window, short against changes of the machine's load.
+SENT, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500
+AIO_PIKA_WINDOW = 500
+PERF_TEST_SENDS_S = 8.0
+# Way -> the part of the ids after the window.
+WAYS = {"submit": "", "send_many": "send_many."}
+CPU_GOALS_US = {1000: 4.0, 50: 6.0}
+# Peer -> window -> the wanted ratio of our rate to the peer's.
+RATIO_GOALS: dict[str, dict[int, float]] = {
+    "perf_test": {1000: 1.0, 50: 1.0},
+    "pika_async": {50: 1.5},
+    "pika_blocking": {1000: 20.0},
+    "aio_pika": {1000: 8.0},
+    "kombu": {},
+}
+# Peers with a window of their own, independent of ours.
+OF_ANY_WINDOW = {
+    "aio_pika": f"aio-pika, window {AIO_PIKA_WINDOW}",
+    "pika_blocking": "pika's BlockingConnection, one by one",
+    "kombu": "kombu with confirms, one by one",
+}
+OF_EACH_WINDOW = {"pika_async": "pika's asynchronous adapter by hand", "perf_test": "Java PerfTest"}
+# Publisher.send_safe: threads -> messages of a turn, summed over all of them; the wanted ratio to one thread.
+THREADS, THREADS_GOALS = {1: 2_500, 8: 10_000, 64: 30_000}, {64: 5.0}
+# The window of a publisher without settings.
+DEFAULT_WINDOW = 512
+
+
+def publish(task: Task, scene: Scene) -> Table:
+    """Our clients and the peers, in the order of the first repetition."""
+    table = Table()
+
+    def line(name: str, id: str, what: str, messages: int, **options: Any) -> Line:
+        cpu = options.pop("cpu", None)
+        task_of = replace(sized(task, scene, messages), **options)
+        table.lines.append(Line(name, id, what, task_of, cpu=cpu))
+        return table.lines[-1]
+
+    loop, ours = best_loop(), []
+    of: dict[str, Any]
+    for window, goal in CPU_GOALS_US.items():
+        at, said = f"w{window}", f"Safe publishes of 1 KB, window {window}"
+        for way, infix in WAYS.items():
+            what, of = f"{said}, AsyncPublisher.{way}", {"window": window, "way": way}
+            one = line(f"{at}.{way}", f"{at}.{infix}", what, SENT, loop=loop, cpu=goal, **of)
+            ours.append((window, one))
+        what, of = f"{said}, blocking submit", {"window": window, "way": "submit_blocking"}
+        line(f"{at}.blocking", f"{at}.blocking_", what, SENT, **of)
+        said, of = f"{OF_EACH_WINDOW['pika_async']}, window {window}", {"window": window}
+        line(f"{at}.pika_async", f"{at}.pika_async_", said, PIKA, system="pika", **of)
+        said = f"{OF_EACH_WINDOW['perf_test']}, window {window}"
+        of |= {"seconds": 2.0 if scene.quick else PERF_TEST_SENDS_S}
+        line(f"{at}.perf_test", f"{at}.perf_test_", said, SENT, system="perf-test", **of)
+    what, of = OF_ANY_WINDOW["aio_pika"], {"window": AIO_PIKA_WINDOW, "loop": loop}
+    line("aio_pika", "aio_pika_", what, AIO_PIKA, system="aio-pika", **of)
+    for peer, system in (("pika_blocking", "pika-blocking"), ("kombu", "kombu")):
+        line(peer, f"{peer}_", OF_ANY_WINDOW[peer], ONE_BY_ONE, system=system)
+    for window, one in ours:
+        for peer, goals in RATIO_GOALS.items():
+            told = OF_ANY_WINDOW.get(peer) or f"{OF_EACH_WINDOW[peer]} at the same window"
+            other = peer if peer in OF_ANY_WINDOW else f"w{window}.{peer}"
+            what = f"{one.what}: how many times as fast as {told}"
+            id, wanted = f"{one.id}ratio_{peer}", goals.get(window)
+            table.against.append(Against(one.name, other, id, what, wanted))
+    return table
+
+
+def threads(task: Task, scene: Scene) -> Table:
+    """`Publisher.send_safe` from several threads at once, which share one window."""
+    table, sending = Table(), replace(task, way="send_safe", window=1000)
+    for count, messages in THREADS.items():
+        words = "one thread" if count == 1 else f"{count} threads"
+        shared, what = sized(sending, scene, messages), f"Publisher.send_safe of 1 KB from {words}"
+        table.lines.append(Line(f"{count}", f"{count}.", what, replace(shared, threads=count)))
+        if count > 1:
+            ratio = f"Publisher.send_safe: {words}, how many times as fast as one"
+            goal = THREADS_GOALS.get(count)
+            table.against.append(Against(f"{count}", "1", f"{count}.ratio", ratio, goal))
+    return table
+
+
+class Size(NamedTuple):
+    """Batches of `batch` messages of body_bytes. messages, unbatched: of a turn. The rest are goals."""
+
+    name: str
+    batch: int
+    body_bytes: int
+    messages: int
+    unbatched: int
+    ratio: float
+    rate: float | None = None
+    cpu: float | None = None
+
+
+SIZES = (
+    Size("50x200", 50, 200, 600_000, 60_000, ratio=8.0, rate=200_000.0, cpu=2.0),
+    Size("16x1k", 16, 1024, 150_000, 60_000, ratio=2.5),
+)
+# Publishes in the window, and batches that a broker may have under way to a consumer.
+BATCHES, PREFETCH, UNBATCHED_WINDOW = 50, 200, 1000
+
+
+def batch(task: Task, scene: Scene) -> Table:
+    """Several messages in one AMQP message, each with its own id, outcome and ack; and one by one."""
+    table = Table()
+    for verb, way, done in (
+        ("publish", "send_many", "Safe publishes"),
+        ("consume", "receive", "Received and acked"),
+    ):
+        for size in SIZES:
+            name, said = f"{verb}.{size.name}", f"{done} of {size.body_bytes} bytes"
+            what, window = f"{said}, {size.batch} in a batch", PREFETCH * size.batch
+            if verb == "publish":
+                what += f", {BATCHES} batches in the window, AsyncPublisher.send_many"
+                window = BATCHES
+            common = replace(task, verb=verb, way=way, body_bytes=size.body_bytes, loop=best_loop())
+            packed = replace(sized(common, scene, size.messages), batch=size.batch, window=window)
+            single = replace(sized(common, scene, size.unbatched), window=UNBATCHED_WINDOW)
+            alone = f"{name}.unbatched"
+            table.lines.append(Line(name, f"{name}.", what, packed, size.rate, size.cpu))
+            table.lines.append(Line(alone, f"{alone}_", f"{said}, unbatched", single))
+            ratio = f"{what}: how many times as fast as unbatched"
+            table.against.append(Against(name, alone, f"{name}.ratio", ratio, size.ratio))
+    return table
+
+
+def through_haproxy(task: Task, scene: Scene) -> Table:
+    """Our blocking client against pika's, both through HAProxy."""
+    task = replace(task, env=scene.cluster.client_env(), window=DEFAULT_WINDOW)
+    ours = replace(sized(task, scene, 20_000), way="submit_blocking")
+    peer = replace(sized(task, scene, 1_500), system="pika-blocking")
+    what = "Safe publishes of 1 KB through HAProxy, pipelined, one process"
+    other = "The same with pika's BlockingConnection and confirms"
+    ratio = "How many times faster than pika's BlockingConnection"
+    return Table(
+        [Line("ours", "", what, ours), Line("pika", "pika_", other, peer)],
+        [Against("ours", "pika", "ratio", ratio, 8.0)],
+    )
+
+
+def redundant(task: Task, scene: Scene) -> Table:
+    """Two confirms of two brokers against one of one, through HAProxy."""
+    table = Table()
+    base = replace(task, env=scene.cluster.client_env(), window=1000, loop=best_loop())
+    for way, infix in WAYS.items():
+        once = replace(sized(base, scene, SENT), way=way)
+        twice = replace(once, redundant=True)
+        what = f"Safe publishes of 1 KB through HAProxy, window 1000, AsyncPublisher.{way}"
+        both = f"{what}, confirmed by two brokers"
+        table.lines.append(Line(f"{way}.once", f"{infix}plain_", what, once))
+        table.lines.append(Line(f"{way}.twice", infix, both, twice))
+        for of_cpu, name, said, goal in (
+            ("", "ratio", "how many times as fast as on one broker", 0.45),
+            ("ratio", "cpu_ratio", "CPU time of the client against one broker", 1.6),
+        ):
+            one, other, id = f"{way}.twice", f"{way}.once", f"{infix}{name}"
+            table.against.append(Against(one, other, id, f"{both}: {said}", goal, of_cpu))
+    return table
+
+
+WINDOW = 1000
+WHAT = "Received and acked, 1 KB"
+# Line -> way, the rest of its description, CPU goal in us.
+OURS = {
+    "ours": ("receive", "AsyncConsumer", 5.0),
+    "many": ("receive_many", "AsyncConsumer.receive_many", None),
+    "blocking": ("receive_blocking", "blocking Consumer", None),
+    "blocking_many": ("receive_many_blocking", "blocking Consumer.receive_many", None),
+}
+# Line -> system, its description, messages of a turn, the wanted ratio of our rate to its rate. PerfTest runs
+# for a given time; its number makes the queue last for some seconds after its warm-up.
+PEERS = {
+    "pika_async": ("pika", "pika's asynchronous adapter by hand", 60_000, 2.0),
+    "aio_pika": ("aio-pika", "aio-pika", 20_000, 5.0),
+    "perf_test": ("perf-test", "Java PerfTest", 400_000, 1.0),
+}
+MESSAGES, PERF_TEST_S = 100_000, 6.0
+
+
+def consume(task: Task, scene: Scene) -> Table:
+    """Every client with the same window, from a quorum queue at one broker."""
+    task, table = replace(task, verb="consume", window=WINDOW), Table()
+    for name, (way, what, cpu) in OURS.items():
+        loop = "asyncio" if name.startswith("blocking") else best_loop()
+        made = replace(sized(task, scene, MESSAGES), way=way, loop=loop)
+        id, what = "" if name == "ours" else f"{name}_", f"{WHAT}, {what}"
+        table.lines.append(Line(name, id, what, made, cpu=cpu))
+    for name, (system, what, messages, goal) in PEERS.items():
+        made = replace(sized(task, scene, messages), system=system)
+        if name == "aio_pika":
+            made = replace(made, loop=best_loop())
+        if name == "perf_test":
+            # Java is not warm before its third second, so a quick run has as many messages for it.
+            made = replace(made, messages=messages, warm_up=0, seconds=PERF_TEST_S)
+        table.lines.append(Line(name, f"{name}_", what, made))
+        ratio = f"{table.lines[0].what}: how many times as fast as {what}"
+        table.against.append(Against("ours", name, f"ratio_{name}", ratio, goal))
+    return table
+
+
+RUN, APP = "AsyncConsumer.run", "@app.subscriber"
+FEW = 0.01
+# Line -> way, its description, the part of the messages that is traced, goal of what it adds in us.
+HANDLERS = {
+    "run": ("run", f"{RUN} with a coroutine function", 0, 3.0),
+    "run_threads": ("run_threads", f"{RUN} with a plain function in a thread", 0, None),
+    "app": ("app", f"{APP}, the payload as bytes", 0, 10.0),
+    "app_typed": ("app_typed", f"{APP}, 1 KB of JSON as a dataclass", 0, None),
+    "run_otel": ("run", f"{RUN} with OpenTelemetry on, every message traced", 1, 30.0),
+    "run_otel_few": (
+        "run",
+        f"{RUN} with OpenTelemetry on, one message in a hundred traced",
+        FEW,
+        30.0,
+    ),
+    "app_otel": ("app", f"{APP} with OpenTelemetry on, every message traced", 1, None),
+}
+HANDLED = 60_000
+
+
+def handlers(task: Task, scene: Scene) -> Table:
+    """`run` and the decorator, against a loop over the same consumer that does the same work."""
+    consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop(), typed=True)
+    plain = replace(sized(consuming, scene, HANDLED), way="receive")
+    what = f"{WHAT}, a loop over AsyncConsumer"
+    table = Table([Line("receive", "receive_", what, plain)])
+    for name, (way, what, traced, goal) in HANDLERS.items():
+        made = replace(plain, way=way, traced=traced)
+        table.lines.append(Line(name, f"{name}_", what, made))
+        more = f"{what}: CPU time on top of the loop, per message"
+        table.against.append(
+            Against(name, "receive", f"{name}_more_us", more, goal, of_cpu="difference")
+        )
+    return table
+
+
+MEMORY = "comfort.memory"
+IN_MEMORY = 300_000
+IMPORT_WITHIN_S = 60.0
+# Run in a fresh interpreter with nothing loaded: asyncio, ssl and pika take most of the time.
+IMPORT = """
+import time
+began = time.perf_counter()
+import messagebus.testing.bus
+print((time.perf_counter() - began) * 1000)
+"""
+
+
+def memory_bus_figures(scene: Scene) -> Iterator[Figure]:
+    """Measure the bus in memory for tests of applications: its speed, and the time until a test begins."""
+    nowhere = Task(verb="publish", env={}, topic="orders", subscription="billing", window=WINDOW)
+    tasks = {
+        "async": replace(sized(nowhere, scene, IN_MEMORY), way="memory"),
+        "start": replace(nowhere, way="memory_start", messages=1, warm_up=0),
+    }
+    turns = interleaved(scene, tasks, lambda _name, _task: None)
+    imports = [import_ms() for _ in range(scene.repeat)]
+    yield from of_memory_bus(tasks["async"], turns, imports, repeat_command(MEMORY, scene.repeat))
+
+
+def import_ms() -> float:
+    """Measure the import of the bus in memory. Raises BenchError."""
+    argv = [sys.executable, "-c", IMPORT]
+    return float(run(argv, within_s=IMPORT_WITHIN_S, what="importing messagebus.testing"))
+
+
+def of_memory_bus(
+    task: Task, turns: Turns, imports: Sequence[float], repeat: str
+) -> Iterator[Figure]:
+    what = "In memory: published, received and acked, 1 KB, both asyncio clients in one process"
+    table = Table([Line("async", "", what, task, rate=100_000.0)])
+    yield from table.figures(MEMORY, turns, repeat)
+    make, took_ms = Maker(MEMORY, repeat), [turn.took_s * 1000 for turn in turns["start"]]
+    what = "In memory: a whole test with both blocking clients and one message, without imports"
+    yield make("start_ms", what, took_ms, "ms", (below, 50.0))
+    what = "Importing messagebus.testing with all behind it, once in a process"
+    yield make("import_ms", what, imports, "ms")
