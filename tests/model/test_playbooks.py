@@ -31,7 +31,7 @@ from ops.run import command, runner
 from ops.run.command import RunOptions
 from ops.run.journal import Journal, OpenRun, open_runs
 from ops.run.plan import Plan, Step
-from tests.support.simulated_cluster import (
+from tests.model.simulated_cluster import (
     Killed,
     SimulatedCluster,
     SimulatedView,

@@ -74,9 +74,13 @@ def load(path: Path) -> list[Mutant]:
 
 
 def tests_of(file: str) -> str:
-    """Return the test's path: ``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``."""
+    """Return the test's path: ``messagebus/core/confirms.py`` -> ``tests/unit/core/test_confirms.py``.
+
+    Tests of the other distributions stand below their names.
+    """
     path = Path(file)
-    folder = Path("tests/unit", *path.parent.parts[1:])
+    kit, *below = path.parent.parts
+    folder = Path("tests/unit", *([] if kit == "messagebus" else [kit]), *below)
     return str(folder / f"test_{path.stem}.py")
 
 

@@ -1,13 +1,26 @@
-"""The documents' statements about the tests are true."""
+"""Documents: their links, and the reference."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import enum
+import importlib
+import inspect
+import os
 import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import messagebus
 from docs import guarantees
+from docs.reference import MODULES
 from messagebus import BusConfig, ConsumerConfig, PublisherConfig
 from ops.local.certificates import issue_missing
 
@@ -74,3 +87,123 @@ def test_links_between_documents_lead_somewhere() -> None:
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
+WITHIN_S = 300
+
+
+def exported() -> list[tuple[str, Any]]:
+    """Return every public name, with its object."""
+    found = []
+    for module in map(importlib.import_module, MODULES):
+        found += [(f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__]
+    return found
+
+
+def name_of(each: object) -> str:
+    return each if isinstance(each, str) else ""
+
+
+def classes() -> list[tuple[str, Any]]:
+    return [(name, each) for name, each in exported() if inspect.isclass(each)]
+
+
+def texts_of(cls: type) -> str:
+    """Return its docstring and those that it inherits."""
+    return "\n".join(vars(each).get("__doc__") or "" for each in cls.__mro__[:-1])
+
+
+def methods_of(cls: type) -> Iterator[tuple[str, Any]]:
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and (
+            inspect.isroutine(member) or isinstance(member, property | classmethod | staticmethod)
+        ):
+            yield name, getattr(cls, name)
+
+
+def fields_of(cls: type) -> list[str]:
+    if dataclasses.is_dataclass(cls):
+        return [each.name for each in dataclasses.fields(cls) if not each.name.startswith("_")]
+    names: tuple[str, ...] = getattr(cls, "_fields", ())  # of a named tuple
+    return list(names) or [*getattr(cls, "__annotations__", {})] * (dict in cls.__bases__)
+
+
+def described_below(cls: type) -> set[str]:
+    """Return the members of an enum that are followed by a text."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = set()
+    for first, second in zip(body.body, body.body[1:], strict=False):
+        if isinstance(first, ast.Assign) and isinstance(second, ast.Expr):
+            found |= {target.id for target in first.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_all_that_is_exported_is_looked_at() -> None:
+    assert len(exported()) > 80
+    assert len(classes()) > 60
+
+
+@pytest.mark.parametrize(("name", "thing"), exported(), ids=name_of)
+def test_every_class_and_function_has_a_docstring(name: str, thing: Any) -> None:
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        assert vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__, name
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=name_of)
+def test_every_method_and_property_has_a_docstring(name: str, cls: type) -> None:
+    assert [each for each, member in methods_of(cls) if not inspect.getdoc(member)] == []
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=name_of)
+def test_every_field_is_described_by_its_class(name: str, cls: type) -> None:
+    text = texts_of(cls)
+    assert [each for each in fields_of(cls) if not re.search(rf"\b{each}\b", text)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [each for each in classes() if issubclass(each[1], enum.Enum)], ids=name_of
+)
+def test_every_member_of_an_enum_is_described(name: str, cls: type[enum.Enum]) -> None:
+    assert {each.name for each in cls} - described_below(cls) == set()
+
+
+def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
+    """It runs in a process of its own: it makes warnings errors, and loads modules that are loaded late."""
+    write = (
+        "import pathlib, sys; from docs.reference import write; write(pathlib.Path(sys.argv[1]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", write, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    page = (tmp_path / "messagebus.html").read_text()
+    assert [name for name in messagebus.__all__ if f'id="{name}"' not in page] == []
+
+
+@pytest.mark.parametrize(("name", "cls"), classes(), ids=name_of)
+def test_every_attribute_that_an_instance_sets_is_described_or_has_an_underscore(
+    name: str, cls: type
+) -> None:
+    if cls.__module__.startswith("messagebus"):
+        made_of = inspect.signature(inspect.getattr_static(cls, "__init__")).parameters
+        words = f"{texts_of(cls)} {[*made_of]}"
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        attributes = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "made")
+        }
+        missing = [
+            each
+            for each in sorted(attributes)
+            if not each.startswith("_") and not re.search(rf"\b{each}\b", words)
+        ]
+        assert missing == [], f"{name}: public, and its docstring has no word about {missing}"

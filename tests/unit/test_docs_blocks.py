@@ -1,24 +1,279 @@
-"""Every code block of README and docs is run, parsed or read; none is passed over in silence."""
+"""Every code block of README and docs is run, parsed or read; none is passed over in silence.
+
+The Python blocks of a page are run as one program, on brokers in memory: every client leads to one bus,
+which the page's hidden code finds as `memory`. A program that would wait for messages for ever ends
+instead: a receive without a time limit, when no message is left, lets delays pass, and is stopped when
+none comes then either. Shell blocks are not run: our own commands are parsed by their own parsers, targets
+of `make` and extras of `pip install` are looked up; other commands are those of every shell.
+"""
 
 from __future__ import annotations
 
 import ast
+import asyncio
+import inspect
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tomllib
+import types
+from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 import messagebus
-from messagebus import BusConfig, ConfigError, ConsumerConfig, PublisherConfig
+from bench.cli import bench as bench_cli
+from consumer_lists.__main__ import cli as consumer_lists_cli
+from lb.__main__ import cli as lb_cli
+from messagebus import (
+    App,
+    AsyncConsumer,
+    BusConfig,
+    ConfigError,
+    Consumer,
+    ConsumerConfig,
+    Delivery,
+    PublisherConfig,
+    aio,
+    consumer,
+    publisher,
+    replay,
+)
+from messagebus.__main__ import cli as messagebus_cli
+from messagebus.admin import directory
+from messagebus.destination import DELAY_STEPS_MS
 from messagebus.testing import MemoryBus
+from ops.__main__ import cli as ops_cli
+from spark.__main__ import jobs as spark_jobs
 from tests.support.documents import LANGUAGES, ROOT, Block, blocks_of, files_of, pages
-from tests.support.documents_memory import Program, lead_into_memory
-from tests.support.documents_shell import faults_of
+
+# Time for which a receiver looks for messages that another thread is about to publish; nothing else depends
+# on it.
+LOOK_S = 0.05
+
+
+class Program:
+    """One page: its blocks share their names, and those that are given."""
+
+    def __init__(self, page: Path, **names: Any) -> None:
+        self._module = types.ModuleType(f"page_{page.stem.replace('-', '_').lower()}")
+        vars(self._module).update(names)
+
+    def run(self, blocks: Iterable[Block]) -> None:
+        """Run the page. Raises what the page raises."""
+        sys.modules[self._module.__name__] = self._module
+        try:
+            with asyncio.Runner() as runner:
+                for block in blocks:
+                    self._run(runner, block)
+        finally:
+            del sys.modules[self._module.__name__]
+
+    def _run(self, runner: asyncio.Runner, block: Block) -> None:
+        for text, place in (
+            (block.marks.get("first", ""), f"{block.name} first"),
+            (block.padded, str(block.page)),
+            (block.marks.get("then", ""), f"{block.name} then"),
+        ):
+            code = compile(text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(eval(code, vars(self._module)))
+            else:
+                exec(code, vars(self._module))
+
+
+def lead_into_memory(monkeypatch: pytest.MonkeyPatch, bus: MemoryBus) -> None:
+    """Have every client and every tool of the directory use this bus, until the patch is undone."""
+    wire = bus._wire
+    for module in (publisher, consumer, aio, replay):
+        monkeypatch.setattr(module, "amqp_wire", lambda _config: wire)
+    monkeypatch.setattr(directory, "topology_for", lambda _config: wire.topology())
+    monkeypatch.setattr(Consumer, "receive", _ending(Consumer.receive))
+    running: set[App] = set()
+    monkeypatch.setattr(App, "run", _noted(App.run, running))
+    monkeypatch.setattr(AsyncConsumer, "receive", _ending_async(AsyncConsumer.receive, running))
+
+
+def _noted(run: Any, running: set[App]) -> Any:
+    async def run_noted(self: App, **how: Any) -> int:
+        running.add(self)
+        try:
+            return await run(self, **how)  # type: ignore[no-any-return]
+        finally:
+            running.discard(self)
+
+    return run_noted
+
+
+def _ending(receive: Any) -> Any:
+    def receive_or_end(self: Consumer, timeout_s: float | None = None) -> Delivery | None:
+        if timeout_s is not None:
+            return receive(self, timeout_s)  # type: ignore[no-any-return]
+        while (found := receive(self, LOOK_S)) is None and _goes_on(self):
+            pass
+        if found is None:
+            self.stop()
+        return found  # type: ignore[no-any-return]
+
+    return receive_or_end
+
+
+def _ending_async(receive: Any, running: set[App]) -> Any:
+    async def receive_or_end(
+        self: AsyncConsumer, timeout_s: float | None = None
+    ) -> Delivery | None:
+        if timeout_s is not None:
+            return await receive(self, timeout_s)  # type: ignore[no-any-return]
+        while (found := await receive(self, LOOK_S)) is None and _goes_on(self):
+            pass
+        if found is None and running:  # an app ends its consumers itself
+            for app in running:
+                app.request_stop()
+            return await receive(self)  # type: ignore[no-any-return]
+        if found is None:
+            await self.stop()
+        return found  # type: ignore[no-any-return]
+
+    return receive_or_end
+
+
+def _goes_on(client: Consumer | AsyncConsumer) -> bool:
+    """Return whether a message may still come; if all are only delayed, let time pass."""
+    brokers = getattr(client._wire, "_brokers")  # noqa: B009 # of memory, not of the protocol
+    if client.status.value != "running":
+        return False
+    if not brokers.is_idle():
+        return True
+    if not brokers.delayed():
+        return False
+    brokers.advance(DELAY_STEPS_MS[-1])
+    return True
+
+
+OURS: dict[str, click.Command] = {"messagebus": messagebus_cli}
+KITS: dict[str, click.Command] = {
+    "ops": ops_cli,
+    "lb": lb_cli,
+    "consumer_lists": consumer_lists_cli,
+    "bench": bench_cli,
+    "spark": spark_jobs,
+}
+OTHERS = {
+    "cd",
+    "curl",
+    "echo",
+    "seq",
+    "sort",
+    "tail",
+    "head",
+    "uniq",
+    "set",
+    "export",
+    ".",
+    "mkdir",
+}
+# On real hosts, and tools of others.
+OF_HOSTS = {"ssh", "openssl", "promtool", "rabbitmqctl", "systemctl", "journalctl", "df"}
+_EVAL = re.compile(r'eval "\$\((.*)\)"')
+_OPERATORS = {"|", "&&", ";", ">", ">>", "<", "&", "2>"}
+
+
+def faults_of(block: Block) -> list[str]:
+    """Return the faults of its commands."""
+    return [
+        f"{' '.join(words)}: {fault}"
+        for words in _commands(block.text)
+        if (fault := _fault(words, block))
+    ]
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        line = _EVAL.sub(r"\1", line)
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        takes_file = False
+        for word in lexer:
+            if takes_file:
+                takes_file = False
+            elif word in _OPERATORS:
+                takes_file = word in (">", ">>", "<", "2>")
+                if not takes_file:
+                    yield from [command] if command else []
+                    command = []
+            elif command or not re.fullmatch(r"[A-Z_]+=.*", word):
+                command.append(word)
+        if command:
+            yield command
+
+
+def _fault(words: list[str], block: Block) -> str:
+    name, *rest = words
+    name = name.removeprefix(".venv/bin/")
+    match name, *rest:
+        case "make", *targets:
+            return _unknown_target(targets)
+        case ("pip", "install", *wanted) | ("python", "-m", "pip", "install", *wanted):
+            return _unknown_extra(wanted)
+        case "python", "-m", kit, *args if kit in KITS:
+            return _parse(KITS[kit], f"python -m {kit}", args)
+        case "python", "-m", "venv" | "bench" | "build", *_:
+            return ""
+        case "python", script if script in files_of(block.page):
+            return ""
+        case command, *args if command in OURS:
+            return _parse(OURS[command], command, args)
+        case command, *_ if command in OTHERS | OF_HOSTS:
+            return ""
+    return "nobody knows this command"
+
+
+def _parse(command: click.Command, name: str, args: list[str]) -> str:
+    """Parse it by the parsers of the command and its subcommands. Arguments are not files that must exist."""
+    parent: Any = None
+    try:
+        while True:
+            context = command.make_context(name, list(args), parent=parent)
+            if not isinstance(command, click.Group):
+                return ""
+            left = [*context._protected_args, *context.args]
+            if not left:
+                return "which subcommand?"
+            found, subcommand, args = command.resolve_command(context, left)
+            if subcommand is None:
+                return f"no subcommand {found}"
+            name, command, parent = str(found), subcommand, context
+    except click.exceptions.Exit:  # --help
+        return ""
+    except click.ClickException as fault:
+        return fault.format_message()
+
+
+def _unknown_target(targets: list[str]) -> str:
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    strange = [each for each in targets if "=" not in each and each not in known]
+    return f"no target {strange[0]}" if strange else ""
+
+
+def _unknown_extra(wanted: list[str]) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for each in wanted:
+        if re.fullmatch(r"messagebus(\[.*\])?", each):
+            return f"{each} is another project's distribution"
+        extras = re.fullmatch(r"messagebus-rabbitmq\[([a-z,]+)\]", each)
+        for extra in extras[1].split(",") if extras else ():
+            if extra not in project["optional-dependencies"]:
+                return f"no extra {extra}"
+    return ""
+
 
 PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

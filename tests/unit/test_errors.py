@@ -1,13 +1,25 @@
-"""messagebus.errors: one tree, shown in its docstring, and the attributes of each error."""
+"""Errors, secrets and counters: what they say, and what they keep to themselves."""
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import re
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from messagebus import errors
-from messagebus.stats import Outcome
+from messagebus.core.deliveries import Receipt
+from messagebus.destination import Queue
+from messagebus.hooks import Hooks
+from messagebus.message import Delivery, Message
+from messagebus.recording.events import OUTCOMES
+from messagebus.secret import Secret
+from messagebus.stats import Durability, Outcome, Published, Status, why_not_running
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
@@ -63,3 +75,79 @@ def test_an_incomplete_registration_names_the_brokers() -> None:
     assert error.missing == {"mb1:5672": "x", "mb2:5672": "silent"}
     assert str(error) == "orders/billing is incomplete: mb1:5672 (x), mb2:5672 (silent)"
     assert "no agent answered" in str(errors.RegistrationIncomplete("orders", {}))
+
+
+SHOWN: list[Callable[[Secret], object]] = [
+    repr,
+    str,
+    ascii,
+    lambda secret: f"{secret}",
+    lambda secret: f"{secret:>40}",
+    lambda secret: f"{secret!r}",
+    lambda secret: "%s" % secret,  # noqa: UP031 - that is what loggers do
+    lambda secret: [secret],
+    lambda secret: {"x": secret},
+]
+
+
+@pytest.mark.parametrize("show", SHOWN)
+def test_nothing_shows_it(show: Callable[[Secret], object]) -> None:
+    assert "sesame" not in str(show(Secret("sesame")))
+
+
+def test_reveal_is_the_one_way() -> None:
+    assert Secret("sesame").reveal() == "sesame"
+    assert not hasattr(Secret("sesame"), "__dict__")
+
+
+@pytest.mark.parametrize("leave", [pickle.dumps, json.dumps, copy.deepcopy, copy.copy])
+def test_it_does_not_leave_the_process(leave: Callable[[Secret], object]) -> None:
+    with pytest.raises(TypeError):
+        leave(Secret("sesame"))
+
+
+@given(st.text(), st.text())
+def test_equal_texts_are_equal_secrets(one: str, other: str) -> None:
+    assert (Secret(one) == Secret(other)) == (one == other)
+    assert Secret(one) != one
+    assert hash(Secret(one)) == hash(Secret(one))
+
+
+def test_bytes_of_an_environment_that_are_no_text_compare() -> None:
+    assert Secret("\udcff") == Secret("\udcff")
+
+
+MESSAGE = Message(body=b"x", message_id="1")
+
+
+def test_a_client_that_was_not_started_says_what_to_do() -> None:
+    told = why_not_running(Status.INITIALIZED, "publisher", "async with")
+    assert told == "the publisher was not started: call start(), or use it by `async with`"
+    assert why_not_running(Status.STOPPED, "publisher", "with") == "the publisher is stopped"
+
+
+def test_a_publish_has_four_ends_and_recorders_know_them() -> None:
+    assert tuple(outcome.value for outcome in Outcome) == OUTCOMES
+
+
+def test_durability_has_three_levels() -> None:
+    assert [level.value for level in Durability] == ["fsync", "page-cache", "none"]
+
+
+def test_the_end_of_a_publish_is_a_value() -> None:
+    published = Published(
+        message_id="x", outcome=Outcome.CONFIRMED, durability=Durability.FSYNC, broker="mb1:5672"
+    )
+    assert (published.attempts, published.reason) == (1, "")
+    with pytest.raises(AttributeError):
+        published.attempts = 2  # type: ignore[misc]
+
+
+def test_hooks_do_nothing_by_themselves() -> None:
+    hooks = Hooks()
+    delivery = Delivery(MESSAGE, Receipt("b:1", 1, 1), Queue("jobs"))
+    assert hooks.publishing("orders", MESSAGE) is MESSAGE
+    hooks.published("orders", MESSAGE, Published("1", Outcome.CONFIRMED, Durability.FSYNC))
+    hooks.handled(delivery, "ack", None)
+    with hooks.handling(delivery), hooks.publishing_many("orders"):
+        pass

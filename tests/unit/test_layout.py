@@ -1,12 +1,19 @@
-"""Packages and their unit tests: every package has tests, and every folder of tests is a package's."""
+"""The tests themselves: their folders, planted faults, runs, versions."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import tomllib
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
+from ops.local.cluster import LocalCluster
+from tests.mutants.run import load
+from tests.run import CHECKOUT, LATE_MAX, _paths, _verdict, _words_of
+from tests.support import starts
+from tests.versions import NEWEST, OTHERS, SHARES, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -61,3 +68,107 @@ def test_test_files_of_one_subject_say_what_each_is_about() -> None:
 
 def test_no_test_folder_is_a_package() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+FILES = sorted((ROOT / "tests" / "mutants").glob("*.toml"))
+MACHINES = sorted(
+    path.stem for path in (ROOT / "messagebus" / "core").glob("*.py") if path.stem != "__init__"
+)
+FAULTS_MIN = 3
+
+
+def faults(path: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = tomllib.loads(path.read_text())["mutant"]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_replaced_stands_once_in_its_file(path: Path) -> None:
+    stale = [
+        (fault["why"], count)
+        for fault in faults(path)
+        if (count := (ROOT / fault["file"]).read_text().count(fault["find"])) != 1
+    ]
+    assert stale == [], "adapt `find` to the source, so that the fault is planted again"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_tests_that_must_notice_a_planted_fault_are_there(path: Path) -> None:
+    tests = {test for mutant in load(path) for test in mutant.tests}
+    assert [test for test in tests if not (ROOT / test).exists()] == []
+
+
+def test_every_machine_has_its_planted_faults() -> None:
+    planted = Counter(Path(fault["file"]).stem for path in FILES for fault in faults(path))
+    assert {name for name in MACHINES if planted[name] < FAULTS_MIN} == set()
+
+
+def test_more_than_some_tests_that_pass_at_their_second_try_only_fail_the_run() -> None:
+    some = [f"tests/fault/test_{n}.py::test" for n in range(LATE_MAX)]
+    assert _verdict([0, 0], []) == _verdict([0, 0], some) == 0
+    assert _verdict([0, 0], [*some, "one more"]) == 1
+    assert _verdict([0, -2], [*some, "one more"]) == 2
+    assert _words_of([]) == []
+    assert _words_of(some) == [f"2 at the second try only: {' '.join(some)}"]
+    assert "more than 2: " in _words_of([*some, "one more"])[0]
+
+
+def test_every_file_of_tests_is_in_one_part() -> None:
+    taken: list[Path] = []
+    for paths in _paths().values():
+        ignored = {CHECKOUT / path.removeprefix("--ignore=") for path in paths if path[0] == "-"}
+        for path in (CHECKOUT / each for each in paths if each[0] != "-"):
+            assert path.exists()
+            files = [path] if path.is_file() else path.rglob("test_*.py")
+            taken += [file for file in files if file not in ignored]
+    assert sorted(taken) == sorted((CHECKOUT / "tests").rglob("test_*.py"))
+
+
+def test_starts_are_summed_up_also_those_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_cluster: LocalCluster, _name: str) -> None:
+        raise OSError("no port")
+
+    monkeypatch.setattr(LocalCluster, "up", lambda _cluster: None)
+    monkeypatch.setattr(LocalCluster, "start", fail)
+    monkeypatch.setenv(starts.FILE, str(tmp_path / "starts"))
+    starts.note_starts()
+    cluster = LocalCluster(tmp_path / "c")
+    cluster.up()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no port"):
+            cluster.start("mb1")
+    noted = (tmp_path / "starts").read_text()
+    (tmp_path / "starts").write_text(f"{noted}up 2.0\n")
+    assert starts.summed(tmp_path / "starts") == (
+        "clusters brought up: 2, 2 s; brokers and agents started: 2, 0 s"
+    )
+    assert starts.summed(tmp_path / "none").startswith("clusters brought up: 0, 0 s")
+
+
+def test_all_of_contract_and_fault_has_its_turn() -> None:
+    named = {path for share in SHARES for path in share if "::" not in path}
+    files = [*CHECKOUT.glob("tests/contract/test_*.py"), *CHECKOUT.glob("tests/fault/test_*.py")]
+    assert {str(file.relative_to(CHECKOUT)) for file in files} <= named
+    assert all(Path(CHECKOUT / path).is_file() for path in named)
+
+
+def test_the_newest_brokers_are_tested_every_day_and_each_release_has_all_in_turn() -> None:
+    days = len(SHARES) * (1 + len(OTHERS))
+    for name in (NEWEST, *OTHERS):
+        seen = {
+            path
+            for day in range(1, days + 1)
+            for s in shares(day)
+            if s.release.name == name and not s.python
+            for path in s.paths
+        }
+        assert seen >= {path for share in SHARES for path in share}
+    for day in range(1, days + 1):
+        (newest,) = [s for s in shares(day) if s.release.name == NEWEST and not s.python]
+        assert "tests/fault/test_rights_and_names.py" in newest.paths
+        assert any(
+            "balancers_ask_for_the_gate" in path or "test_topics" in path for path in newest.paths
+        )
+        assert len(newest.paths) == len(set(newest.paths))

@@ -1,19 +1,26 @@
-"""_io.loop: a thread that reports its end, background work that never fails in silence, blocking calls."""
+"""The loop in its thread, and the libraries below it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import re
 import socket
 import threading
+import tomllib
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from messagebus import BusConfig, Stopped, declare
+from messagebus._io import amqp_wire as module
+from messagebus._io.amqp.link import Credentials
+from messagebus._io.amqp_wire import OURS, SUMMARY, AmqpWire, namesake
 from messagebus._io.loop import LoopThread, Tasks, run_blocking
+from messagebus.broker import Broker
 from messagebus.secret import Secret
 
 WITHIN_S = 60
@@ -153,3 +160,73 @@ async def test_within_a_running_loop_it_says_what_to_do_instead() -> None:
         with pytest.raises(RuntimeError, match=r"asyncio\.to_thread"):
             declare(BusConfig(broker="127.0.0.1:1", user="u", password=Secret("p")), ["orders"])
     assert await asyncio.to_thread(run_blocking, seven()) == 7
+
+
+async def said_by(wire: AmqpWire, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the client's id, the same for a broker and for the agents."""
+    told: list[str] = []
+
+    async def dial(_address: Broker, credentials: Credentials, *, timeout_ms: int) -> None:
+        told.append(credentials.client_id)
+
+    monkeypatch.setattr(module, "dial", dial)
+    await wire.dial(None, timeout_ms=1)
+    follower = wire.follow(subscription="a/b", interval_s=1, on_list=lambda _: None)
+    assert follower._bus.client_id == told[0]
+    return told[0]
+
+
+async def test_each_client_object_and_process_has_an_id_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "büro 1.example")
+    bus = BusConfig(list_urls=("http://a:8081/consumer-list",))
+    first, second = AmqpWire(bus), AmqpWire(bus)
+    ids = [await said_by(wire, monkeypatch) for wire in (first, first, second)]
+    assert ids[0] == ids[1] != ids[2]
+    assert re.fullmatch(rf"b-ro-1\.example:{os.getpid()}:[0-9a-f]{{8}}", ids[0])
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # as in a child that was forked
+    forked = await said_by(first, monkeypatch)
+    assert forked.startswith("b-ro-1.example:7:")
+    assert forked[-8:] != ids[0][-8:]
+
+
+async def test_an_id_that_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await said_by(AmqpWire(BusConfig(client_id="billing")), monkeypatch) == "billing"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def asked_anew() -> None:
+    namesake.cache_clear()
+
+
+def installed(folder: Path, summary: str) -> None:
+    info = folder / "messagebus-0.16.1.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: messagebus", "Version: 0.16.1", f"Summary: {summary}"]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def test_another_projects_distribution_of_our_packages_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "Python messagebus")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = namesake()
+    assert "distribution 'messagebus' 0.16.1 is installed here" in told
+    assert f"pip install {OURS}" in told
+    assert "\n" not in told
+
+
+def test_our_own_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(tmp_path, SUMMARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert namesake() == ""
+
+
+def test_what_it_goes_by_is_what_the_distribution_says_of_itself() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["name"], project["description"]) == (OURS, SUMMARY)

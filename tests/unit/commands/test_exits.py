@@ -1,4 +1,4 @@
-"""Exit codes, the same for `messagebus` and all kits, and the texts beside them."""
+"""Options of commands, and their exit codes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import spark.command
 from bench.errors import DoesNotHold, InputInvalid
 from consumer_lists.errors import PushRefused
 from lb.errors import BalancerUnreachable
-from messagebus import errors
+from messagebus import ConfigError, errors
 from messagebus.commands.exits import MEANINGS, Exit, Program, code_of
+from messagebus.commands.options import bus_settings, option_anywhere
+from messagebus.commands.options import said as options_said
 from messagebus.recording.manifest import RunInvalid
 from messagebus.stats import Outcome
 from ops.errors import HostUnreachable, NoAnswer, PlanFailed, SudoRefused
@@ -150,3 +152,64 @@ def test_a_shell_completes_it_under_its_name() -> None:
     script = CliRunner().invoke(program(0), env={"_BUS_COMPLETE": "bash_source"}).output
     assert "_BUS_COMPLETE=bash_complete" in script
     assert "complete -o nosort -F _bus_completion bus" in script
+
+
+@pytest.fixture
+def group() -> click.Group:
+    @click.group()
+    def outer() -> None:
+        pass
+
+    @outer.group()
+    def inner() -> None:
+        pass
+
+    @inner.command()
+    def tell() -> None:
+        click.echo(options_said("file") or "nothing")
+
+    @outer.command()
+    @click.option("--file")
+    def own(file: str) -> None:
+        click.echo(f"own {file}, {options_said('file')}")
+
+    option_anywhere(outer, click.Option(["--file"], help="A file."))
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("inner tell", "nothing"),
+        ("--file a inner tell", "a"),
+        ("inner --file a tell", "a"),
+        ("inner tell --file a", "a"),
+        ("--file a inner tell --file b", "b"),
+        ("--file a own", "own None, a"),
+        ("own --file b", "own b, None"),
+    ],
+)
+def test_an_option_is_heard_before_and_behind_its_command(
+    group: click.Group, words: str, told: str
+) -> None:
+    assert CliRunner().invoke(group, words.split()).output == f"{told}\n"
+
+
+def test_outside_of_a_command_nothing_was_said() -> None:
+    assert options_said("file") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("MESSAGEBUS_BROKERS", "broker"),
+        ("MESSAGEBUS_PUBLISHER_WINDOWS", "window"),
+        ("MESSAGEBUS_CONSUMER_PREFETCHED", "prefetch"),
+    ],
+)
+def test_every_wrong_name_is_told_whatever_the_command_needs(
+    monkeypatch: pytest.MonkeyPatch, name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(name, "5")
+    with pytest.raises(ConfigError, match=nearest):
+        bus_settings()

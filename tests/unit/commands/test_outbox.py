@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -125,7 +126,7 @@ def test_the_status_counts_what_waits_and_what_was_parked(shop: sqlite3.Connecti
     shop.commit()
     done = run("status", "--older-than", "99s")
     assert done.exit_code == Exit.FOUND
-    assert done.stdout.splitlines()[0].startswith("waiting   1, the oldest for 100.")
+    assert re.match(r"waiting   1, the oldest for 1\d\d\.", done.stdout)
     assert "parked    1" in done.stdout
     assert run("status", "--older-than", "200").exit_code == Exit.DONE
 

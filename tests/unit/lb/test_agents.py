@@ -1,18 +1,31 @@
+"""Agents behind HAProxy: their checks, the gate, the keeper."""
+
 from __future__ import annotations
 
+import ast
 import dataclasses
+import sys
 from pathlib import Path
 
 import httpx
+import pika.frame
+import pika.spec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inventory.inventory import Inventory
-from lb import agents, runtime
+from lb import agents, keeper, render, runtime, state
 from lb.errors import AgentRefused, BalancerUnreachable, NotReached
 from lb.fleet import Fleet
+from lb.hosts import LocalMachine
+from lb.render import CHANNEL_MAX, gate_check_steps
 from lb.runtime import ServerState
+from lb.state import rows
 from messagebus.admin.proof import TokenProof
 from messagebus.errors import ConfigError
+from messagebus.secret import Secret
+from messagebus.topology import GATE
 from tests.support.balancer import UP, inventory
 
 DRAINED = dataclasses.replace(UP, verdict="drain", drained=True)
@@ -136,3 +149,225 @@ def test_a_balancer_that_is_away_is_told_by_name(rig: Rig) -> None:
     half = Fleet({"lb1": Path("one")}, unreachable={"lb2": "SSH: no route"})
     with pytest.raises(NotReached, match=r"after 0 s: lb2: SSH: no route$"):
         agents.drain(rig.read, "mb1", within_s=0, fleet=half)
+
+
+def _methods(sent: bytes) -> list[tuple[int, object]]:
+    """Return (channel, method) of every frame, by another implementation."""
+    found = []
+    while sent:
+        consumed, frame = pika.frame.decode_frame(sent)
+        assert isinstance(frame, pika.frame.Method)
+        found.append((frame.channel_number, frame.method))
+        sent = sent[consumed:]
+    return found
+
+
+def test_it_greets_first() -> None:
+    assert gate_check_steps("probe", Secret("x"))[0].send == b"AMQP\x00\x00\x09\x01"
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_the_login_is_plain_and_asks_to_be_told_of_a_refusal(user: str, password: str) -> None:
+    ((channel, start_ok),) = _methods(gate_check_steps(user, Secret(password))[1].send)
+    assert isinstance(start_ok, pika.spec.Connection.StartOk)
+    assert (channel, start_ok.mechanism, start_ok.locale) == (0, "PLAIN", "en_US")
+    response = start_ok.response
+    raw = response if isinstance(response, bytes) else response.encode()
+    assert raw == f"\0{user}\0{password}".encode()
+    assert start_ok.client_properties["capabilities"] == {"authentication_failure_close": True}
+
+
+def test_only_the_login_is_secret() -> None:
+    assert [step.secret for step in gate_check_steps("probe", Secret("x"))] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_gates_queue_is_declared_passively_in_one_send() -> None:
+    tune, opened, channel, declare = _methods(gate_check_steps("probe", Secret("x"))[2].send)
+    assert isinstance(tune[1], pika.spec.Connection.TuneOk)
+    assert (tune[1].channel_max, tune[1].heartbeat) == (CHANNEL_MAX, 0) == (2047, 0)
+    assert isinstance(opened[1], pika.spec.Connection.Open)
+    assert opened[1].virtual_host == "/"
+    assert isinstance(channel[1], pika.spec.Channel.Open)
+    assert isinstance(declare[1], pika.spec.Queue.Declare)
+    assert declare[0] == channel[0] == 1
+    assert (declare[1].queue, declare[1].passive) == (GATE, True)
+
+
+def test_it_says_goodbye() -> None:
+    ((_, close),) = _methods(gate_check_steps("probe", Secret("x"))[3].send)
+    assert isinstance(close, pika.spec.Connection.Close)
+    assert close.reply_code == 200
+
+
+GOOD = [
+    (1, pika.spec.Connection.Tune(2047, 131072, 60), 0),
+    (2, pika.spec.Queue.DeclareOk(GATE, 1, 0), 1),
+    (3, pika.spec.Connection.CloseOk(), 0),
+]
+
+
+@pytest.mark.parametrize(("index", "answer", "channel"), GOOD)
+def test_a_good_answer_is_expected_and_long_enough(
+    index: int, answer: pika.amqp_object.Method, channel: int
+) -> None:
+    step = gate_check_steps("probe", Secret("x"))[index]
+    before = b""
+    if index == 2:
+        before = pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
+        before += pika.frame.Method(1, pika.spec.Channel.OpenOk()).marshal()
+    received = before + pika.frame.Method(channel, answer).marshal()
+    assert step.expect in received
+    assert step.bytes_min == len(received)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(pika.spec.Queue.DeclareOk(GATE, 0, 0), id="the broker was started since"),
+        pytest.param(pika.spec.Queue.DeclareOk(GATE, 0, 1), id="somebody reads it"),
+        pytest.param(pika.spec.Channel.Close(404, f"NOT_FOUND - {GATE}", 50, 10), id="new broker"),
+        pytest.param(pika.spec.Channel.Close(403, f"ACCESS_REFUSED {GATE}", 50, 10), id="no right"),
+    ],
+)
+def test_a_shut_gate_is_told_by_length_without_waiting(answer: pika.amqp_object.Method) -> None:
+    step = gate_check_steps("probe", Secret("x"))[2]
+    received = pika.frame.Method(0, pika.spec.Connection.OpenOk()).marshal()
+    received += pika.frame.Method(1, pika.spec.Channel.OpenOk()).marshal()
+    received += pika.frame.Method(1, answer).marshal()
+    assert step.expect not in received
+    assert len(received) >= step.bytes_min
+
+
+def test_the_password_is_in_no_repr() -> None:
+    assert "sesame" not in repr(Secret("sesame"))
+    assert "sesame" not in repr(
+        [step for step in gate_check_steps("u", Secret("sesame")) if not step.secret]
+    )
+
+
+SAID = (
+    state.HEAD
+    + "3 mb_brokers 1 mb1 10.0.1.1 2 8 40 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 - - 0\n"
+    + "3 mb_brokers 2 mb2 10.0.1.2 2 4 100 100 2 15 3 3 6 22 0 0 - 5672 - 0 0 - - 0\n"
+    + "4 mb_agents 1 mb1 10.0.1.1 2 0 1 1 2 15 3 3 6 22 0 0 - 8081 - 0 0 - - 0\n"
+    + "\n"
+)
+
+
+def test_it_is_a_file_by_itself() -> None:
+    """Its host has no other file of this kit, and no package."""
+    tree = ast.parse(Path(keeper.__file__).read_text())
+    named = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [each.name for each in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert named <= set(sys.stdlib_module_names)
+
+
+def test_it_says_what_the_kit_says() -> None:
+    assert (keeper.BACKEND, keeper.WEIGHT) == (render.BROKERS, render.WEIGHT)
+    assert keeper.WEIGHT_MAX == runtime.WEIGHT_MAX
+    assert (keeper.HEAD, keeper.COLUMNS) == (state.HEAD, state.COLUMNS)
+    assert keeper.ORDERED_FLAGS == state.ORDERED_FLAGS
+
+
+def test_what_is_saved_is_what_a_reload_of_the_kit_would_write() -> None:
+    assert keeper.brokers_of(SAID) == state.warm(SAID, inventory().brokers)
+
+
+def test_at_a_start_from_nothing_all_are_down_and_orders_stay() -> None:
+    ours = rows(keeper.cold(SAID))
+    assert [row.text.split()[5] for row in ours.values()] == ["0", "0"]
+    assert {name: row.admin_state for name, row in ours.items()} == {"mb1": 8, "mb2": 0}
+    kits = rows(state.cold(SAID, inventory().brokers))
+    for name, row in ours.items():
+        assert row.text.split()[9:15] == kits[name].text.split()[9:15]
+    assert [row.text.split()[7:9] for row in ours.values()] == [["40", "100"], ["100", "100"]]
+    assert keeper.cold(keeper.cold(SAID)) == keeper.cold(SAID)
+
+
+def test_a_broker_that_the_file_does_not_tell_of_starts_as_down() -> None:
+    """It is new, or lost with the end of a file that was cut off anywhere."""
+    read = inventory(3)
+    config = render.render(read)
+    assert keeper.cold("", config) == state.cold("", read.brokers)
+    for end in range(len(SAID)):
+        ours = rows(keeper.cold(SAID[:end], config))
+        assert list(ours) == ["mb1", "mb2", "mb3"]
+        assert {row.text.split()[5] for row in ours.values()} == {"0"}
+    assert rows(keeper.cold(SAID, config))["mb1"].admin_state == 8
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe\x00", b"\x00" * 4096, b"mb_brokers " * 40, b"9" * 5000, b"1 " * 30 + b"\n"],
+)
+@pytest.mark.parametrize("at", [0, 1, 500, 600, -20])
+def test_a_damaged_file_keeps_nobody_from_starting_and_takes_no_broker_as_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes, at: int
+) -> None:
+    file, config = tmp_path / "state", tmp_path / "haproxy.cfg"
+    raw = SAID.encode()
+    file.write_bytes(raw[:at] + damage + raw[at:])
+    read = inventory(3)
+    kits = rows(state.cold(LocalMachine().read(file), read.brokers))
+    config.write_text(render.render(read))
+    said = [
+        "--cold",
+        "--file",
+        str(file),
+        "--config",
+        str(config),
+        "--lock",
+        str(tmp_path / "lock"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["keeper.py", *said])
+    keeper.main()
+    ours = rows(file.read_text())
+    for found in (ours, kits):
+        assert list(found) == ["mb1", "mb2", "mb3"]
+        assert {row.text.split()[5] for row in found.values()} == {"0"}
+
+
+def test_a_file_that_cannot_be_read_is_told_and_counts_as_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keeper.read(tmp_path / "none") == ""
+    assert capsys.readouterr().err == ""
+    assert keeper.read(tmp_path) == ""
+    assert "not read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "1\n", "rubbish\nof any kind\nmb_brokers\n"])
+def test_what_is_no_state_stays_none(text: str) -> None:
+    assert rows(keeper.cold(text)) == {}
+
+
+def test_a_socket_that_is_not_there_is_told_and_the_last_file_stands(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    keeper.write(file, "old")
+    assert "No such file" in keeper.save(tmp_path / "none.sock", file, None)
+    assert keeper.read(file) == "old"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_it_does_not_write_while_another_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOCK_WITHIN_S", 0)
+    with keeper.locked(tmp_path / "lock"):
+        assert "somebody else holds" in keeper.save(
+            tmp_path / "none", tmp_path / "x", tmp_path / "lock"
+        )

@@ -1,19 +1,35 @@
-"""Uploads take what nobody writes any more, look before they delete, and tell what made room."""
+"""Archives, their trail and their uploads."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from messagebus import BusConfig, Message, Secret
+from messagebus.__main__ import cli
 from messagebus.errors import ConfigError
 from messagebus.recording.files import EventFile, anchor_now
 from messagebus.recording.manifest import MANIFEST
 from messagebus.recording.parts import RunPart, note
+from messagebus.stats import Durability, Outcome, Published
+from messagebus.testing import MemoryBus
+from messagebus_tools import archive, trail
+from messagebus_tools.archive import Archive, open_archive, recover
+from messagebus_tools.trail import NO_CONFIRM, Trail
 from messagebus_tools.uploads import Uploads, store_of
 
 
@@ -173,3 +189,250 @@ def test_a_broken_manifest_and_a_round_elsewhere_end_no_uploads(folder: Path) ->
         assert not uploads.upload()
     assert uploads.upload()
     assert sorted(store.files) == ["manifest-p1.json", "published-p1-0001.ndjson"]
+
+
+KINDS = list(archive.SUFFIXES)
+
+
+def new(folder: Path, compress: str = "none", **how: float) -> Archive:
+    bounds = {"rotate_bytes": 1 << 30, "rotate_s": 3_600.0, **how}
+    return Archive(folder, "orders.all", compress=compress, **bounds)  # type: ignore[arg-type]
+
+
+def read(folder: Path) -> list[bytes]:
+    """Return the lines of all finished files, in order."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix != archive.PART:
+            with open_archive(path) as file:
+                found += file.readlines()
+    return found
+
+
+def lines(begin: int, end: int) -> list[bytes]:
+    return [b'{"n":%d}\n' % number for number in range(begin, end)]
+
+
+@pytest.mark.parametrize("compress", KINDS)
+def test_what_is_written_is_read_from_finished_files(tmp_path: Path, compress: str) -> None:
+    made = new(tmp_path / "deep" / "er", compress)
+    for begin in range(0, 30, 10):
+        made.write(lines(begin, begin + 10))
+    (part,) = (tmp_path / "deep" / "er").iterdir()
+    assert part.suffix == archive.PART
+    made.finish()
+    assert read(tmp_path / "deep" / "er") == lines(0, 30)
+    assert made.written == 30
+
+
+@pytest.mark.parametrize("compress", KINDS)
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(0, 2_000))
+def test_whatever_is_cut_off_all_whole_blocks_are_kept(
+    tmp_path_factory: pytest.TempPathFactory, compress: str, cut: int
+) -> None:
+    """A kill, or a power-off, may leave any part of what was written after the last fsync."""
+    folder = tmp_path_factory.mktemp("cut")
+    made, ends = new(folder, compress), [0]
+    for begin in range(0, 100, 10):
+        made.write(lines(begin, begin + 10))
+        (part,) = folder.iterdir()
+        ends.append(part.stat().st_size)
+    assert made._file is not None
+    made._file.close()
+    left = max(0, ends[-1] - cut)
+    os.truncate(part, left)
+    assert len(recover(folder)) == (1 if read(folder) else 0)
+    kept = read(folder)
+    assert kept == lines(0, len(kept))
+    assert len(kept) >= 10 * sum(end <= left for end in ends[1:])
+    assert [each for each in folder.glob(f"*{archive.PART}") if each.stat().st_size] == []
+
+
+def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    part = tmp_path / "orders.all-1.ndjson.part"
+    part.write_bytes(b'{"n":0}\n')
+    with part.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert recover(tmp_path) == []
+        assert part.exists()
+    assert recover(tmp_path) == [tmp_path / "orders.all-1.ndjson"]
+
+
+def test_a_file_that_another_process_is_about_to_lock_is_left_alone(tmp_path: Path) -> None:
+    """It is empty then; removed, its writer would ack messages that are in no file."""
+    part = tmp_path / "orders.all-1.ndjson.part"
+    part.touch()
+    assert recover(tmp_path) == []
+    assert part.exists()
+
+
+def test_files_change_by_size_and_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new(tmp_path, rotate_bytes=100)
+    for begin in range(0, 40, 10):
+        made.write(lines(begin, begin + 10))
+    assert len(list(tmp_path.glob("*.ndjson"))) == 2
+    now_s = time.monotonic()
+    made.write(lines(40, 41))
+    made.rotate()
+    assert len(list(tmp_path.glob("*.part"))) == 1
+    later = SimpleNamespace(monotonic=lambda: now_s + 3_601)
+    monkeypatch.setattr(archive, "time", later)
+    made.rotate()
+    assert read(tmp_path) == lines(0, 41)
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_twice_in_whole_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, full = new(tmp_path), [True, True]
+    made.write(lines(0, 10))
+
+    def fsync(fd: int) -> None:
+        if full and full.pop():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "AGAIN_S", 0.0)
+    monkeypatch.setattr("messagebus_tools.archive.os.fsync", fsync)
+    archive._write(made, lines(10, 20), patience_s=60)
+    made.finish()
+    recover(tmp_path)
+    assert set(read(tmp_path)) == set(lines(0, 20))
+
+
+def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = new(tmp_path)
+
+    def fsync(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "AGAIN_S", 0.0)
+    monkeypatch.setattr("messagebus_tools.archive.os.fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        archive._write(made, lines(0, 10), patience_s=0.05)
+
+
+def test_a_file_without_destinations_wants_to_be_told_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messagebus.commands.flow.directory.reach", lambda *_, **__: None)
+    monkeypatch.setattr("messagebus.publisher.Publisher.start", lambda *_, **__: None)
+    monkeypatch.setattr("messagebus.publisher.Publisher.stop", lambda *_, **__: 0)
+    (tmp_path / "x.ndjson").write_bytes(b'{"body":"x"}\n')
+    done = CliRunner().invoke(
+        cli, ["from-file", str(tmp_path / "x.ndjson")], prog_name="messagebus"
+    )
+    assert done.exit_code == 2
+    assert "x.ndjson: an envelope without a destination: say --to" in done.stderr
+
+
+class Agent(ThreadingHTTPServer):
+    """An agent that keeps what it is told. code: of its answers."""
+
+    daemon_threads = True
+    code = 200
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.rows: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+
+    @property
+    def bus(self) -> BusConfig:
+        url = f"http://127.0.0.1:{self.server_port}/consumer-list"
+        return BusConfig(list_urls=(url,), user="shop", password=Secret("hush"))
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Agent
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append(f"{self.path} {self.headers['Authorization'].split()[0]}")
+        if self.server.code == 200:
+            self.server.rows += [json.loads(line) for line in body.splitlines()]
+        self.send_response_only(self.server.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    with Agent() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ended(outcome: Outcome, reason: str = "") -> Published:
+    return Published("id-1234", outcome, Durability.NONE, "mb1:5672", reason=reason)
+
+
+def test_failures_are_told_always_and_successes_by_their_share(agent: Agent) -> None:
+    for share, expected in ((0.0, 3), (1.0, 5)):
+        agent.rows.clear()
+        hook = Trail(agent.bus, share=share, client="shop-1")
+        for outcome in (Outcome.UNKNOWN, Outcome.REFUSED, Outcome.UNROUTABLE, Outcome.CONFIRMED):
+            hook.published("orders", Message(body=b"secret", message_id="id-1234"), ended(outcome))
+        unwaited = ended(Outcome.UNKNOWN, NO_CONFIRM)
+        hook.published("orders", Message(body=b"x", message_id="id-1234"), unwaited)
+        hook.close()
+        assert len(agent.rows) == hook.told == expected
+    assert set(agent.asked) == {"/trail Basic"}
+    assert agent.rows[0]["what"] == "published: unknown"
+    assert "secret" not in str(agent.rows)
+
+
+async def test_a_handler_that_fails_leaves_rows_of_its_runs(agent: Agent) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    hook = Trail(agent.bus, share=0.0)
+    async with bus.async_publisher() as publisher:
+        await publisher.send_safe("orders", Message(body=b"x", message_id="id-1234"))
+    consumer = bus.async_consumer("orders", subscription="billing", hooks=[hook])
+    async with consumer:
+        delivery = await consumer.receive(timeout_s=10)
+        assert delivery is not None
+        hook.handled(delivery, "retry", KeyError("customer"))
+        hook.handled(delivery, "ack", None)
+        consumer.ack(delivery)
+    hook.close()
+    (row,) = agent.rows
+    assert (row["name"], row["what"], row["attempt"]) == ("orders/billing", "handled: retry", 1)
+    assert row["error"] == "KeyError: 'customer'"
+
+
+@pytest.mark.parametrize("code", [401, 404, 429, 507])
+def test_rows_that_no_agent_takes_are_dropped_and_counted(agent: Agent, code: int) -> None:
+    agent.code = code
+    hook = Trail(agent.bus, share=1.0)
+    hook.published("orders", Message(body=b"x", message_id="id-1234"), ended(Outcome.CONFIRMED))
+    hook.close()
+    assert (hook.told, hook.dropped) == (0, 1)
+
+
+def test_an_agent_that_is_away_holds_up_nobody(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trail, "ROWS_MAX", 100)
+    bus = BusConfig(list_urls=("http://127.0.0.1:1/consumer-list",))
+    hook, stays = Trail(bus, share=1.0), threading.Event()
+    monkeypatch.setattr(hook, "_begin", stays.set)
+    for _ in range(150):
+        hook.published("orders", Message(body=b"x", message_id="id-1234"), ended(Outcome.CONFIRMED))
+    assert hook.dropped == 50
+    monkeypatch.undo()
+    hook.published("orders", Message(body=b"x", message_id="id-1234"), ended(Outcome.CONFIRMED))
+    hook.close()
+    assert (hook.told, hook.dropped) == (0, 151)
+
+
+def test_a_trail_without_agents_or_with_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="list_urls"):
+        Trail(BusConfig())
+    with pytest.raises(ConfigError, match="share 2"):
+        Trail(BusConfig(list_urls=("http://x/list",)), share=2)

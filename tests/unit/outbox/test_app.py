@@ -1,16 +1,24 @@
-"""Apps and threads with a relay, its statistics and metrics, on an outbox in SQLite."""
+"""Outboxes of applications and their sessions."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from messagebus import App, ConfigError, Hooks, Message, Stopped
-from messagebus.outbox import Outbox, Relay, RelayConfig
+from messagebus.dialects import dialect_named
+from messagebus.outbox import Outbox, Relay, RelayConfig, session
+from messagebus.outbox.session import Address, Session
 from messagebus.outbox.table import Table
 from messagebus.telemetry.prometheus import ClientMetrics
 from messagebus.telemetry.tracecontext import TRACEPARENT
@@ -135,3 +143,97 @@ def test_a_wrong_setting_is_refused_with_all_faults(settings: dict[str, int], to
 def test_notifications_need_postgresql(path: Path) -> None:
     with pytest.raises(ConfigError, match="no notifications"):
         Relay(f"sqlite:///{path}", MemoryBus(), RelayConfig(notify=True))
+
+
+THREADS, ROUNDS, ADDED = 8, 20, 20
+
+
+def add_many(outbox: Outbox, count: int, begin: threading.Barrier | None = None) -> list[str]:
+    """Add messages through a connection of the caller's own; return their ids."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in outbox.ddl("sqlite"):
+            connection.execute(statement)
+        if begin:
+            begin.wait(timeout=30)
+        return [outbox.add(connection, "orders", b"17") for _ in range(count)]
+
+
+def test_threads_add_to_one_outbox_at_once_and_no_two_ids_are_equal() -> None:
+    with ThreadPoolExecutor(THREADS) as threads:
+        for _ in range(ROUNDS):
+            outbox, begin = Outbox(), threading.Barrier(THREADS)
+            adding = [threads.submit(add_many, outbox, ADDED, begin) for _ in range(THREADS)]
+            ids = [message_id for each in adding for message_id in each.result()]
+            assert len(set(ids)) == THREADS * ADDED
+
+
+def test_processes_that_were_forked_with_an_outbox_make_ids_of_their_own() -> None:
+    """As a web server does that loads the application before it forks."""
+    outbox = Outbox()
+    add_many(outbox, 1)
+    told, tells = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(tells, "".join(add_many(outbox, 3)).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(tells)
+    with os.fdopen(told) as pipe:
+        of_child = pipe.read()
+    assert len(of_child) == 3 * 32
+    assert not any(message_id in of_child for message_id in add_many(outbox, 3))
+
+
+class Frozen:
+    """Connection to a server that never answers."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ended = threading.Event()
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def cursor(self) -> Any:
+        return self
+
+    def execute(self, *_: object) -> None:
+        self.ours.recv(1)
+        raise OSError("the connection was ended")
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+        self.ended.set()
+
+
+async def frozen_session(connection: Frozen) -> Session:
+    made = Session(Address(dialect_named("postgresql"), "db", lambda: connection, "%s"))
+    await made.call(lambda _connection: None)
+    return made
+
+
+async def test_a_statement_without_an_answer_ends_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 0.05)
+    connection = Frozen()
+    made = await frozen_session(connection)
+    with pytest.raises(TimeoutError):
+        await made.run([("SELECT 1", ())])
+    assert await asyncio.to_thread(connection.ended.wait, WITHIN_S)
+    await made.close()
+
+
+async def test_the_close_of_a_connection_ends_the_statement_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "CONNECT_TIMEOUT_S", 0.05)
+    connection = Frozen()
+    made = await frozen_session(connection)
+    asked = asyncio.ensure_future(made.run([("SELECT 1", ())]))
+    await asyncio.sleep(0)
+    await made.close()
+    assert await asyncio.to_thread(connection.ended.wait, WITHIN_S)
+    with pytest.raises(OSError, match="ended"):
+        await asked

@@ -1,7 +1,11 @@
+"""The command, its session, and its start."""
+
 from __future__ import annotations
 
 import json
 import logging
+import signal
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,19 +16,14 @@ from pyspark.sql import SparkSession
 from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import RunInvalid
 from reports.page import Page, render_text
-from spark.command import (
-    Answer,
-    check_day,
-    in_one_line,
-    is_no_interrupt,
-    run_of,
-    write,
-)
+from spark.__main__ import jobs, main
+from spark.command import Answer, check_day, in_one_line, is_no_interrupt, run_of, write
 from spark.jobs import audit, backlog, failover, imbalance, latency, throughput
 from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
 from spark.measures.faults import bad_faults
 from spark.measures.run import Run
+from spark.session import SQL, _interrupted_afterwards, java_path
 from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted
 
@@ -154,3 +153,90 @@ def test_a_run_that_was_killed_is_reported_and_does_not_hold(
 def run_in(session: SparkSession, folder: Path) -> Run:
     lake = Lake(folder / "lake")
     return Run(session, lake, ingest(session, lake, plan(folder / "run", lake)))
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["report", "--help"]])
+def test_help_has_an_example(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    assert "Example: python -m spark report --events" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["latencyy"],
+        ["report"],
+        ["report", "--events", "x", "--max-bad", "-1"],
+        ["audit", "--out", "o"],
+        ["audit", "--out", "o", "--events", "x", "--run", "r"],
+        ["audit", "--out", "o", "--run", "r", "--date", "yesterday"],
+        ["compare", "--lake", "l", "--out", "o", "only-one"],
+    ],
+)
+def test_wrong_use_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err.startswith("spark: " if argv else "Usage: python -m spark")
+
+
+@pytest.mark.parametrize("name", sorted(jobs.commands))
+def test_every_job_of_that_name_has_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"Example: python -m spark {name} " in capsys.readouterr().out
+
+
+def test_all_jobs_are_there() -> None:
+    assert set(jobs.commands) == {
+        *("ingest", "throughput", "latency", "audit", "imbalance", "backlog", "failover"),
+        *("compare", "capacity", "report", "live", "pack"),
+    }
+
+
+def executable(folder: Path) -> str:
+    folder.mkdir(parents=True)
+    path = folder / "java"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_java_home_beats_the_path(tmp_path: Path) -> None:
+    home, other = executable(tmp_path / "home" / "bin"), executable(tmp_path / "other")
+    environ = {"JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "other")}
+    assert java_path(environ) == home
+    assert java_path({"PATH": str(tmp_path / "other")}) == other
+
+
+@pytest.mark.parametrize("environ", [{"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere"}])
+def test_no_java_is_none(environ: dict[str, str]) -> None:
+    assert java_path(environ) is None
+
+
+def test_a_given_setting_beats_the_kits(session: SparkSession) -> None:
+    assert (
+        session.conf.get("spark.sql.shuffle.partitions")
+        == "1"
+        != SQL["spark.sql.shuffle.partitions"]
+    )
+    assert session.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_workers_run_this_interpreter(session: SparkSession) -> None:
+    assert session.sparkContext.pythonExec == sys.executable
+
+
+def test_an_interrupt_while_the_jvm_starts_takes_effect_when_it_has_started() -> None:
+    done: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def start() -> None:
+        with _interrupted_afterwards():
+            signal.raise_signal(signal.SIGINT)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,9 +1,12 @@
+"""Logs in JSON: redaction, trace context, names of attributes."""
+
 from __future__ import annotations
 
 import io
 import json
 import logging
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus.errors import ConfigError
+from messagebus.core.deliveries import Receipt
+from messagebus.destination import Queue, Subscription, Topic
+from messagebus.errors import ConfigError, Refused
+from messagebus.message import Delivery, Message
 from messagebus.secret import Secret
-from messagebus.telemetry.jsonlog import JsonFormatter, TextFormatter, configure_logging
+from messagebus.telemetry import semconv
+from messagebus.telemetry.jsonlog import (
+    TEXT_CHARS_MAX,
+    JsonFormatter,
+    TextFormatter,
+    configure_logging,
+    plain_error,
+    plain_text,
+    plain_trace,
+)
+from messagebus.telemetry.tracecontext import TraceContext, trace_headers
 
 PASSWORD = "hunter2"
 
@@ -187,3 +203,174 @@ def test_logs_are_configured_once_for_all_loggers() -> None:
 def test_wrong_settings_are_told(form: str, level: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         configure_logging(form, level)
+
+
+LONGER_PASSWORD = "hunter2-of-the-bus"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot reach amqp://bus:{}@mb1:5672/vhost",
+        "https://user:{}@host/path?x=1",
+        "login failed password={}",
+        "PASSWORD = '{}' is wrong",
+        'settings: {{"db_password": "{}", "host": "x"}}',
+        "passwd:{};host=x",
+        "Authorization: Bearer {}",
+        "authorization=Basic {}",
+        "MESSAGEBUS_TOKEN={}",
+        "api-key: {}, next",
+        "client_secret=>{}",
+        "{{'secret': '{}'}}",
+    ],
+)
+def test_what_looks_like_a_password_is_hidden(text: str) -> None:
+    shown = plain_text(text.format(LONGER_PASSWORD))
+    assert LONGER_PASSWORD not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no room for 10 bytes", "key 'orders' not found", "see https://host:8080/path", "a: b", ""],
+)
+def test_other_texts_are_left_as_they_are(text: str) -> None:
+    assert plain_text(text) == text
+
+
+@given(st.text(max_size=5000), st.integers(min_value=10, max_value=2000))
+def test_no_text_is_longer_than_asked(text: str, most: int) -> None:
+    assert len(plain_text(text, most)) <= most
+
+
+def test_ten_megabytes_cost_no_more_than_one_page() -> None:
+    before = time.process_time()
+    shown = plain_text("x" * 10_000_000)
+    assert shown == "x" * (TEXT_CHARS_MAX - 3) + "..."
+    hostile = "password=" * 1_000_000 + "://" * 1_000_000 + "a-" * 1_000_000
+    plain_text(hostile)
+    plain_text("-" * 100_000)
+    assert time.process_time() - before < 5
+
+
+def test_a_password_at_the_edge_of_what_is_read_is_not_shown() -> None:
+    for shift in range(60):
+        text = "x" * (TEXT_CHARS_MAX - 30 + shift) + f" amqp://u:{LONGER_PASSWORD}@h"
+        assert LONGER_PASSWORD[:8] not in plain_text(text)
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+
+def test_an_exception_whose_text_fails_is_told_all_the_same() -> None:
+    assert plain_error(MuteError()) == "(its text fails: OSError)"
+    assert plain_error(ValueError("password=abc")) == "password=***"
+
+
+def test_a_traceback_is_bounded() -> None:
+    def fall(depth: int) -> None:
+        if not depth:
+            raise ValueError("deep")
+        fall(depth - 1)
+
+    try:
+        fall(500)
+    except ValueError as error:
+        shown = plain_trace(error)
+    assert "in fall" in shown
+    assert len(shown) <= 8 * 1024
+    assert plain_trace(ValueError("never raised")) == ""
+
+
+TOPIC = Topic("orders")
+
+
+def test_a_topic_is_its_exchange_and_a_subscription_its_queue_too() -> None:
+    assert semconv.publishing_place(TOPIC) == semconv.Place("mb.topic/orders", "orders")
+    assert semconv.consuming_place(Subscription(TOPIC, "billing")) == semconv.Place(
+        "mb.topic/orders:mb.sub/orders/billing", "orders/billing"
+    )
+
+
+def test_a_queue_is_published_to_through_its_exchange() -> None:
+    jobs = Queue("jobs")
+    assert semconv.publishing_place(jobs) == semconv.Place("mb.to/jobs", "queue:jobs")
+    assert semconv.consuming_place(jobs) == semconv.Place("mb.to/jobs:mb.queue/jobs", "queue:jobs")
+
+
+def test_a_name_that_nobody_else_has_is_no_label() -> None:
+    place = semconv.consuming_place(Subscription.ephemeral("orders"))
+    assert place.template == "orders/(expiring)"
+    assert place.attributes()[semconv.TEMPORARY] is True
+    assert place.metric_attributes() == {
+        semconv.SYSTEM: "rabbitmq",
+        semconv.TEMPLATE: "orders/(expiring)",
+    }
+
+
+def test_an_error_is_its_class() -> None:
+    assert semconv.error_type(ValueError()) == "ValueError"
+    assert semconv.error_type(Refused("1", "no")) == "messagebus.errors.Refused"
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def delivery(**headers: Any) -> Delivery:
+    message = Message(body=b"x", message_id="1", headers=headers)
+    return Delivery(message, Receipt("b:1", 1, 1), Subscription(Topic("orders"), "billing"))
+
+
+@pytest.mark.parametrize("parent", [PARENT, "cc" + PARENT[2:] + "-what-comes-later"])
+def test_a_context_is_read_with_its_state(parent: str) -> None:
+    assert trace_headers({"traceparent": parent, "other": 1}) == {"traceparent": parent}
+    both = {"traceparent": parent, "tracestate": "a=b"}
+    assert trace_headers({**both, "tracestate2": "x"}) == both
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        None,
+        7,
+        b"bytes",
+        "",
+        "hello",
+        PARENT[:-1],
+        PARENT.upper(),
+        PARENT + "0",
+        "ff" + PARENT[2:],
+        "00-" + "0" * 32 + PARENT[35:],
+        PARENT[:36] + "0" * 16 + PARENT[52:],
+        PARENT + "\n",
+    ],
+)
+def test_what_is_no_context_is_not_carried_on(parent: Any) -> None:
+    assert trace_headers({"traceparent": parent, "tracestate": "a=b"}) == {}
+
+
+def test_a_state_that_is_no_text_is_left_out() -> None:
+    assert trace_headers({"traceparent": PARENT, "tracestate": 7}) == {"traceparent": PARENT}
+
+
+def test_what_a_handler_publishes_belongs_to_the_trace_of_its_delivery() -> None:
+    hooks = TraceContext()
+    message = Message(body=b"y", headers={"own": 1})
+    with hooks.handling(delivery(traceparent=PARENT, tracestate="a=b")):
+        made = hooks.publishing("invoices", message)
+        with hooks.handling(delivery()):
+            assert hooks.publishing("invoices", message) is message
+        assert hooks.publishing("invoices", message) == made
+    assert made.headers == {"own": 1, "traceparent": PARENT, "tracestate": "a=b"}
+    assert message.headers == {"own": 1}
+    assert hooks.publishing("invoices", message) is message
+
+
+def test_a_message_that_has_a_context_keeps_it() -> None:
+    hooks = TraceContext()
+    message = Message(body=b"y", headers={"traceparent": "mine"})
+    with hooks.handling(delivery(traceparent=PARENT)):
+        assert hooks.publishing("invoices", message) is message

@@ -1,4 +1,4 @@
-"""_io.agents.consumer_list: of all answers to a request for the list, only a good newer one changes it."""
+"""The consumer list, fetched by HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import pytest
 from messagebus import BusConfig, ListInvalid, ListUnavailable
 from messagebus._io.agents import consumer_list as module
 from messagebus._io.agents.consumer_list import ListFollower, fetch_list
+from messagebus._io.agents.http import http_client
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
+from messagebus.errors import ConfigError
+from ops.local.certificates import issue_missing
 
 URL = "http://127.0.0.10:8081/consumer-list"
 GOOD = "# cluster: prod\n# generation: 7\nmb1.example:5672\nmb2.example:5672 draining\n"
@@ -341,3 +344,40 @@ async def test_a_list_is_told_as_applied_when_its_brokers_were_tried(follow: Fol
         assert [each.url.params["applied"] for each in agent.requests][:2] == ["0", "7"]
     finally:
         await follower.stop()
+
+
+def bus(folder: Path) -> BusConfig:
+    issue_missing(folder, {"client": ()})
+    return BusConfig(
+        broker="10.0.0.1:5671",
+        tls=True,
+        tls_ca_file=str(folder / "ca.pem"),
+        tls_cert_file=str(folder / "client.pem"),
+        tls_key_file=str(folder / "client.key"),
+        tls_server_name="bus.test",
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [("https://10.0.0.1:8081/x", "bus.test"), ("https://10.0.0.2:8081/x", None)],
+)
+async def test_what_answers_behind_the_balancer_is_for_the_server_name(
+    tmp_path: Path, url: str, name: str | None
+) -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200)
+
+    async with http_client(bus(tmp_path), transport=httpx.MockTransport(answer)) as http:
+        await http.get(url)
+    assert asked[0].extensions.get("sni_hostname") == name
+
+
+def test_files_that_have_gone_since_are_told(tmp_path: Path) -> None:
+    config = bus(tmp_path)
+    (tmp_path / "client.key").unlink()
+    with pytest.raises(ConfigError, match="tls_key_file"):
+        http_client(config)

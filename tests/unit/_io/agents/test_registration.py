@@ -1,4 +1,4 @@
-"""_io.agents.registration: agents' answers become a registration, an error of ours, or another try."""
+"""Registration and subscriptions at the agents."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from messagebus import (
     BusConfig,
     CertificateRefused,
     ChannelRefused,
+    ConfigError,
     Durability,
     LinkError,
     LinkLost,
@@ -28,12 +29,22 @@ from messagebus import (
     TopologyMismatch,
 )
 from messagebus._io.agents import registration as module
+from messagebus._io.agents import subscriptions as subscriptions
+from messagebus._io.agents.http import http_client
 from messagebus._io.agents.registration import Agents, Alone, credentials, topology_for
+from messagebus._io.agents.subscriptions import (
+    SubscriptionCount,
+    count,
+    delete,
+    purge,
+    set_draining,
+)
 from messagebus._io.amqp.link import _parameters
 from messagebus._io.wire import Registration
-from messagebus.broker import Broker
+from messagebus.broker import Broker, BrokerList
 from messagebus.topology import Wanted, parse_wanted
 from ops.local.certificates import issue_missing
+from tests.support.proving import proven
 
 COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
 PARTLY = {"complete": False, "held": ["mb1:5672"], "later": [], "missing": {"mb2:5672": "down"}}
@@ -344,3 +355,192 @@ async def test_plain_sources_of_a_publishers_destinations_are_told() -> None:
 async def test_a_publisher_starts_while_nobody_can_say_who_is_plain() -> None:
     for trouble in (said("busy", 503), said("", 401), httpx.ConnectError("refused")):
         assert await agents(Asked(trouble)).plain_sources(["orders"]) == []
+
+
+BROKERS = BrokerList.parse("mb1:5672\nmb2:5672 agent=9000\n")
+BUS = BusConfig(
+    list_urls=("http://lb1/consumer-list", "http://lb2/consumer-list"),
+    user="bus",
+    password=Secret("s3cret"),
+)
+TOKEN = Secret("operators")
+BILLING = {"ready": 3, "consumers": 1, "unacked": 2, "single_active": True}
+DONE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
+MAP = {"entries": [{"wanted": "orders/billing", "alive": False}]}
+
+
+class AnsweringAgents:
+    """Agents. answers: ``METHOD host:port/path`` -> response; an agent that is not in it refuses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.requests: list[httpx.Request] = []
+        real = http_client
+
+        def through_us(bus: BusConfig, *, timeout: float | None = None) -> httpx.AsyncClient:
+            return real(bus, timeout=timeout, transport=httpx.MockTransport(self))
+
+        monkeypatch.setattr(subscriptions, "http_client", through_us)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        key = f"{request.method} {request.url.netloc.decode()}{request.url.path}"
+        answer = self.answers.get(key, httpx.ConnectError("refused"))
+        if isinstance(answer, Exception):
+            raise answer
+        wants = {"WWW-Authenticate": 'MB-Proof nonce="1"'} if answer.status_code == 401 else {}
+        copy = httpx.Response(answer.status_code, content=answer.content, headers=wants)
+        return proven(request, copy, broker=f"{request.url.host}:5672")
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> AnsweringAgents:
+    return AnsweringAgents(monkeypatch)
+
+
+def answer_of(what: object, status: int = 200) -> httpx.Response:
+    return httpx.Response(status, json=what)
+
+
+def counted(broker: str) -> httpx.Response:
+    return answer_of({"broker": broker, "subscriptions": {"orders/billing": BILLING}})
+
+
+async def test_each_broker_is_counted_by_its_own_agent(answering: AnsweringAgents) -> None:
+    answering.answers = {
+        "GET mb1:8081/subscriptions": counted("mb1:5672"),
+        "GET mb2:9000/subscriptions": counted("mb2:5672"),
+    }
+    found = await count(BUS, BROKERS)
+    assert found.counts == tuple(
+        SubscriptionCount(
+            name="orders/billing",
+            broker=broker,
+            ready=3,
+            consumers=1,
+            unacked=2,
+            single_active=True,
+        )
+        for broker in ("mb1:5672", "mb2:5672")
+    )
+    assert found.unanswered == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (httpx.ConnectError("refused"), "refused"),
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (answer_of({"error": "no link"}, 503), "HTTP 503 no link"),
+        (httpx.Response(500, text="oh"), "HTTP 500 oh"),
+        (httpx.Response(200, text="<html>"), "Expecting value"),
+        (answer_of([]), "another agent"),
+        (counted("mb9:5672"), "another agent"),
+        (answer_of({"broker": "mb2:5672"}), "not an agent's answer"),
+        (answer_of({"broker": "mb2:5672", "subscriptions": {"a/b": {}}}), "not an agent's answer"),
+    ],
+    ids=str,
+)
+async def test_a_broker_that_does_not_answer_is_named(
+    answering: AnsweringAgents, answer: Answer, why: str
+) -> None:
+    answering.answers = {
+        "GET mb1:8081/subscriptions": counted("mb1:5672"),
+        "GET mb2:9000/subscriptions": answer,
+    }
+    found = await count(BUS, BROKERS)
+    assert {each.broker for each in found.counts} == {"mb1:5672"}
+    assert why in found.unanswered["mb2:5672"]
+
+
+async def test_purging_tells_how_many_on_each_broker(answering: AnsweringAgents) -> None:
+    purged = {"broker": "mb1:5672", "purged": {"orders/billing": 7}}
+    answering.answers = {"POST mb1:8081/subscriptions/purge": answer_of(purged)}
+    done = await purge(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    assert done.dropped == {"mb1:5672": {"orders/billing": 7}}
+    assert set(done.unanswered) == {"mb2:5672"}
+    assert json.loads(answering.requests[0].content) == {"wanted": ["orders/billing"]}
+    assert "operators" not in str(answering.requests[0].headers)
+
+
+async def test_one_agent_deletes_for_all_and_another_is_asked_if_it_cannot(
+    answering: AnsweringAgents,
+) -> None:
+    answering.answers = {
+        "GET mb1:8081/topology": answer_of(MAP),
+        "POST mb1:8081/topology": answer_of({"error": "no majority"}, 409),
+        "GET mb2:9000/topology": answer_of(MAP),
+        "POST mb2:9000/topology": answer_of(DONE),
+    }
+    done = await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    assert (done.complete, done.held, done.later) == (True, ("mb1:5672",), ("mb2:5672",))
+    assert json.loads(answering.requests[-1].content) == {
+        "wanted": ["orders/billing"],
+        "alive": False,
+    }
+
+
+async def test_what_never_was_cannot_be_deleted(answering: AnsweringAgents) -> None:
+    answering.answers = {"GET mb1:8081/topology": answer_of(MAP)}
+    with pytest.raises(TopologyError, match="there is no orders/billin"):
+        await delete(BUS, BROKERS, ["orders/billin"], token=TOKEN)
+    assert len(answering.requests) == 1
+
+
+async def test_nothing_is_said_to_be_deleted_when_nobody_can(answering: AnsweringAgents) -> None:
+    answering.answers = {"GET mb2:9000/topology": answer_of([])}
+    with pytest.raises(TopologyError, match="there is no"):
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    answering.answers = {
+        "GET mb2:9000/topology": answer_of(MAP),
+        "POST mb2:9000/topology": answer_of({}),
+    }
+    with pytest.raises(TopologyError, match="nothing is known to be deleted"):
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+
+
+async def test_a_broker_is_drained_by_its_own_agent(answering: AnsweringAgents) -> None:
+    second = list(BROKERS)[1]
+    answering.answers = {"POST mb2:9000/drain": answer_of({"draining": True})}
+    await set_draining(BUS, second, draining=True, token=TOKEN)
+    assert json.loads(answering.requests[-1].content) == {"draining": True}
+    for answer in (
+        answer_of({"error": "not stored: disk full"}, 503),
+        httpx.ConnectError("refused"),
+    ):
+        answering.answers = {"POST mb2:9000/drain": answer}
+        with pytest.raises(LinkLost, match=r"disk full|refused"):
+            await set_draining(BUS, second, draining=True, token=TOKEN)
+
+
+@pytest.mark.parametrize("text", ["", "two lines\nof it", "with blanks", "münchen", "nul\0"])
+async def test_what_cannot_be_a_token_is_refused_and_not_shown(
+    answering: AnsweringAgents, text: str
+) -> None:
+    for ask in (
+        delete(BUS, BROKERS, ["orders/billing"], token=Secret(text)),
+        purge(BUS, BROKERS, ["orders/billing"], token=Secret(text)),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            await ask
+        assert not text or text not in str(raised.value)
+    assert not answering.requests
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_or_login_is_told_at_once(
+    answering: AnsweringAgents, status: int
+) -> None:
+    refusal = answer_of({"error": "operators' token wanted"}, status)
+    answering.answers = {
+        "GET mb1:8081/topology": answer_of(MAP),
+        "POST mb1:8081/topology": refusal,
+        "POST mb1:8081/subscriptions/purge": refusal,
+        "GET mb1:8081/subscriptions": refusal,
+    }
+    with pytest.raises(LoginRefused, match="token wanted"):
+        await delete(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    with pytest.raises(LoginRefused):
+        await purge(BUS, BROKERS, ["orders/billing"], token=TOKEN)
+    with pytest.raises(LoginRefused):
+        await count(BUS, BROKERS)

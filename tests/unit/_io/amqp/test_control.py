@@ -1,4 +1,4 @@
-"""Administration of a broker: its requests, and the meaning of their answers."""
+"""Links, and control channels on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from messagebus._io.amqp import control as module
+from messagebus._io.amqp import link as link_module
 from messagebus._io.amqp.control import Control, Right, mismatch_text, node_is_gone, rights_of
 from messagebus._io.amqp.link import Credentials
 from messagebus.broker import Broker
@@ -331,3 +332,23 @@ async def test_a_node_is_gone_only_by_the_word_of_its_port_mapper(
     server.close()
     await server.wait_closed()
     assert not await node_is_gone("127.0.0.1", "rabbit@h", port, timeout_s=5)
+
+
+async def test_whoever_is_cancelled_while_a_socket_is_closed_waits_all_the_same() -> None:
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(link_module._until(ended))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    ended.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_the_wait_for_a_socket_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "ABORT_TIMEOUT_MS", 1)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    await link_module._until(ended)
+    assert not ended.done()

@@ -1,27 +1,32 @@
-"""_io.amqp.properties: a message survives the wire, and nothing that arrives can raise."""
+"""Properties and header tables, coded and decoded."""
 
 from __future__ import annotations
 
 import copy
-from datetime import datetime
+import struct
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pika
+import pika.data
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from messagebus._io.amqp.header_table import DEPTH_MAX, read_table
 from messagebus._io.amqp.properties import (
     ALONE,
     IN_BATCH,
     KEY_HEADER,
+    NO_TRACEPARENT,
     OF_DEAD_LETTERING,
     bare_entry_shape,
     bare_shape,
     decode,
     encode,
     encode_entry,
+    find_traceparent,
     is_bare,
     is_batch,
     read_content_type,
@@ -242,3 +247,140 @@ def test_texts_that_are_not_utf_8_are_read_with_replacements() -> None:
 def test_a_content_type_is_read_alone_as_with_all_else(raw: bytes) -> None:
     assert ALONE.content_type(raw) == ALONE.message(raw, b"").content_type
     assert IN_BATCH.content_type(raw) == IN_BATCH.message(raw, b"").content_type
+
+
+ANY_NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
+ANY_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.text(st.characters(codec="utf-8"), max_size=30)
+    | st.binary(max_size=30)
+    | st.decimals(-1000, 1000, places=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def table(*entries: tuple[bytes, bytes]) -> bytes:
+    """Encode a table of names and encoded values."""
+    whole = b"".join(bytes((len(name),)) + name + value for name, value in entries)
+    return struct.pack(">I", len(whole)) + whole
+
+
+@pytest.mark.parametrize(
+    ("encoded", "expected"),
+    [
+        (b"t\x01", True),
+        (b"b\xff", -1),
+        (b"B\xff", 255),
+        (b"s\xff\xfe", -2),
+        (b"U\xff\xfe", -2),
+        (b"u\xff\xfe", 65534),
+        (b"I\xff\xff\xff\xfe", -2),
+        (b"i\xff\xff\xff\xfe", 2**32 - 2),
+        (b"l" + b"\xff" * 8, -1),
+        (b"L" + b"\xff" * 8, -1),
+        (b"f" + struct.pack(">f", 1.5), 1.5),
+        (b"d" + struct.pack(">d", -0.1), -0.1),
+        (b"D\x02" + struct.pack(">i", -125), Decimal("-1.25")),
+        (b"S\x00\x00\x00\x02\xc3\xbc", "ü"),
+        (b"S\x00\x00\x00\x01\xff", b"\xff"),
+        (b"x\x00\x00\x00\x01a", b"a"),
+        (b"A\x00\x00\x00\x04t\x00b\x01", [False, 1]),
+        (b"F\x00\x00\x00\x04\x01at\x01", {"a": True}),
+        (b"T" + struct.pack(">Q", 86400), datetime(1970, 1, 2, tzinfo=UTC)),
+        (b"T" + b"\xff" * 8, 2**64 - 1),
+        (b"V", None),
+    ],
+)
+def test_every_kind_of_value_is_read(encoded: bytes, expected: Any) -> None:
+    raw = table((b"before", b"t\x00"), (b"it", encoded), (b"after", b"t\x01"))
+    found, end = read_table(raw + b"more", 0)
+    assert found == {"before": False, "it": expected, "after": True}
+    assert type(found["it"]) is type(expected)
+    assert end == len(raw)
+
+
+@given(st.dictionaries(ANY_NAMES, ANY_VALUES, max_size=5))
+@settings(max_examples=examples(200), deadline=None)
+def test_what_pika_writes_is_read_back(headers: dict[str, Any]) -> None:
+    pieces: list[bytes] = []
+    pika.data.encode_table(pieces, headers)
+    raw = b"".join(pieces)
+    assert read_table(raw, 0) == (headers, len(raw))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=examples(500), deadline=None)
+def test_bytes_that_are_no_table_give_what_can_be_read(inside: bytes) -> None:
+    found, end = read_table(struct.pack(">I", len(inside)) + inside, 0)
+    assert isinstance(found, dict)
+    assert end == 4 + len(inside)
+
+
+def test_a_kind_that_nobody_knows_ends_the_table() -> None:
+    raw = table((b"a", b"t\x01"), (b"b", b"?xyz"), (b"c", b"t\x01"))
+    assert read_table(raw, 0) == ({"a": True}, len(raw))
+
+
+def test_a_value_longer_than_its_table_is_not_read() -> None:
+    raw = table((b"a", b"S\x00\x00\x10\x00abc"))
+    assert read_table(raw + b"x" * 5000, 0) == ({}, len(raw))
+
+
+def test_tables_nested_without_end_are_cut_off() -> None:
+    value = b"t\x01"
+    for _ in range(5000):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    found, _ = read_table(table((b"deep", value)), 0)
+    depth, inner = 0, found["deep"]
+    while inner:
+        depth, inner = depth + 1, inner[0]
+    assert depth == DEPTH_MAX
+    assert inner is None
+
+
+def test_without_room_for_its_length_there_is_no_table() -> None:
+    with pytest.raises(IndexError):
+        read_table(b"\x00\x00\x00", 0)
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACE_NAMES = st.sampled_from(["traceparent", "tracestate", "baggage", "own", "x", "traceparent2"])
+TRACE_TEXTS = st.sampled_from(
+    [PARENT, PARENT[:-1], PARENT + "x", "", "traceparent", "\x0btraceparentS", "ä"]
+)
+TRACE_VALUES = (
+    TRACE_TEXTS | st.integers(0, 5) | st.binary(max_size=3) | st.lists(TRACE_TEXTS, max_size=2)
+)
+
+
+@given(
+    headers=st.dictionaries(TRACE_NAMES, TRACE_VALUES, max_size=4),
+    correlation_id=st.sampled_from(["", "talk"]),
+    key=st.sampled_from(["", "traceparent", "k"]),
+)
+def test_what_is_found_at_a_glance_is_what_is_there(
+    headers: dict[str, Any], correlation_id: str, key: str
+) -> None:
+    message = Message(body=b"", headers=headers, correlation_id=correlation_id, key=key)
+    raw = encode(message, "id", 5)
+    found, there = find_traceparent(raw), decode(raw, b"")
+    if found is None:
+        return
+    assert found == there.headers.get("traceparent", NO_TRACEPARENT)
+    assert "baggage" not in there.headers
+    assert not found or "tracestate" not in there.headers
+    assert there.correlation_id == ""
+
+
+def test_the_usual_messages_are_found() -> None:
+    bare = encode(Message(body=b""), "id", 5)
+    traced = encode(Message(body=b"", headers={"traceparent": PARENT, "own": 1}), "id", 5)
+    assert (find_traceparent(bare), find_traceparent(traced)) == (NO_TRACEPARENT, PARENT)
+
+
+@given(st.binary(max_size=100))
+def test_nothing_that_arrives_can_raise(raw: bytes) -> None:
+    find_traceparent(raw)

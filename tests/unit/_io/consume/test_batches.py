@@ -1,15 +1,31 @@
+"""Batches of deliveries, copies among them, and idle consumers."""
+
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
+from messagebus import App, Dedup, MessageInvalid, Subscription, Topic
+from messagebus._io.amqp.properties import ALONE, encode
 from messagebus._io.consume.batches import Gathering
+from messagebus._io.consume.dedup import _age_ms, dedup_id, dedup_id_of
+from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.runs import Batch
-from messagebus.core.deliveries import Receipt
+from messagebus._io.hooks import add_headers
+from messagebus.core.claims import Answer, Rule, Turn, key_of
+from messagebus.core.deliveries import Ledgers, Receipt
 from messagebus.destination import Queue
 from messagebus.handling import Park
 from messagebus.message import Delivery, Message
+from messagebus.stores.memory import MemoryStore
+from messagebus.testing import MemoryBus
 
 
 def delivery(body: bytes = b"x") -> Delivery:
@@ -133,3 +149,242 @@ async def test_what_is_withdrawn_is_in_no_batch() -> None:
     bench.gathering._add(bench.waiting.popleft())
     assert bodies(bench.gathering.withdraw()) == b"a"
     assert bench.gathering.take() is None
+
+
+WITHIN_S = 60
+HOUR_S = 3_600
+SOURCE = Subscription(Topic("orders"), "billing")
+
+
+def raw_delivery(message_id: bytes = b"id", **headers: Any) -> Delivery:
+    """Return one that was published an hour ago. headers: with underscores for dashes."""
+    made = {name.replace("_", "-"): value for name, value in headers.items()}
+    place = "~" * len(message_id)
+    raw = encode(add_headers(Message(body=b""), made), place, int(time.time()) - HOUR_S)
+    raw = raw.replace(place.encode(), message_id)
+    ledger = Ledgers().connected("mb1:5672")
+    return Delivery._arrived(ledger, 1, 0, SOURCE, False, time.monotonic_ns(), raw, b"", ALONE)
+
+
+def test_a_message_is_as_old_as_its_first_publish() -> None:
+    assert _age_ms(raw_delivery()) >= HOUR_S * 1000
+    assert _age_ms(raw_delivery(mb_first_ms=time.time_ns() // 1_000_000)) < 60_000
+
+
+def test_a_delayed_message_is_as_old_as_the_time_since_it_was_due() -> None:
+    death = {"queue": "mb.delay/1800000", "reason": "expired", "time": datetime.now(UTC)}
+    assert _age_ms(raw_delivery(x_death=[death])) < 60_000
+    elsewhere = {**death, "queue": "orders"}
+    assert _age_ms(raw_delivery(x_death=[elsewhere])) >= HOUR_S * 1000
+
+
+def test_a_redriven_message_is_never_too_old() -> None:
+    assert _age_ms(raw_delivery(mb_redriven=1)) == 0
+
+
+class Strange(MemoryStore):
+    """Store that gives one strange answer, to the second turn."""
+
+    def __init__(self, strange: Callable[[], Answer]) -> None:
+        super().__init__()
+        self._strange, self._turns = strange, 0
+
+    async def turn(self, turn: Turn, rule: Rule) -> Answer:
+        self._turns += 1
+        return self._strange() if self._turns == 2 else await super().turn(turn, rule)
+
+
+def cancelled() -> Answer:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [lambda: None, lambda: Answer([], []), lambda: Answer([None] * 9, []), cancelled],  # type: ignore[list-item]
+    ids=["nothing", "too few", "too many", "cancelled"],
+)
+async def test_a_store_that_answers_what_nobody_asked_is_away(
+    strange: Callable[[], Answer],
+) -> None:
+    bus, seen = MemoryBus(), []
+    bus.declare("orders/billing")
+    app = App(dedup=Dedup(Strange(strange)))
+
+    @app.subscriber("orders", subscription="billing")
+    async def bill(body: bytes) -> None:
+        seen.append(body)
+
+    app.use(bus)
+    async with app:
+        for number in range(3):
+            await app.publish("orders", b"%d" % number)
+            await bus.handled(WITHIN_S)
+    assert sorted(seen) == [b"0", b"1", b"2"]
+    bus.assert_answered("orders", "billing", answer="ack", count=3)
+    bus.close()
+
+
+def test_no_id_of_a_publisher_is_that_of_anothers_redrive() -> None:
+    """An id such as ``x#r1`` was taken for the first redrive of ``x``: one of both never ran."""
+    redriven = key_of("orders/billing", dedup_id("x", 1))
+    for forged in ("x#r1", "x1", "x\0001", "x\udc801", dedup_id("x", 0)):
+        assert key_of("orders/billing", dedup_id(forged, 0)) != redriven
+    with pytest.raises(MessageInvalid):
+        Message(body=b"", message_id=dedup_id("x", 1))
+
+
+def test_ids_of_other_clients_are_told_apart_by_their_bytes() -> None:
+    """A counter of eight bytes is no UTF-8 from 128 on: every message behind it passed for its copy."""
+    counted = [number.to_bytes(8) for number in (128, 129, 255, 0xC3A9, 0xEDA080)]
+    read_alike = "\ufffd".encode()
+    raw_ids = [*counted, read_alike, b"\xff", b"\xff\xfe", b"plain"]
+    seen = [dedup_id_of(raw_delivery(each)) for each in raw_ids]
+    redriven = [dedup_id_of(raw_delivery(each, mb_redriven=1)) for each in raw_ids]
+    keys = {key_of("orders/billing", each) for each in (*seen, *redriven)}
+    assert len(keys) == 2 * len(raw_ids)
+    assert (seen[5], seen[-1]) == ("\ufffd", "plain")
+
+
+S = 1_000_000_000
+MB1, MB2 = "mb1:5672", "mb2:5672"
+
+
+def received(broker: str, received_ns: int) -> Delivery:
+    receipt = Receipt(broker, 1, 1)
+    return Delivery(Message(body=b""), receipt, Queue("q"), received_ns=received_ns)
+
+
+@dataclass
+class FakeInbox:
+    buffers: dict[str, list[Delivery]] = field(default_factory=dict)
+    is_full: bool = False
+    in_order: bool = False
+    untouched: list[Delivery] = field(default_factory=list)
+    kept_back: list[str] = field(default_factory=list)
+    put: list[Delivery] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+
+    @property
+    def brokers(self) -> list[str]:
+        return list(self.buffers)
+
+    def oldest(self, broker: str) -> Delivery | None:
+        return self.buffers[broker][0] if self.buffers[broker] else None
+
+    def give_back(self, broker: str, taken: list[Delivery], before_ns: int) -> int:
+        count = len(self.buffers[broker]) + len(taken)
+        self.buffers[broker].clear()
+        self.untouched += taken
+        return count
+
+    def keep_back(self, broker: str, taken: list[Delivery]) -> None:
+        self.kept_back.append(broker)
+        self.give_back(broker, taken, 0)
+
+    def put_back(self, deliveries: list[Delivery]) -> None:
+        self.put += deliveries
+
+    def finish_batches(self, before_ns: int) -> None:
+        self.finished.append(before_ns)
+
+
+class IdleBench:
+    def __init__(self) -> None:
+        self.inbox, self.cancelled, self.consumed = FakeInbox(), list[str](), list[str]()
+        self.untouched: Callable[[int, bool], list[Delivery]] = lambda _before_ns, _all: []
+        self.idle = IdleLinks(
+            self.inbox,  # type: ignore[arg-type]
+            100,
+            cancel=self._cancel,
+            consume=self.consumed.append,
+            withdraw=lambda before_ns, all_if_any: self.untouched(before_ns, all_if_any),
+        )
+
+    def _cancel(self, broker: str) -> bool:
+        if not self.inbox.in_order:
+            self.cancelled.append(broker)
+        return not self.inbox.in_order
+
+
+def test_only_the_link_whose_deliveries_are_old_rests() -> None:
+    bench = IdleBench()
+    young = received(MB2, 50 * S)
+    bench.inbox.buffers = {MB1: [received(MB1, 0)], MB2: [young]}
+    bench.idle.tick(75 * S)
+    assert bench.cancelled == []
+    assert not bench.idle
+    bench.idle.tick(76 * S)
+    assert bench.cancelled == [MB1]
+    assert bench.inbox.buffers == {
+        MB1: [],
+        MB2: [young],
+    }
+    assert bench.idle
+
+
+def test_it_goes_on_when_the_application_asks_and_only_once() -> None:
+    bench = IdleBench()
+    bench.inbox.buffers = {MB1: [received(MB1, 0)]}
+    bench.idle.tick(80 * S)
+    bench.idle.tick(200 * S)
+    assert bench.consumed == []
+    bench.idle.asked()
+    bench.idle.asked()
+    assert bench.consumed == [MB1]
+    assert not bench.idle
+
+
+def test_what_rests_because_the_application_holds_enough_goes_on_when_it_does_not() -> None:
+    bench = IdleBench()
+    bench.inbox.buffers, bench.inbox.is_full = {MB1: [received(MB1, 0)]}, True
+    bench.idle.tick(80 * S)
+    bench.idle.tick(82 * S)
+    assert bench.consumed == []
+    bench.inbox.is_full = False
+    bench.idle.tick(84 * S)
+    assert bench.consumed == [MB1]
+
+
+def test_what_was_taken_and_not_seen_is_given_back_too() -> None:
+    bench = IdleBench()
+    bench.inbox.buffers = {MB1: []}
+    old = received(MB1, 0)
+    bench.untouched = lambda before_ns, _all: [old] if before_ns > 0 else []
+    bench.idle.tick(74 * S)
+    assert bench.inbox.untouched == []
+    bench.idle.tick(76 * S)
+    assert bench.inbox.untouched == [old]
+    assert bench.cancelled == [MB1]
+
+
+def test_a_single_active_consumer_is_not_cancelled_and_gets_nothing_more() -> None:
+    bench = IdleBench()
+    bench.inbox.in_order = True
+    old, next_one, other = received(MB1, 0), received(MB1, 50 * S), received(MB2, 50 * S)
+    bench.inbox.buffers = {MB1: [received(MB1, 60 * S)], MB2: []}
+    bench.untouched = lambda _before_ns, all_if_any: [old, next_one, other] if all_if_any else [old]
+    bench.idle.tick(76 * S)
+    assert bench.cancelled == []
+    assert bench.inbox.kept_back == [MB1]
+    assert bench.inbox.untouched == [old, next_one], "what came later may not overtake"
+    assert bench.inbox.put == [other]
+    assert bench.idle.is_idle(MB1)
+    bench.idle.forget(MB1)
+    bench.idle.keep_idle(MB1)
+    bench.idle.asked()
+    assert bench.consumed == [MB1]
+
+
+def test_what_is_left_of_batches_is_finished_just_before_the_timeout() -> None:
+    bench = IdleBench()
+    bench.idle.tick(200 * S)
+    assert bench.inbox.finished == [105 * S]
+
+
+def test_a_link_that_ended_rests_no_more() -> None:
+    bench = IdleBench()
+    bench.inbox.buffers = {MB1: [received(MB1, 0)]}
+    bench.idle.tick(80 * S)
+    bench.idle.forget(MB1)
+    bench.idle.asked()
+    assert bench.consumed == []

@@ -1,18 +1,30 @@
-"""_io.consume.driver: answers at a consumer's start, and the order of ends and dials."""
+"""The driver of a consumer, and runs of its handlers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from messagebus import (
+    AlreadySettled,
     BusConfig,
+    ConfigError,
     ConsumerConfig,
     Delivery,
+    Hooks,
     Message,
+    Park,
     Queue,
+    Receipt,
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    Secret,
     Subscription,
     Topic,
     TopologyMismatch,
@@ -20,9 +32,19 @@ from messagebus import (
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import encode
 from messagebus._io.consume.driver import ConsumeDriver
+from messagebus._io.consume.runs import (
+    LINES_MAX,
+    Handling,
+    checked_count,
+    is_coroutine_handler,
+    words_of,
+)
+from messagebus._io.hooks import hook_chain
 from messagebus._io.wire import Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.consumer import fulfilled
+from messagebus.handling import Words
+from messagebus.message import Header
 from messagebus.testing.brokers import MemoryBrokers, Route
 from messagebus.testing.links import MemoryWire
 from messagebus.testing.queues import MemoryQueue, Stored
@@ -181,3 +203,261 @@ async def test_brokers_that_swallow_their_dials_do_not_keep_others_from_being_di
         ] == ["mb99:5672"]
     finally:
         await driver.stop(0)
+
+
+S = 1_000_000_000
+
+
+def delivery(attempt: int = 1, body: bytes = b"", received_ns: int = 0) -> Delivery:
+    receipt = Receipt("mb1:5672", 1, 1)
+    message = Message(body=body, message_id="id")
+    return Delivery(message, receipt, Queue("jobs"), attempt=attempt, received_ns=received_ns)
+
+
+class FakeAnswering:
+    def __init__(self) -> None:
+        self.answers: list[tuple[Any, ...]] = []
+        self.live, self.settled = True, False
+
+    def _answered(self, *answer: Any) -> bool:
+        if self.settled:
+            raise AlreadySettled("id was answered before")
+        self.answers.append(answer)
+        return self.live
+
+    def ack(self, _delivery: Delivery) -> bool:
+        return self._answered("ack")
+
+    def retry(self, _delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
+        return self._answered("retry", delay_ms, headers["mb-attempt"], headers["mb-retry-reason"])
+
+    def park(self, _delivery: Delivery, headers: Mapping[str, Header]) -> bool:
+        return self._answered("park", headers["mb-park-reason"], headers["mb-park-exception"])
+
+
+class Told(Hooks):
+    def __init__(self) -> None:
+        self.handled_: list[tuple[str, BaseException | None]] = []
+
+    def handled(self, delivery: Delivery, answer: str, error: BaseException | None) -> None:
+        self.handled_.append((answer, error))
+
+
+POLICY = RetryPolicy(attempts_max=2, first_delay_s=3, jitter=0, give_up_on=(LookupError,))
+
+
+class Bench:
+    def __init__(
+        self,
+        policy: RetryPolicy | None = POLICY,
+        *,
+        time_limit_s: float | None = None,
+        answers_first: bool = False,
+        handler: Callable[[Delivery], object] = lambda _delivery: None,
+    ) -> None:
+        self.answering, self.told = FakeAnswering(), Told()
+        self.handling = Handling(
+            handler,
+            self.answering,
+            policy=policy,
+            time_limit_s=time_limit_s,
+            chain=hook_chain([self.told]),
+            words=lambda: Words(["s3cret"]),
+            answers_first=answers_first,
+            consumer_timeout_s=100,
+        )
+
+    @property
+    def answers(self) -> list[tuple[Any, ...]]:
+        return self.answering.answers
+
+
+ERROR = ValueError("not s3cret")
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "answer", "told", "failed"),
+    [
+        (ERROR, 1, ("retry", 3_000, 2, "ValueError: not ***"), ("retry", ERROR), 1),
+        (ERROR, 2, ("park", "2 of 2 attempts failed", "ValueError: not ***"), ("park", ERROR), 1),
+        (RetryLater(9, "why"), 1, ("retry", 9_000, 2, "why"), ("retry", None), 0),
+        (Park("why s3cret"), 1, ("park", "why ***", "Park: why ***"), ("park", None), 0),
+        (Reject("why"), 1, ("park", "why", "Reject: why"), ("park", None), 0),
+    ],
+)
+def test_each_end_has_its_answer_its_words_and_its_count(
+    error: Exception,
+    attempt: int,
+    answer: tuple[Any, ...],
+    told: tuple[str, BaseException | None],
+    failed: int,
+) -> None:
+    bench = Bench()
+    bench.handling.failed(delivery(attempt), error)
+    assert bench.answers == [answer]
+    assert bench.told.handled_ == [told]
+    assert bench.handling.stats()["failed"] == failed
+
+
+def test_what_a_handler_returns_counts_only_where_it_says_something() -> None:
+    bench = Bench()
+    for result in (None, 17, "Park", Exception, Park("x")):
+        bench.handling.returned(delivery(), result)
+    assert [answer[0] for answer in bench.answers] == ["ack"] * 4 + ["park"]
+
+
+class Proxy:
+    """Proxy of nothing: it cannot even be asked what it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("no object")
+
+
+def test_what_a_handler_returns_by_mistake_is_a_failed_run_and_no_ack() -> None:
+    bench = Bench()
+    mistakes = [RetryLater, Park, (each for each in "x"), Proxy()]
+    for result in mistakes:
+        bench.handling.returned(delivery(), result)
+    assert [answer[0] for answer in bench.answers] == ["retry"] * len(mistakes)
+
+
+def test_giving_up_says_why_and_then_drop_acks() -> None:
+    bench = Bench()
+    bench.handling.failed(delivery(), KeyError("x"))
+    assert bench.answers == [("park", "failed for good: KeyError", "KeyError: 'x'")]
+    bench = Bench(RetryPolicy(attempts_max=1, then="drop"))
+    bench.handling.failed(delivery(), ERROR)
+    assert bench.answers == [("ack",)]
+    assert bench.told.handled_ == [("drop", ERROR)]
+    assert (bench.handling.stats()["dropped"], bench.handling.stats()["failed"]) == (1, 1)
+
+
+def test_what_was_answered_before_the_run_cannot_be_run_again() -> None:
+    bench = Bench(None, answers_first=True)
+    bench.handling.failed(delivery(), ERROR)
+    assert bench.answers == [("ack",)]
+    assert bench.told.handled_ == [("drop", ERROR)]
+
+
+def test_stale_answers_and_those_of_the_handler_itself_are_told_as_such() -> None:
+    bench = Bench()
+    bench.answering.live = False
+    gone = delivery()
+    gone._ledger.end()
+    bench.handling.acked(gone)
+    bench.handling.failed(gone, ERROR)
+    assert bench.told.handled_ == [("stale", None), ("stale", ERROR)]
+    bench = Bench()
+    bench.answering.settled = True
+    bench.handling.acked(delivery())
+    bench.handling.failed(delivery(), ERROR)
+    assert [answer for answer, _ in bench.told.handled_] == ["ack", "ack"]
+
+
+def test_a_run_over_its_time_fails_once_and_by_the_policy() -> None:
+    bench = Bench(time_limit_s=2)
+    overran: list[object] = []
+    bench.handling.on_overran = overran.append
+    run = bench.handling.runs.started(delivery(), 0)
+    bench.handling.tick(2 * S - 1)
+    assert bench.answers == []
+    bench.handling.tick(2 * S)
+    bench.handling.tick(3 * S)
+    reason = "TimeoutError: ran longer than its limit of 2 s"
+    assert bench.answers == [("retry", 3_000, 2, reason)]
+    assert overran == [run]
+    assert not bench.handling.runs.ended(run)
+
+
+def test_a_run_near_the_consumer_timeout_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.handling.runs.started(delivery(received_ns=1), 5 * S)
+    for now_s in (79, 81, 90, 110):
+        bench.handling.tick(now_s * S)
+    assert [line.partition(" handler")[0] for line in caplog.messages] == [
+        "run near the consumer timeout"
+    ]
+    assert "message=id owed_s=81 run_s=76" in caplog.text
+
+
+def test_one_line_is_told_of_a_failed_run_without_passwords(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def fails() -> None:
+        raise ValueError("s3cret " + "x" * 10_000_000)
+
+    bench = Bench()
+    try:
+        fails()
+    except ValueError as error:
+        bench.handling.failed(delivery(), error)
+    (line,) = caplog.messages
+    assert line.startswith("run failed handler=")
+    assert f"broker={delivery().broker} message=id attempt=1 answer=retry delay_s=5 error=" in line
+    assert line.endswith(" fails'")
+    assert len(line) < 3_000
+    assert "s3cret" not in line
+
+
+def test_a_handler_that_always_fails_fills_no_disk(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    for _ in range(LINES_MAX + 50):
+        bench.handling.failed(delivery(), ERROR)
+    assert len(caplog.messages) == LINES_MAX
+
+
+@pytest.mark.parametrize("limit_s", [0, -1, float("nan")])
+def test_a_time_limit_that_makes_no_sense_is_told(limit_s: float) -> None:
+    with pytest.raises(ConfigError, match="time_limit_s"):
+        Bench(time_limit_s=limit_s)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, 10_001])
+def test_a_count_that_makes_no_sense_is_told(count: Any) -> None:
+    with pytest.raises(ConfigError, match=r"workers .*1 to 10,000"):
+        checked_count("workers", count)
+
+
+def test_coroutine_functions_are_known_in_every_dress() -> None:
+    async def coroutine(_delivery: Delivery) -> None: ...
+
+    class WithCall:
+        async def __call__(self, _delivery: Delivery) -> None: ...
+
+        async def method(self, _delivery: Delivery) -> None: ...
+
+    for handler in (coroutine, functools.partial(coroutine), WithCall(), WithCall().method):
+        assert is_coroutine_handler(handler)
+    for plain in (print, lambda _delivery: None, Bench):
+        assert not is_coroutine_handler(plain)
+
+
+def test_the_password_of_the_bus_is_hidden_as_it_is_now(tmp_path: Any) -> None:
+    file = tmp_path / "password"
+    file.write_text("first")
+    bus = BusConfig(password=Secret("plain"), password_file=str(file))
+    file.write_text("second")
+    assert words_of(bus).short("plain first second") == "*** first ***"
+    file.unlink()
+    assert words_of(bus).short("plain second") == "*** second"
+
+
+def test_the_statistics_say_how_long_the_oldest_run_has_been() -> None:
+    bench = Bench()
+    assert bench.handling.stats()["oldest_run_s"] == 0
+    bench.handling.runs.started(delivery(), 0)
+    assert bench.handling.stats()["handling"] == 1
+    assert bench.handling.stats()["oldest_run_s"] > 0
+
+
+def test_a_message_id_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    forged = Message(body=b"", message_id="id\nforged\x1b[2J")
+    strange = Delivery(forged, Receipt("mb1:5672", 1, 1), Queue("jobs"))
+    Bench().handling.failed(strange, ValueError("x"))
+    (line,) = caplog.messages
+    assert "message=id\\nforged\\x1b[2J attempt=" in line
+    assert line.isprintable()

@@ -1,13 +1,19 @@
-"""_io.consume.ordering: lanes behind an inbox; links that end, answers in place, what goes back in order."""
+"""Handlers in threads and on the loop, and the order of their deliveries."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from messagebus import Receipt
 from messagebus._io.amqp.properties import encode
 from messagebus._io.consume.ordering import Ordering, key_of
+from messagebus._io.consume.run_in_threads import AHEAD, Bridge
+from messagebus._io.consume.run_on_loop import LoopWatch, _watches, watched
 from messagebus._io.consume.runs import PARK_KEY, STOP_MS
 from messagebus.destination import Queue
 from messagebus.handling import park_headers, retry_headers
@@ -215,3 +221,162 @@ async def test_a_key_is_read_where_it_is_first_behind_other_headers_and_in_a_dec
     assert key_of(alone) is alone
     assert alone.message.key == ""
     assert key_of(alone) is alone
+
+
+S = 1_000_000_000
+COUNT = 5_000
+
+
+def delivery(number: int) -> Delivery:
+    receipt = Receipt("mb1:5672", 1, number)
+    return Delivery(Message(body=b""), receipt, Queue("q"), received_ns=number * S)
+
+
+class FakeAnswering:
+    def ack(self, _delivery: Delivery) -> bool:
+        return True
+
+    def retry(self, *_what: Any) -> bool:
+        return True
+
+    def park(self, *_what: Any) -> bool:
+        return True
+
+
+def bridge(take: Callable[[], Delivery | None], threads: int = 1) -> Bridge:
+    async def none_left() -> Delivery | None:
+        return None
+
+    return Bridge(threads=threads, take=take, receive=none_left, answering=FakeAnswering())
+
+
+async def fed(count: int) -> Bridge:
+    jobs = [delivery(number) for number in range(1, count + 1)]
+    made = bridge(lambda: jobs.pop(0) if jobs else None)
+    await made.feed()
+    return made
+
+
+def tags(found: list[Delivery]) -> list[int]:
+    return [each.receipt.tag for each in found]
+
+
+async def test_what_is_old_is_withdrawn_in_order_and_the_rest_stays() -> None:
+    made = await fed(5)
+    assert tags(made.withdraw(3 * S)) == [1, 2]
+    assert tags(made.withdraw(3 * S, all_if_any=True)) == []
+    first = made.receive()
+    assert isinstance(first, Delivery)
+    assert first.receipt.tag == 3
+    assert tags(made.withdraw(5 * S, all_if_any=True)) == [4, 5]
+    assert made.receive() is None, "the end stands behind them all"
+
+
+async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> None:
+    """A delivery of a batch that does not fit its type is answered so."""
+    jobs = [delivery(number) for number in range(1, 200)]
+
+    def take() -> Delivery | None:
+        for misfit in (jobs.pop(0), jobs.pop(0)):
+            answer(misfit, ValueError("x"))
+        return jobs.pop(0)
+
+    made = bridge(take)
+    answer = made.answers(lambda misfit, _fault: made.park(misfit, {}))
+    feeding = asyncio.create_task(made.feed())
+    for _ in range(100):  # of its answers each makes room for more, until all are counted
+        await asyncio.sleep(0)
+    assert len(made.withdraw(None)) == 1 + AHEAD
+    feeding.cancel()
+
+
+async def test_all_is_withdrawn_but_the_end() -> None:
+    made = await fed(3)
+    assert tags(made.withdraw(None)) == [1, 2, 3]
+    assert made.receive() is None
+
+
+async def test_one_thread_gets_the_jobs_in_order_while_somebody_looks_for_old_ones() -> None:
+    jobs, seen = [delivery(number) for number in range(1, COUNT + 1)], list[int]()
+    jobs.reverse()
+    made = bridge(lambda: jobs.pop() if jobs else None)
+
+    def work() -> None:
+        while isinstance(job := made.receive(), Delivery):
+            seen.append(job.receipt.tag)
+            made.ack(job)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    feeding = asyncio.create_task(made.feed())
+    looked = 0
+    while not feeding.done():
+        assert made.withdraw(0) == []
+        looked += 1
+        await asyncio.sleep(0)
+    await asyncio.to_thread(worker.join)
+    assert looked > 0
+    assert seen == list(range(1, COUNT + 1))
+
+
+async def test_what_is_withdrawn_leaves_no_thread_without_its_job() -> None:
+    jobs, seen, withdrawn = [delivery(n) for n in range(1, 2_001)], list[int](), list[int]()
+    jobs.reverse()
+    made = bridge(lambda: jobs.pop() if jobs else None, threads=3)
+    lock = threading.Lock()
+
+    def work() -> None:
+        while isinstance(job := made.receive(), Delivery):
+            with lock:
+                seen.append(job.receipt.tag)
+            made.ack(job)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for each in workers:
+        each.start()
+    feeding = asyncio.create_task(made.feed())
+    while not feeding.done():
+        withdrawn += tags(made.withdraw(None))
+        await asyncio.sleep(0)
+    for each in workers:
+        await asyncio.to_thread(each.join)
+    assert sorted(seen + withdrawn) == list(range(1, 2_001))
+
+
+def describe(_task: asyncio.Task[object]) -> str:
+    return "handler=bill message=id"
+
+
+async def test_a_blocked_loop_is_told_once_and_again_at_ten_times_as_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = LoopWatch(blocked_s=1)
+    watch.describing += [lambda _task: "", describe]
+    start_s = watch._beaten_s
+    for blocked_s in (0.5, 1.0, 2.0, 9.9, 10.0, 50.0, 100.0):
+        watch.look(start_s + blocked_s)
+    assert [line.split(" at=")[0] for line in caplog.messages] == [
+        f"loop blocked blocked_s={blocked_s} handler=bill message=id"
+        for blocked_s in ("1.0", "10.0", "100.0")
+    ]
+    assert "test_ordering.py" in caplog.text
+
+
+async def test_each_time_that_it_is_blocked_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    watch = LoopWatch(blocked_s=1)
+    watch.look(watch._beaten_s + 1)
+    watch._beaten_s += 5
+    watch.look(watch._beaten_s)
+    watch.look(watch._beaten_s + 1)
+    assert len(caplog.messages) == 2
+    assert "handler=unknown" in caplog.text
+
+
+async def test_one_watch_serves_all_handlers_of_a_loop() -> None:
+    with watched(describe):
+        (watch,) = _watches.values()
+        with watched(lambda _task: ""):
+            assert list(_watches.values()) == [watch]
+            assert len(watch.describing) == 2
+        assert watch.describing == [describe]
+    assert not _watches

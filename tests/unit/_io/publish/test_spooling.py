@@ -642,17 +642,22 @@ def test_a_missing_segment_is_told(
     assert "records 2 to 2 before it are missing" in caplog.text
 
 
-def test_a_damaged_cursor_costs_duplicates_only(
-    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def one_stuck_and_x_sent(bus: MemoryBus, where: Spool) -> None:
+    """Spool one that is always refused, and x behind it, which is sent before the publisher ends."""
     bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path))
+    publisher = started(bus, where)
     bus.refuse_next("queue:jobs", 1_000)
     publisher.send_safe("queue:jobs", b"stuck")
     publisher.send_safe("orders", b"x")
     bus.start_brokers()
     eventually(lambda: publisher.stats().replayed, within_s=WITHIN_S)
     publisher.stop()
+
+
+def test_a_damaged_cursor_costs_duplicates_only(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_stuck_and_x_sent(bus, spool(tmp_path))
     (cursor,) = (tmp_path / "spool").glob("*/cursor")
     change(cursor, 20)
     again = started(bus, spool(tmp_path))
@@ -664,14 +669,7 @@ def test_a_damaged_cursor_costs_duplicates_only(
 def test_a_restart_does_not_send_again_what_the_cursor_says_is_confirmed(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
-    bus.stop_brokers()
-    publisher = started(bus, spool(tmp_path))
-    bus.refuse_next("queue:jobs", 1_000)
-    publisher.send_safe("queue:jobs", b"stuck")
-    publisher.send_safe("orders", b"x")
-    bus.start_brokers()
-    eventually(lambda: publisher.stats().replayed, within_s=WITHIN_S)
-    publisher.stop()
+    one_stuck_and_x_sent(bus, spool(tmp_path))
     again = started(bus, spool(tmp_path))
     eventually(lambda: again.stats().spool_failures, within_s=WITHIN_S)
     assert again.stats().spool_messages == 1

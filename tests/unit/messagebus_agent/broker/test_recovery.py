@@ -1,14 +1,28 @@
-"""agent.broker.recovery: the gate waits for queues that cannot confirm yet, but not for ever."""
+"""Queues that a broker lost, recovers, or delays by its ladder."""
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any, cast
 
 import pytest
 
-from messagebus_agent.broker.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Recovery
+from messagebus.errors import ChannelRefused
+from messagebus.topology import Declarations
+from messagebus_agent.broker import recovery as module
+from messagebus_agent.broker.losses import (
+    LOSSES_KEPT,
+    NAMES_KEPT,
+    AuditRounds,
+    Deletions,
+    Loss,
+    Losses,
+)
+from messagebus_agent.broker.plan import wanted_of
+from messagebus_agent.broker.recovery import LEADERS_WAIT_S, LOOK_EVERY_S, Ladder, Recovery
 from messagebus_agent.broker.settle import Settler
+from messagebus_agent.topology.register import Entry
 
 
 class FakeSettler:
@@ -80,3 +94,212 @@ async def test_dead_lettering_is_looked_at_now_and_then_and_not_all_the_time(
     await recovery.look()
     assert settler.looks == 2
     assert recovery.revived == 0
+
+
+def losses() -> tuple[Losses, list[int]]:
+    """Return losses, and their reports."""
+    reports: list[int] = []
+    return Losses("mb1:5672", lambda: reports.append(1)), reports
+
+
+def test_what_is_missing_is_told_once_until_it_is_there_again() -> None:
+    made, reports = losses()
+    for how in ("event", "audit"):
+        made.noticed("orders/a", "queue", "q", how=how, now_ms=5)
+    assert (made.missing, made.total, len(reports)) == (1, 1, 1)
+    made.repaired(7)
+    made.repaired(8)
+    assert (made.missing, len(reports)) == (0, 2)
+    (loss,) = made.kept
+    assert (loss.how, loss.noticed_at_ms, loss.repaired_at_ms) == ("event", 5, 7)
+    made.noticed("orders/a", "queue", "q", how="event", now_ms=9)
+    assert (made.missing, made.total, len(made.kept)) == (1, 2, 2)
+
+
+def test_every_change_has_another_mark() -> None:
+    made, _reports = losses()
+    marks = [made.mark]
+    made.noticed("a", "queue", "q", how="event", now_ms=1)
+    marks.append(made.mark)
+    made.repaired(2)
+    marks.append(made.mark)
+    assert len(set(marks)) == 3
+
+
+def test_a_binding_that_went_with_its_queue_is_called_a_queue() -> None:
+    made, reports = losses()
+    made.noticed("a", "binding", "q", how="event", now_ms=1_000)
+    made.was_a_queue("q", deleted_at_ms=2_000)
+    assert made.kept[0].what == "binding", "another deletion, much later"
+    made.was_a_queue("q", deleted_at_ms=1_001)
+    assert made.kept[0].what == "queue"
+    assert len(reports) == 2
+
+
+def test_few_are_kept_and_those_of_an_earlier_process_too() -> None:
+    made, _reports = losses()
+    made.restore([Loss(wanted="a", what="queue", name="q", how="start", noticed_at_ms=1)])
+    assert made.missing == 1
+    for number in range(2 * LOSSES_KEPT):
+        made.noticed("a", "queue", f"q{number}", how="event", now_ms=2)
+    assert len(made.kept) == LOSSES_KEPT
+
+
+def entry(wanted: str, *, alive: bool = True) -> Entry:
+    return Entry(wanted=wanted, number=1, origin="mb1", alive=alive, tomb=0)
+
+
+ENTRIES = [entry("orders"), entry("orders/a"), entry("gone/b", alive=False)]
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "headers", "struck"),
+    [
+        ("queue", "mb.sub/orders/a", {}, ["orders/a"]),
+        ("queue", "mb.park/orders/a", {}, ["orders/a"]),
+        ("queue", "mb.sub/gone/b", {}, []),
+        ("exchange", "mb.topic/orders", {}, ["orders", "orders/a"]),
+        ("binding", "mb.sub/orders/a", {"source_name": "mb.topic/orders"}, ["orders/a"]),
+        ("binding", "mb.sub/orders/a", {"source_name": ""}, []),
+    ],
+)
+def test_what_a_deletion_strikes(
+    what: str, name: str, headers: dict[str, Any], struck: list[str]
+) -> None:
+    found = Deletions.struck(ENTRIES, what, name, headers)
+    assert [each.wanted for each in found] == struck
+
+
+def test_our_own_deletions_and_those_elsewhere_are_nothing_to_us() -> None:
+    made = Deletions()
+    made.ordered("q")
+    assert made.is_ours("q", {})
+    assert made.is_ours("other", {"vhost": "elsewhere"})
+    assert not made.is_ours("other", {"vhost": "/"})
+
+
+def test_what_is_declared_again_is_not_deleted_by_an_event_that_comes_late() -> None:
+    made, wanted = Deletions(), wanted_of(entry("orders/a"))
+    made.ordered("mb.sub/orders/a")
+    made.declaring(wanted, 100)
+    assert not made.is_ours("mb.sub/orders/a", {})
+    assert made.is_undone("mb.sub/orders/a", 99)
+    assert not made.is_undone("mb.sub/orders/a", 100)
+    assert not made.is_undone("never declared", 0)
+
+
+def test_while_events_are_proven_the_audit_goes_round_in_steps() -> None:
+    rounds, names = AuditRounds(), [f"t{number:02}" for number in range(25)]
+    assert rounds.next(names, events_proven=False) == names
+    seen = [name for _ in range(9) for name in rounds.next(names, events_proven=True)]
+    assert seen == names
+
+
+def test_names_that_come_and_go_are_not_kept_for_ever() -> None:
+    made = Deletions()
+    for number in range(3 * NAMES_KEPT):
+        made.ordered(f"mb.sub/orders/{number}")
+        made.declaring(wanted_of(entry(f"queue:{number}")), 5)
+    assert len(made._own) == len(made._declared_at_ms) == NAMES_KEPT
+    assert made.is_ours(f"mb.sub/orders/{3 * NAMES_KEPT - 1}", {})
+
+
+ME = "a:5672"
+IS_DECLARED = [
+    f"declare {name}" for name in ("mb.undelivered", "mb.out", "mb.park/mb.due", "mb.due")
+]
+IS_BOUND = "bind mb.undelivered mb.park/mb.due"
+
+
+class FakeControl:
+    """Control that records requests; `refuses` is the code of the next declaration of mb.due."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.refuses = 0
+        self.waiting: int | None = 0
+
+    async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
+        names = [each.name for each in wanted.exchanges] + [each.name for each in wanted.queues]
+        for name in names:
+            self.asked.append(f"declare {name}")
+            if name == "mb.due" and self.refuses:
+                code, self.refuses = self.refuses, 0
+                assert aside  # or the link would end
+                raise ChannelRefused(ME, code, "inequivalent arg")
+
+    async def bind(self, wanted: Declarations) -> None:
+        self.asked += [f"bind {each.exchange} {each.queue}" for each in wanted.bindings]
+
+    async def delete_exchange(self, name: str) -> None:
+        self.asked.append(f"delete {name}")
+
+    async def counts(self, _queue: str) -> tuple[int, int] | None:
+        return None if self.waiting is None else (self.waiting, 0)
+
+    def taken(self) -> list[str]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+@pytest.fixture
+def control() -> FakeControl:
+    return FakeControl()
+
+
+async def test_all_is_declared_first_and_bound_last(control: FakeControl) -> None:
+    ladder = Ladder(ME)
+    await ladder.begin(control)  # type: ignore[arg-type]
+    assert control.taken() == IS_DECLARED
+    assert not ladder.leads_out
+    await ladder.lead_out(control)  # type: ignore[arg-type]
+    await ladder.lead_out(control)  # type: ignore[arg-type]
+    assert control.taken() == [IS_BOUND]
+    assert ladder.leads_out
+
+
+async def test_an_earlier_versions_exchange_is_replaced_when_all_queues_are_bound(
+    control: FakeControl,
+) -> None:
+    ladder, control.refuses = Ladder(ME), 406
+    await ladder.begin(control)  # type: ignore[arg-type]
+    assert control.taken() == IS_DECLARED
+    await ladder.lead_out(control)  # type: ignore[arg-type]
+    assert control.taken() == ["delete mb.due", "declare mb.due", IS_BOUND]
+
+
+async def test_another_refusal_is_told(control: FakeControl) -> None:
+    control.refuses = 403
+    with pytest.raises(ChannelRefused):
+        await Ladder(ME).begin(control)  # type: ignore[arg-type]
+
+
+async def test_the_undelivered_are_told_once_and_again_when_they_double(
+    control: FakeControl, caplog: pytest.LogCaptureFixture
+) -> None:
+    ladder = Ladder(ME)
+    caplog.set_level(logging.WARNING, "messagebus.agent")
+    for control.waiting in (0, 1, 1, 2, 3, 0, 1):
+        await ladder.look(control)  # type: ignore[arg-type]
+        assert ladder.undelivered == control.waiting
+    assert [told.getMessage().split("messages=")[1][:1] for told in caplog.records] == [
+        "1",
+        "2",
+        "1",
+    ]
+
+
+async def test_what_somebody_deleted_is_made_again(
+    control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPAIR_EVERY", 1)
+    ladder = Ladder(ME)
+    await ladder.begin(control)  # type: ignore[arg-type]
+    await ladder.lead_out(control)  # type: ignore[arg-type]
+    control.taken()
+    await ladder.look(control)  # type: ignore[arg-type]
+    assert sorted(control.taken()) == sorted([*IS_DECLARED, IS_BOUND])
+    control.waiting = None
+    await ladder.look(control)  # type: ignore[arg-type]
+    assert control.taken() == IS_DECLARED
+    assert not ladder.leads_out

@@ -1,19 +1,32 @@
-"""Requests to the other agents."""
+"""Peers of an agent: pulls, two of them at once, and the map on disk."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from messagebus.broker import Broker, ListedBroker
+from messagebus.errors import ConfigError, NameInvalid
 from messagebus.secret import Secret
+from messagebus.topology import Options
+from messagebus_agent.topology.agreement import resolve
 from messagebus_agent.topology.peers import Node, Peers
 from messagebus_agent.topology.register import Entry, Snapshot
-from messagebus_agent.topology.store import entry_to_json, snapshot_to_json
+from messagebus_agent.topology.store import (
+    Store,
+    entry_from_json,
+    entry_to_json,
+    genesis,
+    snapshot_from_json,
+    snapshot_to_json,
+)
 from tests.support.proving import proven
 
 ENTRY = Entry(wanted="orders", number=1, origin="b:5672", alive=True, tomb=0)
@@ -232,3 +245,183 @@ async def test_an_agent_of_an_earlier_version_is_sent_the_token_until_it_has_pro
     asked.clear()
     assert await push(ours) == {}
     assert asked == ["", ""]
+
+
+WEAK: Options = {"durability": "page-cache"}
+
+
+def there(alive: bool = True, /, **options: Any) -> dict[str, Entry]:
+    return {
+        name: Entry(
+            wanted=name,
+            number=1,
+            origin="A",
+            alive=alive,
+            tomb=0,
+            options=tuple(sorted(asked.items())),
+        )
+        for name, asked in options.items()
+    }
+
+
+def test_a_new_name_gets_what_is_asked() -> None:
+    asked: dict[str, Options] = {"orders": {}, "queue:jobs": WEAK, "delay:1000": {}}
+    assert resolve({}, asked) == (asked, {})
+
+
+def test_what_is_dead_binds_nobody() -> None:
+    taken, against = resolve(there(False, **{"queue:jobs": WEAK}), {"queue:jobs": {}})
+    assert (taken, against) == ({"queue:jobs": {}}, {})
+
+
+def test_what_lives_keeps_its_options() -> None:
+    entries = there(**{"orders/a": {"single_active": True, "durability": "none"}})
+    asked: dict[str, Options] = {"orders/a": {}}
+    assert resolve(entries, asked)[0]["orders/a"] == {"single_active": True, "durability": "none"}
+
+
+def test_another_level_is_told_with_both() -> None:
+    taken, against = resolve(there(**{"queue:jobs": WEAK}), {"queue:jobs": {}, "orders": {}})
+    assert taken == {"orders": {}}
+    assert against == {"queue:jobs": "queue:jobs: durability is wanted fsync and exists page-cache"}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_subscription_takes_its_topics_level(at_once: bool) -> None:
+    asked: dict[str, Options] = {"orders/a": {"expires_s": 5}}
+    entries = {} if at_once else there(orders=WEAK)
+    if at_once:
+        asked["orders"] = WEAK
+    taken, against = resolve(entries, asked)
+    assert taken["orders/a"] == {"expires_s": 5, "durability": "page-cache"}
+    assert not against
+
+
+def test_no_subscription_may_be_weaker_than_its_topic() -> None:
+    _, against = resolve(there(orders={}), {"orders/a": WEAK})
+    assert against == {
+        "orders/a": "orders/a: durability is wanted page-cache and its topic exists fsync"
+    }
+    _, against = resolve(there(**{"orders/a": WEAK}), {"orders": {}})
+    assert against == {
+        "orders": "orders: durability is wanted fsync and its subscription orders/a exists page-cache"
+    }
+    assert resolve(there(**{"orders/a": {}}), {"orders": WEAK})[1] == {}
+    assert resolve(there(**{"orders/a": WEAK}), {"order": {}})[1] == {}
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(NameInvalid):
+        resolve({}, {"orders": {"expires_s": 5}})
+
+
+def test_a_delivery_limit_needs_quorum_queues_and_so_does_its_topic() -> None:
+    taken, against = resolve(there(orders=WEAK), {"orders/a": {"delivery_limit": 3}})
+    assert taken == {}
+    assert against == {
+        "orders/a": "orders/a: delivery_limit needs durability fsync and its topic exists page-cache"
+    }
+    assert resolve(there(orders={}), {"orders/a": {"delivery_limit": 3}})[1] == {}
+
+
+DELETED = Entry(wanted="orders/a", number=4, origin="h:1", alive=False, tomb=4)
+STORED = Snapshot(intact=True, floor=2, entries=(DELETED,))
+
+
+def test_a_map_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    store.prepare()
+    assert store.load_map() is None
+    store.save_map(STORED)
+    assert Store(tmp_path / "state").load_map() == STORED
+
+
+def test_a_map_is_synced_before_it_replaces_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        order.append("sync")
+        fsync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        order.append("replace")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    Store(tmp_path).save_map(STORED)
+    assert order == ["sync", "replace", "sync"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"intact": 1, "entries": []}'])
+def test_a_damaged_map_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "topology.json").write_text(text)
+    assert Store(tmp_path).load_map() is None
+
+
+def test_genesis_writes_an_intact_empty_map_once(tmp_path: Path) -> None:
+    assert genesis(tmp_path / "state")
+    first = Store(tmp_path / "state").load_map()
+    assert first is not None
+    assert first.intact
+    assert first.entries == ()
+    assert not first.entries
+    Store(tmp_path / "state").save_map(STORED)
+    assert not genesis(tmp_path / "state")
+    assert Store(tmp_path / "state").load_map() == STORED
+
+
+def test_the_drain_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert not store.load_draining()
+    for draining in (True, True, False, False):
+        store.save_draining(draining)
+        assert Store(tmp_path).load_draining() == draining
+
+
+def test_a_report_is_read_back_or_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.load_report() == {}
+    store.save_report({"held": {"a": 1}})
+    assert store.load_report() == {"held": {"a": 1}}
+    (tmp_path / "report.json").write_text("[")
+    assert store.load_report() == {}
+
+
+def test_a_folder_that_cannot_be_had_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="state_dir"):
+        Store(tmp_path / "file" / "state").prepare()
+
+
+def test_maps_and_entries_are_read_back_from_json() -> None:
+    assert snapshot_from_json(snapshot_to_json(STORED)) == STORED
+    assert entry_from_json(entry_to_json(DELETED)) == DELETED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"number": "4"}, {"alive": 1}, {"wanted": "a b"}, {"tomb": None}, {"number": True}],
+)
+def test_an_entry_that_is_none_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"entry|name"):
+        entry_from_json(entry_to_json(DELETED) | changed)
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, {"entries": {}}, {"entries": [], "intact": True, "floor": "x"}]
+)
+def test_a_map_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"map|floor"):
+        snapshot_from_json(value)
+
+
+def test_a_map_of_an_earlier_version_is_read() -> None:
+    """It had times beside the numbers, which decide nothing any more."""
+    old = snapshot_to_json(STORED) | {"current_at_ms": 5}
+    del old["dropped"]
+    old["entries"][0]["changed_at_ms"] = 9
+    assert snapshot_from_json(old) == replace(STORED, dropped=STORED.floor)

@@ -663,102 +663,31 @@ def play(steps: list[Step]) -> World:
     return world
 
 
+def steps(told: str) -> list[Step]:
+    """Return the steps of a text such as ``off C, create A, create B k2``; a key is k1 unless told."""
+    words = (each.split() for each in told.split(", "))
+    return [(what, name, key[0] if key else "k1") for what, name, *key in words]
+
+
 @pytest.mark.guarantee("no-clock-decides")
 @settings(max_examples=examples(1000), deadline=None, derandomize=True)
 @given(steps=st.lists(STEPS, max_size=40))
 # A and B know k1, C was off. A is wiped and reads C, which has read no other yet.
-@example(
-    steps=[
-        ("off", "C", "k1"),
-        ("create", "A", "k1"),
-        ("heal", "C", "k1"),
-        ("cut", "B", "k1"),
-        ("wipe", "A", "k1"),
-        ("cut", "B", "k1"),
-        ("pull", "A", "k1"),
-    ]
-)
+@example(steps=steps("off C, create A, heal C, cut B, wipe A, cut B, pull A"))
 # B has k1, is off the list while k1 is deleted and its tomb dropped, and comes back.
-@example(
-    steps=[
-        ("create", "A", "k1"),
-        ("unlist", "B", "k1"),
-        ("delete", "A", "k1"),
-        ("sweeps", "A", "k1"),
-        ("heal", "B", "k1"),
-        ("pull", "B", "k1"),
-        ("pull", "A", "k1"),
-    ]
-)
+@example(steps=steps("create A, unlist B, delete A, sweeps A, heal B, pull B, pull A"))
 # The same, but A reads B before B has read anybody.
-@example(
-    steps=[
-        ("create", "A", "k1"),
-        ("unlist", "B", "k1"),
-        ("delete", "A", "k1"),
-        ("sweeps", "A", "k1"),
-        ("heal", "B", "k1"),
-        ("pull", "A", "k1"),
-    ]
-)
+@example(steps=steps("create A, unlist B, delete A, sweeps A, heal B, pull A"))
 # B is away, not off the list: the tomb waits for it.
-@example(
-    steps=[
-        ("create", "A", "k1"),
-        ("off", "B", "k1"),
-        ("delete", "A", "k1"),
-        ("sweeps", "A", "k1"),
-        ("heal", "B", "k1"),
-        ("pull", "A", "k1"),
-    ]
-)
+@example(steps=steps("create A, off B, delete A, sweeps A, heal B, pull A"))
 # C is wiped, and makes k1 anew while it knows of its tomb from B alone.
-@example(
-    steps=[
-        ("delete", "A", "k1"),
-        ("sweeps", "A", "k1"),
-        ("wipe", "C", "k1"),
-        ("cut", "A", "k1"),
-        ("create", "C", "k1"),
-        ("heal", "A", "k1"),
-        ("create", "C", "k1"),
-    ]
-)
+@example(steps=steps("delete A, sweeps A, wipe C, cut A, create C, heal A, create C"))
 # A liar answers for C while B, which knows nothing of k1, boots.
-@example(
-    steps=[
-        ("off", "B", "k1"),
-        ("create", "A", "k1"),
-        ("sweeps", "A", "k1"),
-        ("liar", "C", "k1"),
-        ("sweeps", "A", "k1"),
-        ("create", "B", "k2"),
-        ("heal", "C", "k1"),
-        ("pull", "C", "k1"),
-    ]
-)
+@example(steps=steps("off B, create A, sweeps A, liar C, sweeps A, create B k2, heal C, pull C"))
 # B and C know k1, A was off. B is wiped, and A reads no other.
-@example(
-    steps=[
-        ("off", "A", "k1"),
-        ("create", "B", "k1"),
-        ("heal", "A", "k1"),
-        ("wipe", "B", "k1"),
-        ("cut", "C", "k1"),
-        ("pull", "A", "k1"),
-    ]
-)
+@example(steps=steps("off A, create B, heal A, wipe B, cut C, pull A"))
 # B is cut off with its broker down, so the change is complete; its broker comes back first.
-@example(
-    steps=[
-        ("pull", "B", "k1"),
-        ("cut", "B", "k1"),
-        ("broker_off", "B", "k1"),
-        ("create", "A", "k1"),
-        ("broker_on", "B", "k1"),
-        ("pull", "B", "k1"),
-    ]
-)
+@example(steps=steps("pull B, cut B, broker_off B, create A, broker_on B, pull B"))
 def test_whoever_takes_publishes_has_every_acknowledged_change(
     short_sweeps: None, steps: list[Step]
 ) -> None:

@@ -1,15 +1,26 @@
-"""Rows, states and clients that one agent tells, from parts whose figures are set."""
+"""Pages of an agent about its broker, its metrics, and its HTTP server."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Iterable
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
+import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from messagebus.errors import LinkLost
+from messagebus.broker import Broker
+from messagebus.errors import ConfigError, LinkLost
 from messagebus_agent.broker.loads import Loads
 from messagebus_agent.broker.losses import Losses
 from messagebus_agent.broker.management import (
@@ -24,9 +35,11 @@ from messagebus_agent.consumer_list import Clients, ListFile
 from messagebus_agent.gate import Condition, verdict
 from messagebus_agent.topology.register import Entry, Register, Snapshot
 from messagebus_agent.web import observe
-from messagebus_agent.web.metrics import MirrorState
+from messagebus_agent.web import server as serving
+from messagebus_agent.web.metrics import Figure, Metrics, MirrorState, figures_of_mirror, look, read
 from messagebus_agent.web.observe import Observer
 from messagebus_tools.observing.snapshot import Answer, merged, read_answer
+from tests.support.eventually import eventually_async
 
 ME = "mb1:5672"
 BILLING, PARKED, JOBS = "mb.sub/orders/billing", "mb.park/orders/billing", "mb.queue/jobs"
@@ -329,3 +342,182 @@ async def test_the_segments_of_a_subscription_are_one_row(rig: Rig) -> None:
     )
     row = (await rig.ask()).rows["payments/ledger", "sub"]
     assert (row.ready, row.unacked, row.arrived) == (9, 2, 11)
+
+
+HEAD = """version: 8.4.11 (api:1/proto:86-101)
+srcversion: 96ED19D4C144624490A9AB1
+"""
+COUNTS = "\n    ns:40 nr:0 dw:40 dr:1153 al:3 bm:0 lo:0 pe:0 ua:0 ap:0 ep:1 wo:f oos:0\n"
+
+
+def test_figures_are_read_at_each_scrape() -> None:
+    value = [1.0]
+    metrics = Metrics(
+        "h:1",
+        lambda: [Figure("ready", "Ready.", value[0]), Figure("lost", "Lost.", 2, counter=True)],
+    )
+    assert b'messagebus_agent_ready{broker="h:1"} 1.0' in metrics.text()
+    value[0] = 0
+    text = metrics.text()
+    assert b'messagebus_agent_ready{broker="h:1"} 0.0' in text
+    assert b'messagebus_agent_lost_total{broker="h:1"} 2.0' in text
+
+
+def test_nothing_is_collected_before_the_first_scrape() -> None:
+    def too_early() -> list[Figure]:
+        raise AssertionError("collected")
+
+    Metrics("h:1", too_early)
+
+
+def test_figures_of_queues_have_their_names() -> None:
+    figures = [
+        Figure("ready", "Ready.", 1),
+        Figure("queue_messages", "There.", 3, queue="mb.sub/a/b"),
+        Figure("queue_messages", "There.", 4, queue='"\\'),
+    ]
+    text = Metrics("h:1", lambda: figures).text().decode()
+    assert 'messagebus_agent_queue_messages{broker="h:1",queue="mb.sub/a/b"} 3.0' in text
+    assert 'messagebus_agent_queue_messages{broker="h:1",queue="\\"\\\\"} 4.0' in text
+    assert text.count("# TYPE messagebus_agent_queue_messages gauge") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "state"),
+    [
+        ("cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate C r-----", (2, True, False)),
+        ("cs:WFConnection ro:Primary/Unknown ds:UpToDate/Outdated C r-----", (1, False, False)),
+        ("cs:WFConnection ro:Primary/Unknown ds:UpToDate/DUnknown C s-----", (1, False, False)),
+        ("cs:StandAlone ro:Primary/Unknown ds:UpToDate/DUnknown   r-----", (1, False, True)),
+        ("cs:SyncSource ro:Primary/Secondary ds:UpToDate/Inconsistent C r-----", (1, True, False)),
+        ("cs:Connected ro:Primary/Secondary ds:Diskless/UpToDate C r-----", (1, True, False)),
+        ("cs:WFConnection ro:Secondary/Unknown ds:Outdated/DUnknown C r-----", (0, False, False)),
+    ],
+)
+def test_a_state_in_three_numbers(line: str, state: tuple[int, bool, bool]) -> None:
+    other = " 1: cs:Connected ro:Primary/Secondary ds:UpToDate/UpToDate C r-----"
+    text = f"{HEAD}{other}{COUNTS}10: {line}{COUNTS} 0: {line}{COUNTS}"
+    assert read(text, "/dev/drbd0") == MirrorState(*state)
+    assert read(text, "/dev/drbd10") == MirrorState(*state)
+    assert read(text, "/dev/drbd1") == MirrorState(2, True, False)
+
+
+@pytest.mark.parametrize("text", ["", HEAD, f"{HEAD} 0: cs:Unconfigured\n"])
+def test_a_device_that_is_not_there_has_no_state(text: str) -> None:
+    assert read(text, "/dev/drbd0") is None
+    assert read(text, "/dev/sda") is None
+
+
+def test_without_drbd_there_is_nothing_to_see(tmp_path: Path) -> None:
+    assert look("/dev/drbd0", tmp_path / "none") is None
+
+
+def test_what_monitoring_sees(tmp_path: Path) -> None:
+    proc = tmp_path / "drbd"
+    assert list(figures_of_mirror("", proc)) == []
+    assert [figure.value for figure in figures_of_mirror("/dev/drbd0", proc)] == [0, False, False]
+    proc.write_text(f"{HEAD} 0: cs:StandAlone ro:Primary/Unknown ds:UpToDate/DUnknown   r-----\n")
+    assert [figure.value for figure in figures_of_mirror("/dev/drbd0", proc)] == [1, False, True]
+
+
+ENDED_WITHIN_S = 30.0
+
+
+async def echo(request: Request) -> PlainTextResponse:
+    try:
+        return PlainTextResponse(f"{len(await request.body())}")
+    except ClientDisconnect:
+        return PlainTextResponse("", 499)
+
+
+@pytest.fixture
+async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    monkeypatch.setattr(serving._Protocol, "closed", 0)
+    monkeypatch.setattr(serving._Protocol, "told_at_s", 0.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        routes = [Route("/echo", echo, methods=["GET", "POST"])]
+        server = serving.Server(Starlette(routes=routes), None)
+        running = asyncio.create_task(server.run_on(listener))
+        yield listener.getsockname()
+        server.stop()
+        await running
+
+
+async def ended(address: tuple[str, int], sent: bytes) -> bytes:
+    """Send this; return the data received before the server closed the connection."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(ENDED_WITHIN_S):
+            with contextlib.suppress(ConnectionResetError):
+                return await reader.read()
+        return b""
+    finally:
+        writer.close()
+
+
+HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc"
+WHOLE = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_who_sends_no_whole_request_in_time_is_hung_up_on_and_others_are_served(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.2)
+    caplog.set_level(logging.WARNING)
+    slow = [b"", b"GET /echo HT", HALF_BODY]
+    told = await asyncio.gather(*(ended(address, sent) for sent in slow * 5))
+    assert set(told) == {b""}
+    async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http:
+        assert (await http.get("/echo")).text == "0"
+    assert [record.message.split()[:2] for record in caplog.records] == [["connections", "closed"]]
+
+
+async def test_who_waits_for_an_answer_or_between_two_requests_is_not_slow(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.2)
+    loop = asyncio.get_running_loop()
+    async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http:
+        assert (await http.get("/echo")).text == "0"
+        began_s = loop.time()
+        connections = set(http._transport._pool.connections)  # type: ignore[attr-defined]
+        await eventually_async(lambda: loop.time() > began_s + 0.5, within_s=ENDED_WITHIN_S)
+        assert (await http.post("/echo", content=b"four")).text == "4"
+        assert set(http._transport._pool.connections) == connections  # type: ignore[attr-defined]
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_of_more_connections_than_descriptors_the_last_are_closed_at_once(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "_connections_max", lambda: 3)
+    kept = [await asyncio.open_connection(*address) for _ in range(3)]
+    for _reader, writer in kept:
+        writer.write(WHOLE)
+    for reader, _writer in kept:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    assert [await ended(address, WHOLE) for _ in range(5)] == [b""] * 5
+    assert len(caplog.records) == 1
+    for _reader, writer in kept:
+        writer.close()
+
+
+async def test_junk_writes_no_log(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        assert (await ended(address, b"\x16\x03\x01junk\r\n\r\n")).startswith(b"HTTP/1.1 400")
+    assert caplog.records == []
+
+
+def test_a_port_that_cannot_be_had_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"^http 127\.0\.0\.1:"):
+            serving.listen("http", Broker("127.0.0.1", taken.getsockname()[1]))

@@ -1,17 +1,32 @@
+"""Users, rights and declared topology of all brokers."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
+from inventory.inventory import Balancer, Inventory, User
 from inventory.tables import Provision
+from lb.apply import Applied
+from messagebus.errors import ConfigError
+from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
 from ops.__main__ import main
 from ops.cluster import topology
 from ops.cluster.topology import Difference, differences, foreign, latest, newer_than, wanted_items
+from ops.cluster.users import change_password, find_user
+from ops.cluster.view import View, next_file
+from ops.errors import NoAnswer, OpsError
+from ops.local import files, secrets
+from ops.local.layout import Layout
+from ops.local.secrets import is_hash_of, password_hash
 
 
 def entry(wanted: str, number: int = 1, *, alive: bool = True, **options: Any) -> dict[str, Any]:
@@ -189,3 +204,258 @@ def test_nobody_vouches_where_a_majority_can_or_is_not_there(
     assert adopt(agents, monkeypatch, tmp_path, "--yes") == 1
     assert why in capsys.readouterr().err
     assert not agents.merged
+
+
+NAMES = ("admin", "probe", "bus")
+
+
+class Killed(BaseException):
+    """Raised where the operator is killed."""
+
+
+class Brokers:
+    """Users of two brokers behind their management API, and the login that a balancer uses.
+
+    down: names that do not answer. left: how many changes there are until the operator is killed.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.down: set[str] = set()
+        self.left: int | None = None
+        self.rights: dict[tuple[str, str], Any] = {}
+        self.balancer = ("probe", secrets.read(layout.secret("probe.password")))
+        self.users: dict[str, dict[str, dict[str, Any]]] = {}
+        for node in layout.nodes:
+            self.users[node.name] = {
+                name: {"tags": [name], "password_hash": password_hash(self.kept(name))}
+                for name in NAMES
+            }
+
+    def kept(self, name: str) -> Secret:
+        return secrets.read(self.layout.secret(f"{name}.password"))
+
+    def has(self, broker: str, user: str, password: Secret) -> bool:
+        known = self.users[broker].get(user)
+        return known is not None and is_hash_of(known["password_hash"], password)
+
+    def request(
+        self, method: str, url: str, *, auth: tuple[str, str], json: Any, **_more: object
+    ) -> httpx.Response:
+        node = next(each for each in self.layout.nodes if each.management in url)
+        if node.name in self.down:
+            raise httpx.ConnectError("refused")
+        if not self.has(node.name, auth[0], Secret(auth[1])):
+            return httpx.Response(401)
+        users, path = self.users[node.name], url.partition("/api/")[2].split("/")
+        if method == "GET" and path[-1] == "permissions":
+            rights = {"vhost": "/", "configure": "^$", "write": "x", "read": "^$"}
+            return httpx.Response(200, json=[rights])
+        if method == "GET":
+            return httpx.Response(200, json=users[path[1]])
+        self.change()
+        if path[0] == "permissions":
+            self.rights[node.name, path[2]] = json
+        elif method == "PUT":
+            users[path[1]] = json
+        else:
+            users.pop(path[1], None)
+        assert self.balancer_may_ask()
+        return httpx.Response(204)
+
+    def change(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+    def balancer_may_ask(self) -> bool:
+        return all(self.has(name, *self.balancer) for name in self.users if name not in self.down)
+
+    def applied(self, inventory: Inventory, *_more: object) -> Iterator[tuple[Balancer, Applied]]:
+        self.change()
+        assert inventory.balancer.probe_password
+        self.balancer = (inventory.balancer.probe_user, inventory.balancer.probe_password)
+        assert self.balancer_may_ask()
+        yield inventory.balancer, Applied(changed=True, reloaded=True, pid=1)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(dir=tmp_path, numbers=(1, 2))
+    made.inventory.write_text(files.inventory_toml(made))
+    secrets.ensure(made.secrets_dir)
+    return made
+
+
+@pytest.fixture
+def brokers(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    made = Brokers(layout)
+    monkeypatch.setattr("ops.cluster.management.httpx.request", made.request)
+    monkeypatch.setattr("ops.cluster.users.apply_all", made.applied)
+    return made
+
+
+Change = Callable[..., None]
+
+
+@pytest.fixture
+def change(layout: Layout) -> Change:
+    def act(name: str, given: Secret | None = None, without: tuple[str, ...] = ()) -> None:
+        view = View(layout.inventory)
+        user = find_user(view.inventory, name)
+        change_password(view, user, given=given, without=without, say=lambda line: None)
+
+    return act
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_password_is_on_all_brokers_and_in_its_file(
+    brokers: Brokers, change: Change, layout: Layout, name: str
+) -> None:
+    before, file = brokers.kept(name), layout.secret(f"{name}.password")
+    change(name)
+    after = brokers.kept(name)
+    assert after != before
+    assert all(brokers.has(each, name, after) for each in brokers.users)
+    assert all(users[name]["tags"] == [name] for users in brokers.users.values())
+    assert {user for users in brokers.users.values() for user in users} == set(NAMES)
+    assert brokers.balancer == ("probe", brokers.kept("probe"))
+    assert (file.stat().st_mode & 0o777, next_file(file).exists()) == (0o600, False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_change_that_was_killed_anywhere_is_finished_by_the_same_command(
+    brokers: Brokers, change: Change, name: str
+) -> None:
+    """A balancer's login is good after every single change; `Brokers` sees to that."""
+    for kill_at in itertools.count():
+        brokers.left = kill_at
+        try:
+            change(name)
+        except Killed:
+            brokers.left = None
+            change(name)
+        else:
+            assert kill_at >= 2
+            return
+        assert all(brokers.has(each, name, brokers.kept(name)) for each in brokers.users)
+        assert brokers.balancer == ("probe", brokers.kept("probe"))
+        assert "probe.next" not in brokers.users["mb1"]
+
+
+def test_who_takes_the_probes_place_has_its_rights(brokers: Brokers, change: Change) -> None:
+    change("probe")
+    rights = {"configure": "^$", "write": "x", "read": "^$"}
+    assert brokers.rights == {("mb1", "probe.next"): rights, ("mb2", "probe.next"): rights}
+
+
+def test_a_broker_that_does_not_answer_stops_it_before_the_first_is_changed(
+    brokers: Brokers, change: Change, layout: Layout
+) -> None:
+    before = brokers.kept("bus")
+    brokers.down.add("mb2")
+    with pytest.raises(NoAnswer, match="--without mb2"):
+        change("bus")
+    assert brokers.has("mb1", "bus", before)
+    assert not next_file(layout.secret("bus.password")).exists()
+    change("bus", without=("mb2",))
+    assert brokers.has("mb1", "bus", brokers.kept("bus"))
+    assert brokers.kept("bus") != before
+
+
+def test_a_given_password_is_taken_unless_another_change_is_not_finished(
+    brokers: Brokers, change: Change
+) -> None:
+    change("bus", Secret("correct horse"))
+    assert brokers.kept("bus") == Secret("correct horse")
+    brokers.left = 1
+    with pytest.raises(Killed):
+        change("bus")
+    brokers.left = None
+    with pytest.raises(OpsError, match="not finished"):
+        change("bus", Secret("battery staple"))
+
+
+def test_an_unknown_user_is_told_with_the_nearest(layout: Layout) -> None:
+    with pytest.raises(ConfigError, match="bus"):
+        find_user(View(layout.inventory).inventory, "bsu")
+
+
+def test_hosts_have_the_new_one_before_their_broker_is_told(
+    brokers: Brokers, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no start of a broker, at any moment, restores the old password after it had the new one."""
+    text = layout.inventory.read_text().replace('"local"', '"systemd"')
+    hosts = [f'[[hosts]]\nname = "h{n}"\nssh = "root@h{n}"\n' for n in (1, 2)]
+    for number in (1, 2):
+        text = text.replace(f'name = "mb{number}"', f'name = "mb{number}"\nhost = "h{number}"')
+    layout.inventory.write_text("\n".join([text, *hosts]))
+    written: list[tuple[str, str]] = []
+
+    class Root:
+        def __init__(self, host: str) -> None:
+            self.host = host
+
+        def __enter__(self) -> Root:
+            return self
+
+        def __exit__(self, *_gone: object) -> None:
+            pass
+
+        def write(self, file: Any) -> None:
+            written.append((self.host, file.path.name))
+            (user,) = (u for u in json.loads(file.text)["users"] if u["name"] == "bus")
+            new = secrets.read(next_file(layout.secret("bus.password")))
+            assert is_hash_of(user["password_hash"], new)
+            assert not brokers.has(self.host.replace("h", "mb"), "bus", new)
+
+    monkeypatch.setattr("ops.cluster.users.root_of", lambda _inventory, host: Root(host))
+    view = View(layout.inventory)
+    user = User(name="bus", role="application", password_file=layout.secret("bus.password"))
+    monkeypatch.setattr(
+        "ops.cluster.users.PASSWORD_FILES", (Path("/etc/rabbitmq/definitions.json"),)
+    )
+    change_password(view, user, given=None, without=(), say=lambda line: None)
+    assert written == [("h1", "definitions.json"), ("h2", "definitions.json")]
+
+
+@pytest.fixture
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The changes in a cluster whose inventory the environment names."""
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    secrets.ensure(layout.secrets_dir)
+    monkeypatch.setenv("MESSAGEBUS_INVENTORY", str(layout.inventory))
+    made: list[Any] = []
+    monkeypatch.setattr(
+        "ops.cluster.users.change_password",
+        lambda _view, user, *, given, without, say: made.append((user.name, given, without)),
+    )
+    return made
+
+
+def test_a_dry_run_says_where_and_changes_nothing(
+    changed: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["users", "password", "bus", "--dry-run"]) == 0
+    assert "on mb1, mb2; in " in capsys.readouterr().out
+    assert changed == []
+
+
+def test_a_given_password_is_read_and_never_printed(
+    changed: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new").write_text("correct horse\n")
+    words = ["users", "password", "bus", "--from", str(tmp_path / "new"), "--without", "mb2"]
+    assert main([*words, "--yes"]) == 0
+    ((name, given, without),) = changed
+    assert (name, given.reveal(), without) == ("bus", "correct horse", ("mb2",))
+    assert "horse" not in "".join(capsys.readouterr())
+
+
+def test_an_empty_password_is_refused(changed: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "new").write_text("\n")
+    words = ["users", "password", "bus", "--from", str(tmp_path / "new"), "--yes"]
+    assert main(words) != 0
+    assert changed == []

@@ -1,16 +1,24 @@
-"""Steps of making a mirror: their order, and their exact commands and hosts."""
+"""Disks of a mirror: their files and the commands that set them up."""
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from inventory.inventory import Inventory, parse
+from ops.__main__ import main
 from ops.mirror import commands
 from ops.mirror import disks as playbooks
+from ops.mirror.files import PROGRAMS, authorized_line, files, partner, proof_of_death
+from ops.run import shell
 from ops.run.plan import Blocked
-from tests.support.mirrors import mirror_view, ran
+from tests.support.mirrors import FakeHosts, mirror_view, mirrored_inventory, ran
 
 
 def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
@@ -158,3 +166,178 @@ def test_each_order_is_one_command_of_drbd(argv: tuple[str, ...], typed: str) ->
 def test_signatures_are_looked_at_and_never_erased() -> None:
     argv = commands.signatures(Path("/dev/sdb"))
     assert argv == ("wipefs", "--no-act", "--noheadings", "--output", "TYPE", "/dev/sdb")
+
+
+HOSTS = {"db1": ("10.0.0.1", "10.9.0.1"), "db2": ("10.0.0.2", "10.9.0.2")}
+NO_AGENT: dict[str, str | None] = {"systemctl cat messagebus-agent": None}
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Path:
+    path = tmp_path / "inventory.toml"
+    path.write_text(mirrored_inventory(HOSTS, address="10.0.0.9"))
+    return path
+
+
+def storage(
+    two_hosts: Path, monkeypatch: pytest.MonkeyPatch, one: str, two: str, *words: str
+) -> int:
+    hosts = FakeHosts({"db1": one, "db2": two}, NO_AGENT)
+    monkeypatch.setattr(shell, "remote", hosts.connect)
+    return main(["storage", *words, "--inventory", str(two_hosts)])
+
+
+def test_a_failover_goes_to_the_host_that_the_broker_is_not_on(
+    two_hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("failover", "mb1", "--dead", "db1", "--dry-run")
+    assert storage(two_hosts, monkeypatch, "", "07 B", *words) == 0
+    assert "ssh db2 'drbdadm primary mb1'" in capsys.readouterr().out
+
+
+def test_a_failover_without_a_proof_is_refused(
+    two_hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage(two_hosts, monkeypatch, "", "07 B", "failover", "mb1", "--yes") == 1
+    assert "nothing is known of db1" in capsys.readouterr().err
+
+
+def test_replacing_a_mirrored_broker_is_a_failover_with_the_same_proof(
+    two_hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = FakeHosts({"db1": "", "db2": "07 B"}, NO_AGENT)
+    monkeypatch.setattr(shell, "remote", hosts.connect)
+    replace = ["replace", "mb1", "--inventory", str(two_hosts)]
+    assert main([*replace, "--yes"]) == 1
+    assert "nothing is known of db1" in capsys.readouterr().err
+    assert main([*replace, "--dead", "db1", "--dry-run"]) == 0
+    replaced = capsys.readouterr().out
+    assert main(["storage", "failover", *replace[1:], "--dead", "db1", "--dry-run"]) == 0
+    assert replaced == capsys.readouterr().out
+
+
+def test_a_failback_wants_a_whole_mirror(
+    two_hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage(two_hosts, monkeypatch, "04 A", "04 B", "failback", "mb1", "--yes") == 1
+    assert "only a whole mirror is moved; db1 says SyncSource" in capsys.readouterr().err
+    assert storage(two_hosts, monkeypatch, "06 A", "06 B", "failback", "mb1", "--dry-run") == 0
+    assert "ssh db2 'drbdadm primary mb1'" in capsys.readouterr().out
+
+
+def test_the_inventory_is_told_where_a_broker_is(two_hosts: Path) -> None:
+    words = ["inventory", "move", "mb1", "db2", "--inventory", str(two_hosts)]
+    assert main(words) == 0
+    assert '\nhost = "db2"\n' in two_hosts.read_text()
+    assert main([*words[:3], "db9", *words[4:]]) == 2
+
+
+@pytest.mark.parametrize("words", [[], ["failover"], ["failback"], ["start"], ["stop"]])
+def test_every_command_has_help_with_an_example(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["storage", *words, "--help"]) == 0
+    assert "Example:" in capsys.readouterr().out
+
+
+def inventory(**settings: str) -> Inventory:
+    text = mirrored_inventory(HOSTS, address="10.0.0.9", **settings)
+    return parse(tomllib.loads(text), base=Path("/c"))
+
+
+def written(host: str, read: Inventory | None = None) -> dict[str, str]:
+    read = read or inventory()
+    return {str(each.path): each.text for each in files(read, read.mirror("mb1"), read.host(host))}
+
+
+def settings(resource: str) -> dict[str, str]:
+    """Return the settings of the text, comments aside."""
+    lines = (line.split("#")[0].strip() for line in resource.splitlines())
+    return dict(re.findall(r"^([a-z0-9-]+)\s+(.*);$", "\n".join(lines), re.MULTILINE))
+
+
+def test_the_resource_keeps_the_promise() -> None:
+    said = settings(written("db1")["/etc/drbd.d/mb1.res"])
+    assert said["protocol"] == "C"
+    assert said["fencing"] == "resource-and-stonith"
+    assert said["disk-flushes"] == said["md-flushes"] == "yes"
+    assert [said[f"after-sb-{n}pri"] for n in (0, 1, 2)] == ["disconnect"] * 3
+    assert said["verify-alg"] == said["csums-alg"] == "crc32c"
+    assert said["fence-peer"] == f'"{PROGRAMS}/fence-peer"'
+    assert said["resync-rate"] == "100M"
+
+
+def test_the_resource_is_the_same_on_both_hosts_and_names_both() -> None:
+    resource = written("db1")["/etc/drbd.d/mb1.res"]
+    assert resource == written("db2")["/etc/drbd.d/mb1.res"]
+    assert re.findall(r"on (\S+) {\s+address ([^;]+);", resource) == [
+        ("db1", "10.9.0.1:7789"),
+        ("db2", "10.9.0.2:7789"),
+    ]
+
+
+def test_every_choice_in_the_resource_is_explained() -> None:
+    lines = [line.strip() for line in written("db1")["/etc/drbd.d/mb1.res"].splitlines()]
+    for section in ("net {", "disk {"):
+        assert lines[lines.index(section) + 1].startswith("# ")
+
+
+def test_an_address_of_version_6_is_written_as_drbd_wants_it() -> None:
+    read = inventory()
+    hosts = tuple(
+        dataclasses.replace(host, replication=f"fd00::{number}")
+        for number, host in enumerate(read.hosts)
+    )
+    resource = written("db1", dataclasses.replace(read, hosts=hosts))["/etc/drbd.d/mb1.res"]
+    assert "address ipv6 [fd00::0]:7789;" in resource
+
+
+def test_each_host_fences_the_other_by_the_second_network() -> None:
+    read = inventory(power="/usr/local/bin/pdu")
+    fence = written("db1", read)["/etc/messagebus/mirrors/mb1.fence"].splitlines()
+    assert fence[1:] == [
+        "PEER_NAME='db2'",
+        "PEER_ADDRESS='10.0.0.2'",
+        "PEER_POWER='/usr/local/bin/pdu'",
+    ]
+
+
+def test_programs_are_there_and_may_be_run() -> None:
+    read = inventory()
+    found = files(read, read.mirror("mb1"), read.host("db1"))
+    programs = [each for each in found if str(each.path).startswith(PROGRAMS)]
+    assert {each.path.name for each in programs} == {
+        path.name for path in (Path(__file__).parents[4] / "ops" / "mirror" / "on_host").iterdir()
+    }
+    assert {each.mode for each in programs} == {0o755}
+    assert all(each.text.startswith("#!/bin/sh\n") for each in programs)
+
+
+def test_a_broker_does_not_start_beside_the_data_of_another_node(tmp_path: Path) -> None:
+    def start() -> subprocess.CompletedProcess[str]:
+        program = Path(__file__).parents[4] / "ops" / "mirror" / "on_host" / "same-node"
+        return subprocess.run([program, tmp_path], capture_output=True, text=True)
+
+    assert start().returncode == 0  # a new disk
+    (tmp_path / "mnesia" / "mb1@localhost").mkdir(parents=True)
+    refused = start()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("the disk is of node mb1@localhost, and here RabbitMQ would")
+
+
+def test_the_peers_key_opens_nothing_but_its_fencing() -> None:
+    read = inventory()
+    line = authorized_line(read.host("db2"), "ssh-ed25519 AAAA root@db2\n")
+    assert line == (
+        f'restrict,command="{PROGRAMS}/outdate-mirror" ssh-ed25519 AAAA messagebus-fence-db2'
+    )
+
+
+def test_a_proof_of_death_is_forgotten_at_boot_and_is_of_one_host() -> None:
+    assert proof_of_death("mb1", "db1") == "/run/messagebus/dead/mb1.db1"
+
+
+def test_the_partner_is_the_other_host() -> None:
+    read = inventory()
+    assert partner(read, read.mirror("mb1"), read.host("db1")).name == "db2"
+    assert partner(read, read.mirror("mb1"), read.host("db2")).name == "db1"

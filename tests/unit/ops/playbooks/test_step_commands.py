@@ -1,5 +1,9 @@
+"""Commands of steps, options of playbooks, and the inventory that they write."""
+
 from __future__ import annotations
 
+import io
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,10 @@ from messagebus_tools.moving import MessagesMoved
 from ops.__main__ import main
 from ops.cluster.management import Queue
 from ops.cluster.view import View
+from ops.errors import OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
+from ops.playbooks.inventory_text import broker_table, with_broker, with_host, without_broker
 
 TEXT = """\
 cluster = "prod"
@@ -89,3 +95,211 @@ def test_nothing_is_moved_to_a_broker_that_takes_no_publishes(
     told["mb3"] = "memory alarm"
     assert main(["move", "mb1", "--inventory", str(inventory)]) == 1
     assert capsys.readouterr().err.endswith(": no other broker takes publishes\n")
+
+
+@pytest.fixture
+def local_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The inventory of a local cluster of which nothing runs."""
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    layout.inventory.write_text(files.inventory_toml(layout))
+    layout.state_file.write_text(layout.to_json())
+    layout.list_file.parent.mkdir()
+    layout.list_file.write_text("# generation: 1\n127.0.0.11:5672\n127.0.0.12:5672\n")
+    monkeypatch.setattr("ops.cluster.absent._is_ended", lambda *_: True)
+    return layout.inventory
+
+
+def run(local_inventory: Path, *words: str) -> int:
+    return main([*words, "--inventory", str(local_inventory)])
+
+
+def test_a_new_local_broker_gets_the_address_of_its_number(
+    local_inventory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(local_inventory, "add", "mb7", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert "add 127.0.0.17:5672 --agent-port 8081" in printed
+    assert f"ops local provision mb7 --dir {local_inventory.parent}" in printed
+
+
+def test_a_dry_run_leaves_no_trace(local_inventory: Path) -> None:
+    assert run(local_inventory, "remove", "mb2", "--dry-run") == 0
+    assert not (local_inventory.parent / "journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add", "mb1"), (2, "mb1 is on the list already")),
+        (("remove", "mb9"), (2, "no broker 'mb9' in the inventory")),
+        (("replace", "mb1", "--dead", "db1"), (2, "mb1 has no mirror that could take over")),
+        (("add", "mb3", "--undo", "--yes"), (1, "no unfinished run of 'add mb3' to take back")),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_has_its_exit_code(
+    local_inventory: Path,
+    words: tuple[str, ...],
+    said: tuple[int, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, why = said
+    assert run(local_inventory, *words) == code
+    assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_nothing_is_done_without_a_yes(
+    local_inventory: Path,
+    answer: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert run(local_inventory, "remove", "mb2") == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith("not confirmed; nothing was done. --yes does not ask")
+
+
+def test_wrong_use_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add"]) == 2
+    assert main(["local", "kill", "mb1", "--signal", "HUP"]) == 2
+    assert main(["nothing"]) == 2
+
+
+@pytest.mark.parametrize("words", [[], ["local"], ["add"], ["remove"], ["local", "up"], ["hangup"]])
+def test_every_command_has_help_with_an_example(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--help"]) == 0
+    assert "Example:" in capsys.readouterr().out
+
+
+def test_a_broker_is_dropped_from_the_inventory(local_inventory: Path) -> None:
+    assert run(local_inventory, "inventory", "drop", "mb1") == 0
+    assert 'name = "mb1"' not in local_inventory.read_text()
+    assert 'name = "mb2"' in local_inventory.read_text()
+
+
+COMMENTED = """\
+cluster = "local"  # ours
+[balancer]
+amqp = "a:1"
+
+[[brokers]]
+name = "mb1"
+address = "a:1"
+
+[[brokers]]
+# the big one
+name = "mb2"
+address = "b:1"
+
+[[ brokers ]]
+name = "mb3"
+"""
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_one_broker_is_taken_out_and_the_rest_says_the_same(name: str) -> None:
+    edited = without_broker(COMMENTED, name)
+    before, after = tomllib.loads(COMMENTED), tomllib.loads(edited)
+    assert [one["name"] for one in after["brokers"]] == [
+        one["name"] for one in before["brokers"] if one["name"] != name
+    ]
+    assert after["balancer"] == before["balancer"]
+    assert "# ours" in edited
+
+
+def test_the_last_broker_can_be_taken_out() -> None:
+    text = without_broker(without_broker(without_broker(COMMENTED, "mb1"), "mb3"), "mb2")
+    assert "brokers" not in tomllib.loads(text)
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n"])
+def test_every_comment_outside_of_a_table_stays(name: str, gap: str) -> None:
+    text = "# the cluster\n" + "\n".join(
+        f'{gap}# above mb{number}\n  # and: [[brokers]]\n[[brokers]]  # header\nname = "mb{number}"\n'
+        f"# inside\nport = {number}  # the port\n{gap}# below mb{number}\n"
+        for number in (1, 2, 3)
+    )
+    before, after = text.splitlines(), without_broker(text, name).splitlines()
+    for comment in [
+        line for line in before if line.lstrip().startswith("# ") and "inside" not in line
+    ]:
+        assert after.count(comment) == before.count(comment)
+    assert after.count("# inside") == 2
+    assert [one["name"] for one in tomllib.loads("\n".join(after))["brokers"]] == [
+        each for each in ("mb1", "mb2", "mb3") if each != name
+    ]
+
+
+def test_a_text_of_many_lines_that_looks_like_comments_is_not_cut() -> None:
+    text = '[[brokers]]\nname = "mb1"\nnote = """\n# not one\n"""\n\n# mine\n'
+    assert without_broker(text, "mb1") == "\n# mine\n"
+    with pytest.raises(OpsError, match="edit the file"):
+        without_broker('[[brokers]]\nname = "mb1"\nnote = """\n[x]"""\n', "mb1")
+
+
+def test_an_unknown_broker_changes_nothing() -> None:
+    assert without_broker(COMMENTED, "mb9") == COMMENTED
+
+
+def test_what_cannot_be_edited_surely_is_not_edited() -> None:
+    with pytest.raises(OpsError, match="edit the file"):
+        without_broker('brokers = [{name = "mb1"}, {name = "mb2"}]', "mb1")
+
+
+def test_a_broker_is_moved_and_nothing_else_is_touched() -> None:
+    text = (
+        'cluster = "c"  # ours\n\n[[brokers]]\nname = "mb1"\nhost = "db1"\n\n'
+        '[[brokers]]\nname = "mb2"\n\n[[hosts]]\nname = "mb1"\n'
+    )
+    moved = with_host(text, "mb1", "db2")
+    assert moved == text.replace("db1", "db2")
+    given = with_host(text, "mb2", "db2")
+    assert given == text.replace(
+        '[[brokers]]\nname = "mb2"', '[[brokers]]\nhost = "db2"\nname = "mb2"'
+    )
+    assert with_host(text, "mb1", "db1") == with_host(text, "mb9", "db1") == text
+
+
+def test_a_broker_that_is_written_in_another_way_is_not_guessed_at() -> None:
+    with pytest.raises(OpsError, match="edit the file"):
+        with_host('brokers = [{name = "mb1"}]', "mb1", "db2")
+
+
+@pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])
+def test_what_was_taken_out_is_put_back(name: str) -> None:
+    table = broker_table(COMMENTED, name)
+    again = tomllib.loads(with_broker(without_broker(COMMENTED, name), table))
+    assert sorted(map(str, again["brokers"])) == sorted(
+        map(str, tomllib.loads(COMMENTED)["brokers"])
+    )
+
+
+def test_putting_back_twice_changes_nothing() -> None:
+    assert with_broker(COMMENTED, broker_table(COMMENTED, "mb2")) == COMMENTED
+    assert broker_table(COMMENTED, "mb9") == ""
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[[brokers]]\n",
+        "brokers = 1",
+        "[[brokers]",
+        "[[brokers]]\nname='a'\n[[brokers]]\nname='b'",
+    ],
+)
+def test_what_is_no_table_of_a_broker_is_refused(table: str) -> None:
+    with pytest.raises(OpsError, match="not one"):
+        with_broker(COMMENTED, table)
+
+
+def test_a_broker_goes_with_its_mirror() -> None:
+    mirror = '\n[[mirrors]]\nname = "mb2"\nport = 7788\n\n[[mirrors]]\nname = "mb3"\n'
+    left = tomllib.loads(without_broker(COMMENTED + mirror, "mb2"))
+    assert left["mirrors"] == [{"name": "mb3"}]
+    assert [each["name"] for each in left["brokers"]] == ["mb1", "mb3"]

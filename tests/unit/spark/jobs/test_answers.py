@@ -1,20 +1,25 @@
-"""The answer of each job about one run with one of each fault, and its page."""
+"""Answers of the audit and of the comparison of runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from hdrh.histogram import HdrHistogram
 
+from bench.figures.measure.audit import agree
+from bench.figures.measure.oracle import audit as audit_by_duckdb
+from bench.figures.measure.oracle import opened
 from reports.page import render_html, render_text
-from spark.command import exit_code
-from spark.jobs import backlog, imbalance, ingest, latency, throughput
+from spark.command import Answer, exit_code
+from spark.jobs import audit, backlog, imbalance, ingest, latency, throughput
+from spark.jobs.compare import Row, compared, numbers, worse
 from spark.measures import hdr
 from spark.measures.latency import CONFIRM, CURVE, END_TO_END, RECEIVED_SENT, SENT
 from tests.support.events import BROKERS, KILLED, PUBLISHERS
-from tests.unit.spark.conftest import Planted
+from tests.unit.spark.conftest import Laid, Planted
 
 
 def test_every_dimension_adds_up_to_the_whole(planted_run: Planted) -> None:
@@ -98,3 +103,116 @@ def test_no_run_in_any_folder_is_one_line(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "no manifest.json" in captured.err
+
+
+@pytest.fixture(scope="module")
+def answer(planted_run: Planted) -> Answer:
+    return audit.measure(planted_run.run)
+
+
+def test_one_of_each_fault_is_found_with_its_id(planted_run: Planted, answer: Answer) -> None:
+    found, ids = answer.found, planted_run.truth.ids
+    assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
+        (verdict, ids[verdict][0]) for verdict in ("lost", "altered", "unexplained", "orphan")
+    }
+    assert [row["message_id"] for row in found["late"]] == ids["swapped"]
+    assert found["order"]["out_of_order"] == 1
+    text = render_text(answer.page)
+    assert all(message_id in text for each in ids.values() for message_id in each)
+    assert len(answer.page.faults) == 5
+
+
+def test_every_id_has_one_verdict(planted_run: Planted, answer: Answer) -> None:
+    events = [planted_run.run.events(kind) for kind in ("published", "delivered")]
+    ids = {row.message_id for rows in events for row in rows.select("message_id").collect()}
+    assert sum(answer.found["verdicts"].values()) == len(ids)
+    [orphan] = planted_run.truth.ids["orphan"]
+    assert len(ids) == planted_run.truth.published + len([orphan])
+
+
+def test_a_day_without_anything_says_so(planted_run: Planted) -> None:
+    """It is the day after the run's: of that one nothing is counted."""
+    answer = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-22"))
+    assert answer.page.faults == ("nothing was published",)
+    assert not any(answer.found["verdicts"].values())
+    assert (answer.found["late"], answer.found["suspects"]) == ([], [])
+
+
+def test_a_day_is_judged_with_its_neighbours(planted_run: Planted, answer: Answer) -> None:
+    """The run lies in one day, so that day is the whole run."""
+    found = audit.measure(dataclasses.replace(planted_run.run, day="2026-09-21")).found
+    for name in ("verdicts", "late", "suspects"):
+        assert found[name] == answer.found[name]
+
+
+def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(laid: Laid) -> None:
+    planted = laid.planted
+    found = audit.measure(laid.run).found
+    with opened(laid.run.lake.root) as database:
+        assert agree(found, audit_by_duckdb(database)) == []
+    assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
+        ("lost", planted.lost),
+        ("altered", planted.altered),
+        ("unexplained", planted.doubled),
+        ("orphan", planted.orphan),
+    }
+    assert [row["message_id"] for row in found["late"]] == [planted.late]
+
+
+def test_numbers_of_both_stand_in_one_row() -> None:
+    a = [{"name": "lost", "unit": "", "value": 0.0}, {"name": "x p99", "unit": "ms", "value": 2.0}]
+    b = [
+        {"name": "x p99", "unit": "ms", "value": 3.0},
+        {"name": "y p99", "unit": "ms", "value": 1.0},
+    ]
+    rows = compared(a, b)
+    assert [(row.name, row.a, row.b) for row in rows] == [
+        ("lost", 0.0, None),
+        ("x p99", 2.0, 3.0),
+        ("y p99", None, 1.0),
+    ]
+    assert [row.ratio for row in rows] == [None, 1.5, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (Row("lost", "", 0, 1), "lost: 1 after 0"),
+        (Row("lost", "", 2, 2), None),
+        (Row("confirmed per second", "/s", 100, 79), "confirmed per second: 21% less"),
+        (Row("confirmed per second", "/s", 100, 81), None),
+        (
+            Row("confirm_from_intended p99", "ms", 10, 12.5),
+            "confirm_from_intended p99: 1.25 times as long",
+        ),
+        (Row("confirm_from_intended p99", "ms", 10, 5), None),
+        # One value, which chance decides.
+        (Row("confirm_from_intended p100", "ms", 10, 50), None),
+        (Row("messages confirmed", "", 100, 10), None),
+        (Row("messages confirmed", "", 0, 0), "the second confirmed nothing"),
+        (Row("unconfirmed", "", 0, 5), "unconfirmed: 5 after 0"),
+        (Row("incomplete", "", 0, 1), "incomplete: 1 after 0"),
+        (
+            Row("confirm_from_intended p99", "ms", 10, None),
+            "confirm_from_intended p99: the second has none",
+        ),
+        (Row("confirm_from_intended p99", "ms", None, 10), None),
+    ],
+)
+def test_worse_is_more_faults_fewer_messages_or_longer_waits(row: Row, said: str | None) -> None:
+    assert worse([row], 0.2) == ([said] if said else [])
+
+
+def test_a_percentile_that_too_few_samples_support_is_not_missed() -> None:
+    rows = [Row("x p50", "ms", 1, 1), Row("x p99.9", "ms", 9, None)]
+    assert worse(rows, 0.2) == []
+
+
+def test_rates_are_over_the_span_of_the_run_and_figures_over_what_clocks_bear() -> None:
+    row = {"measure": "x", "total": 500, "p50": 2_000_000, "p99": 9_000_000}
+    row |= {"p99_9": 9_500_000, "p100": 9_900_000}
+    found = numbers([row], confirmed=500, span_s=50, faults={"late": 2}, errors={"x": 500_000})
+    values = {each["name"]: each["value"] for each in found}
+    assert values["confirmed per second"] == 10
+    assert (values["late"], values["lost"]) == (2, 0)
+    assert [values[f"x p{each}"] for each in ("50", "99", "99.9", "100")] == [None, 9, None, 9.9]

@@ -1,4 +1,4 @@
-"""The files that are read, by which clock, and those that are not and why; no Spark needed."""
+"""Files of the lake: manifests and tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from messagebus.recording.events import SCHEMA
+from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import RunInvalid, read_manifest
+from messagebus.recording.parts import RunPart, merged
 from spark.lake.files import METADATA, Files, anchor_noted, find_files, source_of
+from spark.lake.manifests import manifest_of
+from spark.lake.tables import DATE, RUN, Lake
 from tests.support.events import HOST, SECOND, WALL_MINUS_MONOTONIC_NS, write_run
 
 
@@ -191,3 +197,135 @@ def test_a_manifest_names_the_clocks_by_which_hosts_are_read(run: Path) -> None:
     manifest = run / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"clocks": [clock]}))
     assert offsets(run)[path.name] == 3
+
+
+TABLE_SCHEMA = StructType(
+    [
+        StructField("n", LongType()),
+        StructField(DATE, StringType()),
+        StructField(RUN, StringType()),
+    ]
+)
+
+
+def write(session: SparkSession, lake: Lake, run: str, day: str, *numbers: int) -> None:
+    rows = session.createDataFrame([(n, day, run) for n in numbers], TABLE_SCHEMA)
+    lake.write("counts", rows, by=(DATE, RUN), replaces=[f"date={day}/run_id={run}"])
+
+
+def kept(rows: DataFrame) -> set[tuple[int, str, str]]:
+    return {(row.n, row.date, row.run_id) for row in rows.collect()}
+
+
+def test_writing_replaces_its_own_day_and_run_and_nothing_else(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path)
+    write(session, lake, "007", "2026-11-20", 1)
+    write(session, lake, "007", "2026-11-21", 2, 3)
+    write(session, lake, "r2", "2026-11-21", 4)
+    write(session, lake, "007", "2026-11-21", 5)
+    assert kept(lake.read(session, "counts", TABLE_SCHEMA)) == {
+        (1, "2026-11-20", "007"),
+        (5, "2026-11-21", "007"),
+        (4, "2026-11-21", "r2"),
+    }
+    one = lake.read(session, "counts", TABLE_SCHEMA, "date=*/run_id=007")
+    assert {n for n, _, _ in kept(one)} == {1, 5}
+
+
+def test_writing_nothing_leaves_nothing_of_what_was_there(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path)
+    write(session, lake, "r1", "2026-11-21", 1)
+    write(session, lake, "r2", "2026-11-21", 2)
+    write(session, lake, "r1", "2026-11-21")
+    assert kept(lake.read(session, "counts", TABLE_SCHEMA)) == {(2, "2026-11-21", "r2")}
+
+
+def test_a_table_that_is_not_there_has_no_rows(session: SparkSession, tmp_path: Path) -> None:
+    assert Lake(tmp_path).read(session, "nothing", TABLE_SCHEMA).count() == 0
+
+
+def test_a_folder_may_have_any_name(session: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "a b [1]{2}*?%20")
+    write(session, lake, "r1", "2026-11-21", 1)
+    assert lake.read(session, "counts", TABLE_SCHEMA, "date=*/run_id=r1").count() == 1
+
+
+def test_notes_are_kept_by_run(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    assert (lake.runs(), lake.note("r1", "ingested")) == ([], {})
+    lake.take_note("r1", "ingested", {"files": 3})
+    assert (lake.runs(), lake.note("r1", "ingested")) == (["r1"], {"files": 3})
+
+
+def test_a_run_has_the_days_of_all_its_tables(tmp_path: Path) -> None:
+    for name in ("sent/date=2026-11-21", "sent/date=2026-11-20", "had/date=2026-11-22"):
+        (tmp_path / name / "run_id=night").mkdir(parents=True)
+    (tmp_path / "sent/date=2026-11-19/run_id=other").mkdir(parents=True)
+    found = Lake(tmp_path).days("night", ["sent", "had", "nothing"])
+    assert found == ["2026-11-20", "2026-11-21", "2026-11-22"]
+
+
+def test_a_lake_that_cannot_be_written_is_told_before_any_work(tmp_path: Path) -> None:
+    Lake(tmp_path / "lake").check()
+    assert list((tmp_path / "lake").iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunInvalid, match="the lake cannot be written: "):
+        Lake(tmp_path / "file").check()
+    with pytest.raises(RunInvalid, match="the lake cannot be written: Not a directory"):
+        Lake(tmp_path / "file" / "lake").check()
+
+
+def host(folder: Path, name: str, offset: int, *, ended: bool = True, run_id: str = "r") -> None:
+    part = RunPart(
+        run_id=run_id,
+        name=name,
+        anchor=Anchor(name, name, offset, f"boot-{name}"),
+        start_ns=100,
+        end_ns=900 if ended else None,
+        topics={"orders": {f"of-{name}"}},
+        brokers={f"{name}:5672"},
+        publishers={name},
+        consumers={(name, f"of-{name}")},
+        share=0.5,
+        dropped=3,
+        loop="closed",
+    )
+    (folder / f"manifest-{name}.json").write_text(json.dumps(merged(None, part)))
+
+
+def test_manifests_of_hosts_with_clocks_of_their_own_are_joined(tmp_path: Path) -> None:
+    host(tmp_path, "a", 1_000)
+    host(tmp_path, "b", 5_000)
+    found, values = manifest_of(tmp_path)
+    assert found.topics == {"orders": ("of-a", "of-b")}
+    assert found.brokers == ("a:5672", "b:5672")
+    assert (found.on_wall_clock().start_ns, found.on_wall_clock().end_ns) == (1_100, 5_900)
+    assert [clock.boot for clock in found.clocks] == ["boot-a", "boot-b"]
+    assert sum(left.dropped for left in found.recorders.values()) == 6
+    assert found.complete
+    assert found.share == 0.5
+    assert values["run_id"] == "r"
+    # A host that comes later changes the run, and is no other run of its name.
+    host(tmp_path, "0", 9_000, ended=False)
+    later, _ = manifest_of(tmp_path)
+    assert later.anchor == found.anchor
+    assert not later.complete
+
+
+def test_manifests_of_two_runs_and_broken_ones_are_refused_by_name(tmp_path: Path) -> None:
+    host(tmp_path, "a", 1_000)
+    host(tmp_path, "b", 5_000, run_id="other")
+    with pytest.raises(RunInvalid, match="several runs: other, r"):
+        manifest_of(tmp_path)
+    (tmp_path / "manifest-b.json").write_text("{")
+    with pytest.raises(RunInvalid, match=r"manifest-b\.json: not readable JSON"):
+        manifest_of(tmp_path)
+    (tmp_path / "manifest-b.json").write_text("[]")
+    with pytest.raises(RunInvalid, match=r"manifest-b\.json: manifest: dict wanted"):
+        manifest_of(tmp_path)
+    with pytest.raises(RunInvalid, match=r"no manifest\.json in it"):
+        manifest_of(tmp_path.parent)
