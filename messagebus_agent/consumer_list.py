@@ -151,15 +151,19 @@ class Clients:
         self._seen: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         # (id, subscription) -> time of hanging up, longest ago first
         self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # (id, subscription) -> time of the last answer to a waiting fetch, until it asks again
+        self._answered: dict[tuple[str, str], int] = {}
 
     def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
         """Record a client that asks, or was waiting until now."""
         key = _key(client_id, subscription)
         self._left.pop(key, None)
+        self._answered.pop(key, None)
         self._seen[key] = (applied, now_ms)
         self._seen.move_to_end(key)
         if len(self._seen) > CLIENTS_MAX:
-            self._seen.popitem(last=False)
+            longest_silent, _ = self._seen.popitem(last=False)
+            self._answered.pop(longest_silent, None)
 
     def left(self, client_id: str, subscription: str, now_ms: int) -> None:
         """Record that it hung up: it is dropped LEFT_MS from now unless it is seen again."""
@@ -171,6 +175,12 @@ class Clients:
             self._left.move_to_end(key)
             if len(self._left) > CLIENTS_MAX:
                 self._left.popitem(last=False)
+
+    def answered(self, client_id: str, subscription: str, now_ms: int) -> None:
+        """Record that its waiting fetch was answered: it asks again at once, here or at another agent."""
+        key = _key(client_id, subscription)
+        if key in self._seen:
+            self._answered[key] = now_ms
 
     def gone(self, now_ms: int) -> list[Client]:
         """Return the clients that hung up here LEFT_MS ago or earlier; age_ms: since then.
@@ -187,7 +197,7 @@ class Clients:
 
     def figures(self, now_ms: int, generation: int) -> Iterator[Figure]:
         """Yield the figures of living clients. generation: of the list that they should have."""
-        living = self.living(now_ms)
+        living = self.here(now_ms)
         behind = sum(client.applied < generation for client in living)
         yield Figure("clients", "Clients that ask here.", len(living))
         yield Figure("clients_behind", "Of them, with an older list than this.", behind)
@@ -196,9 +206,19 @@ class Clients:
         """Return the clients seen within EXPIRY_MS; drop the others."""
         for key in [key for key, (_, at_ms) in self._seen.items() if now_ms - at_ms > EXPIRY_MS]:
             del self._seen[key]
+            self._answered.pop(key, None)
         return [
             Client(id=client_id, subscription=subscription, applied=applied, age_ms=now_ms - when)
             for (client_id, subscription), (applied, when) in self._seen.items()
+        ]
+
+    def here(self, now_ms: int) -> list[Client]:
+        """Return the living clients without those that have ended, or ask another agent now."""
+        ends = self._left, self._answered
+        return [
+            each
+            for each in self.living(now_ms)
+            if all(now_ms - at.get((each.id, each.subscription), now_ms) <= LEFT_MS for at in ends)
         ]
 
 

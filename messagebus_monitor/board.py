@@ -150,7 +150,7 @@ def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
     waiting, parked, first_ms, oldest_of = 0, 0, now_ms, ""
     for (name, kind), row in answer.rows.items():
         if kind == "park":
-            parked += row.ready
+            parked += row.waiting  # a search among them holds them for a while
         elif kind != "tap" and (here := row.ready + (row.unacked or 0)):
             waiting += here
             if kind != "delay" and (row.oldest_at_ms or now_ms) < first_ms:

@@ -66,6 +66,8 @@ STREAMS_MAX = 100
 # A browser has six connections for one address: the others are for pages, and for polls of its other tabs.
 STREAMS_OF_BROWSER_MAX = 4
 BEAT_S = 10.0
+# Makes the 123 KB of 64 brokers' overview 11 KB in 1 ms; 9, the default, 10 KB in 3 ms.
+GZIP_LEVEL = 6
 EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
 QUERY_CHARS_MAX = 2_000
 # In the pages' body; what a caller wrote has its quotation marks escaped.
@@ -132,7 +134,7 @@ class Monitor:
         routes.append(Mount("/static", _Static(directory=FOLDER / "static")))
         made = Starlette(
             routes=routes,
-            middleware=[Middleware(GZipMiddleware, minimum_size=1_000)],
+            middleware=[Middleware(GZipMiddleware, minimum_size=1_000, compresslevel=GZIP_LEVEL)],
             exception_handlers={404: self._not_found},
         )
         return Guard(made, lambda: self.config.has_logins)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from messagebus.destination import GROUPS, Queue, Subscription
 from messagebus.topology import with_options
 from messagebus_agent.broker.management import (
+    Attached,
     Load,
     Management,
     ManagementUnavailable,
@@ -39,6 +40,10 @@ INTERVAL_S = 10.0
 # While somebody observes the broker, whose statistics are as old. A row costs the broker 90 us: so many rows
 # are looked at less often.
 HURRIED_S, HURRIED_ROWS_A_S = 5.0, 140
+# A consumer costs three rows, with its channel and connection.
+ATTACHED_A_S = 50
+# Consumers that were listed longer ago are told no more, unless they are that many.
+ATTACHED_OLD_MS = 30_000
 # Samples kept of one queue; beyond that every second one is dropped.
 SAMPLES_MAX = 500
 
@@ -70,6 +75,9 @@ class Loads:
         self._ages, self._flows = Ages(), Flows()
         self._is_answered = False
         self._hurried = asyncio.Event()
+        self._attached: list[Attached] = []
+        self._attached_at_ms = -ATTACHED_OLD_MS
+        self._listing: asyncio.Task[None] | None = None
         self.last: Sweep | None = None
 
     @property
@@ -79,13 +87,17 @@ class Loads:
 
     async def watch(self, clock_ms: Callable[[], int]) -> None:
         """Look every INTERVAL_S, for ever; return at once where there is no management API."""
-        while self._management.is_there:
-            await self.look(clock_ms())
-            # Whoever asked during the look wants no second one: it would double the broker's cost.
-            self._hurried.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S):
-                    await self._hurried.wait()
+        try:
+            while self._management.is_there:
+                await self.look(clock_ms())
+                # Whoever asked during the look wants no second one: it would double the broker's cost.
+                self._hurried.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await self._hurried.wait()
+        finally:
+            if self._listing:
+                self._listing.cancel()
 
     def hurry(self, now_ms: int) -> None:
         """Have `watch` look now unless the last look is young: somebody observes."""
@@ -93,6 +105,20 @@ class Loads:
         after_s = max(HURRIED_S, len(last.loads) / HURRIED_ROWS_A_S) if last else 0.0
         if last is None or now_ms - last.at_ms >= after_s * 1000:
             self._hurried.set()
+
+    def attached(self, now_ms: int) -> list[Attached]:
+        """Return the consumers as they were listed last; an old list is made anew beside."""
+        age_ms = now_ms - self._attached_at_ms
+        after_ms = round(1_000 * max(HURRIED_S, len(self._attached) / ATTACHED_A_S))
+        is_listing = self._listing is not None and not self._listing.done()
+        if self.is_there and age_ms >= after_ms and not is_listing:
+            self._listing = asyncio.ensure_future(self._list_attached(now_ms))
+        return self._attached if age_ms < max(ATTACHED_OLD_MS, 2 * after_ms) else []
+
+    async def _list_attached(self, now_ms: int) -> None:
+        with contextlib.suppress(ManagementUnavailable):
+            self._attached = await self._management.attached()
+            self._attached_at_ms = now_ms
 
     async def look(self, now_ms: int) -> None:
         try:

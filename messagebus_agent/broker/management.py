@@ -20,6 +20,8 @@ from messagebus_agent.config import AgentConfig
 
 # 100 queues were listed in 11 to 13 ms.
 TIMEOUT_S = 3.0
+# Of what clients call themselves.
+TEXT_MAX = 200
 # Counters of messages that left a queue to its consumers.
 DEPARTED = ("ack", "deliver_no_ack", "get_no_ack")
 
@@ -37,6 +39,23 @@ class Load:
     consumers: int
     departed: int
     unacked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """One consumer of a queue. client: its connection's name. owed: unanswered deliveries of its channel.
+
+    Another consumer of the same channel owes None: nobody tells the shares. version: of the library that its
+    client runs, with its name unless it is this one.
+    """
+
+    queue: str
+    client: str
+    peer: str
+    prefetch: int
+    owed: int | None
+    active: bool
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +137,23 @@ class Management:
             return [_load(queue) for queue in answer.json() if _is_shared(queue)]
         except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def attached(self) -> list[Attached]:
+        """Return the consumers of durable shared queues; statistics are up to an interval (5 s) old."""
+        columns = "queue.name,channel_details,prefetch_count,active,exclusive"
+        consumers = await self._get(f"/api/consumers/%2F?columns={columns}")
+        channels = await self._get("/api/channels?columns=name,messages_unacknowledged")
+        columns = "name,client_properties.connection_name,client_properties.product"
+        connections = await self._get(
+            f"/api/connections?columns={columns},client_properties.version"
+        )
+        try:
+            owed = {each["name"]: each.get("messages_unacknowledged") for each in channels.json()}
+            says = {each["name"]: each.get("client_properties") for each in connections.json()}
+            shared = [each for each in consumers.json() if not each["exclusive"]]
+            return [_attached(each, owed, says) for each in shared if each["channel_details"]]
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise ManagementUnavailable(f"not lists of consumers: {fault!r}") from fault
 
     async def overview(self) -> Overview:
         """Return the broker's version, connections and counters."""
@@ -202,6 +238,22 @@ def _load(queue: dict[str, Any]) -> Load:
         consumers=int(queue.get("consumers", 0)),
         departed=sum(int(stats.get(key, 0)) for key in DEPARTED),
         unacked=int(queue.get("messages_unacknowledged", 0)),
+    )
+
+
+def _attached(told: Any, owed: dict[str, Any], says: dict[str, Any]) -> Attached:
+    """Read a consumer. owed: by channel, taken out by the first consumer of it. says: by connection."""
+    channel = told["channel_details"]
+    unanswered, said = owed.pop(channel["name"], None), says.get(channel["connection_name"]) or {}
+    version = " ".join(str(said.get(key) or "") for key in ("product", "version")).strip()
+    return Attached(
+        queue=str(told["queue"]["name"]),
+        client=str(said.get("connection_name") or "")[:TEXT_MAX],
+        peer=f"{channel['peer_host']}:{channel['peer_port']}",
+        prefetch=int(told["prefetch_count"]),
+        owed=unanswered if type(unanswered) is int else None,
+        active=told.get("active") is not False,
+        version=version.removeprefix("messagebus ")[:TEXT_MAX],
     )
 
 

@@ -29,6 +29,7 @@ from messagebus_agent.web.metrics import MirrorState
 from messagebus_tools.observing.snapshot import (
     Answer,
     Client,
+    Consumer,
     Kind,
     Loss,
     Mirror,
@@ -207,7 +208,8 @@ class Observer:
             room=_room(sweep) if sweep else None,
             totals=_totals(sweep) if sweep else None,
             clients=tuple(clients),
-            client_count=len(self._parts.clients.living(now_ms)),
+            client_count=len(self._parts.clients.here(now_ms)),
+            consumers=tuple(self._consumers(seen, wanted, all_clients)),
             whole=whole,
         )
         return answer_to_json(answer, now_ms)
@@ -229,7 +231,7 @@ class Observer:
     def _clients(self, wanted: set[str], all_clients: bool) -> Iterator[Client]:
         """Yield the clients of these names; without names those that are behind, or all."""
         generation = self._parts.lists.generation
-        for each in self._parts.clients.living(monotonic_ms()):
+        for each in self._parts.clients.here(monotonic_ms()):
             if each.subscription in wanted or (
                 not wanted and (all_clients or each.applied < generation)
             ):
@@ -238,6 +240,31 @@ class Observer:
                     subscription=each.subscription,
                     applied=each.applied,
                     age_ms=each.age_ms,
+                )
+
+    def _consumers(
+        self, seen: Collection[str] | None, wanted: set[str], all_clients: bool
+    ) -> Iterator[Consumer]:
+        """Yield the consumers of these names; without names all of them where all clients are asked for."""
+        if not wanted and not all_clients:
+            return
+        names = {
+            queue: place.key[0]
+            for place in self._places
+            if place.is_source
+            for queue in (place.queue, *place.below)
+        }
+        for each in self._parts.loads.attached(monotonic_ms()):
+            name = names.get(each.queue)
+            if name and (seen is None or name in seen) and (not wanted or name in wanted):
+                yield Consumer(
+                    name=name,
+                    client=each.client,
+                    peer=each.peer,
+                    prefetch=each.prefetch,
+                    owed=each.owed,
+                    active=each.active,
+                    version=each.version,
                 )
 
     # Rows.
@@ -323,7 +350,8 @@ class Observer:
         count = self._counts.get(place.queue)
         load = sweep.loads.get(place.queue) if sweep else None
         if sweep and load:
-            if count is None:
+            # A search holds all that is parked: it is ready again, or held, as of one time.
+            if count is None or (load.unacked and place.key[1] == "park"):
                 ready = max(0, load.messages - load.unacked)
                 count = _Count(ready, load.consumers, sweep.at_ms, sweep.at_ms)
             oldest = sweep.at_ms - sweep.ages_ms[place.queue] if load.messages else count.since_ms

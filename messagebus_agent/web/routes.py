@@ -193,6 +193,8 @@ class _Web:
                 self._parts.clients.left(*who, _monotonic_ms())
             return Response(status_code=499)
         self._seen(request)
+        if who[0]:
+            self._parts.clients.answered(*who, _monotonic_ms())
         current = self._parts.lists.current
         if current is not None and current.generation > generation:
             return self._list(request)

@@ -2,9 +2,9 @@
 
 A tap is a transient, exclusive queue of a link of its own, bounded by length and bytes, whose oldest messages
 are dropped. So a slow reader holds up nobody, and the end of the connection is the end of the tap. A queue
-with more than is read in a second is unbound until it was read, since each copy costs the publishers of the
-topic. A broker does not tell how many messages passed a queue by: a line ``{"missed": true}`` says that some
-may have.
+with more than is read in a second is unbound until it was nearly read, since each copy costs the publishers
+of the topic. A broker does not tell how many messages passed a queue by: a line ``{"missed": true}`` says
+that some may have.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ CALL_TIMEOUT_S = 5.0
 QUIET_S = 10.0
 # While messages arrive.
 LOOK_EVERY_S = 0.1
+# A queue is bound again when so much of a second's messages is left: two looks, so that lines go on.
+REBOUND_S = 2 * LOOK_EVERY_S
 
 Judge = Callable[[Request, Mapping[str, Wanted]], Awaitable[Judged | Response]]
 
@@ -245,16 +247,18 @@ class _Tap:
             yield write_envelope(told) + b"\n"
 
     async def _leave_or_return(self) -> bool:
-        """Unbind a queue that fills, bind it again when it was read. Returns whether some are missed."""
+        """Unbind a queue that fills, bind it again before it is read. Returns whether some are missed."""
+        # Contents that are read in a second, each of one line or more.
+        a_second = self._rate * self._contents / max(1, self.passed)
+        few = min(REBOUND_S * a_second, self._length / 2)
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 found = await self._link.call("queue_declare", queue=self._queue, passive=True)
-                if not self._is_bound and not found.message_count:
+                if not self._is_bound and found.message_count <= few:
                     await self._bind(True)
                 # Some messages before the bound, so that a queue that is about to drop is seen, too.
                 elif self._is_bound and (
-                    found.message_count >= self._length * 0.9
-                    or found.message_count * self.passed >= self._rate * self._contents > 0
+                    found.message_count >= self._length * 0.9 or found.message_count >= a_second > 0
                 ):
                     await self._bind(False)
                     return True

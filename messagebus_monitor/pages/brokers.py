@@ -160,7 +160,9 @@ def _broker_row(seen: Seen, board: Board, settings: Settings) -> BrokerRow:
             if answer is None
             else NOTHING
             if mirror is None
-            else plural(mirror.copies, "copy").replace("copys", "copies")
+            else "two disks"
+            if mirror.copies > 1
+            else "one disk"
         ),
         mirror_tone="bad" if bad_mirror else "",
         version=(last.state.rabbitmq if last else "") or told.UNKNOWN,
@@ -203,7 +205,7 @@ def broker(
     tiles = [
         Tile("Oldest message", big_age(sums.oldest_s), sums.oldest_of, row.tone,
              curve(series, OLDEST, board, 200, 26), "tile.oldest"),
-        Tile("Waiting", ((row.waiting, ""),), "ready, and delivered without an answer", "",
+        Tile("Waiting", ((row.waiting, ""),), "ready or owed", "",
              curve(series, WAITING, board, 200, 26), "tile.waiting"),
         Tile("Published", ((row.published, "/s"),), "", "",
              curve(series, ARRIVING, board, 200, 26), "tile.published"),
@@ -260,7 +262,8 @@ def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
         ]
     if state.mirror is not None:
         link = "connected" if state.mirror.connected else "not connected"
-        facts.append(("Mirror", f"{state.mirror.copies} copies up to date, {link}"))
+        disks = "up to date on two disks" if state.mirror.copies > 1 else "messages on one disk"
+        facts.append(("Mirror", f"{disks}, {link}"))
     if state.certificate_s is not None:
         facts.append(("Certificate", f"ends in {told.roughly(state.certificate_s)}"))
     if seen.skew_ms is not None:

@@ -20,6 +20,8 @@ from messagebus_monitor.pages.shared import (
     Values,
     broker_href,
     event_lines,
+    link_figures,
+    links_of,
     manual_link,
     missing_note,
     parked_note,
@@ -32,6 +34,7 @@ from messagebus_monitor.pages.shared import (
 from messagebus_monitor.playbooks import Playbook
 from messagebus_monitor.told import NOTHING
 from messagebus_tools.observing.rules import Raised, Rule
+from messagebus_tools.observing.snapshot import Client
 
 
 def parked(board: Board, query: Query, settings: Settings) -> Values:
@@ -61,32 +64,43 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
 
 
 def clients(board: Board, query: Query, settings: Settings) -> Values:
-    """Return the values of the page of clients; a client that asks several agents is there once."""
+    """Return the values of the page of clients; who asks several agents is there once for a name."""
     newest, text = board.view.bus.generation, query.get("q", "").strip().lower()
-    heard: dict[str, tuple[str, int, int]] = {}
+    heard: dict[tuple[str, str], Client] = {}
     for answer in board.view.bus.answers.values():
         for each in answer.clients:
-            before = heard.get(each.id)
-            if before is None or each.age_ms < before[2]:
-                heard[each.id] = each.subscription, each.applied, each.age_ms
+            key = each.id, each.subscription
+            if key not in heard or each.age_ms < heard[key].age_ms:
+                heard[key] = each
     found = [
-        (client, *rest)
-        for client, rest in heard.items()
-        if text in f"{client} {rest[0]}".lower() and (not query.get("behind") or rest[1] < newest)
+        each
+        for each in heard.values()
+        if text in f"{each.id} {each.subscription}".lower()
+        and (not query.get("behind") or each.applied < newest)
     ]
-    found.sort(key=lambda each: (each[2], each[0]))
-    counted = sum(answer.client_count for answer in board.view.bus.answers.values())
-    behind = sum(applied < newest for _, applied, _ in heard.values())
+    found.sort(key=lambda each: (each.age_ms, each.id))
+    behind = sum(each.applied < newest for each in heard.values())
+    # Until agents are asked for all they tell those that are behind, and numbers.
+    counts = (answer.client_count for answer in board.view.bus.answers.values())
+    counted = len(heard) if len(heard) > behind else sum(counts)
+    links = links_of(board)
     rows = [
         row_of(
             "client",
-            client,
-            Text(client, "name"),
-            Text(name or NOTHING, "", source_href(name) if name in board.sources else ""),
-            Text(str(applied), "r warn" if applied < newest else "r"),
-            Text(f"{told.roughly(age_ms / MS_PER_S)} ago", "r muted"),
+            f"{each.id} {each.subscription}",
+            Text(each.id, "name"),
+            Text(
+                each.subscription or NOTHING,
+                "",
+                source_href(each.subscription) if each.subscription in board.sources else "",
+            ),
+            Text(str(each.applied), "r warn" if each.applied < newest else "r"),
+            *link_figures(several, board),
+            Text(", ".join(sorted({link.version for _, link in several}))),
+            Text(f"{told.roughly(each.age_ms / MS_PER_S)} ago", "r muted"),
         )
-        for client, name, applied, age_ms in found[:CLIENTS_SHOWN]
+        for each in found[:CLIENTS_SHOWN]
+        for several in [links.get((each.id, each.subscription), ())]
     ]
     known = {"q": query["q"]} if query.get("q") else {}
     return {

@@ -97,6 +97,6 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
              f"in {plural(parked_in, 'queue')}" if parked_in else "nothing was given up",
              "warn" if board.parked else "", None, "tile.parked"),
         Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
-             note or f"complete everywhere; {fed} consumed from",
+             note or f"on every broker; {fed} consumed",
              "bad" if complete < len(sources) else "", None, "tile.coverage"),
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from messagebus_monitor.history import Series
 from messagebus_monitor.playbooks import Playbook
 from messagebus_monitor.told import NOTHING, Spark
 from messagebus_tools.observing.rules import Raised
+from messagebus_tools.observing.snapshot import Consumer
 
 ROWS_A_PAGE = 50
 CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_TOLD = 200, 50, 5
@@ -22,7 +23,14 @@ OLDEST, WAITING, ARRIVING, LEAVING = range(4)
 BUS = "bus:"
 MS_PER_S = 1_000
 DAY_S = 86_400
+# What rules about no name of their own lead to.
+PAGE_OF_RULE = {
+    "ClientBehind": "/clients?behind=1",
+    "ListsDiffer": "/topology",
+    "TopologiesDiffer": "/topology",
+}
 Query = Mapping[str, str]
+Links = tuple[tuple[str, Consumer], ...]
 Values = dict[str, Any]
 
 
@@ -181,15 +189,17 @@ def attention(board: Board, settings: Settings, raised: Iterable[Raised]) -> lis
 def _need(each: Raised, board: Board, settings: Settings) -> Need:
     # "orders/billing on mb2:5672" is about both.
     about, _, _broker = each.about.partition(" on ")
-    href = ""
+    href, is_named = PAGE_OF_RULE.get(each.rule.name, ""), True
     if about in board.sources:
         href = source_href(about)
     elif board.view.bus.find(about) is not None:
         href = broker_href(about)
+    else:
+        is_named = False
     text = short(each.text, settings)
     said, _, reason = text.partition(" Reason: ")
     subject = settings.labels.get(about, about)
-    before, found, after = said.partition(subject) if href else (said, "", "")
+    before, found, after = said.partition(subject) if is_named else (said, "", "")
     return Need(
         id=row_id("need", f"{each.rule.name} {each.about}"),
         severity=each.rule.severity,
@@ -265,6 +275,31 @@ def curve(
     if series is None:
         return told.spark((), width, height)
     return told.spark(series.spark(figure, board.view.now_ms / MS_PER_S), width, height)
+
+
+def links_of(board: Board) -> dict[tuple[str, str], Links]:
+    """Return what agents told of consumers, by client and name: the broker and the consumer of each."""
+    found: dict[tuple[str, str], Links] = {}
+    for broker, answer in board.view.bus.answers.items():
+        for each in answer.consumers:
+            key = each.client or each.peer, each.name
+            found[key] = (*found.get(key, ()), (broker, each))
+    return found
+
+
+def link_figures(several: Links, board: Board) -> tuple[Text, Text]:
+    """Return the cells of a client's brokers, and of what it owes of its prefetch."""
+    if not several:
+        return Text(told.UNKNOWN, "r"), Text(told.UNKNOWN, "r")
+    owed = [each.owed for _, each in several if each.owed is not None]
+    prefetch = sum(each.prefetch for _, each in several)
+    on, of = len({broker for broker, _ in several}), len(board.view.bus.answers)
+    words = f"{sum(owed):,} of {prefetch:,}" if prefetch else told.count(sum(owed))
+    is_full = prefetch > 0 and sum(owed) >= prefetch
+    return (
+        Text(f"{on} of {of}", "r warn" if on < of else "r"),
+        Text(words if owed else told.UNKNOWN, "r warn" if is_full else "r"),
+    )
 
 
 def place_figures(place: Place, now_ms: int) -> tuple[Text, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from messagebus_monitor import told
 from messagebus_monitor.board import Board, Place, Source
@@ -16,6 +15,7 @@ from messagebus_monitor.pages.shared import (
     MS_PER_S,
     ROWS_A_PAGE,
     Link,
+    Links,
     Query,
     Row,
     Settings,
@@ -28,6 +28,8 @@ from messagebus_monitor.pages.shared import (
     event_lines,
     freshness,
     is_about,
+    link_figures,
+    links_of,
     missing_note,
     parked_note,
     place_figures,
@@ -179,28 +181,17 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
 
 def _clients_of(board: Board, name: str) -> list[Row]:
     """Return the clients that ask for the list as its consumers, and those that agents told in detail."""
-    found: dict[str, list[tuple[str, Any]]] = {
-        client.id: []
+    found: dict[str, Links] = {
+        client.id: ()
         for answer in board.view.bus.answers.values()
         for client in answer.clients
         if client.subscription == name
     }
-    for broker_name, answer in board.view.bus.answers.items():
-        for each in answer.consumers:
-            if each.name == name:
-                found.setdefault(each.client or each.peer, []).append((broker_name, each))
+    found |= {client: several for (client, of), several in links_of(board).items() if of == name}
     applied = {c.id: c.applied for a in board.view.bus.answers.values() for c in a.clients}
-    newest, brokers_count = board.view.bus.generation, len(board.view.bus.answers)
-    rows = []
+    newest, rows = board.view.bus.generation, []
     for client, several in sorted(found.items()):
-        owed = [each.owed for _, each in several if each.owed is not None]
-        prefetch = sum(each.prefetch for _, each in several)
-        at, on = applied.get(client), len({name for name, _ in several})
-        is_full = bool(owed) and prefetch > 0 and sum(owed) >= prefetch
-        owed_words = told.count(sum(owed)) if owed else told.UNKNOWN
-        if owed and prefetch:
-            owed_words = f"{sum(owed):,} of {prefetch:,}"
-        on_words = f"{on} of {brokers_count}" if several else told.UNKNOWN
+        at = applied.get(client)
         rows.append(
             row_of(
                 "client",
@@ -210,8 +201,7 @@ def _clients_of(board: Board, name: str) -> list[Row]:
                     told.UNKNOWN if at is None else str(at),
                     "r warn" if at is not None and at < newest else "r",
                 ),
-                Text(on_words, "r warn" if several and on < brokers_count else "r"),
-                Text(owed_words, "r warn" if is_full else "r"),
+                *link_figures(several, board),
             )
         )
     return rows

@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,8 @@ SERIES_MAX = 1_000
 STATE_WAIT_S = 20
 # 100,000 rows; a larger answer is none.
 ANSWER_BYTES_MAX = 16 << 20
+# zlib's word for a gzip header.
+GZIP = 31
 # HAProxy's name for the brokers, as `lb` writes it.
 BROKERS_PROXY = "mb_brokers"
 REFUSED = "login refused"
@@ -140,7 +143,7 @@ class Asker:
                     raise ValueError(_fault_of(status))
             except TimeoutError:
                 faults[f"the trail at {listed.broker.name}"] = f"not in {TRAIL_WITHIN_S:g} s"
-            except (ValueError, RecursionError, httpx.HTTPError, ConfigError) as fault:
+            except (ValueError, RecursionError, zlib.error, httpx.HTTPError, ConfigError) as fault:
                 told = str(fault) or type(fault).__name__
                 faults[f"the trail at {listed.broker.name}"] = told
 
@@ -235,7 +238,10 @@ class Asker:
         if "names" in query and old:
             # Its clients are of these names; the mark stays that of the last question for all.
             clients = sorted({*old.clients, *new.clients}, key=lambda c: c.id)
-            new = replace(new, clients=tuple(clients), mark=old.mark)
+            consumers = {(e.name, e.client, e.peer): e for e in (*old.consumers, *new.consumers)}
+            new = replace(
+                new, clients=tuple(clients), consumers=tuple(consumers.values()), mark=old.mark
+            )
         agent.last = merged(old, new)
 
     async def _state_of(self, listed: ListedBroker, agent: _Agent) -> bool:
@@ -266,7 +272,7 @@ class Asker:
                 fault = _fault_of(status)
         except TimeoutError:
             fault = f"no answer within {within_s:g} s"
-        except (ValueError, RecursionError) as trouble:
+        except (ValueError, RecursionError, zlib.error) as trouble:
             fault = f"not an agent's answer: {trouble}"
         except (httpx.HTTPError, ConfigError) as trouble:
             fault = str(trouble) or type(trouble).__name__
@@ -286,9 +292,18 @@ class Asker:
     async def _get(self, url: str, auth: httpx.Auth | None = None) -> tuple[int, bytes]:
         body = bytearray()
         timeout = httpx.Timeout(None)  # each question has a deadline for the whole
-        async with self._http.stream("GET", url, auth=auth, timeout=timeout) as answer:
-            async for part in answer.aiter_bytes():
-                body += part
+        headers = {"Accept-Encoding": "gzip"}
+        asked = self._http.stream("GET", url, auth=auth, timeout=timeout, headers=headers)
+        async with asked as answer:
+            # httpx decodes without a bound, also "gzip, gzip": 64 KB may become 64 GB.
+            encoding = answer.headers.get("content-encoding", "identity")
+            if encoding not in ("gzip", "identity"):
+                raise ValueError(f"encoded as {encoding[:40]!r}")
+            unzipping = zlib.decompressobj(GZIP) if encoding == "gzip" else None
+            assert isinstance(answer.stream, httpx.AsyncByteStream)
+            async for part in answer.stream:
+                left = ANSWER_BYTES_MAX + 1 - len(body)
+                body += unzipping.decompress(part, left) if unzipping else part
                 if len(body) > ANSWER_BYTES_MAX:
                     raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
             return answer.status_code, bytes(body)
@@ -303,7 +318,7 @@ class Asker:
             servers = read_stats(body.decode())
         except TimeoutError:
             fault = f"no answer within {ANSWER_WITHIN_S:g} s"
-        except (httpx.HTTPError, ValueError, csv.Error) as trouble:
+        except (httpx.HTTPError, ValueError, zlib.error, csv.Error) as trouble:
             fault = str(trouble) or type(trouble).__name__
         if fault:
             since_ms = known.silent_since_ms or _now_ms()
@@ -326,7 +341,7 @@ class Asker:
             self._outcomes = Outcomes(url=self._outcomes.url, fault="", unknown=unknown)
         except TimeoutError:
             fault = f"no answer within {ANSWER_WITHIN_S:g} s"
-        except (httpx.HTTPError, ValueError, RecursionError) as trouble:
+        except (httpx.HTTPError, ValueError, RecursionError, zlib.error) as trouble:
             fault = str(trouble) or type(trouble).__name__
         if fault:
             self._outcomes = replace(self._outcomes, fault=fault)

@@ -339,9 +339,8 @@ def _behind(bus: Bus, _past: Past) -> Iterator[Finding]:
         if client.applied < bus.generation
     }
     if late:
-        text = (
-            f"{plural(len(late), 'client')} work by an older list than generation {bus.generation}"
-        )
+        many = "1 client works" if len(late) == 1 else f"{len(late):,} clients work"
+        text = f"{many} by an older list than generation {bus.generation}"
         yield Finding("list", f"{text}: {_some(late)}")
 
 

@@ -184,7 +184,8 @@ class Client:
 class Consumer:
     """A consumer of a row that was asked for by name. client: its connection's name, "" when not known.
 
-    prefetch: 0 for no bound. owed: delivered to it and not answered, None when not known.
+    prefetch: 0 for no bound. owed: delivered to it and not answered, None when not known. version: of
+    its library, "" when not known.
     """
 
     name: str
@@ -193,6 +194,7 @@ class Consumer:
     prefetch: int
     owed: int | None
     active: bool
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from messagebus import BusConfig, Consumer, Publisher
 from messagebus._io.amqp.control import Control
@@ -29,6 +29,7 @@ def look_until(
     bus: BusConfig,
     holds: Callable[[Bus], object],
     do: Callable[[], object] = int,
+    names: Iterable[str] = (),
 ) -> Bus:
     """Look at the bus, do something, and look again until the condition holds; return the last look.
 
@@ -41,7 +42,7 @@ def look_until(
             await asker.look()
             await asyncio.to_thread(do)
             async with asyncio.timeout(LONG_S):
-                while not holds(told := await asker.look()):
+                while not holds(told := await asker.look(names=names)):
                     await asker.changed(within_s=0.5)
             return told
         finally:
@@ -81,8 +82,22 @@ def test_what_waits_and_who_consumes_is_told_by_every_broker(
         cluster, bus, lambda told: sum(r.arrived or 0 for r in rows_of(told, name).values()) == 7
     )
     with Consumer(bus, topic, subscription="a") as consumer:
-        for _ in range(7):
-            delivery = consumer.receive(timeout_s=WITHIN_S)
+        held = [consumer.receive(timeout_s=WITHIN_S) for _ in range(7)]
+
+        def owed(told: Bus) -> list[tuple[str, int | None]]:
+            each_of = (each for answer in told.answers.values() for each in answer.consumers)
+            return [(each.client, each.owed) for each in each_of if each.name == name]
+
+        found = look_until(
+            cluster,
+            bus,
+            lambda told: sum(count or 0 for _, count in owed(told)) == 7,
+            names=[name],
+        )
+        (client,) = {who for who, _ in owed(found)}
+        assert client in {each.id for answer in found.answers.values() for each in answer.clients}
+        assert len(owed(found)) == 3
+        for delivery in held:
             assert delivery
             consumer.ack(delivery)
         found = look_until(cluster, bus, lambda told: total(told, [name]).consumers == 3)

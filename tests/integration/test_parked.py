@@ -35,6 +35,7 @@ from messagebus import (
     read_parked,
     redrive_parked,
 )
+from messagebus._io.admin import parking as look
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import delete_queue, direct
@@ -123,7 +124,7 @@ def received(bus: BusConfig, topic: str, count: int, subscription: str = "all") 
 # Looking.
 @pytest.mark.guarantee("reading-takes-nothing-away")
 def test_what_is_parked_is_counted_and_shown_on_every_broker_and_stays_in_order(
-    cluster: LocalCluster, bus: BusConfig, topic: str, run: Run
+    cluster: LocalCluster, bus: BusConfig, topic: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, parking = f"{topic}/all", f"mb.park/{topic}/all"
     declare(bus, [name])
@@ -161,6 +162,13 @@ def test_what_is_parked_is_counted_and_shown_on_every_broker_and_stays_in_order(
     text = run("show", name, "--match", "b1$", "--limit", "5").stdout
     assert text.splitlines()[0] == "b1"
     assert "reason     bad\\x1b[2J" in text
+    # Many are taken in parts, by one consumer after the other.
+    park(cluster, "mb1", parking, more := [f"c{number:02}" for number in range(20)])
+    monkeypatch.setattr(look, "LOOKED_AT", 2)
+    where = ParkedFilter(reason="timeout", brokers=(cluster.node("mb1").broker,))
+    for _ in range(3):
+        found = read_parked(bus, [name], where=where, count_max=100)
+        assert [each.message_id for each in found.messages] == ["a1", "a2", "a3", *more]
 
 
 def test_filters_take_what_they_say_and_limits_hold_over_all_brokers(

@@ -22,7 +22,15 @@ from bench.errors import BenchError
 from bench.figures.form import Figure, Maker, at_least, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from bench.processes import wait_until
-from messagebus import BusConfig, Message, Publisher, count_subscriptions, declare
+from messagebus import (
+    Batching,
+    BusConfig,
+    Message,
+    Publisher,
+    PublisherConfig,
+    count_subscriptions,
+    declare,
+)
 from messagebus.envelope import read_envelope
 from messagebus_tools.archive import open_archive
 
@@ -97,13 +105,15 @@ def _fill(bus: BusConfig, topic: str, count: int, size: int) -> set[str]:
 
 
 @contextmanager
-def _publishing(bus: BusConfig, topic: str, size: int) -> Iterator[list[int]]:
+def _publishing(
+    bus: BusConfig, topic: str, size: int, settings: PublisherConfig | None = None
+) -> Iterator[list[int]]:
     """Publish meanwhile, as fast as may be; gives the count of what is confirmed."""
     ending, confirmed = threading.Event(), [0]
 
     def publish() -> None:
         messages = [Message(body=b"x" * size)] * AT_ONCE
-        with Publisher(bus) as publisher:
+        with Publisher(bus, settings) as publisher:
             while not ending.is_set():
                 fresh = [Message(body=each.body) for each in messages]
                 confirmed[0] += len(publisher.send_many(topic, fresh, timeout_s=WITHIN_S))
@@ -119,19 +129,27 @@ def _publishing(bus: BusConfig, topic: str, size: int) -> Iterator[list[int]]:
 
 def _tail(scene: Scene, bus: BusConfig, env: dict[str, str], make: Maker) -> Iterator[Figure]:
     count, rates, costs = scene.part(TAIL_LINES, 2_000), [], []
+    # One by one these three brokers take about as many as are to be shown.
+    packed = PublisherConfig(batch={TAILED: Batching()})
+    published = []
     for _ in range(scene.repeat):
         words = ("tail", TAILED, "--all", "--ndjson", "--count", str(count), "--rate", "25000")
-        with _publishing(bus, TAILED, TAIL_BYTES):
+        with _publishing(bus, TAILED, TAIL_BYTES, packed) as confirmed:
             tool = _Tool(env, *words, log=scene.folder / "tail.log", stdout=subprocess.PIPE)
             assert tool.process.stdout
             tool.process.stdout.readline()
-            first_s = time.perf_counter()
+            first_s, before = time.perf_counter(), confirmed[0]
             while tool.process.stdout.read(1 << 16):
                 pass
-            rates.append(count / (time.perf_counter() - first_s))
+            took_s = time.perf_counter() - first_s
+            rates.append(count / took_s)
+            published.append((confirmed[0] - before) / took_s)
             costs.append(tool.ended()[1] / count * 1e6)
-    what = f"tail --all --ndjson of a topic that is published to, lines of {TAIL_BYTES} B"
+    what = (
+        f"tail --all --ndjson of a topic that is published to in batches, lines of {TAIL_BYTES} B"
+    )
     yield make("tail_rate", what, rates, "lines/s", (at_least, GOAL_TAIL_PER_S))
+    yield make("tail_published", f"{what}: published meanwhile", published, "/s")
     yield make("tail_cpu_us", f"{what}: CPU time a line", costs, "us")
 
 

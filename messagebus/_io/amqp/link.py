@@ -22,6 +22,7 @@ import pika.spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
+from messagebus import __version__
 from messagebus._io.amqp.connection import Transport, connection_class, transport_for
 from messagebus.broker import Broker
 from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
@@ -407,7 +408,11 @@ def _parameters(
         socket_timeout=patience_s,
         stack_timeout=patience_s,
         ssl_options=tls and pika.SSLOptions(tls, credentials.tls_names.get(address, host)),
-        client_properties={"product": "messagebus", "connection_name": credentials.client_id},
+        client_properties={
+            "product": "messagebus",
+            "version": __version__,
+            "connection_name": credentials.client_id,
+        },
     )
 
 

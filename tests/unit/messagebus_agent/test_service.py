@@ -406,3 +406,19 @@ async def test_a_task_that_fails_is_told_counted_and_begun_again(
     assert (len(runs), ours.task_faults) == (4, 3)
     assert caplog.text.count("task failed, begun again task=expiry") == 3
     assert {f.name: f.value for f in ours._figures()}["task_faults"] == 3
+
+
+def test_who_hung_up_or_was_answered_and_asks_elsewhere_is_soon_not_here() -> None:
+    seen = Clients()
+    for name in ("polls", "waits", "ended", "moved"):
+        seen.seen(name, "a/b", 1, 0)
+    seen.left("ended", "a/b", 0)
+    seen.answered("moved", "a/b", 0)
+    seen.answered("waits", "a/b", 0)
+    seen.seen("waits", "a/b", 1, 5)
+    seen.answered("unknown", "a/b", 0)
+    assert {each.id for each in seen.here(LEFT_MS)} == {"polls", "waits", "ended", "moved"}
+    assert {each.id for each in seen.here(LEFT_MS + 1)} == {"polls", "waits"}
+    assert "moved" in {each.id for each in seen.living(LEFT_MS + 1)}
+    behind = {each.name: each.value for each in seen.figures(LEFT_MS + 1, 2)}
+    assert behind["clients_behind"] == 2

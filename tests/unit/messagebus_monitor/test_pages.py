@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from messagebus_monitor import told
 from messagebus_monitor.board import Board, View, board
 from messagebus_monitor.history import History
+from messagebus_monitor.pages.others import clients
 from messagebus_monitor.pages.overview import overview
-from messagebus_monitor.pages.shared import Settings, heads, labels, missing_note
+from messagebus_monitor.pages.shared import Settings, attention, heads, labels, missing_note
 from messagebus_monitor.pages.sources import subscription
-from messagebus_tools.observing.snapshot import Bus
+from messagebus_tools.observing.rules import RULES, Raised
+from messagebus_tools.observing.snapshot import Bus, Consumer, Seen
 from tests.support.watched import ALONE, SLOW, MadeUp
 
 SETTINGS = Settings(labels=labels([f"mb{n}.example:5672" for n in range(1, 9)]))
@@ -72,6 +74,32 @@ def test_a_client_of_a_subscription_is_named_where_agents_tell_no_more_of_it() -
     assert values
     rows = [[text.text for text in row.cells] for row in values["clients"]]
     assert rows == [[f"report-nightly@batch-{n}", "56", "?", "?"] for n in (2, 3)]
+
+
+def test_a_client_is_told_with_its_brokers_and_what_it_owes_of_its_prefetch() -> None:
+    made = MadeUp().bus()
+    names = [seen.broker for seen in made.brokers if seen.answer]
+
+    def with_consumer(seen: Seen) -> Seen:
+        if seen.broker not in names[:2] or seen.last is None:
+            return seen
+        at = {"peer": "p", "prefetch": 100, "owed": 90, "active": True}
+        (first, *_) = (c for c in made.brokers[0].last.clients if c.subscription)  # type: ignore[union-attr]
+        here = Consumer(name=first.subscription, client=first.id, **at)  # type: ignore[arg-type]
+        return replace(seen, last=replace(seen.last, consumers=(here,)))
+
+    bus = replace(made, brokers=tuple(map(with_consumer, made.brokers)))
+    rows = [[t.text for t in row.cells] for row in clients(board_of(bus), {}, SETTINGS)["lines"]]
+    assert [row[3:5] for row in rows if row[3] != "?"] == [[f"2 of {len(names)}", "180 of 200"]]
+
+
+def test_what_is_about_the_list_leads_to_the_page_that_names_who() -> None:
+    made = board_of(MadeUp().bus())
+    rule = next(each for each in RULES if each.name == "ClientBehind")
+    said = "1 client works by an older list"
+    (line,) = attention(made, SETTINGS, [Raised(rule=rule, about="list", text=said, since_ms=0)])
+    assert (line.before, line.subject) == (said, "")
+    assert line.href == "/clients?behind=1"
 
 
 def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:

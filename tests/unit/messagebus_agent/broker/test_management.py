@@ -99,6 +99,52 @@ async def test_the_load_of_queues_that_are_shared_and_counted(
             await make(200, wrong).loads()
 
 
+async def test_consumers_have_the_name_of_their_client_and_what_their_channel_owes(
+    config: AgentConfig,
+) -> None:
+    def consumer(queue: str, number: int, **more: Any) -> dict[str, Any]:
+        peer = {"peer_host": "10.0.0.9", "peer_port": 5}
+        channel = {"name": f"c1 ({number})", "connection_name": f"c{number}", **peer}
+        told = {"queue": {"name": queue}, "channel_details": channel, "prefetch_count": 200}
+        return {**told, "active": True, "exclusive": False, **more}
+
+    says: dict[str, Any] = {
+        "/api/consumers/%2F": [
+            consumer("q1", 1),
+            consumer("q2", 1),
+            consumer("q1", 2, active=False),
+            consumer("own", 3, exclusive=True),
+            consumer("ends", 4, channel_details=[]),
+        ],
+        "/api/channels": [{"name": "c1 (1)", "messages_unacknowledged": 7}, {"name": "c1 (2)"}],
+        "/api/connections": [
+            {
+                "name": "c1",
+                "client_properties": {
+                    "connection_name": "billing@web-3",
+                    "product": "messagebus",
+                    "version": "0.1.0",
+                },
+            },
+            {"name": "c2", "client_properties": {"product": "amqplib", "version": "0.10"}},
+        ],
+    }
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, json=says[request.url.raw_path.decode().split("?")[0]])
+    )
+    management = Management(config, transport)
+    first, second, third = await management.attached()
+    assert (first.queue, first.client, first.peer) == ("q1", "billing@web-3", "10.0.0.9:5")
+    assert (first.prefetch, first.owed, first.active) == (200, 7, True)
+    assert (second.queue, second.client, second.owed) == ("q2", "billing@web-3", None)
+    assert (third.client, third.owed, third.active) == ("", None, False)
+    assert (first.version, third.version) == ("0.1.0", "amqplib 0.10")
+    for path in says:
+        says[path] = {"error": "x"}
+        with pytest.raises(ManagementUnavailable):
+            await management.attached()
+
+
 async def test_the_room_that_a_broker_has(make: Callable[..., Management]) -> None:
     node = {"disk_free": 9, "disk_free_limit": 2, "mem_used": 3, "mem_limit": 4}
     room = await make(200, [node]).room()

@@ -21,9 +21,10 @@ from starlette.routing import Route
 
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError, LinkLost
-from messagebus_agent.broker.loads import Loads
+from messagebus_agent.broker.loads import ATTACHED_OLD_MS, Loads
 from messagebus_agent.broker.losses import Losses
 from messagebus_agent.broker.management import (
+    Attached,
     Load,
     Management,
     ManagementUnavailable,
@@ -76,6 +77,12 @@ class FakeManagement:
     def __init__(self) -> None:
         self.says: list[Load] | None = None
         self.published = 7
+        self.attached_: list[Attached] | None = []
+
+    async def attached(self) -> list[Attached]:
+        if self.attached_ is None:
+            raise ManagementUnavailable("away")
+        return self.attached_
 
     async def loads(self) -> list[Load]:
         if self.says is None:
@@ -238,6 +245,36 @@ async def test_names_are_counted_now_and_come_alone_with_all_their_clients(rig: 
     assert rig.upkeep.asked == [[BILLING, PARKED]]
     assert [each.id for each in told.clients] == ["a@h"]
     assert (told.client_count, told.whole) == (2, False)
+
+
+async def test_consumers_are_listed_beside_for_those_who_ask_by_name_or_for_all_clients(
+    rig: Rig,
+) -> None:
+    rig.management.attached_ = [
+        Attached(queue=queue, client="c", peer="p", prefetch=9, owed=2, active=True)
+        for queue in (BILLING, "mb.queue/jobs", "mb.sub/other/unknown")
+    ]
+    assert (await rig.ask(names=["orders/billing"])).consumers == ()
+    await asyncio.sleep(0)  # the listing, which no answer waits for
+    (told,) = (await rig.ask(names=["orders/billing"])).consumers
+    assert (told.name, told.client, told.prefetch, told.owed) == ("orders/billing", "c", 9, 2)
+    every = (await rig.ask(all_clients=True)).consumers
+    assert {each.name for each in every} == {"orders/billing", "queue:jobs"}
+    (mine,) = (await rig.ask(all_clients=True, seen={"queue:jobs"})).consumers
+    assert mine.name == "queue:jobs"
+    assert (await rig.ask()).consumers == ()
+    rig.management.attached_ = None
+    assert rig.loads.attached(monotonic_ms() + ATTACHED_OLD_MS) == []
+
+
+async def test_what_a_search_holds_of_the_parked_is_still_parked(rig: Rig) -> None:
+    rig.upkeep.there[PARKED] = (0, 1)
+    await rig.sweep(load(PARKED, 9, unacked=9))
+    park = (await rig.ask(names=["orders/billing"])).rows["orders/billing", "park"]
+    assert park.waiting == 9
+    rig.upkeep.there[PARKED] = (9, 0)
+    park = (await rig.ask(names=["orders/billing"])).rows["orders/billing", "park"]
+    assert park.waiting == 9
 
 
 async def test_counting_is_shared_by_those_who_ask_at_once(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -80,9 +82,24 @@ def of_another(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=answer_to_json(other.answer(first(other)), NOW_MS))
 
 
+def zipped(encoding: str, content: bytes) -> Callable[[httpx.Request], httpx.Response]:
+    def answer(_: httpx.Request) -> httpx.Response:
+        headers = {"Content-Encoding": encoding}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(content))
+
+    return answer
+
+
+BOMB = gzip.compress(b" " * (64 << 20))
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
+        (zipped("gzip", BOMB), "bytes"),
+        (zipped("gzip, gzip", gzip.compress(BOMB)), "encoded as"),
+        (zipped("gzip", b"{}"), "incorrect header"),
+        (zipped("gzip", BOMB[:1_000]), "not an agent's answer"),
         (hangs, "hangs"),
         (of_another, "the agent of '127.0.0.1:9' answers there"),
         (lambda _: httpx.Response(404), "earlier version"),
@@ -113,6 +130,18 @@ async def test_an_agent_without_a_good_answer_is_named_and_not_counted(
     assert total(before).ready != total(bus).ready
     del fleet.answers[bad]
     assert (await asker.look()).silent == ()
+
+
+async def test_what_an_agent_has_squeezed_takes_no_more_memory_than_the_largest_answer(
+    fleet: Fleet, asker: Asker
+) -> None:
+    await asker.look()
+    fleet.answers[first(fleet)] = zipped("gzip", BOMB)
+    tracemalloc.start()
+    await asker.look()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.5 * ask.ANSWER_BYTES_MAX
 
 
 async def test_an_agent_that_is_late_holds_nobody_up(
@@ -346,6 +375,16 @@ async def test_an_agent_that_tells_numbers_beyond_all_bounds_is_silent_and_harms
     bus = await asker.look()
     assert bus.silent == (liar,)
     assert len(bus.answers) == 2
+
+
+async def test_what_an_agent_tells_twice_counts_once(fleet: Fleet, asker: Asker) -> None:
+    true = total(await asker.look())
+    told = answer_to_json(fleet.answer(first(fleet)), NOW_MS)
+    twice = {**told, "queues": told["queues"] * 2, "columns": [*told["columns"]] * 2}
+    fleet.answers[first(fleet)] = lambda _: httpx.Response(200, json=twice)
+    found = await asker.look()
+    assert found.silent == ()
+    assert total(found).ready == true.ready
 
 
 async def test_half_a_character_of_an_agent_is_shown_as_none(fleet: Fleet, asker: Asker) -> None:
