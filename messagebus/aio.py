@@ -602,6 +602,11 @@ class AsyncConsumer:
         """Hand out deliveries again, as `Consumer.resume` does."""
         self._started().resume()
 
+    @property
+    def in_order(self) -> bool:
+        """True where deliveries that are given back must come again in their order."""
+        return self._started().in_order
+
     def rest(self, *, prefetch: int | None = None) -> None:
         """Give back what arrived and was not taken; consume again at the next `receive` or `resume`.
 

@@ -3,7 +3,9 @@
 Brokers send ahead of the callers, as far as the prefetch goes. What lies here while nobody asks for it is
 given back after `hold_ms`, so that callers of other gateways get it; so is what lies here because callers
 take less than before. The prefetch follows the callers: what they wait for now, what they took within the
-last second, and what they hold. Times are whole milliseconds of a monotonic clock, passed in.
+last second, and what they hold. Who answers nothing uses up a broker's prefetch; where callers wait it is
+granted anew, so that they never wait for somebody else's answers. Times are whole milliseconds of a
+monotonic clock, passed in.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ __all__ = ["HOLD_MS", "Demand", "LetGo", "Rest"]
 
 HOLD_MS = 1_000
 """Longest stay of a delivery that nobody asks for."""
+SPENT_MS = 500
+"""Time for which a broker's prefetch is used up by leases without any answer, until it is granted anew."""
+AHEAD_BYTES = 64 << 20
+"""Most bytes that are fetched ahead, by the size of what was taken before."""
 LINGER_MS = 10_000
 """Time after the last caller until the links are let go."""
 # A check comes every TICK_MS, and may be late by as much: it gives back that much earlier.
@@ -52,6 +58,8 @@ class Demand:
         """Deliveries that brokers may send now."""
         self._free_ms = now_ms  # since when nobody waits
         self._empty_ms = now_ms  # when nothing was buffered for the last time
+        self._unspent_ms = now_ms  # when every broker could send for the last time
+        self._size = 0.0  # of a delivery; 0: nothing was taken yet
         self._taken: deque[tuple[int, int]] = deque()
 
     def asks(self, count: int) -> None:
@@ -59,13 +67,15 @@ class Demand:
         self.callers += 1
         self.waiting += count
 
-    def goes(self, count: int, taken: int, now_ms: int) -> None:
-        """Note its end: it waited for `count` and took so many."""
+    def goes(self, count: int, taken: int, now_ms: int, size: int = 0) -> None:
+        """Note its end: it waited for `count` and took so many, of so many bytes together."""
         self.callers -= 1
         self.waiting -= count
         if not self.callers:
             self._free_ms = now_ms
         if taken:
+            mean = max(1.0, size / taken)
+            self._size = (self._size + mean) / 2 if self._size else mean
             slot = now_ms // RATE_SLOT_MS
             if self._taken and self._taken[-1][0] == slot:
                 taken += self._taken.pop()[1]
@@ -77,16 +87,29 @@ class Demand:
         while self._taken and self._taken[0][0] < oldest:
             self._taken.popleft()
         recent = sum(count for _, count in self._taken)
-        return max(1, min(self._ahead_max, held + self.waiting + recent))
+        return max(1, min(self._most, held + self.waiting + recent))
 
-    def look(self, now_ms: int, *, buffered: int, held: int) -> Rest | LetGo | None:
-        """Return what is to be done now. Called every TICK_MS, and when a caller comes."""
+    @property
+    def _most(self) -> int:
+        # A size that nobody knows may be a large one.
+        return min(self._ahead_max, int(AHEAD_BYTES / self._size) if self._size else self.credit)
+
+    def look(
+        self, now_ms: int, *, buffered: int, held: int, spent: bool = False, fixed: bool = False
+    ) -> Rest | LetGo | None:
+        """Return what is to be done now. Called every TICK_MS, and when a caller comes.
+
+        spent: of some broker callers hold as much as it may send. fixed: a prefetch cannot be granted now.
+        """
         wanted = self.wanted(now_ms, held)
         if not buffered:
             self._empty_ms = now_ms
+        if not spent:
+            self._unspent_ms = now_ms
         if self.callers:
-            if wanted > self.credit:
-                return self._rest(min(self._ahead_max, wanted * HEADROOM), now_ms)
+            is_spent = now_ms - self._unspent_ms >= SPENT_MS
+            if (wanted > self.credit or is_spent) and not fixed:
+                return self._rest(max(1, min(self._most, wanted * HEADROOM)), now_ms)
         elif not held and now_ms - self._free_ms >= LINGER_MS:
             return LetGo()
         if not buffered:
@@ -100,5 +123,5 @@ class Demand:
         return None
 
     def _rest(self, credit: int, now_ms: int) -> Rest:
-        self.credit, self._empty_ms = credit, now_ms
+        self.credit, self._empty_ms, self._unspent_ms = credit, now_ms, now_ms
         return Rest(credit)

@@ -27,26 +27,29 @@ _WAYS = ("", "ack", "release", "retry", "park")
 
 @dataclass(slots=True)
 class Lease(Generic[T]):
-    """One delivery in a principal's hands. token: its written form."""
+    """One delivery in a principal's hands. token: its written form. size: bytes that it keeps here."""
 
     token: str
     principal: str
     item: T
     until_ms: int
     number: int
+    size: int = 0
 
 
 class Leases(Generic[T]):
-    """All leases of one gateway process. key: of the macs. most: by principal."""
+    """All leases of one gateway process. key: of the macs. most, bytes_most: by principal."""
 
-    def __init__(self, gateway: str, session: str, key: bytes, most: int) -> None:
+    def __init__(
+        self, gateway: str, session: str, key: bytes, most: int, bytes_most: int = 1 << 40
+    ) -> None:
         self._begin = f"{gateway}.{session}"
-        self._key, self._most = key, most
+        self._key, self._most, self._bytes_most = key, most, bytes_most
         self._held: dict[int, Lease[T]] = {}
         self._ends: list[
             tuple[int, int]
         ] = []  # a heap; an entry whose lease has another end is old
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, tuple[int, int]] = {}  # of each principal, and their bytes
         self._number = 0
         self._answers = bytearray(RECENT)  # of the latest, by number: how it was answered
 
@@ -55,17 +58,19 @@ class Leases(Generic[T]):
 
     def room(self, principal: str) -> int:
         """Return how many more this principal may hold."""
-        return max(0, self._most - self._counts.get(principal, 0))
+        count, size = self._counts.get(principal, (0, 0))
+        return max(0, self._most - count) if size < self._bytes_most else 0
 
-    def grant(self, principal: str, item: T, now_ms: int, lease_ms: int) -> Lease[T]:
+    def grant(self, principal: str, item: T, now_ms: int, lease_ms: int, size: int = 0) -> Lease[T]:
         """Lease a delivery to a principal."""
         self._number += 1
         token = f"{self._begin}.{self._number}"
         mac, until_ms = self._mac(token, principal), now_ms + lease_ms
-        lease = Lease(f"{token}.{mac}", principal, item, until_ms, self._number)
+        lease = Lease(f"{token}.{mac}", principal, item, until_ms, self._number, size)
         self._answers[self._number % RECENT] = 0
         self._held[self._number] = lease
-        self._counts[principal] = self._counts.get(principal, 0) + 1
+        count, held = self._counts.get(principal, (0, 0))
+        self._counts[principal] = (count + 1, held + size)
         heapq.heappush(self._ends, (lease.until_ms, self._number))
         return lease
 
@@ -104,9 +109,9 @@ class Leases(Generic[T]):
         """End a lease. False: it has ended."""
         if self._held.pop(lease.number, None) is None:
             return False
-        left = self._counts[lease.principal] - 1
-        if left:
-            self._counts[lease.principal] = left
+        count, held = self._counts[lease.principal]
+        if count > 1:
+            self._counts[lease.principal] = (count - 1, held - lease.size)
         else:
             del self._counts[lease.principal]
         return True

@@ -22,7 +22,10 @@ COMMON = {
     429: "Too many, or too fast: see Retry-After.",
     503: "Not now: no broker, no room, or this gateway ends. See Retry-After and `outcome`.",
 }
-OF_SOURCES = {404: "It was never declared, and this principal may not."}
+OF_SOURCES = {
+    404: "It was never declared, and this principal may not.",
+    409: "Its topic has partitions, and it keeps their order.",
+}
 OF_PUBLISHES = {
     404: "No such topic or queue, or nobody subscribes.",
     413: "A body or batch over its bound.",

@@ -101,7 +101,7 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
             continue
         elif name in _TEXT_HEADERS:
             fields[_TEXT_HEADERS[name]] = value
-        elif name.startswith("mb-header-"):
+        elif name.startswith("mb-header-") and len(name) > 10:
             own[name[10:]] = value
             size += len(name) - 10 + len(value.encode())
         elif name == "mb-priority":

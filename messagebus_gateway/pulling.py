@@ -8,7 +8,9 @@ import contextlib
 import functools
 import logging
 import secrets
+import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +18,6 @@ from typing import Any
 
 from messagebus import (
     AsyncConsumer,
-    ConfigError,
     ConsumerConfig,
     Delivery,
     MessageBusError,
@@ -24,7 +25,8 @@ from messagebus import (
     Status,
 )
 from messagebus_gateway.clients import Bus, now_ms
-from messagebus_gateway.demand import TICK_MS, Demand, LetGo, Rest
+from messagebus_gateway.config import Limits
+from messagebus_gateway.demand import LINGER_MS, TICK_MS, Demand, LetGo, Rest
 from messagebus_gateway.leases import Lease, Leases
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
@@ -58,32 +60,51 @@ class Reader:
         self.consumer = consumer
         self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
         # All that waits may lie on one broker: more than its prefetch is not counted on.
-        self.demand.credit = prefetch
+        self.demand.credit = self._prefetch = prefetch
         self.held = 0
+        self._used: Counter[str] = Counter()  # of each broker's prefetch, since it was granted
+        self._granted_ns = 0
         self.buffered_since_ms: int | None = None
 
-    async def pull(self, most: int, wait_s: float, bytes_max: int) -> list[Delivery]:
-        """Wait for a delivery and take what is there. It is cut short when the gateway ends.
+    async def take(
+        self, most: int, wait_s: float, bytes_max: int, room: Callable[[], int]
+    ) -> list[Delivery]:
+        """Wait for a delivery and take what is there, no more than there is room for then, but one.
 
         Cancelled, it has taken nothing.
         """
         found: list[Delivery] = []
-        demand = self.demand
+        size, demand = 0, self.demand
         demand.asks(most)
         try:
             self.look()
             if first := await self.consumer.receive(wait_s):
                 found.append(first)
-                size = len(first.body)
-                while len(found) < most and size < bytes_max:
+                size, count = len(first.body), min(most, room())
+                while len(found) < count and size < bytes_max:
                     if (delivery := self.consumer.receive_immediate()) is None:
                         break
                     found.append(delivery)
                     size += len(delivery.body)
         finally:
             self.held += len(found)
-            demand.goes(most, len(found), now_ms())
+            self._used.update(each.receipt.broker for each in found)
+            demand.goes(most, len(found), now_ms(), size)
         return found
+
+    def ended(self, delivery: Delivery) -> None:
+        """Note that a delivery is in nobody's hands any more."""
+        self.held -= 1
+        if delivery.received_ns >= self._granted_ns:
+            self._used[delivery.receipt.broker] -= 1
+
+    @property
+    def spent(self) -> str:
+        """The broker of which callers hold all that it may send; "" if each has room."""
+        if not self._used:
+            return ""
+        ((broker, count),) = self._used.most_common(1)
+        return broker if count >= self._prefetch else ""
 
     def look(self) -> bool:
         """Give back, grow or end as the demand says. Returns False when it is to end."""
@@ -92,10 +113,15 @@ class Reader:
             self.buffered_since_ms = None
         elif self.buffered_since_ms is None:
             self.buffered_since_ms = at_ms
-        match self.demand.look(at_ms, buffered=buffered, held=self.held):
+        # Where order is kept all would go back first, behind what is held.
+        fixed = self.consumer.in_order and self.held > 0
+        spent = bool(self.spent)
+        match self.demand.look(at_ms, buffered=buffered, held=self.held, spent=spent, fixed=fixed):
             case Rest(credit):
                 brokers = max(1, len(self.consumer.stats().brokers))
-                self.consumer.rest(prefetch=max(1, -(-credit // brokers)))
+                self._prefetch = max(1, -(-credit // brokers))
+                self._used, self._granted_ns = Counter(), time.monotonic_ns()
+                self.consumer.rest(prefetch=self._prefetch)
                 self.buffered_since_ms = None
                 if self.demand.callers:
                     self.consumer.resume()
@@ -107,11 +133,15 @@ class Reader:
 class Pulls:
     """All readers and leases of one gateway."""
 
-    def __init__(self, bus: Bus, name: str, leases_max: int) -> None:
+    def __init__(self, bus: Bus, name: str, limits: Limits) -> None:
         self._bus = bus
         session = secrets.token_hex(SESSION_BYTES)
         self.leases: Leases[Held] = Leases(
-            name, session, secrets.token_bytes(KEY_BYTES), leases_max
+            name,
+            session,
+            secrets.token_bytes(KEY_BYTES),
+            limits.leases_max,
+            limits.leased_bytes_max,
         )
         self.readers: dict[tuple[str, str], Reader] = {}
         self._opening: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
@@ -127,7 +157,7 @@ class Pulls:
         self._ticking = asyncio.create_task(self._tick())
 
     async def reader(self, principal: Principal, source: Source, first: int) -> Reader:
-        """Return the reader of a subscription, attached. Raises MessageBusError, and Problem 404.
+        """Return the reader of a subscription, attached. Raises MessageBusError, and Problem.
 
         first: what its first caller wants; with less, what came would be given back for a larger prefetch.
         """
@@ -139,7 +169,8 @@ class Pulls:
             if found := self.readers.get(place):
                 return found
             if len(self.readers) >= READERS_MAX:
-                raise ConfigError(f"more than {READERS_MAX:,} subscriptions are in use")
+                detail = f"more than {READERS_MAX:,} subscriptions are in use"
+                raise Problem(503, detail, retry=True, retry_after_s=LINGER_MS / 1000)
             # A consumer creates what it names.
             if not (principal.may("declare", str(source)) or await self._bus.exists(source)):
                 raise Problem(404, f"{source} was never declared, and {principal.name} may not")
@@ -150,23 +181,34 @@ class Pulls:
             made = self.readers[place] = Reader(consumer, prefetch)
         return made
 
-    def grant(
+    async def pull(
         self,
         principal: Principal,
         reader: Reader,
-        deliveries: Iterable[Delivery],
+        most: int,
+        *,
+        wait_s: float,
+        bytes_max: int,
         lease_s: float,
+        kept: dict[str, Lease[Held]] | None = None,
         freed: Callable[[Lease[Held]], None] | None = None,
     ) -> list[Lease[Held]]:
-        """Lease deliveries that were pulled."""
-        at_ms, lease_ms, leases = now_ms(), round(lease_s * 1000), self.leases
+        """Wait for deliveries and lease them. Cancelled, it has taken nothing.
+
+        kept: gets the leases at once, by token, so that who is cancelled then can give them back.
+        """
+        leases = self.leases
+        deliveries = await reader.take(most, wait_s, bytes_max, lambda: leases.room(principal.name))
+        at_ms, lease_ms = now_ms(), round(lease_s * 1000)
         self._unheld.clear()
         made = [
-            leases.grant(principal.name, Held(reader, each, freed), at_ms, lease_ms)
+            leases.grant(principal.name, Held(reader, each, freed), at_ms, lease_ms, len(each.body))
             for each in deliveries
         ]
         if not len(leases):
             self._unheld.set()
+        if kept is not None:
+            kept |= {each.token: each for each in made}
         return made
 
     def give_back(self, leases: Iterable[Lease[Held]]) -> None:
@@ -181,7 +223,7 @@ class Pulls:
 
     def _ended(self, lease: Lease[Held]) -> Held:
         held = lease.item
-        held.reader.held -= 1
+        held.reader.ended(held.delivery)
         if not len(self.leases):
             self._unheld.set()
         if held.freed is not None:

@@ -47,7 +47,7 @@ class Gateway:
             limits=config.limits,
             now_ms=now_ms(),
         )
-        self.pulls = Pulls(bus, config.name, config.limits.leases_max)
+        self.pulls = Pulls(bus, config.name, config.limits)
         self.metrics = Metrics(self.pulls)
         self._publishers = Publishers(bus)
         self._ending = asyncio.Event()

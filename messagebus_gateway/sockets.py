@@ -74,6 +74,7 @@ class Socket:
                 await self._socket.close(code)
 
     async def _deliver(self) -> None:
+        told = False
         while True:
             room = min(
                 self._credit,
@@ -82,17 +83,28 @@ class Socket:
                 self._pulls.leases.room(self._principal.name),
             )
             if room <= 0:
+                if self._credit and not told:
+                    full = not self._pulls.leases.room(self._principal.name)
+                    detail = f"{self._principal.name if full else 'this socket'} holds all the leases it may"
+                    await self._tell("error", Problem(429, detail).told)
+                    told = True
                 self._changed.clear()
                 # Leases that end elsewhere make room, too, and are not told.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(ROOM_S if self._credit else None):
                         await self._changed.wait()
                 continue
-            found = await self._reader.pull(room, WAIT_S, PULL_BYTES)
-            leases = self._pulls.grant(
-                self._principal, self._reader, found, self._lease_s, self._end
+            told = False
+            leases = await self._pulls.pull(
+                self._principal,
+                self._reader,
+                room,
+                wait_s=WAIT_S,
+                bytes_max=PULL_BYTES,
+                lease_s=self._lease_s,
+                kept=self._leases,
+                freed=self._end,
             )
-            self._leases |= {each.token: each for each in leases}
             self._credit -= len(leases)
             for lease in leases:
                 await self._tell("deliver", as_json(lease))

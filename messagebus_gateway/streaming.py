@@ -54,7 +54,8 @@ class Stream:
             while not ending.done():
                 leases = await self._next(ending)
                 if not leases:
-                    yield b": alive\n\n"
+                    full = not self._pulls.leases.room(self._principal.name)
+                    yield b": no more leases: answer some\n\n" if full else b": alive\n\n"
                 for lease in leases:
                     yield _event(lease)
                     if self._acks_sent:
@@ -72,7 +73,18 @@ class Stream:
             self._freed.clear()
             working: asyncio.Task[object] = asyncio.create_task(self._freed.wait())
         else:
-            working = asyncio.create_task(self._reader.pull(room, ALIVE_S, PULL_BYTES))
+            working = asyncio.create_task(
+                self._pulls.pull(
+                    self._principal,
+                    self._reader,
+                    room,
+                    wait_s=ALIVE_S,
+                    bytes_max=PULL_BYTES,
+                    lease_s=self._lease_s,
+                    kept=self._leases,
+                    freed=self._end,
+                )
+            )
         try:
             await asyncio.wait(
                 {working, ending}, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED
@@ -82,11 +94,7 @@ class Stream:
                 working.cancel()
                 await asyncio.wait({working})
         found = None if working.cancelled() else working.result()
-        if not isinstance(found, list):
-            return []
-        leases = self._pulls.grant(self._principal, self._reader, found, self._lease_s, self._end)
-        self._leases |= {each.token: each for each in leases}
-        return leases
+        return found if isinstance(found, list) else []
 
     def _end(self, lease: Lease[Held]) -> None:
         self._leases.pop(lease.token, None)

@@ -212,6 +212,8 @@ class _Web:
                 response = Problem(401, "the bus refuses this login").response()
             except (NameInvalid, ConfigError) as fault:
                 response = Problem(400, str(fault), outcome="not sent").response()
+            except TopologyMismatch as fault:
+                response = Problem(409, str(fault)).response()
             except MessageBusError as fault:
                 response = Problem(503, str(fault), retry=True, retry_after_s=1).response()
             finally:
@@ -361,7 +363,7 @@ class _Web:
                 if len(waiting) > BATCH_MAX:
                     raise Problem(413, f"more than {BATCH_MAX:,} messages", outcome="not sent")
         await self._publish_lines(principal, batch, waiting, timeout_s)
-        if not number:
+        if not batch:
             raise Problem(400, "an empty batch", outcome="not sent")
 
     async def _publish_lines(
@@ -408,11 +410,14 @@ class _Web:
         pulls = self._parts.pulls
         most = min(most, pulls.leases.room(principal.name))
         if not most:
-            raise Problem(429, f"{principal.name} holds all the leases it may", retry_after_s=1)
+            detail = f"{principal.name} holds all the leases it may: ack some, or give them back"
+            raise Problem(429, detail, retry_after_s=1)
         if self._parts.ending.is_set():
             raise Problem(503, "this gateway ends", retry=True, retry_after_s=1)
         reader = await pulls.reader(principal, source, most)
-        pulling = asyncio.create_task(reader.pull(most, wait_s, bytes_max))
+        pulling = asyncio.create_task(
+            pulls.pull(principal, reader, most, wait_s=wait_s, bytes_max=bytes_max, lease_s=lease_s)
+        )
         gone = asyncio.create_task(_gone(request))
         ending = asyncio.create_task(self._parts.ending.wait())
         try:
@@ -422,12 +427,16 @@ class _Web:
             if not pulling.done():
                 pulling.cancel()
                 await asyncio.wait({pulling})
-        found = [] if pulling.cancelled() else pulling.result()
-        leases = pulls.grant(principal, reader, found, lease_s)
+        leases = [] if pulling.cancelled() else pulling.result()
         if gone.done():
             pulls.give_back(leases)
             raise ClientDisconnect
         gone.cancel()
+        if not leases and reader.consumer.in_order and (broker := reader.spent):
+            detail = (
+                f"{source} keeps its order: nothing follows until what {broker} sent is answered"
+            )
+            raise Problem(429, detail, retry=True, retry_after_s=1)
         self._parts.metrics.deliveries.inc(len(leases))
         as_events = cloudevents.STRUCTURED in request.headers.get("accept", "")
         form = _as_event if as_events else as_json
@@ -593,10 +602,7 @@ class _Web:
         wanted = _source(request) if "subscription" in given or "queue" in given else None
         name = str(wanted or Topic(given["topic"]))
         principal.check("declare", name)
-        try:
-            missing = await self._parts.bus.declare(name, principal.login)
-        except TopologyMismatch as fault:
-            raise Problem(409, str(fault)) from None
+        missing = await self._parts.bus.declare(name, principal.login)
         body = {"name": name, "missing": missing}
         return json_response(body, 202 if missing else 200)
 

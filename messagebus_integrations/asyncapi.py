@@ -35,7 +35,7 @@ def document(
     operations: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for source, function in app.functions.items():
-        name = source.removeprefix("queue:").partition("/")[0]
+        name = source.partition("/")[0]
         message = _channel(channels, schemas, name, source, _payload_of(function))
         operations[f"receive {source}"] = {
             "action": "receive",
@@ -70,10 +70,11 @@ def _channel(
 ) -> str:
     """Add a message to its channel. Returns the message's name."""
     is_queue = source.startswith("queue:")
+    place = f"mb.queue/{name.removeprefix('queue:')}" if is_queue else f"mb.topic/{name}"
     channel = channels.setdefault(
         name,
         {
-            "address": f"mb.queue/{name}" if is_queue else f"mb.topic/{name}",
+            "address": place,
             "messages": {},
             "bindings": {"amqp": {"is": "queue" if is_queue else "routingKey"}},
         },

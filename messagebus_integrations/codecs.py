@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from messagebus import Delivery, Message, MessageBusError, MessageInvalid, WrongPayload
 from messagebus.payloads import Reader
@@ -27,6 +28,8 @@ PROTOBUF, AVRO = "application/x-protobuf", "application/vnd.confluent.avro"
 _HEAD = struct.Struct(">bI")
 REGISTRY_TIMEOUT_S = 2.0
 SCHEMAS_MAX = 10_000
+# Error codes of the registry's API: there is no such schema; it is not compatible, or none at all.
+NO_SCHEMA, NOT_COMPATIBLE, NO_AVRO = 40403, 409, 42201
 
 
 class RegistryUnavailable(MessageBusError):
@@ -127,10 +130,13 @@ class Registry:
         """Return a schema, decoded. Raises RegistryUnavailable, or WrongPayload: there is no such schema."""
         found = self._schemas.get(number)
         if found is None:
-            answer = self._ask("GET", f"/schemas/ids/{number}")
-            if answer is None:
+            code, answer = self._ask("GET", f"/schemas/ids/{number}")
+            if code == NO_SCHEMA:
                 raise WrongPayload(f"the registry has no schema {number}")
-            found = json.loads(answer["schema"])
+            try:
+                found = json.loads(answer["schema"])
+            except (KeyError, TypeError, ValueError):
+                raise RegistryUnavailable(f"the schema registry answers {code}") from None
             with self._lock:
                 if len(self._schemas) >= SCHEMAS_MAX:
                     self._schemas.pop(next(iter(self._schemas)))
@@ -138,25 +144,32 @@ class Registry:
         return found
 
     def register(self, subject: str, schema: Any) -> int:
-        """Return the number of a schema under a subject; it is registered if it is new there."""
+        """Return the number of a schema under a subject; it is registered if it is new there.
+
+        Raises RegistryUnavailable, or MessageInvalid: the registry refuses the schema.
+        """
         text = json.dumps(schema)
         found = self._ids.get((subject, text))
         if found is None:
-            answer = self._ask("POST", f"/subjects/{subject}/versions", {"schema": text})
-            if answer is None:
-                raise RegistryUnavailable(f"the registry has no subject {subject}")
-            found = self._ids[subject, text] = int(answer["id"])
+            path = f"/subjects/{quote(subject, safe='')}/versions"
+            code, answer = self._ask("POST", path, {"schema": text})
+            if code in (NOT_COMPATIBLE, NO_AVRO):
+                raise MessageInvalid(f"the registry refuses the schema of {subject}: {code}")
+            try:
+                found = self._ids[subject, text] = int(answer["id"])
+            except (KeyError, TypeError, ValueError):
+                raise RegistryUnavailable(f"the schema registry answers {code}") from None
         return found
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Return the status, or the API's own error code, and the answer. Raises RegistryUnavailable."""
         try:
             answer = self._http.request(method, path, json=body)
-            if answer.status_code == 404:
-                return None
-            answer.raise_for_status()
-            return answer.json()
+            found = answer.json()
         except (self._fault, ValueError) as fault:
             raise RegistryUnavailable(f"the schema registry: {type(fault).__name__}") from fault
+        code = found.get("error_code") if isinstance(found, dict) else None
+        return code if isinstance(code, int) else answer.status_code, found
 
 
 class Avro:
@@ -226,14 +239,14 @@ class CloudEvents:
     """
 
     def __init__(self) -> None:
+        from cloudevents.core.exceptions import BaseCloudEventException
         from cloudevents.core.v1.event import CloudEvent
 
-        self._kind = CloudEvent
+        self._kind, self._fault = CloudEvent, BaseCloudEventException
 
     def reader(self, annotation: Any) -> Reader | None:
-        return (
-            _read(self._event, (ValueError, MessageInvalid)) if annotation is self._kind else None
-        )
+        faults = (ValueError, RecursionError, MessageInvalid, self._fault)
+        return _read(self._event, faults) if annotation is self._kind else None
 
     def _event(self, delivery: Delivery) -> Any:
         if _media(delivery) == cloudevents.STRUCTURED:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import httpx
 
 from bench.errors import BenchError
+from bench.faults import alarm
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.gateways import GatewayProcess
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
@@ -21,6 +22,9 @@ NAME, TOPIC, SUBSCRIPTION = "gateway-kills", "killed", "reader"
 MESSAGES_A_ROUND, SENDERS = 150, 4
 ROUNDS = (("mb1",), ("gateway 0",), ("mb2", "gateway 1"))
 """The parts that are killed in each round, at once. Four kills."""
+TROUBLES = (("frozen mb3",), ("alarm mb1",))
+"""Rounds in which a broker answers nothing, and takes nothing, for TROUBLE_S."""
+TROUBLE_S = 5.0
 KILLS = 50
 ROUND_WITHIN_S = 120.0
 PAUSE_S = 0.05
@@ -121,12 +125,20 @@ def run_kills(
     """Publish and pull by HTTP while parts are killed. Returns the programs, which know what came."""
 
     def kill(part: str) -> None:
-        kind, _, number = part.partition(" ")
+        kind, _, name = part.rpartition(" ")
         if kind == "gateway":
-            gateways[int(number)].kill()
+            gateways[int(name)].kill()
+        elif kind == "frozen":
+            cluster.freeze(name)
+            time.sleep(TROUBLE_S)
+            cluster.thaw(name)
+        elif kind == "alarm":
+            alarm(cluster, name, on=True)
+            time.sleep(TROUBLE_S)
+            alarm(cluster, name, on=False)
         else:
-            cluster.kill(part)
-            cluster.start(part)
+            cluster.kill(name)
+            cluster.start(name)
 
     declare(bus, [f"{topic}/{SUBSCRIPTION}"])
     programs = Programs([each.url for each in gateways], topic)

@@ -217,9 +217,11 @@ def _units(wanted: WantedHost, observed: Observed, written: list[Change]) -> Ite
     if AGENT_UNIT in observed.active and (agents or any(_is_agents(path) for path in paths)):
         yield Change(what="restart the agent", argv=("systemctl", "restart", AGENT_UNIT))
     read_once = {path for path in paths if _is_gateways(path)} - {ETC / "gateway.tokens.toml"}
-    if GATEWAY_UNIT in observed.active and read_once:
+    runs = GATEWAY_UNIT in observed.active
+    if GATEWAY_UNIT in wanted.units and (read_once or not runs):
         # HAProxy sees its end coming, and leases go back to their brokers.
-        yield Change(what="restart the gateway", argv=("systemctl", "restart", GATEWAY_UNIT))
+        what = "restart the gateway" if runs else "start the gateway"
+        yield Change(what=what, argv=("systemctl", "restart", GATEWAY_UNIT))
 
 
 def _is_agents(path: Path) -> bool:

@@ -26,6 +26,8 @@ UNPACK_WITHIN_S = 300.0
 # For unpacked packages, files twice while they are replaced, and files that a package's script writes.
 FREE_MB_MIN = 100
 NEW_SUFFIX = ".messagebus-new"
+# Of a host whose name /etc/hosts does not know; it runs the command all the same.
+SUDO_WARNS = "sudo: unable to resolve host "
 
 
 class Root:
@@ -46,7 +48,8 @@ class Root:
         except CommandFailed as fault:
             if fault.exit_code == shell.NOT_FOUND and fault.output.startswith("SSH: "):
                 raise _no_ssh(self._host, fault.output.removeprefix("SSH: ")) from fault
-            if self._prefix and fault.output.lstrip().startswith("sudo: "):
+            said = [each for each in fault.output.split("\n") if not each.startswith(SUDO_WARNS)]
+            if self._prefix and "\n".join(said).lstrip().startswith("sudo: "):
                 raise SudoRefused(self._host, fault.output.strip()) from fault
             raise
 

@@ -206,6 +206,7 @@ async def test_no_confirm_is_waited_for_where_none_is_wanted() -> None:
         {"MB-Timeout-S": "31"},
         {"MB-Durability": "some"},
         {"MB-Nonsense": "1"},
+        {"MB-Header-": "1"},
         {"MB-Key": "k" * 256},
         {"MB-Reply-To": "amq.rabbitmq.reply-to"},
         {"Content-Encoding": "gzip"},
@@ -314,10 +315,12 @@ async def test_a_malformed_line_is_named_with_the_ends_of_those_before_it() -> N
     async with gateway_on(bus) as served:
         answer = await served.http.post(BATCH, content=text, headers=NDJSON)
         whole = await served.http.post(f"{BATCH}?whole=1", content=text, headers=NDJSON)
+        empty = await served.http.post(BATCH, content=b"\n \n", headers=NDJSON)
     told = answer.json()
     assert (answer.status_code, told["line"]) == (400, 4)
     assert [each["id"] for each in told["messages"]] == ["a", "b"]
     assert (whole.status_code, whole.json()["line"]) == (400, 4)
+    assert (empty.status_code, empty.json()["detail"]) == (400, "an empty batch")
     assert [each.message_id for each in bus.published("orders")] == ["a", "b"]
 
 

@@ -80,17 +80,94 @@ async def test_the_first_pull_of_what_waits_finds_it_untouched() -> None:
     assert [each["redelivered"] for each in got] == [False] * 8
 
 
-async def test_who_holds_leases_of_one_broker_gets_more_of_it() -> None:
-    bus = MemoryBus(brokers=3)
-    bus.declare(BILLING)
+async def test_who_answers_nothing_gets_as_many_leases_as_it_may_and_the_others_wait_for_nobody(
+    tmp_path: Path,
+) -> None:
+    """All lies on one broker, which is used up many times over."""
+    bus = make_bus(brokers=3)
+    await fill(bus, 2_200)
+    tokens = [token_entry(name, name, consume=[BILLING]) for name in ("greedy", "shop")]
+    file = write_tokens(tmp_path / "tokens.toml", *tokens)
+    async with gateway_on(bus, tokens_file=str(file), limits={"leases_max": 2_000}) as served:
+        http = served.http
+        path, greedy = f"/v1/subscriptions/{BILLING}/pull", {"Authorization": "Bearer greedy"}
+        seen = 0
+        while (answer := await http.post(path, json={"max": 400}, headers=greedy)).is_success:
+            found = answer.json()["deliveries"]
+            assert found
+            seen += len(found)
+        assert seen == 2_000
+        assert answer.status_code == 429
+        assert "greedy holds all the leases it may" in answer.json()["detail"]
+        http.headers["Authorization"] = "Bearer shop"
+        while seen < 2_200:
+            found = await served.pull(max=400)
+            assert found
+            await served.answer("ack", found)
+            seen += len(found)
+
+
+async def test_bodies_in_a_principals_hands_have_a_bound_and_large_ones_are_fetched_by_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("messagebus_gateway.demand.AHEAD_BYTES", 2 << 20)
+    bus = make_bus()
     async with bus.async_publisher() as publisher:
-        await publisher.send_many("orders", [b"x"] * 300)
-    async with gateway_on(bus) as served:
+        await publisher.send_many("orders", [b"x" * (64 << 10)] * 200)
+    path, how = (
+        f"/v1/subscriptions/{BILLING}/pull",
+        {"max": 1_000, "bytes_max": 1 << 20, "wait_s": 5},
+    )
+    async with gateway_on(bus, limits={"leased_bytes_max": 4 << 20}) as served:
         count = 0
-        while count < 300:
-            found = await served.pull(max=50, wait_s=60)
+        while (answer := await served.http.post(path, json=how)).is_success:
+            found = answer.json()["deliveries"]
             assert found
             count += len(found)
+            assert served.gateway.pulls.buffered <= pulling.FIRST_MAX + 32
+    assert 64 <= count <= 80  # the last pull takes more
+    assert answer.status_code == 429
+
+
+async def test_pulls_that_wait_at_once_do_not_pass_the_bound_together() -> None:
+    bus = make_bus(brokers=3)
+    async with gateway_on(bus, limits={"leases_max": 50}) as served:
+        pulling = [asyncio.create_task(served.pull(max=100, wait_s=20)) for _ in range(20)]
+        readers = served.gateway.pulls.readers
+
+        def all_wait() -> bool:
+            return sum(each.demand.callers for each in readers.values()) == 20
+
+        await eventually_async(all_wait, within_s=60)
+        await fill(bus, 500)
+        found = await asyncio.gather(*pulling)
+    assert sum(map(len, found)) <= 50 + 20  # one each, at least
+
+
+async def test_a_partitioned_topic_is_pulled_from_without_its_order_alone() -> None:
+    bus = MemoryBus()
+    bus.declare(Topic("orders", partitions=4))
+    bus.declare(Subscription(Topic("orders"), "search", ordered=False))
+    async with gateway_on(bus) as served:
+        refused = await served.http.post(f"/v1/subscriptions/{BILLING}/pull", json={})
+        assert (refused.status_code, refused.json()["retry"]) == (409, False)
+        assert (await served.publish(b"x", MB_Key="k")).status_code == 201
+        (found,) = await served.pull("subscriptions/orders/search")
+        assert found["body"] == "x"
+
+
+async def test_a_source_that_keeps_its_order_says_what_it_waits_for() -> None:
+    bus = MemoryBus()
+    bus.declare(Subscription(Topic("orders"), "billing", single_active=True))
+    await fill(bus, 100)
+    async with gateway_on(bus) as served:
+        first = await served.pull(max=10)
+        path, how = f"/v1/subscriptions/{BILLING}/pull", {"max": 10, "wait_s": 0.5}
+        while (answer := await served.http.post(path, json=how)).json().get("deliveries"):
+            pass
+        assert answer.status_code == 429
+        assert "orders/billing keeps its order" in answer.json()["detail"]
+        await served.answer("release", first)
 
 
 async def test_a_pull_waits_for_a_message() -> None:

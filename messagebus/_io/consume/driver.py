@@ -383,6 +383,10 @@ class ConsumeDriver:
         self.asked()
         self._wake()
 
+    @property
+    def in_order(self) -> bool:
+        return self._inbox.in_order
+
     def rest(self, prefetch: int) -> None:
         """Give back what nobody has taken, and consume again when `asked`, with this prefetch."""
         if self._segments is None:

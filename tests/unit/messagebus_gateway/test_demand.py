@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus_gateway.demand import HOLD_MS, LINGER_MS, TICK_MS, Demand, LetGo, Rest
+from messagebus_gateway.demand import (
+    AHEAD_BYTES,
+    HOLD_MS,
+    LINGER_MS,
+    SPENT_MS,
+    TICK_MS,
+    Demand,
+    LetGo,
+    Rest,
+)
 
 AHEAD_MAX = 200
 
@@ -26,6 +35,9 @@ def test_the_links_are_let_go_when_nobody_has_asked_for_long() -> None:
 def test_a_caller_who_takes_less_than_before_gets_less_ahead() -> None:
     demand = Demand(0, ahead_max=AHEAD_MAX)
     demand.asks(100)
+    assert demand.look(0, buffered=0, held=0) is None  # nobody knows how large they are
+    demand.goes(100, 1, 0)
+    demand.asks(100)
     assert demand.look(0, buffered=0, held=0) == Rest(200)
     demand.goes(100, 100, 0)
     found = []
@@ -36,6 +48,33 @@ def test_a_caller_who_takes_less_than_before_gets_less_ahead() -> None:
     given_back = [each for each in found if isinstance(each, Rest)]
     assert given_back
     assert given_back[-1].credit < 50
+
+
+def test_large_deliveries_are_fetched_by_few() -> None:
+    demand = Demand(0, ahead_max=AHEAD_MAX)
+    demand.asks(100)
+    demand.asks(50)
+    demand.goes(50, 2, 0, AHEAD_BYTES // 4)
+    assert demand.look(0, buffered=0, held=2, fixed=True) is None
+    assert demand.look(0, buffered=0, held=2) == Rest(8)
+
+
+def test_a_used_up_prefetch_is_granted_anew_while_callers_wait() -> None:
+    demand = Demand(0, ahead_max=AHEAD_MAX)
+    demand.asks(1)
+    demand.goes(1, 1, 0)
+    for at_ms in range(0, 2 * SPENT_MS, TICK_MS):  # nobody waits
+        assert demand.look(at_ms, buffered=0, held=1, spent=True) is None
+    demand.asks(AHEAD_MAX)
+    assert demand.look(2 * SPENT_MS, buffered=0, held=0) == Rest(AHEAD_MAX)
+    for at_ms in range(2 * SPENT_MS, 4 * SPENT_MS, TICK_MS):  # answers come
+        spent = at_ms % (2 * TICK_MS) > 0
+        assert demand.look(at_ms, buffered=0, held=500, spent=spent) is None
+    orders = [
+        demand.look(at_ms, buffered=0, held=500, spent=True)
+        for at_ms in range(4 * SPENT_MS, 5 * SPENT_MS + 1, TICK_MS)
+    ]
+    assert orders.count(Rest(AHEAD_MAX)) == 1
 
 
 class Brokers:

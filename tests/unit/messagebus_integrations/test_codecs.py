@@ -26,6 +26,7 @@ from messagebus import (
     MessageInvalid,
     Receipt,
     RetryPolicy,
+    WrongPayload,
     parse_destination,
 )
 from messagebus.destination import Subscription, Topic
@@ -83,11 +84,14 @@ class FakeRegistry:
         self.schemas: dict[int, str] = {}
         self.asked: list[str] = []
         self.away = False
+        self.other: httpx.Response | None = None
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(f"{request.method} {request.url.path}")
         if self.away:
             return httpx.Response(503)
+        if self.other is not None:
+            return self.other
         if request.method == "POST":
             self.schemas[len(self.schemas) + 1] = json.loads(request.content)["schema"]
             return httpx.Response(200, json={"id": len(self.schemas)})
@@ -194,6 +198,57 @@ def test_a_registry_that_is_away_is_no_fault_of_the_message() -> None:
     assert codec.message(Order(2, "b")) is not None  # its number is known
     with pytest.raises(MessageInvalid, match="Order is not of its schema"):
         codec.message(Order("x", "a"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        httpx.Response(404, text="<html>"),
+        httpx.Response(404, json={"message": "no route"}),
+        httpx.Response(401, json={"error_code": 401}),
+        httpx.Response(200, json=["x"]),
+        httpx.Response(200, json={"schema": "{"}),
+    ],
+)
+def test_an_answer_that_is_none_of_a_registry_parks_nothing(other: httpx.Response) -> None:
+    fake = FakeRegistry()
+    fake.other = other
+    with pytest.raises(RegistryUnavailable):
+        fake.client().schema(1)
+    with pytest.raises(RegistryUnavailable):
+        fake.client().register("shop.Order", SCHEMA)
+
+
+def test_a_schema_that_the_registry_refuses_is_told_to_who_publishes() -> None:
+    fake = FakeRegistry()
+    fake.other = httpx.Response(409, json={"error_code": 409, "message": "incompatible"})
+    with pytest.raises(MessageInvalid, match=r"refuses the schema of shop\.Order: 409"):
+        Avro(fake.client(), {Order: SCHEMA}).message(Order(1, "a"))
+
+
+FIELDS = {"cloudEvents_specversion": "1.0", "cloudEvents_type": "t", "cloudEvents_source": "s"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(body=b"x", headers={**FIELDS, "cloudEvents_fooBar": "1"}),
+        Message(body=b"x", headers={"cloudEvents_specversion": "1.0"}),
+        Message(body=b"x", headers={**FIELDS, "cloudEvents_time": "2020-01-01T00:00:00"}),
+        Message(body=b"[" * 100_000, content_type="application/cloudevents+json"),
+    ],
+)
+def test_what_is_no_event_is_a_wrong_payload(message: Message) -> None:
+    read = CloudEvents().reader(CloudEvent)
+    assert read is not None
+    bus = MemoryBus()
+    with bus.publisher() as publisher, bus.consumer("things", subscription="all") as consumer:
+        publisher.send_safe("things", message)
+        delivery = consumer.receive(5)
+        assert delivery is not None
+        with pytest.raises(WrongPayload):
+            read(delivery)
+        consumer.ack(delivery)
 
 
 def test_what_is_written_is_avro() -> None:

@@ -194,6 +194,7 @@ def described() -> tuple[App, dict[str, Any]]:
     async def send(mails: list[Invoice]) -> None: ...
 
     @app.subscriber("logs", subscription="all")
+    @app.subscriber("mails", subscription="all")
     async def keep(delivery: Delivery) -> None: ...
 
     return app, asyncapi.document(
@@ -204,7 +205,11 @@ def described() -> tuple[App, dict[str, Any]]:
 def test_a_document_names_channels_operations_and_schemas() -> None:
     _, found = described()
     assert found["asyncapi"] == "3.0.0"
-    assert sorted(found["channels"]) == ["invoices", "logs", "mails", "orders"]
+    channels = {name: each["address"] for name, each in found["channels"].items()}
+    assert channels == {
+        **{name: f"mb.topic/{name}" for name in ("orders", "logs", "mails", "invoices")},
+        "queue:mails": "mb.queue/mails",
+    }
     assert {each["action"] for each in found["operations"].values()} == {"receive", "send"}
     assert found["operations"]["receive_orders_billing"]["description"] == "Write the bill."
     assert found["components"]["schemas"]["Order"]["properties"] == {"number": {"type": "integer"}}

@@ -205,10 +205,12 @@ def test_a_gateway_is_restarted_for_its_settings_and_reads_its_tokens_by_itself(
     def restarts(name: str) -> list[str]:
         other = {**right.files, files[name].path: ("", 0o644, "root:root")}
         made = changes(wanted, replace(right, files=other))
-        return [change.what for change in made if "restart" in change.what]
+        return [change.what for change in made if "start the gateway" in change.what]
 
     assert restarts("toml") == restarts("password") == ["restart the gateway"]
     assert restarts("tokens.toml") == []
+    ended = changes(wanted, replace(right, active=right.active - {"messagebus@gateway"}))
+    assert [change.what for change in ended] == ["start the gateway"]
 
 
 SECRET = "pa55"
@@ -277,6 +279,7 @@ def test_who_is_not_root_becomes_it_without_a_password() -> None:
             "h1: its host key is not known: another machine may answer",
         ),
         ((1, "sudo: a password is required\n"), SudoRefused, "h1: sudo refused: .*password is req"),
+        ((1, "sudo: unable to resolve host h1: x\nno such unit\n"), CommandFailed, "no such unit"),
         (
             (1, "dd: error writing: No space left on device\n"),
             CommandFailed,
