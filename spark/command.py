@@ -48,6 +48,8 @@ QUICK_BYTES_MAX = 300 * 1024 * 1024
 PARTITION_BYTES = 256 * 1024 * 1024
 PARTITIONS_MIN, PARTITIONS_MAX = 8, 4096
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
+# Errors of the library, as the traceback of a Python worker names them.
+OWN = "messagebus.errors."
 CODES: Codes = {
     OSError: Exit.FAILED,
     RunInvalid: Exit.USAGE,
@@ -241,8 +243,10 @@ def in_one_line(name: str, work: Callable[[], int]) -> int:
 
 
 def _cause(text: str) -> str:
-    """Return the last cause that the JVM names, such as No space left on device; else its first line."""
+    """Return our own error in it, the last cause that the JVM names, or else its first line."""
     lines = text.splitlines() or ["failed, and nothing was said"]
+    if own := [line for line in lines if line.startswith(OWN)]:
+        return own[-1].partition(": ")[2]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     if causes:
         return causes[-1].removeprefix("Caused by: ")

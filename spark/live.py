@@ -13,7 +13,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,10 +37,10 @@ from messagebus.terminal import plural
 from reports.page import Figure, Page, render_html, section_of
 from reports.text import cell, megabytes
 from spark.command import exit_code, in_one_line
-from spark.lake.places import address_of, pattern_of
-from spark.measures.stored import MINUTE_MS, MINUTES, NEEDED, by_minute, merged, spread
+from spark.lake.places import PlaceType, address_of, pattern_of, write_whole
+from spark.measures.stored import ARROW, MINUTE_MS, NEEDED, aged, by_minute, merged, spread
 from spark.session import QUICK, spark_session
-from spark.source import SCHEMA, MessageBus
+from spark.source import SCHEMA, MessageBus, Settings, Streams
 
 log = logging.getLogger("messagebus.spark")
 
@@ -52,7 +54,7 @@ AGAIN_MAX = 5
 FINAL = ("ReplayGap", "ConfigError", "LoginRefused", "ChannelRefused", "NameInvalid")
 WORDS = {
     "messages": "stored by the brokers' streams. A message that was published twice is two of them.",
-    "imbalance": "messages of the busiest broker over the mean of all brokers: 1 is even.",
+    "imbalance": "messages of the busiest broker over the mean of all brokers, idle ones too: 1 is even.",
     "age": "mean time from a publish, to the second, until the batch with it began, by two clocks.",
     "oldest": "the longest of these times.",
     "waiting": "messages that were stored and not read when the last batch was planned.",
@@ -66,13 +68,7 @@ class Sink:
     def __init__(self, session: SparkSession, folder: Path, *, keeps: bool) -> None:
         self._session, self._folder, self.keeps = session, folder, keeps
         self.behind_ms = 0
-        self._batches: dict[int, list[dict[str, Any]]] = {}
-        minutes = folder / "minutes"
-        if any(minutes.glob("batch=*/*.parquet")):
-            read = session.read.schema(f"{MINUTES}, batch long")
-            found = read.option("basePath", address_of(minutes)).parquet(pattern_of(minutes))
-            for row in found.collect():
-                self._batches.setdefault(row.batch, []).append(row.asDict())
+        self._batches = _written(folder / "minutes")
 
     def write(self, rows: DataFrame, number: int) -> None:
         """Write a batch, in place of an earlier try."""
@@ -81,10 +77,8 @@ class Sink:
             kept = self._folder / "messages" / f"batch={number}"
             rows.write.mode("overwrite").parquet(address_of(kept))
             rows = self._session.read.schema(rows.schema).parquet(pattern_of(kept))
-        found = [row.asDict() for row in by_minute(rows, now_ms).collect()]
-        sums = self._session.createDataFrame([*map(tuple_of, found)], MINUTES).coalesce(1)
-        folder = self._folder / "minutes" / f"batch={number}"
-        sums.write.mode("overwrite").parquet(address_of(folder))
+        found = aged((row.asDict() for row in by_minute(rows).collect()), now_ms)
+        _write(found, self._folder / "minutes" / f"batch={number}")
         self._batches[number] = found
         if last_ms := max((row["last_ms"] for row in found), default=0):
             self.behind_ms = max(0, round(time.time() * 1000) - last_ms)
@@ -94,12 +88,26 @@ class Sink:
         return len(self._batches)
 
     def minutes(self) -> list[dict[str, Any]]:
-        """Return the rows of `by_minute` over all batches."""
+        """Return the rows of `aged` over all batches."""
         return merged(row for each in self._batches.values() for row in each)
 
 
-def tuple_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[each.split()[0]] for each in MINUTES.split(", "))
+# A handful of rows: a job of Spark would take as long as thousands of messages.
+def _write(rows: list[dict[str, Any]], folder: Path) -> None:
+    table = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, ARROW), table)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "part-0.parquet", table.getvalue().to_pybytes())
+
+
+def _written(minutes: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of each batch of an earlier start."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in minutes.glob("batch=*/*.parquet"):
+        with path.open("rb") as file:
+            rows = pq.read_table(file).to_pylist()
+        found[int(path.parent.name.partition("=")[2])] = rows
+    return found
 
 
 def waiting(progress: Mapping[str, Any] | None) -> int:
@@ -114,14 +122,27 @@ def waiting(progress: Mapping[str, Any] | None) -> int:
     return total
 
 
+def known(progress: Mapping[str, Any] | None) -> set[str]:
+    """Return the brokers that a query reads, also those that have no message."""
+    sources = (progress or {}).get("sources", ())
+    return {broker for source in sources for broker in _offsets(source.get("endOffset"))}
+
+
 def _offsets(value: Any) -> dict[str, Any]:
     found = json.loads(value) if isinstance(value, str) else value
     return found if isinstance(found, dict) else {}
 
 
-def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: int) -> Page:
-    """Make the page. minutes: as of `Sink.minutes`."""
-    brokers: dict[str, int] = {}
+def page_of(
+    topic: str,
+    minutes: list[dict[str, Any]],
+    *,
+    left: int,
+    behind_ms: int,
+    listed: Iterable[str] = (),
+) -> Page:
+    """Make the page. minutes: as of `Sink.minutes`. listed: brokers, also those without a message."""
+    brokers = dict.fromkeys(listed, 0)
     for row in minutes:
         brokers[row["broker"]] = brokers.get(row["broker"], 0) + row["messages"]
     gaps = sum(row["gaps"] for row in minutes)
@@ -136,7 +157,7 @@ def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: 
             "age": f"{row['age_ms'] / 1000:.1f} s",
             "oldest": f"{row['age_max_ms'] / 1000:.1f} s",
         }
-        for row in spread(minutes)[-MINUTES_SHOWN:]
+        for row in spread(minutes, brokers)[-MINUTES_SHOWN:]
         if row["messages"]
     ]
     return Page(
@@ -167,7 +188,7 @@ def page_of(topic: str, minutes: list[dict[str, Any]], *, left: int, behind_ms: 
             ),
         ),
         words=WORDS,
-        footer="Rows: tables/minutes beside this page (Parquet).",
+        footer="Rows: tables/minutes of its lake (Parquet).",
         reload_s=REFRESH_S,
     )
 
@@ -182,17 +203,20 @@ def write_page(out: Path, page: Page) -> None:
 def start(
     session: SparkSession,
     options: Mapping[str, str],
-    out: Path,
+    checkpoint: Path,
     sink: Sink,
     *,
     every_s: float | None,
 ) -> StreamingQuery:
-    """Start the query. every_s: seconds between batches; None: what is stored now, then it ends."""
+    """Start the query. checkpoint: Spark's own, of how far it has read.
+
+    every_s: seconds between batches; None: what is stored now, then it ends.
+    """
     session.dataSource.register(MessageBus)
     read = session.readStream.format("messagebus").schema(SCHEMA if sink.keeps else NEEDED)
     rows = read.options(**dict(options)).load()
     writer = rows.writeStream.foreachBatch(sink.write).option(
-        "checkpointLocation", address_of(out / "checkpoint")
+        "checkpointLocation", address_of(checkpoint)
     )
     if every_s is None:
         return writer.trigger(availableNow=True).start()
@@ -233,8 +257,11 @@ def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink, stopping: 
         number = int(progress["batchId"]) if progress else 0
         if has_ended or number != shown:
             shown = number
-            left = waiting(json.loads(progress.json) if progress else None)
-            made = page_of(topic, sink.minutes(), left=left, behind_ms=sink.behind_ms)
+            told = json.loads(progress.json) if progress else None
+            left, listed = waiting(told), known(told)
+            made = page_of(
+                topic, sink.minutes(), left=left, behind_ms=sink.behind_ms, listed=listed
+            )
             write_page(out, made)
         if has_ended:
             return
@@ -249,6 +276,12 @@ def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink, stopping: 
 @click.option("--topic", required=True, help="It has a stream: messagebus declare stream:TOPIC.")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder."
+)
+@click.option(
+    "--lake",
+    "root",
+    type=PlaceType(),
+    help="Folder or address that all workers see, for tables and checkpoint. Default: OUT.",
 )
 @click.option(
     "--config",
@@ -283,6 +316,7 @@ def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink, stopping: 
 def command(
     topic: str,
     out: Path,
+    root: Path | None,
     config: Path | None,
     starting: str,
     every_s: float,
@@ -304,11 +338,15 @@ def command(
     }
 
     def work() -> int:
+        # A wrong password, right or option is told now: within a query it is the last line of a long trace.
+        Streams(Settings.of(options)).ends()
         out.mkdir(parents=True, exist_ok=True)
         session = spark_session("messagebus live", **LIVE)
         try:
-            sink = Sink(session, out / "tables", keeps=keep)
-            begin = partial(start, session, options, out, sink, every_s=None if once else every_s)
+            kept = root or out
+            sink = Sink(session, kept / "tables", keeps=keep)
+            every = None if once else every_s
+            begin = partial(start, session, options, kept / "checkpoint", sink, every_s=every)
             stopping = Event()
             # A call into the JVM may be under way: none is made within it.
             signal.signal(signal.SIGTERM, lambda *_: stopping.set())

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
@@ -178,8 +178,8 @@ def _live(environment: dict[str, str], out: Path, *words: str) -> Iterator[subpr
 def _batches(out: Path) -> list[tuple[float, int, float]]:
     """Return of each finished batch when it was written, its rows, its newest publish; times since 1970."""
     found = []
-    for done in (out / "tables" / "minutes").glob("batch=*/_SUCCESS"):
-        rows = ds.dataset(str(done.parent), format="parquet").to_table().to_pylist()
+    for done in (out / "tables" / "minutes").glob("batch=*/*.parquet"):
+        rows = pq.read_table(done).to_pylist()
         newest_ms = max((row["last_ms"] for row in rows), default=0)
         messages = sum(row["messages"] for row in rows)
         found.append((done.stat().st_mtime, messages, newest_ms / 1000))

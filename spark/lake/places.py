@@ -86,7 +86,7 @@ class Remote:
         self._asked(lambda system, path: system.mkdirs(path))
 
     def touch(self) -> None:
-        self.write_text("")
+        self.write_bytes(b"")
 
     def unlink(self) -> None:
         self._asked(lambda system, path: system.delete(path, False))
@@ -106,14 +106,14 @@ class Remote:
         with self.open() as file:
             return file.read().decode()
 
-    def write_text(self, text: str) -> None:
+    def write_bytes(self, content: bytes) -> None:
         """Write a file whole. On file systems with a rename nobody sees a part of it."""
         candidate = self if self.is_object else self.parent / f".{self.name}.{os.getpid()}"
 
         def write(system: Any, _path: Any) -> None:
             stream = system.create(_java().Path(candidate.address), True)
             try:
-                stream.write(text.encode())
+                stream.write(content)
             finally:
                 stream.close()
             if candidate != self:
@@ -223,13 +223,13 @@ def remove(place: Place) -> None:
         shutil.rmtree(place)
 
 
-def write_whole(place: Place, text: str) -> None:
+def write_whole(place: Place, content: bytes) -> None:
     """Write a file, whole or not at all."""
     if isinstance(place, Remote):
-        place.write_text(text)
+        place.write_bytes(content)
         return
     candidate = place.with_name(f".{place.name}.{os.getpid()}")
-    candidate.write_text(text)
+    candidate.write_bytes(content)
     candidate.replace(place)
 
 

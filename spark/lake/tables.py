@@ -87,7 +87,7 @@ class Lake:
         """
         path = self._note_path(run_id, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(noted, indent=1) + "\n")
+        write_whole(path, f"{json.dumps(noted, indent=1)}\n".encode())
 
     def runs(self) -> list[str]:
         """Return the names of the ingested runs."""

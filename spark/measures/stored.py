@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -13,51 +14,69 @@ BY = ("minute", "broker")
 # What `by_minute` needs of a stored message.
 NEEDED = "broker string, published_ms long, bytes long, gap string"
 SUMS, HIGHEST = ("messages", "bytes", "gaps", "age_ms"), ("last_ms", "age_max_ms")
-MINUTES = (
-    "minute long, broker string, messages long, bytes long, last_ms long, gaps long, "
-    "age_ms long, age_max_ms long"
+# A row of the live tables: sums over the messages of a minute and a broker.
+ARROW = pa.schema(
+    [
+        (name, pa.string() if name == "broker" else pa.int64())
+        for name in (*BY, *SUMS[:2], "last_ms", "gaps", "age_ms", "age_max_ms")
+    ]
 )
 
 
-def by_minute(rows: DataFrame, now_ms: int) -> DataFrame:
-    """Return `MINUTES`: sums over the messages that were published in a minute. minute: since 1970.
+def by_minute(rows: DataFrame) -> DataFrame:
+    """Return sums over the messages that were published in a minute: of `ARROW` all but the ages.
 
-    age_ms: the sum of their ages at this time; of one that does not say when it was published, none. A gap
-    counts as one in gaps, and not as a message.
+    minute: since 1970. dated: messages that say when they were published; first_ms, sum_ms: of these times. A
+    gap counts as one in gaps, and not as a message. No value of a batch is in the plan: code that Spark makes
+    of it would be new for each batch, and be compiled again.
     """
-    is_message = F.col("gap").isNull()
-    age_ms = F.when(F.col("published_ms") > 0, F.greatest(F.lit(0), now_ms - F.col("published_ms")))
+    is_message, is_dated = F.col("gap").isNull(), F.col("published_ms") > 0
     minute = F.floor(F.coalesce("published_ms", F.lit(0)) / MINUTE_MS)
     return rows.groupBy(minute.alias("minute"), "broker").agg(
         F.count_if(is_message).alias("messages"),
         F.coalesce(F.sum("bytes"), F.lit(0)).cast("long").alias("bytes"),
         F.coalesce(F.max("published_ms"), F.lit(0)).cast("long").alias("last_ms"),
         F.count_if(~is_message).alias("gaps"),
-        F.coalesce(F.sum(age_ms), F.lit(0)).cast("long").alias("age_ms"),
-        F.coalesce(F.max(age_ms), F.lit(0)).cast("long").alias("age_max_ms"),
+        F.count_if(is_dated).alias("dated"),
+        F.coalesce(F.min(F.when(is_dated, F.col("published_ms"))), F.lit(0)).alias("first_ms"),
+        F.coalesce(F.sum("published_ms"), F.lit(0)).alias("sum_ms"),
     )
 
 
+def aged(rows: Iterable[Mapping[str, Any]], now_ms: int) -> list[dict[str, Any]]:
+    """Return rows of `by_minute` as `ARROW`. age_ms: the sum of the ages at this time; no age is below 0."""
+    found = []
+    for row in rows:
+        dated, first_ms, sum_ms = (row[name] for name in ("dated", "first_ms", "sum_ms"))
+        ages = {
+            "age_ms": max(0, dated * now_ms - sum_ms),
+            "age_max_ms": max(0, now_ms - first_ms) if dated else 0,
+        }
+        found.append({name: {**row, **ages}[name] for name in ARROW.names})
+    return found
+
+
 def merged(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of `by_minute` for all parts of the messages, each in one of them, in order."""
+    """Return rows of `ARROW` for all parts of the messages, each in one of them, in order."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for part in parts:
         key = (part["minute"], part["broker"])
         had = found.setdefault(key, dict(zip(BY, key, strict=True)))
         for name in SUMS:
-            had[name] = had.get(name, 0) + (part[name] or 0)  # tables of before have no ages
+            had[name] = had.get(name, 0) + part[name]
         for name in HIGHEST:
-            had[name] = max(had.get(name, 0), part[name] or 0)
+            had[name] = max(had.get(name, 0), part[name])
     return [found[key] for key in sorted(found)]
 
 
-def spread(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def spread(rows: Iterable[Mapping[str, Any]], brokers: Iterable[str] = ()) -> list[dict[str, Any]]:
     """Return minute, messages, bytes, age_ms (their mean), age_max_ms, and imbalance.
 
-    imbalance: messages of the busiest broker over the mean of all brokers of any minute; 1 is even.
+    imbalance: messages of the busiest broker over the mean of all brokers; 1 is even. brokers: those that may
+    have none, beside those of any minute.
     """
     listed = [*rows]
-    brokers = len({row["broker"] for row in listed}) or 1
+    count = len({*brokers, *(row["broker"] for row in listed)}) or 1
     minutes: dict[int, list[Mapping[str, Any]]] = {}
     for row in listed:
         minutes.setdefault(row["minute"], []).append(row)
@@ -72,7 +91,7 @@ def spread(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "bytes": sum(row["bytes"] for row in each),
                 "age_ms": sum(row["age_ms"] for row in each) / (total or 1),
                 "age_max_ms": max(row["age_max_ms"] for row in each),
-                "imbalance": busiest * brokers / total if total else 1.0,
+                "imbalance": busiest * count / total if total else 1.0,
             }
         )
     return found

@@ -117,7 +117,7 @@ class Live:
 
     @property
     def batches(self) -> int:
-        return len([*(self._out / "tables" / "minutes").glob("batch=*/_SUCCESS")])
+        return len([*(self._out / "tables" / "minutes").glob("batch=*/*.parquet")])
 
     def wait_batches(self, more: int) -> None:
         until = self.batches + more

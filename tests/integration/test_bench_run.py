@@ -27,12 +27,20 @@ from bench.harness.parts import read_parts
 from bench.harness.workers import Workers, read_progress
 from bench.load.profile import Profile
 from bench.processes import run
-from bench.rows import read_events
+from bench.rows import Row, read_events
 from messagebus.recording.manifest import read_manifest
 from ops.local.cluster import LocalCluster
+from spark.measures.imbalance import OF_BROKERS
+from spark.measures.stored import MINUTE_MS, spread
 from tests.support.eventually import FACTOR, eventually
 
 JOB_WITHIN_S = 300 * FACTOR
+# Three jobs by one process: a JVM starts once.
+IN_TURN = """
+import sys
+from spark.__main__ import main
+sys.exit(max(main([job, *sys.argv[4:]]) for job in sys.argv[1:4]))
+"""
 
 
 def judged(result: Result) -> Fates:
@@ -95,23 +103,57 @@ def test_the_live_job_has_the_rows_and_the_figures_of_the_batch_jobs(
         for name in ("messages", "minutes")
     )
     events = folder / "run" / "events"
-    rows = read_events(events, read_manifest(events)).published
-    assert len(stored) == fates.published
+    manifest = read_manifest(events)
+    rows = {each["message_id"]: each for each in read_events(events, manifest).published}
+    assert len(stored) == len(rows) == fates.published
     assert {(each["broker"], each["message_id"], each["bytes"]) for each in stored} == {
-        (each["broker"], each["message_id"], each["size"]) for each in rows
+        (each["broker"], each["message_id"], each["size"]) for each in rows.values()
     }
-    argv = [sys.executable, "-m", "spark", "throughput", "--out", str(folder / "out")]
-    argv += ["--events", str(events)]
-    run(argv, within_s=JOB_WITHIN_S, what="throughput")
-    batch = json.loads((folder / "out" / "throughput.json").read_text())["brokers"]
+    groups = defaultdict[tuple[int, str], list[Row]](list)
+    for each in stored:
+        row = rows[each["message_id"]]
+        meant_ms, confirmed_ms = (
+            (row[name] + manifest.anchor.wall_minus_monotonic_ns) // 1_000_000
+            for name in ("intended_ns", "confirmed_ns")
+        )
+        # Stamps are whole seconds, and stand for a second.
+        assert meant_ms - 2_000 <= each["published_ms"] <= confirmed_ms
+        groups[each["published_ms"] // MINUTE_MS, row["broker"]].append(row | each)
+    shown = {(each["minute"], each["broker"]): each for each in minutes}
+    assert {at: (each["messages"], each["bytes"]) for at, each in shown.items()} == {
+        at: (len(each), sum(row["size"] for row in each)) for at, each in groups.items()
+    }
+    # One batch read them all: every age is the time from its message to one and the same moment.
+    read_ms = {
+        moment
+        for at, each in groups.items()
+        for moment in (
+            shown[at]["age_max_ms"] + min(row["published_ms"] for row in each),
+            (shown[at]["age_ms"] + sum(row["published_ms"] for row in each)) / len(each),
+        )
+    }
+    assert len(read_ms) == 1
+    jobs = ("throughput", "imbalance", "backlog")
+    argv = [sys.executable, "-c", IN_TURN, *jobs, "--events", str(events)]
+    run([*argv, "--out", str(folder / "out")], within_s=JOB_WITHIN_S, what="the batch jobs")
+    throughput, imbalance, backlog = (
+        json.loads((folder / "out" / f"{name}.json").read_text()) for name in jobs
+    )
     totals = defaultdict[str, Counter[str]](Counter)
     for each in minutes:
         totals[each["broker"]].update(messages=each["messages"], bytes=each["bytes"])
     assert totals == {
         each["broker"]: {"messages": each["messages"], "bytes": each["bytes"]}
-        for each in batch
+        for each in throughput["brokers"]
         if each["kind"] == "confirmed"
     }
+    (whole,) = spread([each | {"minute": 0} for each in minutes], manifest.brokers)
+    assert whole["imbalance"] == pytest.approx(imbalance["judged"][OF_BROKERS]["max_over_mean"])
+    # Nothing waits, by the one and the other.
+    assert [each["never"] for each in backlog["drains"]] == [0] * len(backlog["drains"])
+    page = (folder / "live" / "live" / "live.html").read_text()
+    assert "<b>0</b><span>waiting" in page
+    assert all(broker in page for broker in manifest.brokers)
 
 
 @pytest.mark.parametrize("system", ["pika", "aio-pika", "pika-blocking", "kombu"])
@@ -178,10 +220,12 @@ from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.load.profile import Profile
 from bench.processes import run
-from bench.rows import read_events
+from bench.rows import Row, read_events
 from messagebus.recording.manifest import read_manifest
 from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
+from spark.measures.imbalance import OF_BROKERS
+from spark.measures.stored import MINUTE_MS, spread
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
 conduct(wanted, Path(sys.argv[2]), Standalone(LocalCluster(sys.argv[3])), print)
 """

@@ -1,7 +1,7 @@
 """Jobs on two workers that share nothing but an object store, which is busy, refuses and lies.
 
-The rows come there by uploads of their hosts. `TESTS_SPARK_JOBS=all` takes every job; by default the ingest
-and the audit stand for them.
+The rows come there by uploads of their hosts. `TESTS_SPARK_JOBS=all` takes every job that has a session, the
+live one on brokers too; by default the ingest and the audit stand for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from bench.clients.java import PACKAGES
+from messagebus import BusConfig, Publisher, Stream, declare
 from messagebus_tools.uploads import Uploads
+from spark.__main__ import jobs as commands
 from spark.pack import pack
 from tests.support.events import Faults, write_run
 from tests.support.eventually import FACTOR, eventually
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 1500 * FACTOR
 pytestmark = pytest.mark.timeout(3600)
 EVENTS, LAKE = "s3a://lake/events/run-1", ("--lake", "s3a://lake/tables")
+TOPIC, STORED = "spark-live", 300
 OF_LAKE = (*LAKE, "--run", "run-1", "--max-bad", "1")
 ALL = {
     "ingest": ("--events", EVENTS, *LAKE, "--max-bad", "1"),
@@ -34,7 +37,10 @@ ALL = {
     **dict.fromkeys(("throughput", "latency", "imbalance", "backlog", "failover"), OF_LAKE),
     "compare": (*LAKE, "run-1", "run-1"),
     "report": ("--events", EVENTS, *LAKE, "--max-bad", "1"),
+    "live": ("--topic", TOPIC, "--lake", "s3a://lake/live", "--keep", "--once"),
 }
+# They read results of the bench, and this checkout.
+WITHOUT_SPARK = {"capacity", "pack"}
 JOBS = [*ALL] if os.environ.get("TESTS_SPARK_JOBS") == "all" else ["ingest", "audit"]
 LOGIN = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 # Code for rows so few takes longer than to do without.
@@ -77,18 +83,23 @@ def store() -> Iterator[ObjectStore]:
 
 
 def submitted(
-    folder: Path, store: ObjectStore, master: str, jobs: list[list[str]]
+    folder: Path, store: ObjectStore, master: str, jobs: list[list[str]], bus: dict[str, str]
 ) -> list[tuple[int, str]]:
-    """Run jobs on a cluster with nothing of ours but the archive. Returns code and output of each."""
+    """Run jobs on a cluster with nothing of ours but the archive. Returns code and output of each.
+
+    bus: environment of its clients.
+    """
     pack(folder / "messagebus-spark.zip")
     (folder / "in_turn.py").write_text(IN_TURN)
     jars = ",".join(map(str, sorted(PACKAGES["s3a"].fetch().glob("*.jar"))))
     settings = SETTINGS | {
         "spark.hadoop.fs.s3a.endpoint": store.address,
-        **{f"spark.executorEnv.{name}": text for name, text in LOGIN.items()},
+        **{f"spark.executorEnv.{name}": text for name, text in (LOGIN | bus).items()},
     }
     here = Path(sys.executable).parent
-    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | LOGIN
+    environ = (
+        {name: text for name, text in os.environ.items() if name != "PYTHONPATH"} | LOGIN | bus
+    )
     environ |= {"PATH": f"{here}:{environ['PATH']}", "PYSPARK_PYTHON": sys.executable}
     argv = [
         *(str(here / "spark-submit"), "--master", master, "--driver-memory", "700m"),
@@ -107,12 +118,23 @@ def submitted(
 
 
 def job(name: str, *arguments: str, out: str = "") -> list[str]:
-    return [str(ROOT / "spark" / "jobs" / f"{name}.py"), *arguments, "--out", f"out/{out or name}"]
+    folder = ROOT / "spark" if name == "live" else ROOT / "spark" / "jobs"
+    return [str(folder / f"{name}.py"), *arguments, "--out", f"out/{out or name}"]
 
 
 def test_two_workers_that_share_only_a_store_that_is_busy_and_lies_give_the_answers_of_one_machine(
-    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    assert {*ALL} == {*commands.commands} - WITHOUT_SPARK
+    bus: dict[str, str] = {}
+    if "live" in JOBS:
+        bus = request.getfixturevalue("cluster").client_env()
+        declare(BusConfig.from_env(bus), [Stream(TOPIC)])
+        with Publisher(BusConfig.from_env(bus)) as publisher:
+            publisher.send_many(TOPIC, [b"again"] * STORED)
     truth = write_run(tmp_path / "run", messages=200, faults=Faults(owed=3, cut_lines=1))
     for name, text in LOGIN.items():
         monkeypatch.setenv(name, text)
@@ -127,7 +149,7 @@ def test_two_workers_that_share_only_a_store_that_is_busy_and_lies_give_the_answ
     forbidden = job("ingest", "--events", EVENTS, "--lake", "s3a://forbidden/tables")
     wanted = [job(name, *ALL[name]) for name in JOBS]
     refused, lied, *answers = submitted(
-        tmp_path, store, "local-cluster[2,1,1024]", [forbidden, wanted[0], *wanted]
+        tmp_path, store, "local-cluster[2,1,1024]", [forbidden, wanted[0], *wanted], bus
     )
     assert refused[0] != 0
     assert len(refused[1].splitlines()) == 1
@@ -136,6 +158,8 @@ def test_two_workers_that_share_only_a_store_that_is_busy_and_lies_give_the_answ
     assert [code for code, _said in answers] == [0] * len(JOBS), answers
     audited = json.loads((tmp_path / "out" / "audit" / "audit.json").read_text())
     assert sum(row["deliveries"] for row in audited["subscriptions"]) == truth.deliveries
+    if "live" in JOBS:
+        assert f"read: {STORED} messages." in (tmp_path / "out" / "live" / "live.html").read_text()
     assert store.busy > 1
     assert store.lies == 0
 

@@ -63,6 +63,13 @@ def test_bad_lines_are_a_fault_beyond_what_is_put_up_with(planted_run: Planted) 
             RunInvalid("An error occurred while calling o1.parquet.\n: java.io.IOException: no"),
             "audit: java.io.IOException: no\n",
         ),
+        (
+            RunInvalid(
+                "[STREAM_FAILED] Query\nTraceback\nmessagebus.errors.ReplayGap: mb1:5672: it lost its end"
+                "\nCaused by: org.apache.spark.api.python.PythonException: Traceback"
+            ),
+            "audit: mb1:5672: it lost its end\n",
+        ),
     ],
 )
 def test_whatever_ends_a_job_is_one_line(

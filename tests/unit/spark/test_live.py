@@ -6,16 +6,20 @@ import contextlib
 import zipfile
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.live import AGAIN_MAX, Sink, follow, page_of, waiting, write_page
-from spark.measures.stored import MINUTE_MS, by_minute, merged, spread
+from messagebus import LoginRefused
+from messagebus.commands.exits import Exit
+from spark.__main__ import main
+from spark.lake.places import Remote, address_of
+from spark.live import AGAIN_MAX, Sink, follow, known, page_of, waiting, write_page
+from spark.measures.stored import MINUTE_MS, aged, by_minute, merged, spread
 from spark.pack import PACKAGES, pack
-from spark.source import SCHEMA
+from spark.source import SCHEMA, Streams
 
 Row = tuple[str, int, int, str, str, int, str, None, bytes | None, int, str | None]
 ROWS: list[Row] = [
@@ -35,22 +39,24 @@ def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
     session: SparkSession, rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.time", lambda: NOW_MS / 1000)
-    whole = merged(row.asDict() for row in by_minute(rows, NOW_MS).collect())
+    whole = merged(aged((row.asDict() for row in by_minute(rows).collect()), NOW_MS))
     assert sum(row["messages"] for row in whole) == len(ROWS)
     assert sum(row["bytes"] for row in whole) == sum(range(1, 100))
     assert [row["gaps"] for row in whole if row["gaps"]] == [1]
     # The messages of minute 0 do not say when they were published.
     assert {row["minute"]: row["age_max_ms"] // MINUTE_MS for row in whole} == {0: 0, 1: 2, 2: 1}
     assert sum(row["age_ms"] for row in whole) == (40 * 2 + 20) * MINUTE_MS
-    sink = Sink(session, tmp_path, keeps=True)
     parts = (rows.filter("offset < 30"), rows.filter("offset >= 30"))
-    for number, part in [*enumerate(parts), (1, parts[1])]:
-        sink.write(part, number)
-    assert sink.minutes() == whole
-    assert Sink(session, tmp_path, keeps=True).minutes() == whole
-    kept = session.read.parquet(str(tmp_path / "messages"))
-    assert kept.count() == len(ROWS) + 1
-    assert sink.behind_ms == MINUTE_MS
+    # A folder of this machine, and an address of Hadoop.
+    for folder in (tmp_path / "here", cast(Path, Remote(f"file:{tmp_path}/there"))):
+        sink = Sink(session, folder, keeps=True)
+        for number, part in [*enumerate(parts), (1, parts[1])]:
+            sink.write(part, number)
+        assert sink.minutes() == whole
+        assert Sink(session, folder, keeps=True).minutes() == whole
+        kept = session.read.parquet(address_of(folder / "messages"))
+        assert kept.count() == len(ROWS) + 1
+        assert sink.behind_ms == MINUTE_MS
 
 
 def test_the_spread_is_that_of_each_minute_over_all_brokers() -> None:
@@ -66,6 +72,7 @@ def test_the_spread_is_that_of_each_minute_over_all_brokers() -> None:
         {"minute": 1, "messages": 40, "bytes": 4, "imbalance": 1.5},
         {"minute": 2, "messages": 5, "bytes": 5, "imbalance": 2.0},
     ]
+    assert [each["imbalance"] for each in spread(listed, ["idle", "a"])] == [2.25, 3.0]
 
 
 def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
@@ -75,17 +82,32 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
             **{"age_ms": 72_000, "age_max_ms": 9_000},
         }
     ]
-    page = page_of("orders", minutes, left=1_234, behind_ms=1_500)
+    page = page_of("orders", minutes, left=1_234, behind_ms=1_500, listed={"idle", "<mb1>"})
     write_page(tmp_path, page)
     text = (tmp_path / "live.html").read_text()
     assert '<meta http-equiv="refresh" content="5">' in text
     assert "1,234" in text
     assert "1.5 s" in text
     assert "2.4 s" in text
+    assert "idle" in text
+    assert "2.00" in text  # of two brokers one has it all
     assert "9.0 s" in text
     assert "1 gap:" in text
     assert "<mb1>" not in text
     assert page_of("orders", [], left=0, behind_ms=0).faults == ()
+
+
+def test_a_wrong_password_is_one_line_before_a_session_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(_streams: Streams) -> Any:
+        raise LoginRefused("mb1:5672", "ACCESS_REFUSED")
+
+    monkeypatch.setattr(Streams, "ends", refused)
+    monkeypatch.setattr("spark.live.spark_session", None)
+    assert main(["live", "--topic", "orders", "--out", str(tmp_path / "out")]) == Exit.LOGIN
+    assert capsys.readouterr().err == "spark: mb1:5672: ACCESS_REFUSED\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_waits_is_what_was_seen_and_not_read() -> None:
@@ -98,6 +120,7 @@ def test_what_waits_is_what_was_seen_and_not_read() -> None:
         ]
     }
     assert waiting(progress) == 3 + 5
+    assert known(progress) == {"a", "b"}
     assert waiting(None) == waiting({"sources": [{"endOffset": None}]}) == 0
 
 

@@ -87,7 +87,7 @@ def test_a_file_is_read_in_parts_digested_and_written_whole(tmp_path: Path) -> N
         file.seek(10)
         assert file.read(5_000_000) == content[10:5_000_010]
     for text in ("first", "second, longer"):
-        write_whole(cast(Path, there / "note.json"), text)
+        write_whole(cast(Path, there / "note.json"), text.encode())
         assert (tmp_path / "note.json").read_text() == (there / "note.json").read_text() == text
     assert names(tmp_path.glob("*note*[!c]")) == ["note.json"]  # a sum of Hadoop is beside it
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "t.parquet")
