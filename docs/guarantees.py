@@ -28,14 +28,15 @@ Tests are named after what they show. Those in `tests/fault` and `tests/integrat
 brokers, those in `tests/hosts` on two virtual hosts with real disks: they need root's rights, and
 where they cannot run `make test` says so loudly; in CI that is a failure.
 
-The order that is kept is that of *first* deliveries: per publisher, per key, per broker. What comes
-again comes after what others have had meanwhile, and a publisher that lost its link may store again,
-behind later ones, what it had no answer for.
+The order that is kept is that of *first* deliveries: per publisher, per key, per broker; of topics with
+partitions that of first completions, per key, over all publishers and brokers. What comes again comes
+after what others have had meanwhile, and a publisher that lost its link may store again, behind later
+ones, what it had no answer for; with partitions what follows waits for it.
 
-Not guaranteed: order across brokers; exactly-once delivery; anything about a broker whose disk is
-lost. After a kill these may come twice: what was delivered and not yet answered (*owed*), what the
-publisher had sent and got no answer for (*unknown*; the retry carries the same id), and what was acked
-without proof that the broker applied it (AMQP does not confirm acks). Audits list the three apart.
+Not guaranteed: order across brokers without partitions; exactly-once delivery; anything about a broker
+whose disk is lost. After a kill these may come twice: what was delivered and not yet answered (*owed*),
+what the publisher had sent and got no answer for (*unknown*; the retry carries the same id), and what was
+acked without proof that the broker applied it (AMQP does not confirm acks). Audits list the three apart.
 """
 
 

@@ -185,13 +185,13 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
     alone = (profile.load.publishers, profile.load.consumers) == (1, 0)
     if profile.system.name == "kafka-java" and not alone:
         raise InputInvalid("kafka-java: load.publishers = 1 and load.consumers = 0 wanted")
-    with java.started(KAFKA, profile, network, say, _all_prepared) as (nodes, children):
+    with java.started(KAFKA, profile, network, say, all_prepared) as (nodes, children):
         kafka = Kafka(nodes, children, profile)
         kafka.wait_for_all()
         yield kafka
 
 
-def _all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
+def all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
     nodes = [_prepared(number, hosts, folder, profile) for number in range(1, len(hosts) + 1)]
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(_format, (node.argv[-1] for node in nodes)))

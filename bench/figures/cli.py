@@ -15,7 +15,7 @@ from rich.console import Console
 from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import again, clients, gateway, gateway_kills, once, order
+from bench.figures import again, clients, gateway, gateway_kills, once, order, order_faults
 from bench.figures.client import gap, latency, memory, mesh, speed
 from bench.figures.form import Figure, Results, figures_table, update
 from bench.figures.measure import audit, scans
@@ -68,6 +68,9 @@ GROUPS = (
     *trial.GROUPS,
     order.PARTITIONED_GROUP,
     order.MOVES_GROUP,
+    order_faults.FAULTS_GROUP,
+    order_faults.JOINS_GROUP,
+    order_faults.KAFKA_GROUP,
 )
 
 

@@ -90,7 +90,8 @@ class Manifest:
     end_ns: None when the run was cut short. grace_ns: a message that was confirmed within this time before
     the end may be undelivered without being lost; 0: no message may. loop: "open" where intended times were
     known beforehand, "closed" where they are those of the calls, "" where that is not known. clocks: the
-    first anchor of each clock. recorders: name -> the rows that it left out.
+    first anchor of each clock. recorders: name -> the rows that it left out. ordered: the subscriptions of
+    partitioned topics whose keys have an order, such as ``orders/billing``.
     """
 
     run_id: str
@@ -108,6 +109,7 @@ class Manifest:
     loop: str = ""
     clocks: tuple[Anchor, ...] = ()
     recorders: Mapping[str, LeftOut] = field(default_factory=dict)
+    ordered: tuple[str, ...] = ()
 
     @property
     def is_corrected(self) -> bool:
@@ -228,6 +230,7 @@ def _manifest(values: Any) -> Manifest:
         complete=bool(values.get("complete", False)),
         loop=_expect("loop", values.get("loop", ""), str),
         clocks=tuple(_each("clocks", values.get("clocks", []), parse_anchor)),
+        ordered=tuple(_texts("ordered", values.get("ordered", []))),
         recorders={
             name: _left_out(_expect(f"recorders.{name}", one, dict))
             for name, one in _expect("recorders", values.get("recorders", {}), dict).items()

@@ -33,7 +33,7 @@ class RunPart:
     Times are ns of the host's monotonic clock; end_ns: None while it records. share: of the messages, 0
     to 1; None for one that records no messages. dropped: rows that have no place in its files.
     files_deleted: its oldest, with their rows. loop: ``open`` where the intended times were known before
-    the run, ``closed`` where they are the times of the calls.
+    the run, ``closed`` where they are the times of the calls. ordered: as in `Manifest`.
     """
 
     run_id: str
@@ -50,6 +50,7 @@ class RunPart:
     dropped: int = 0
     files_deleted: int = 0
     loop: str = ""
+    ordered: set[str] = field(default_factory=set)
 
 
 def process_name(prefix: str = "") -> str:
@@ -113,6 +114,7 @@ def merged(known: dict[str, Any] | None, part: RunPart) -> dict[str, Any]:
         ],
         "recording": sorted(recording),
         "complete": not recording,
+        "ordered": sorted({*known.get("ordered", ()), *part.ordered}),
         "loop": _loop(known.get("loop", ""), part.loop),
         "clocks": _clocks(known, part.anchor),
         "recorders": dict(sorted((known.get("recorders", {}) | _left_out(part)).items())),

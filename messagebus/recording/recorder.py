@@ -214,6 +214,8 @@ class Recorder(Hooks):
         known = self._deliveries.get(id(source))
         if known is None:
             known = self._deliveries[id(source)] = (source, self._new_deliveries(source))
+            if delivery.partition >= 0:
+                self._part.ordered.add(str(source))
         ack = _ACKS[answer]
         answered_ns = None if ack == "none" else time.monotonic_ns()
         known[1].add(delivery, body_hash(delivery.body), ack, answered_ns)

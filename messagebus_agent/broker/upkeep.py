@@ -48,6 +48,7 @@ from messagebus_agent.topology.homes import (
     expanded,
     homes_of,
     is_first,
+    segment_name,
     segments,
     with_segments,
 )
@@ -245,14 +246,14 @@ class Upkeep:
         first = next((each for each, _ in segments(entry, me) if is_first(each)), None)
         if first is None:  # the others' business
             return True
-        if self.held.get(f"{entry.wanted}{MARK}{first}") == entry.number:
+        if self.held.get(segment_name(entry.wanted, first)) == entry.number:
             self._opened[entry.wanted] = entry.number  # before a start of this agent
             return True
         return False
 
     def segment_queues(self, name: str) -> dict[str, str]:
         """Return the segments of a subscription whose home this broker is -> their queues."""
-        below = f"{name}{MARK}"
+        below = segment_name(name, "")
         return {
             each.removeprefix(below): wanted_of(entry).queues[-1].name
             for each, entry in self._entries.items()
@@ -279,7 +280,7 @@ class Upkeep:
         """Return the segments of a topic here -> whether nothing enters them, as far as it is known."""
         me, found = self._config.address.name, dict[str, bool]()
         for segment, _ in segments(self._register.entries[topic], me):
-            name = f"{topic}{MARK}{segment}"
+            name = segment_name(topic, segment)
             entry = self._entries.get(name)
             is_there = entry is not None and self._brought.get(name) == entry
             found[segment] = self._linked.is_set() and is_there and not entry.alive  # type: ignore[union-attr]
@@ -293,7 +294,7 @@ class Upkeep:
         for name in names:
             segment, entry = name.partition(MARK)[2], self._entries[name]
             is_there = whole and self._brought.get(name) == entry
-            is_way_in = entry.alive or not name.startswith(f"{topic}{MARK}")
+            is_way_in = entry.alive or not name.startswith(segment_name(topic, ""))
             found[segment] = found.get(segment, True) and is_there and is_way_in
         return [segment for segment, is_bound in found.items() if is_bound]
 

@@ -45,6 +45,11 @@ def chains_of(entry: Entry) -> tuple[Chain, ...]:
     return read_chains(str(options.get(HOMES, "")), count if isinstance(count, int) else 0)
 
 
+def segment_name(name: str, segment: str) -> str:
+    """Return the name of a segment of a topic or subscription, such as ``orders/billing#7.1``."""
+    return f"{name}{MARK}{segment}"
+
+
 def has_segments(entry: Entry) -> bool:
     """Return whether each segment is a queue of its own. Streams, and what has no order, have one for all."""
     options = dict(entry.options)
@@ -101,12 +106,12 @@ def expanded(
     for topic_entry in topics:
         options = tuple(each for each in topic_entry.options if each[0] != HOMES)
         for segment, is_sealed in segments(topic_entry, me):
-            name = f"{topic_entry.wanted}{MARK}{segment}"
+            name = segment_name(topic_entry.wanted, segment)
             if not topic_entry.alive or not is_first(segment) or is_open(topic_entry):
                 alive = topic_entry.alive and not (is_sealed and name not in unsealed)
                 found[name] = replace(topic_entry, wanted=name, alive=alive, options=options)
             for entry in below.get(topic_entry.wanted, ()):
-                name = f"{entry.wanted}{MARK}{segment}"
+                name = segment_name(entry.wanted, segment)
                 alive = entry.alive and topic_entry.alive
                 # One queue for all segments: its own entry deletes one of an earlier life, once.
                 tomb = entry.tomb if has_segments(entry) else 0

@@ -19,7 +19,7 @@ from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
 from messagebus_agent.topology.agreement import Topology
 from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
-from messagebus_agent.topology.homes import HOMES, MARK, chains_of, has_segments
+from messagebus_agent.topology.homes import HOMES, chains_of, has_segments, segment_name
 from messagebus_agent.topology.peers import Peers
 from messagebus_agent.topology.register import Entry
 
@@ -99,9 +99,13 @@ class Moves:
             if told[partition]:
                 continue
             chains[partition] = sealed(chain, to)
-            self._upkeep.unsealed.add(f"{topic}{MARK}{segment_of(partition, chain.homes[-1])}")
+            self._upkeep.unsealed.add(segment_name(topic, segment_of(partition, chain.homes[-1])))
             log.info("move begins topic=%s partition=%d to=%s", topic, partition, to)
         self._register.homes_changed(topic, write_chains(chains))
+        if not all(told.values()):
+            # Killed behind its answer, it would forget what it has said. Without a majority it tries again.
+            with contextlib.suppress(TopologyError):
+                await self._write(topic)
         return told
 
     def _why_not_now(self, entry: Entry) -> str:
@@ -181,8 +185,8 @@ class Moves:
         if Step.UNBIND in steps.values():
             for partition, step in steps.items():
                 if step is Step.UNBIND:
-                    name = f"{topic}{MARK}{segment_of(partition, chains[partition].homes[0])}"
-                    self._upkeep.unsealed.discard(name)
+                    segment = segment_of(partition, chains[partition].homes[0])
+                    self._upkeep.unsealed.discard(segment_name(topic, segment))
             self._register.version += 1  # what is sealed here has changed
             await self._upkeep.seal()
             return True

@@ -14,6 +14,8 @@ if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pyspark.sql import DataFrame
+
 from messagebus.terminal import plural
 from reports.charts import Panel, Series, over_time
 from reports.page import Bar, Bars, Figure, Part, Section, section_of
@@ -71,12 +73,22 @@ def measure(run: Run, judged: Sifted | Unsifted | None = None) -> Answer:
         found["suspects"] = collected(suspects.limit(SUSPECTS_MAX))
     if any(row[why] for row in totals for why in audit.REPEATS):
         found["repeats"] = collected(audit.repeats(judged.fates))
-    late = run.keep(LATE, judged.late())
+    late = run.keep(LATE, _late(run, judged))
     found["order"]["out_of_order"] = late.count()
     found["counts"] = _counts(run, found)
     found["late"] = collected(late.orderBy("message_id").limit(SUSPECTS_MAX))
     _check(run, found)
     return _answer(run, found)
+
+
+def _late(run: Run, judged: Sifted | Unsifted) -> DataFrame:
+    """Return `order.out_of_order` and `order.broken_keys`; for a day, those of that day."""
+    late = judged.late()
+    if not run.manifest.ordered:
+        return late
+    events = run.whole.events("published"), run.whole.events("delivered")
+    broken = order.broken_keys(*events, run.manifest.ordered)
+    return late.unionByName(broken.filter(broken["date"] == run.day) if run.day else broken)
 
 
 def _counts(run: Run, found: dict[str, Any]) -> dict[str, int]:
@@ -235,7 +247,9 @@ WORDS = {
     "these.",
     "out of order": "a first delivery whose sequence is below one that the same consumer had already, of the "
     "same publisher, key, broker and subscription. Messages that were sent more than once, "
-    "and redelivered ones, are not judged; nor can two of one instant be told apart.",
+    "and redelivered ones, are not judged; nor can two of one instant be told apart. In subscriptions of "
+    "partitioned topics also a first completion behind that of a later publish of its key, whoever "
+    "published, delivered and handled them.",
 }
 
 

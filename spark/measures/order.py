@@ -4,11 +4,16 @@ Only first deliveries count, of messages that were sent once: a repeat comes lat
 publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A
 publisher that began anew, with numbers that it had given before, is judged by its intended times.
 
+Subscriptions of partitioned topics promise more: each key completes in its order, whoever published it and
+whichever broker and consumer it came through, also where it was sent or delivered again (`broken_keys`).
+
 An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is expensive, and one
 stream may have most of them. Nearly always all are in order, which `shaken` shows by short pieces of time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -39,9 +44,8 @@ def out_of_order(arrivals: DataFrame) -> DataFrame:
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     judged = arrivals.withColumn("after", F.max("sequence").over(before))
-    came = F.timestamp_micros(F.call_function("div", F.col("first_ns"), F.lit(1000)))
     return judged.filter(F.col("sequence") < F.col("after")).select(
-        F.date_format(came, "yyyy-MM-dd").alias("date"),
+        F.date_format(_at(F.col("first_ns")), "yyyy-MM-dd").alias("date"),
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",
         "subscription",
@@ -51,6 +55,55 @@ def out_of_order(arrivals: DataFrame) -> DataFrame:
         "key",
         "sequence",
         "after",
+    )
+
+
+def broken_keys(published: DataFrame, delivered: DataFrame, pairs: Collection[str]) -> DataFrame:
+    """Return the columns of `out_of_order`: of the messages of a key that completed too late.
+
+    One is late when another of its key had completed before it, whose publish began when this one was
+    confirmed, or behind it at the same publisher. after: ns from its own publish to that of the other one.
+    Only first completions count. pairs: such as ``orders/billing``, of partitioned topics.
+    Cost: a join of all their messages, and two sorts.
+    """
+    completed = delivered.filter(
+        F.concat_ws("/", "topic", "subscription").isin(*pairs)
+        & F.col("acknowledged_ns").isNotNull()
+    )
+    first = completed.groupBy("message_id", "topic", "subscription").agg(
+        F.min("acknowledged_ns").alias("done_ns"),
+        *[F.min_by(name, "acknowledged_ns").alias(name) for name in ("consumer", "broker")],
+    )
+    sent = (
+        published.filter(F.coalesce(F.col("key"), F.lit("")) != "")
+        .groupBy("message_id")
+        .agg(
+            F.min("intended_ns").alias("intended_ns"),
+            F.min("confirmed_ns").alias("confirmed_ns"),
+            *[
+                F.min_by(name, "intended_ns").alias(name)
+                for name in ("publisher", "key", "sequence")
+            ],
+        )
+    )
+    key = Window.partitionBy("topic", "subscription", "key").orderBy("done_ns", "intended_ns")
+    own = Window.partitionBy("topic", "subscription", "key", "publisher").orderBy(
+        "done_ns", "intended_ns"
+    )
+    before = Window.unboundedPreceding, -1
+    latest = F.max("intended_ns")
+    judged = first.join(sent, "message_id").select(
+        "*",
+        latest.over(key.rowsBetween(*before)).alias("others_ns"),
+        latest.over(own.rowsBetween(*before)).alias("own_ns"),
+    )
+    is_late = F.col("own_ns") > F.col("intended_ns")
+    late = judged.filter(is_late | (F.col("others_ns") > F.col("confirmed_ns")))
+    return late.select(
+        F.date_format(_at(F.col("done_ns")), "yyyy-MM-dd").alias("date"),
+        F.lower(F.hex("message_id")).alias("message_id"),
+        *("topic", "subscription", "consumer", "broker", "publisher", "key", "sequence"),
+        (F.col("others_ns") - F.col("intended_ns")).alias("after"),
     )
 
 
@@ -112,6 +165,10 @@ def left_out(fates: DataFrame) -> DataFrame:
     return came.agg(
         F.count_if(_is_ordered()).alias("ordered"), F.count_if(~_is_ordered()).alias("left_out")
     )
+
+
+def _at(ns: Column) -> Column:
+    return F.timestamp_micros(F.call_function("div", ns, F.lit(1000)))
 
 
 def _stream() -> Column:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,12 +20,12 @@ from bench.trials.outer_faults import OTHER_CLOCK
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import journal_of
-from tests.fault.test_partitions import loaded, out_of_order
 from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
-from tests.support.faults import bus_config
+from tests.support.faults import bus_config, forget
 from tests.support.moves import homes, settled
+from tests.support.ordered_load import Group, keys_of, loaded, out_of_order
 from tests.support.playbooks import Audit, AuditedLoad, Reused, argv, lb, ops
 
 RECEIVED_FIRST = 100
@@ -64,6 +65,28 @@ def load(cluster: LocalCluster, reused: Reused) -> Iterator[AuditedLoad]:
     load.audit()  # what a test that failed lost or doubled is not told of the next one
 
 
+class Keyed(NamedTuple):
+    """Load of a topic with partitions. ended: ends it, and waits for all messages but those of some keys."""
+
+    topic: str
+    group: Group
+    ended: Callable[..., object]
+
+    def holds(self, but: Collection[str] = ()) -> None:
+        """Assert that nothing was lost, but of these keys, and that each key has its order."""
+        self.ended(but)
+        assert out_of_order(self.group.first_ends()) == []
+
+
+@pytest.fixture
+def keyed(cluster: LocalCluster, tmp_path: Path) -> Iterator[Keyed]:
+    """Publishers and consumers of keys whose order is kept, at work."""
+    topic = f"keyed-{tmp_path.name[-40:]}"
+    with loaded(cluster, topic, tmp_path, partitions=6) as (group, _search, ended):
+        yield Keyed(topic, group, ended)
+    forget(cluster, topic)  # what a run that was killed has left there would hold up further moves
+
+
 def receives(load: AuditedLoad, count: int) -> None:
     """Wait until so many messages more were received."""
     wanted = len(load.received) + count
@@ -79,9 +102,9 @@ def serves(load: AuditedLoad, broker: str) -> None:
     )
 
 
-@pytest.mark.guarantee("add-and-remove")
-def test_adding_and_removing_under_load_loses_and_doubles_nothing(
-    cluster: LocalCluster, load: AuditedLoad
+@pytest.mark.guarantee("add-and-remove", "key-order-across-brokers")
+def test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
+    cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
 ) -> None:
     added = ops(cluster, "add", "mb4", "--yes")
     assert added.returncode == 0, added.stderr
@@ -97,6 +120,8 @@ def test_adding_and_removing_under_load_loses_and_doubles_nothing(
     assert load.audit() == NOTHING
     assert cluster.names == ["mb1", "mb3", "mb4"]
     assert second not in cluster.consumer_list().names
+    assert second not in homes(cluster, keyed.topic)
+    keyed.holds()
     assert process.marked(f"{cluster.dir}#mb2#") == []
 
 
@@ -136,9 +161,9 @@ def process_of(cluster: LocalCluster, name: str) -> process.Process:
     return found
 
 
-@pytest.mark.guarantee("restart-upgrade-replace")
-def test_an_upgrade_under_load_loses_and_doubles_nothing(
-    cluster: LocalCluster, load: AuditedLoad
+@pytest.mark.guarantee("restart-upgrade-replace", "key-order-across-brokers")
+def test_an_upgrade_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys(
+    cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
 ) -> None:
     name = cluster.names[0]
     cookie = cluster.node(name).data_dir / "before"
@@ -146,28 +171,28 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(
     upgraded = ops(cluster, "upgrade", name, "--yes")
     assert upgraded.returncode == 0, upgraded.stderr
     assert not cookie.exists()
+    assert cluster.node(name).broker not in homes(cluster, keyed.topic)
     serves(load, cluster.node(name).broker)
+    keyed.holds()
     assert load.audit() == NOTHING
 
 
 @pytest.mark.guarantee("key-order-across-brokers")
 def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_playbook_killed(
-    cluster: LocalCluster, tmp_path: Path
+    cluster: LocalCluster, keyed: Keyed
 ) -> None:
     name = cluster.names[1]
-    moving = loaded(cluster, "moving", tmp_path, partitions=6)
-    with moving as (group, ended), ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         run = pool.submit(run_killed, cluster, STEPS_BEFORE_MOVES, "restart", name)
-        eventually(lambda: not settled(cluster, "moving"), within_s=SEEN_WITHIN_S)
+        eventually(lambda: not settled(cluster, keyed.topic), within_s=SEEN_WITHIN_S)
         cluster.kill(name, agent=True)
         cluster.start(name, agent=True)
         assert run.result() == -signal.SIGKILL
-        assert cluster.node(name).broker not in homes(cluster, "moving")
-        assert settled(cluster, "moving")
-        restarted = ops(cluster, "restart", name, "--yes")
-        assert restarted.returncode == 0, restarted.stderr
-        ended()
-        assert out_of_order(group.first_ends()) == []
+    assert cluster.node(name).broker not in homes(cluster, keyed.topic)
+    assert settled(cluster, keyed.topic)
+    restarted = ops(cluster, "restart", name, "--yes")
+    assert restarted.returncode == 0, restarted.stderr
+    keyed.holds()
 
 
 def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
@@ -254,9 +279,9 @@ def test_where_an_agent_the_balancer_or_the_broker_is_away_it_stops_says_so_and_
     cluster.wait_ready()
 
 
-@pytest.mark.guarantee("restart-upgrade-replace")
+@pytest.mark.guarantee("restart-upgrade-replace", "key-order-across-brokers")
 def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_be_missing(
-    cluster: LocalCluster, load: AuditedLoad
+    cluster: LocalCluster, load: AuditedLoad, keyed: Keyed
 ) -> None:
     name = cluster.names[1]
     address = cluster.node(name).broker
@@ -278,6 +303,13 @@ def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_
     assert replaced.returncode == 0, replaced.stderr
     serves(load, address)
     assert load.audit(but=of_the_dead).lost <= of_the_dead
+    own = keys_of(address, homes(cluster, keyed.topic))
+    before = keyed.group.first_ends()
+    eventually(  # its partitions go on there
+        lambda: any(keyed.group.first_ends().get(k, []) != before.get(k, []) for k in own),
+        within_s=SEEN_WITHIN_S,
+    )
+    keyed.holds(but=own)
     cluster.wait_ready()
 
 

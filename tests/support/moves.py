@@ -11,7 +11,7 @@ from messagebus_tools.partitions import begun
 from ops.local.cluster import LocalCluster
 from tests.support.faults import agent_answer, bus_config
 
-__all__ = ["begin", "chains", "homes", "settled"]
+__all__ = ["begin", "chains", "homes", "rotated", "settled"]
 
 
 def chains(cluster: LocalCluster, topic: str, at: str = "") -> tuple[Chain, ...]:
@@ -39,3 +39,10 @@ def begin(cluster: LocalCluster, topic: str, to: dict[int, str]) -> dict[int, st
     """Begin moves: partition -> broker. Returns the refused ones with the reason."""
     bus = bus_config(cluster)
     return asyncio.run(begun(bus, cluster.consumer_list(), topic, to, token=cluster.token))
+
+
+def rotated(cluster: LocalCluster, topic: str) -> dict[int, str]:
+    """Return each partition's next broker."""
+    names = cluster.brokers
+    known = homes(cluster, topic)
+    return {p: names[(names.index(home) + 1) % len(names)] for p, home in enumerate(known)}

@@ -160,7 +160,8 @@ def _short(text: str) -> bytes:
 def decode(raw: bytes, body: bytes) -> Message:
     """Decode an arrived message, as far as it makes sense: other clients may set properties wrongly.
 
-    Texts that are not UTF-8 are read with replacement characters, numbers out of range as absent.
+    Texts that are not UTF-8 are read with replacement characters, a key with escapes, so that two which
+    differ stay two; numbers out of range as absent.
     Never raises.
     """
     fields: dict[str, Any] = {}
@@ -178,7 +179,7 @@ def decode(raw: bytes, body: bytes) -> Message:
         content_type=fields.get("content_type", ""),
         message_id=fields.get("message_id", ""),
         headers=ours or NO_HEADERS,
-        key=_text(key),
+        key=_key(key),
         priority=priority if priority in range(10) else None,
         correlation_id=fields.get("correlation_id", ""),
         reply_to=fields.get("reply_to", ""),
@@ -220,7 +221,7 @@ def read_key(raw: bytes) -> str | None:
     at = _KEY_AT + (1 + raw[2] if raw[0] & _WITH_TYPE else 0)
     if not raw.startswith(_KEY_FIELD, at - _KEY_AFTER):
         return None
-    return str(raw[at : at + int.from_bytes(raw[at - 4 : at])], "utf-8", "replace")
+    return str(raw[at : at + int.from_bytes(raw[at - 4 : at])], "utf-8", "backslashreplace")
 
 
 def read_content_type(raw: bytes) -> str:
@@ -352,9 +353,9 @@ def _arrived(**fields: Any) -> Message:
     return message
 
 
-def _text(value: object) -> str:
+def _key(value: object) -> str:
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        return value.decode("utf-8", "backslashreplace")
     return value if isinstance(value, str) else ""
 
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, Link
 from messagebus._io.loop import Tasks, now_ms
@@ -166,14 +166,6 @@ class Segments:
                 self._members[broker] = found.consumer_count
                 return
         self._members.pop(broker, None)
-
-    def stats(self) -> Mapping[str, int]:
-        """Return how many there are in the group, are served here, and were let go."""
-        return {
-            "members": self.members,
-            "partitions": len(self.active),
-            "let_go": self._group.let_go,
-        }
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -237,6 +237,16 @@ def test_an_expiration_that_is_no_number_is_absent(expiration: Any, expected: in
     assert decode(as_pika_writes(properties), b"").ttl_ms == expected
 
 
+def test_keys_that_are_not_utf_8_and_differ_stay_two() -> None:
+    raws = [
+        as_pika_writes(pika.BasicProperties(headers={**more, KEY_HEADER: key}))
+        for key in (b"caf\xe9", b"caf\xe8")
+        for more in ({}, {"first": 1})
+    ]
+    assert [decode(raw, b"").key for raw in raws] == [r"caf\xe9"] * 2 + [r"caf\xe8"] * 2
+    assert all(read_key(raw) in (decode(raw, b"").key, None) for raw in raws)
+
+
 def test_texts_that_are_not_utf_8_are_read_with_replacements() -> None:
     properties = pika.BasicProperties()
     properties.message_id = b"\xffid"

@@ -99,12 +99,13 @@ class World:
 
 async def test_a_move_is_written_to_a_majority_before_anything_is_unbound() -> None:
     world = World()
+    world.bound[C], world.keeps = ["0.2"], False
     assert await world.moves.begin("orders", {0: C}) == {0: ""}
     assert (world.homes, world.unsealed) == (f"{A}>2@{C} {B}", {"orders#0.1"})
-    world.bound[C], world.keeps = ["0.2"], False
+    assert world.said == [f"keep {A}>2@{C}"]  # before it was told, so that no death forgets it
     with pytest.raises(TopologyError, match="no majority of the agents has stored"):
         await world.look()
-    assert world.said == [f"keep {A}>2@{C}"]
+    assert world.said == [f"keep {A}>2@{C}"] * 2
 
 
 async def test_the_old_home_takes_publishes_until_the_next_one_is_bound() -> None:

@@ -122,6 +122,53 @@ def test_only_streams_with_something_late_in_them_are_sorted_whole(
     assert some == {row.message_id for row in order.out_of_order(arrivals).collect()}
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_key_is_broken_by_what_completed_behind_a_later_publish_of_any_publisher(
+    session: SparkSession, seed: int
+) -> None:
+    chance = random.Random(seed)
+    sent, completed = [], list[tuple[int, str, int | None]]()
+    for number in range(200):
+        at = 10 * number
+        confirmed = at + chance.choice((1, 5, 40)) if chance.random() < 0.8 else None
+        publisher = chance.choice(("p1", "p2"))
+        sent.append((number, publisher, chance.choice(("a", "b", "")), number, at, confirmed))
+        done = at + chance.choice((60, 60, 60, 100))
+        completed.append((number, "ledger", done))
+        completed.append((number, "search", chance.randrange(5_000)))
+        if chance.random() < 0.2:
+            completed.append((number, "ledger", done + 500))  # again, of which nothing follows
+    completed += [(number, "ledger", None) for number in range(0, 200, 7)]
+    published = session.createDataFrame(
+        [(n.to_bytes(16, "big"), *rest) for n, *rest in sent],
+        "message_id binary, publisher string, key string, sequence long, intended_ns long, confirmed_ns long",
+    )
+    delivered = session.createDataFrame(
+        [(n.to_bytes(16, "big"), "t", name, "c", "mb1", done) for n, name, done in completed],
+        "message_id binary, topic string, subscription string, consumer string, broker string,"
+        " acknowledged_ns long",
+    )
+    first = {n: done for n, name, done in reversed(completed) if name == "ledger" and done}
+    expected = {
+        n
+        for n, publisher, key, _, at, confirmed in sent
+        if key
+        and any(
+            first[other] < first[n]
+            and key == its_key
+            and (
+                (publisher == its_publisher and at < its_at)
+                or (confirmed is not None and confirmed < its_at)
+            )
+            for other, its_publisher, its_key, _, its_at, _ in sent
+        )
+    }
+    found = order.broken_keys(published, delivered, ["t/ledger"]).collect()
+    assert expected
+    assert {int(row.message_id, 16) for row in found} == expected
+    assert {(row.subscription, row.after > 0) for row in found} == {("ledger", True)}
+
+
 Span = tuple[str, int, int | None]
 UNTIL = 1_200
 SECOND = 1_000_000_000
