@@ -224,6 +224,8 @@ class _Web:
         if not client_id:
             return
         applied = _whole(request.query_params.get("applied", "0"), "applied")
+        if not applied and "generation" not in request.query_params:
+            return  # It has no list yet, so none that is old; where it ends now, nobody would hear of it.
         current = self._parts.lists.current
         # The caller's id is not proved: a generation that no client can have applied must not hold up a push.
         if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:

@@ -562,12 +562,16 @@ async def test_an_id_that_does_not_print_is_refused(rig: Rig, key: str, text: st
         Queue("q" * NAME_BYTES_MAX),
     ],
 )
-async def test_the_longest_names_are_known_to_the_list(
+async def test_who_has_a_list_is_known_to_it_by_the_longest_name_too(
     rig: Rig, source: Subscription | Queue
 ) -> None:
     rig.serve(17)
     params = {"client": "me", "subscription": str(source)}
     assert (await rig.http.get("/consumer-list", params=params)).status_code == 200
+    # Who has no list yet has no old one, and may end before it asks again.
+    assert (await rig.http.get("/clients")).json()["clients"] == []
+    params |= {"generation": "17", "applied": "17"}
+    assert (await rig.http.get("/consumer-list", params=params)).status_code == 304
     (client,) = (await rig.http.get("/clients")).json()["clients"]
     assert client["subscription"] == str(source)
 
