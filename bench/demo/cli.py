@@ -79,7 +79,7 @@ def demo(
                 result, differences = _play(stage)
             _tell(stage, result, differences)
             wipe = not keep
-        except Interrupted as fault:
+        except KeyboardInterrupt as fault:
             wipe = not keep
             raise Interrupted(f"{fault}: all that was started is stopped; {folder}") from None
         finally:
@@ -213,10 +213,13 @@ def _stop(stage: Stage, *, wipe: bool) -> None:
 
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Raise Interrupted inside the context for Ctrl-C, SIGTERM and a closed terminal."""
+    """Raise KeyboardInterrupt inside the context for Ctrl-C, SIGTERM and a closed terminal.
+
+    No library takes that for a fault of its own: jinja2 made a wrong template of another one.
+    """
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
-        raise Interrupted(f"interrupted by {signal.Signals(number).name}")
+        raise KeyboardInterrupt(f"interrupted by {signal.Signals(number).name}")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.demo.screen import Rates, Screen, StepView, View
 from bench.environment import CHECKOUT
-from bench.errors import BenchError, Interrupted
+from bench.errors import BenchError
 from bench.harness.workers import Progress, Recording, Workers, read_progress, set_rate
 from bench.load.profile import Profile
 from bench.processes import Child, Children, wait_until
@@ -199,7 +199,7 @@ class Stage:
         self._redraw(began_s)
         try:
             yield view
-        except Interrupted:
+        except KeyboardInterrupt:
             view.state = "interrupted"
             raise
         except BaseException:
