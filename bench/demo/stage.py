@@ -104,7 +104,10 @@ def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float, slow: fl
     if not ahead:
         return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
     running, *later = ahead
-    running_s = max(running.needs_s * slow - in_step_s, 0.0)
+    running_s = running.needs_s * slow - in_step_s
+    if running_s <= 0:
+        # It may last as long again: each later step must see messages, however late it comes.
+        running_s = in_step_s if later else 0.0
     planned_s = running_s + sum(step.needs_s for step in later) * slow
     return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)
 

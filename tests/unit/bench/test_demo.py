@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from bench.demo import stage as scenario
@@ -30,12 +31,13 @@ def test_records_are_spread_over_the_time_that_the_steps_need() -> None:
     assert planned_rate(left=60_000, ahead=plan, in_step_s=0) == 60_000 / whole_s
 
 
-def test_the_input_outlasts_a_step_that_takes_much_longer_than_thought() -> None:
-    """Simulated: the add step takes 10 times its time; there is input left for every later step."""
-    plan, left = list(steps(small=False)), 60_000.0
+@pytest.mark.parametrize("slow", ["add", "remove", "back"])
+def test_the_input_outlasts_a_step_that_takes_much_longer_than_thought(slow: str) -> None:
+    """Simulated: a step takes 10 times its time; there is input left for every later step."""
+    plan, left = list(steps(small=False)), 2_000.0
     sent: dict[str, float] = {}
     while plan:
-        lasts_s = plan[0].needs_s * (10 if plan[0].name == "add" else 1)
+        lasts_s = plan[0].needs_s * (10 if plan[0].name == slow else 1)
         for second in range(int(lasts_s)):
             rate = planned_rate(left=int(left), ahead=plan, in_step_s=second)
             assert rate > 0
@@ -43,7 +45,7 @@ def test_the_input_outlasts_a_step_that_takes_much_longer_than_thought() -> None
             sent[plan[0].name] = sent.get(plan[0].name, 0) + rate
         plan.pop(0)
     assert left > 0
-    assert min(sent.values()) >= 1
+    assert min(sent.values()) >= 5
 
 
 def test_a_slow_machine_gets_its_records_spread_over_the_time_it_needs() -> None:
