@@ -52,7 +52,8 @@ def aged(rows: Iterable[Mapping[str, Any]], now_ms: int) -> list[dict[str, Any]]
             "age_ms": max(0, dated * now_ms - sum_ms),
             "age_max_ms": max(0, now_ms - first_ms) if dated else 0,
         }
-        found.append({name: {**row, **ages}[name] for name in ARROW.names})
+        known = {**row, **ages}
+        found.append({name: known[name] for name in ARROW.names})
     return found
 
 
@@ -63,9 +64,9 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (part["minute"], part["broker"])
         had = found.setdefault(key, dict(zip(BY, key, strict=True)))
         for name in SUMS:
-            had[name] = had.get(name, 0) + part[name]
+            had[name] = had.get(name, 0) + (part.get(name) or 0)  # tables of before have no ages
         for name in HIGHEST:
-            had[name] = max(had.get(name, 0), part[name])
+            had[name] = max(had.get(name, 0), part.get(name) or 0)
     return [found[key] for key in sorted(found)]
 
 

@@ -1,4 +1,4 @@
-"""How long a key stood still, and what ran out of order, by what readers have noted."""
+"""Judgement of notes of readers: time for which a key stood still, and messages that ran out of order."""
 
 from __future__ import annotations
 
