@@ -215,6 +215,11 @@ def _format(file: str) -> None:
 OPEN_WITHIN_S = 30.0
 POLL_S = 0.1
 TAKE_MAX = 500
+NO_COORDINATOR = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 # The same deadline as messagebus' own in these runs.
 DEADLINE_MS = 60_000
 # How long a message waits for others: Kafka's own default. With 0, a light load makes a request for each
@@ -344,13 +349,22 @@ class Receiver:
         topic = self._where.topic
         self._leaders = _leaders(self._consumer, topic)
         own = partitions_of(self._profile, self._where.number, len(self._leaders))
-        stored = self._consumer.committed(
-            [TopicPartition(topic, each) for each in own], OPEN_WITHIN_S
-        )
+        stored = self._committed([TopicPartition(topic, each) for each in own])
         for each in stored:
             if each.offset < 0:
                 each.offset = OFFSET_BEGINNING
         self._consumer.assign(stored)
+
+    def _committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return the group's positions. A node that has just started may not yet be its coordinator."""
+        until_s = time.monotonic() + OPEN_WITHIN_S
+        while True:
+            try:
+                return self._consumer.committed(partitions, OPEN_WITHIN_S)
+            except KafkaException as fault:
+                if fault.args[0].code() not in NO_COORDINATOR or time.monotonic() > until_s:
+                    raise
+                time.sleep(POLL_S)
 
     def _take(self, max_wait_s: float) -> list[Delivered]:
         first = self._consumer.poll(max_wait_s)
