@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ops.local import roots
+from tests.support.examples import THOROUGH
 
 __all__ = ["Release", "Share", "shares"]
 
@@ -100,7 +101,9 @@ class Release:
         """Return those with this release's Python, and packages from .venv where they are not compiled."""
         packages = self._packages()
         path = ":".join(map(str, (packages, CHECKOUT, SITE_PACKAGES)))
-        environ = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        # What another Python breaks, it breaks in few examples.
+        kept = {name: value for name, value in os.environ.items() if name != THOROUGH}
+        environ = {**kept, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         return roots.chrooted(self.root, CHECKOUT, ["/usr/bin/python3", *pytest]), environ
 
     def _packages(self) -> Path:

@@ -68,6 +68,7 @@ GROUPS = (
     *trial.GROUPS,
     order.PARTITIONED_GROUP,
     order.MOVES_GROUP,
+    order.SEGMENTS_GROUP,
     order_faults.FAULTS_GROUP,
     order_faults.JOINS_GROUP,
     order_faults.KAFKA_GROUP,

@@ -2,7 +2,8 @@
 
 Brokers are in memory, and handlers are coroutine functions that end at once. A turn with `order="key"`
 follows one without, and their difference is a sample; so does one to a topic with partitions. Moves of
-partitions are measured on brokers, one after the other, with a publisher and a consumer at work.
+partitions are measured on brokers, one after the other, with a publisher and a consumer at work. What many
+queues of partitions cost a broker at rest is the difference of the same broker with them and without.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from bench.errors import BenchError
+from bench.figures.client.mesh import rss_bytes_of
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
+from bench.figures.see.page import cpu_percents
 from bench.harness.loop import best_loop, event_loop
 from messagebus import AsyncConsumer, AsyncPublisher, BusConfig, Delivery, Message, Topic, declare
 from messagebus.testing import MemoryBus
@@ -31,7 +34,9 @@ PARTITIONS, HOMES, GOAL_RATIO = 32, 3, 1.15
 TOPIC, SUBSCRIPTION = "orders", "billing"
 MESSAGES, FILL, KEYS, CONCURRENCY = 50_000, 500, 1_000, 10
 GOAL_US = 2.0
+SEGMENTED_TOPIC = "ledgers"
 MOVES, MOVES_TOPIC, MOVED, MOVED_PARTITIONS = "order.move", "moves", 200, 8
+SEGMENTS, SEGMENTED, SUBSCRIPTIONS, SETTLED_S, IDLE_S = "order.segments", 250, 4, 15.0, 30.0
 PAUSE_S, CALM_S, WITHIN_S = 0.01, 5.0, 60.0
 GOAL_MOVE_MS, GOAL_OTHERS, GOAL_SERVED_MS = 250.0, 2.0, 500.0
 
@@ -210,6 +215,55 @@ def _sealed_s(cluster: LocalCluster, home: str, segment: str) -> float:
     return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
 
 
+class _Rest(NamedTuple):
+    """A broker and its agent at rest, with all their queues started once. percents: of one core."""
+
+    boot_s: float
+    broker_mb: float
+    agent_mb: float
+    broker_percent: float
+    agent_percent: float
+
+
+def _at_rest(cluster: LocalCluster) -> _Rest:
+    """Start the broker anew, and look at it once it has settled."""
+    (name,) = cluster.names
+    cluster.stop(name)
+    began_s = time.monotonic()
+    cluster.start(name)
+    boot_s = time.monotonic() - began_s
+    cluster.wait_ready()
+    time.sleep(SETTLED_S)
+    found = [cluster.process_of(name), cluster.process_of(name, agent=True)]
+    pids = [each.pid for each in found if each]
+    broker, agent = cpu_percents(pids, IDLE_S)
+    memory = [rss_bytes_of(pid) / 1e6 for pid in pids]
+    return _Rest(boot_s, memory[0], memory[1], broker, agent)
+
+
+def _segments(scene: Scene) -> Iterator[Figure]:
+    make, cluster = Maker("order", repeat_command(SEGMENTS, scene.repeat)), scene.cluster
+    bus, partitions = BusConfig.from_env(cluster.client_env()), scene.part(SEGMENTED)
+    without = [_at_rest(cluster) for _ in range(scene.repeat)]
+    names = [f"{SEGMENTED_TOPIC}/s{number}" for number in range(SUBSCRIPTIONS)]
+    declare(bus, [Topic(SEGMENTED_TOPIC, partitions=partitions), *names], timeout_s=WITHIN_S)
+    beside = [_at_rest(cluster) for _ in range(scene.repeat)]
+    pairs = list(zip(beside, without, strict=True))
+    what = f"{SUBSCRIPTIONS * partitions:,} queues of partitions on a broker, at rest"
+    added = [there.broker_mb - before.broker_mb for there, before in pairs]
+    yield make("segments_broker_mb", f"{what}: memory they add to it", added, "MB")
+    added = [there.agent_mb - before.agent_mb for there, before in pairs]
+    yield make("segments_agent_mb", f"{what}: memory they add to its agent", added, "MB")
+    added = [there.boot_s - before.boot_s for there, before in pairs]
+    yield make("segments_boot_s", f"{what}: time they add to its start", added, "s")
+    added = [there.broker_percent - before.broker_percent for there, before in pairs]
+    yield make("segments_broker_percent", f"{what}: CPU they add to it, of one core", added, "%")
+    added = [there.agent_percent - before.agent_percent for there, before in pairs]
+    what += ": CPU that its agent's audit of them adds, of one core"
+    yield make("segments_audit_percent", what, added, "%")
+
+
 GROUP = Group(NAME, 0, "no broker: in memory", _figures)
 PARTITIONED_GROUP = Group(PARTITIONED, 0, "no broker: in memory", _partitioned)
+SEGMENTS_GROUP = Group(SEGMENTS, 1, "one broker", _segments)
 MOVES_GROUP = Group(MOVES, HOMES, BEHIND_HAPROXY, _moved)

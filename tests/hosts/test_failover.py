@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from messagebus import PublisherConfig, Queue, declare
+from messagebus import Publisher, PublisherConfig, Queue, Replay, ReplayGap, Stream, declare
 from tests.hosts.conftest import MakeLab
 from tests.hosts.lab import DATA_DISK, ROOT, Host
 from tests.hosts.mirrored import MOUNT, NAME, Mirrored
@@ -29,6 +32,7 @@ AGAIN_WITHIN_S = 90.0
 YOUNG = 100
 # For a queue beside one that has given all its messages already.
 LOST_WITHIN_S = 20.0
+JOB_WITHIN_S = 300.0 * FACTOR
 # A process that outlives the command that began it.
 APART = "< /dev/null > /dev/null 2>&1"
 WRITES = "/run/writes"
@@ -38,6 +42,7 @@ SYNC_NAMES = (
     '[dets:sync(T) || T <- dets:all(), filename:basename(dets:info(T, filename)) =:= "names.dets"].'
 )
 QUEUES = ["power-off-1", "power-off-2", "power-off-3", "fenced", "moved", "slow"]
+STREAMED = "streamed"
 # One publisher that does not move: there is nowhere to move to.
 STAYS = PublisherConfig(connection_lifetime_s=600, deadline_ms=120_000)
 
@@ -52,7 +57,7 @@ def made(make_lab: MakeLab) -> Mirrored:
     assert found.state(found.primary) == "down"
     found.done("drbd", "create", NAME, "--yes", "--overwrite", phrase)
     found.done("storage", "start", NAME, "--yes")
-    declare(found.bus, [Queue(name) for name in QUEUES])
+    declare(found.bus, [*map(Queue, QUEUES), Stream(STREAMED)])
     found.settle()
     return found
 
@@ -98,14 +103,25 @@ def test_every_confirmed_message_is_there_after_a_power_off_and_a_failover(
 
 
 @pytest.mark.guarantee("mirrored-survives-the-host")
-def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -> None:
+@pytest.mark.guarantee("replay-gap-is-told")
+def test_a_queue_is_safe_when_it_is_settled_and_readers_of_a_stream_are_told_what_it_lost(
+    mirrored: Mirrored, tmp_path: Path
+) -> None:
     """The control, a queue that nobody settled, must lose: then the test is able to see a loss.
 
-    The result for a queue whose name alone was synced, not the file system, is written down.
+    The result for a queue whose name alone was synced, not the file system, is written down. A stream is
+    never synced: its tail goes, and the broker gives the same offsets to other messages.
     """
+    stored(mirrored, YOUNG)
     hold_dirty_pages(mirrored.primary)
     publish(mirrored, "settled", settle=mirrored.settle)
     publish(mirrored, "named", settle=lambda: sync_names(mirrored.primary))
+    stored(mirrored, YOUNG)
+    replay = Replay(mirrored.bus, STREAMED)
+    seen = {each.message_id for each in replay}
+    kept = replay.checkpoint()
+    assert live_job(mirrored, tmp_path).returncode == 0
+    # The last step: the broker writes the name of a queue by itself after a while.
     publish(mirrored, "control", settle=lambda: None)
     mirrored.primary.power_off()
     mirrored.failover()
@@ -113,9 +129,32 @@ def test_a_queue_is_safe_when_it_is_settled_and_not_before(mirrored: Mirrored) -
     for queue in ("named", "control"):
         lost[queue] = YOUNG - left(mirrored, queue, within_s=LOST_WITHIN_S)
     keep_figures("young", {"confirmed": YOUNG, "lost": lost})
+    assert {each.message_id for each in Replay(mirrored.bus, STREAMED)} < seen, "nothing was lost"
+    with pytest.raises(ReplayGap):
+        list(Replay(mirrored.bus, STREAMED, since=kept))
+    stored(mirrored, 2 * YOUNG)  # so that the offset of the checkpoint is another message's
+    with pytest.raises(ReplayGap, match="another message"):
+        list(Replay(mirrored.bus, STREAMED, since=kept))
+    told = live_job(mirrored, tmp_path)
+    assert told.returncode > 0
+    assert "another message" in told.stderr
     mirrored.come_back()
     assert lost["settled"] == 0
     assert lost["control"] > 0
+
+
+def stored(mirrored: Mirrored, count: int) -> None:
+    with Publisher(mirrored.bus) as publisher:
+        publisher.send_many(STREAMED, [b"again"] * count)
+
+
+def live_job(mirrored: Mirrored, out: Path) -> subprocess.CompletedProcess[str]:
+    """Let the live Spark job read what is stored."""
+    argv = [sys.executable, "-m", "spark", "live", "--topic", STREAMED, "--out", str(out), "--once"]
+    environ = {**os.environ, "MESSAGEBUS_BROKER": mirrored.bus.broker}
+    return subprocess.run(
+        argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=JOB_WITHIN_S
+    )
 
 
 @pytest.mark.guarantee("mirror-cut-before-power-off")
