@@ -38,6 +38,9 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 # Several files run at once: these take minutes, and would be waited for at the end.
 LONGEST = {
     "test_bench_run.py",
+    "test_gateway_kills.py",
+    "test_live_source.py",
+    "test_outbox.py",
     "test_demo.py",
     "test_docs_operations.py",
     "test_moves.py",
@@ -48,7 +51,9 @@ LONGEST = {
     "test_topics_reach_every_subscription.py",
 }
 SHARED = pytest.StashKey[LocalCluster]()
-LAST_SHARING = pytest.StashKey[pytest.Item]()
+RANK = pytest.StashKey[int]()
+# The last rank: files that neither take minutes nor share the cluster.
+WITHOUT = 3
 
 # The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
@@ -89,32 +94,29 @@ def _shares(item: pytest.Item) -> bool:
     return ("cluster" in item.fixturenames and not is_own) or params.get("bus_config") == "rabbitmq"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put files whose tests share the cluster before all others; for several at once the longest files."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.name not in LONGEST)
-        return
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and those whose tests share the cluster before all that do not."""
     sharing = {item.path for item in items if _shares(item)}
-    items.sort(key=lambda item: item.path not in sharing)
+    for item in items:
+        item.stash[RANK] = _rank(item, item.path in sharing)
+    items.sort(key=lambda item: item.stash[RANK])
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    sharing = [item for item in session.items if _shares(item)]
-    # Workers of pytest-xdist do not run the tests in their order.
-    if sharing and not hasattr(session.config, "workerinput"):
-        session.config.stash[LAST_SHARING] = sharing[-1]
+def _rank(item: pytest.Item, shares: bool) -> int:
+    return int(shares) if item.path.name in LONGEST else WITHOUT - shares
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Empty the shared cluster behind a file, and end it behind its last test; its fixture clears it away."""
+    """Empty the shared cluster behind a file, and end it behind the last; its fixture clears it away."""
     yield
     stash = item.config.stash
-    if SHARED not in stash:
+    if SHARED not in stash or nextitem is None:
         return
-    if item is stash.get(LAST_SHARING, None):
+    if nextitem.stash[RANK] == WITHOUT:
         end(stash[SHARED])
-    elif nextitem is not None and nextitem.path != item.path and _shares(item):
+        del stash[SHARED]
+    elif nextitem.path != item.path and _shares(item):
         _empty(stash[SHARED])
 
 

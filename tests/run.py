@@ -1,9 +1,9 @@
 """Runner of the whole suite, in parts beside each other: most of its time is waiting for brokers.
 
-Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go the runs on
-other versions (`tests.versions`). A failed test is run once more, by itself, when all are done: brokers
-that are killed on a shared machine are not always in time. More than some that pass at their second try
-only fail the run. The end names all runs, those tests, and where the time went.
+Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go style and
+types, the unit tests, and the runs on other versions (`tests.versions`). A failed test is run once more, by
+itself, when all are done: brokers that are killed on a shared machine are not always in time. More than some
+that pass at their second try only fail the run. The end names all runs, those tests, and where the time went.
 
     python -m tests.run
 """
@@ -29,10 +29,10 @@ from tests.support.examples import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
-# About equally long. Virtual hosts wait for themselves, most of the time, and for their image where there
-# is none yet.
+# Virtual hosts wait for themselves, most of the time, and for their image where there is none yet.
 PARTS = {
-    "first": ("contract", "integration"),
+    # All that no other part has.
+    "real": (),
     "hosts": (
         "hosts",
         "fault/test_confirmed_survives_a_kill.py",
@@ -41,11 +41,13 @@ PARTS = {
         "fault/test_topics_reach_every_subscription.py",
         "fault/test_publishers_settle_everything.py",
     ),
-    # And all that no other part has.
-    "rest": (),
+    "unit": ("model", "unit"),
 }
-# Several files of a part run at once, the longest first (tests/conftest.py).
-FILES_AT_ONCE = {"first": 2}
+# Parts that wait for little: they run one after the other beside those that wait for brokers.
+IN_TURN = ("unit",)
+# Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
+# processors are so busy that tests fail by their time limits.
+FILES_AT_ONCE = {"real": 3}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
@@ -95,6 +97,11 @@ class Part:
         run, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
         failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
         return run - skipped - failed, failed
+
+    def took_s(self) -> float:
+        """Return the duration of its last run."""
+        suite = self._suite()
+        return 0.0 if suite is None else float(suite.attrib["time"])
 
     def failed(self) -> set[str]:
         """Return the names of the tests that failed in its last run."""
@@ -165,20 +172,27 @@ def main() -> int:
         scratch = Path(folder)
         starts_file = scratch / "starts.txt"
         os.environ |= {THOROUGH: "1", starts.FILE: str(starts_file)}
-        parts = [Part(name, paths, scratch) for name, paths in _paths().items()]
-        after = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
-        for part in after:
+        known = {name: Part(name, paths, scratch) for name, paths in _paths().items()}
+        others = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
+        parts = [part for name, part in known.items() if name not in IN_TURN]
+        after = [*(known[name] for name in IN_TURN), *others]
+        for part in others:
             print(f"{part.name}: {' '.join(part.paths)}", flush=True)
         said_of_style = scratch / "style.txt"
-        with said_of_style.open("wb") as out:
-            style = subprocess.Popen(
-                CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
-            )
-        chain = threading.Thread(target=running.one_by_one, args=(after, codes))
+
+        def one_by_one() -> None:
+            with said_of_style.open("wb") as out:
+                style = subprocess.Popen(
+                    CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
+                )
+            codes["style and types"] = running.wait(style)[0]
+            running.one_by_one(after, codes)
+
+        chain = threading.Thread(target=one_by_one)
         chain.start()
         started = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
-        names = [*(part.name for part in parts), "style and types"]
-        codes |= zip(names, running.wait(*started, style), strict=True)
+        names = [part.name for part in parts]
+        codes |= zip(names, running.wait(*started), strict=True)
         chain.join()
         parts += after
         for part in parts[1:]:
@@ -186,6 +200,7 @@ def main() -> int:
                 sys.stdout.write(f"\n{part.name}:\n{part.output.read_text(errors='replace')}")
         sys.stdout.write(said_of_style.read_text(errors="replace"))
         counts = {part.name: part.counts() for part in parts}
+        took = ", ".join(f"{part.name} {part.took_s():.0f} s" for part in parts)
         slowest = _slowest([each for part in parts for each in part.durations()])
         late: list[str] = []
         for part in parts:
@@ -201,7 +216,7 @@ def main() -> int:
         waited = starts.summed(starts_file)
         left = sorted(name for part in parts if codes.get(part.name) for name in part.failed())
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    print("\n".join([*slowest, waited, *(f"failed: {name}" for name in left)]))
+    print("\n".join([*slowest, f"parts: {took}", waited, *(f"failed: {name}" for name in left)]))
     print("\n".join(f"ended with {code}: {name}" for name, code in codes.items() if code))
     print(", ".join([f"{passed} passed, {failed} failed", *_words_of(late)]))
     return _verdict(codes.values(), late)
@@ -250,7 +265,7 @@ def _paths() -> dict[str, tuple[str, ...]]:
     there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
     named = {name for names in PARTS.values() for name in names}
     files = {name for name in named if name.endswith(".py")}
-    parts = PARTS | {"rest": (*sorted(there - named), *PARTS["rest"])}
+    parts = PARTS | {"real": tuple(sorted(there - named))}
     return {
         part: (
             *(f"tests/{name}" for name in names),

@@ -36,7 +36,7 @@ from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import read_manifest
 from messagebus.terminal import plural
 
-REPORT_WITHIN_S = 240.0
+REPORT_WITHIN_S = 480.0
 # Short, so that publishers soon spread over a new broker; the library's default is 600 s.
 CONNECTION_LIFETIME_S = 8
 

@@ -22,7 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 NETWORK = f"127.{1 + os.getpid() % 250}.200"
 START_S = 120.0
 END_S = 90.0
-WHOLE_S = 840.0
+WHOLE_S = 1_200.0
 
 
 class Demo:
