@@ -47,7 +47,7 @@ PARTS = {
 IN_TURN = ("unit",)
 # Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
 # processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": 3}
+FILES_AT_ONCE = {"real": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
