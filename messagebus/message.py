@@ -425,6 +425,14 @@ class Delivery:
         segment = self._ledger.broker.partition(SEGMENT_MARK)[2]
         return int(segment.partition(".")[0]) if segment else -1
 
+    @property
+    def fence(self) -> int:
+        """A number that grows with each consumer that is served its partition; 0 without `Dedup(fence=True)`.
+
+        For conditional writes, which refuse who was cut off: `... WHERE fence <= 17`.
+        """
+        return self._ledger.fence
+
     def __repr__(self) -> str:
         size = len(self.body)
         return f"Delivery({self.message_id!r}, {size} bytes, {self.source}, {self.receipt})"

@@ -12,15 +12,15 @@ from typing import Any
 
 import click
 
-from messagebus._io.agents.subscriptions import count, move, topology
+from messagebus._io.agents.subscriptions import abandon, count, move, topology
 from messagebus.admin.directory import brokers as listed_brokers
-from messagebus.broker import BrokerList
+from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import bus_settings, confirm
 from messagebus.config import BusConfig
-from messagebus.core.homes import Chain, joined, read_chains, segment_of
+from messagebus.core.homes import Chain, Home, joined, read_chains, segment_of
 from messagebus.destination import Topic
-from messagebus.errors import LinkLost, NotFound
+from messagebus.errors import LinkLost, NotFound, TopologyError
 from messagebus.secret import Secret
 from messagebus.terminal import plural, say
 from messagebus_tools.subscriptions import token_of, token_option
@@ -36,7 +36,7 @@ class Row:
     """One partition. home: takes its publishes, or is to take them when it moves.
 
     waiting: subscription -> ready messages; moving: what is left of a move, or ""; fault: why a home does not
-    say, or "".
+    say, or ""; lost: the given up segments, by epoch and broker.
     """
 
     partition: int
@@ -45,6 +45,7 @@ class Row:
     waiting: Mapping[str, int]
     moving: str
     fault: str
+    lost: tuple[str, ...] = ()
 
 
 def in_words(chain: Chain) -> str:
@@ -136,6 +137,7 @@ async def rows_of(bus: BusConfig, brokers: BrokerList, name: str) -> list[Row]:
                 fault=""
                 if not silent
                 else found.unanswered.get(silent[0], "") or f"{silent[0]} is not on the list",
+                lost=tuple(f"{h.epoch}@{h.broker}" for h in sorted(chain.lost - {*chain.homes})),
             )
         )
     return rows
@@ -206,7 +208,8 @@ def show(name: str, as_json: bool) -> int:
         cells = []
         for row in rows:
             counts = " ".join(f"{name}={ready}" for name, ready in sorted(row.waiting.items()))
-            told = row.fault or "; ".join(each for each in (counts, row.moving) if each)
+            lost = row.lost and f"lost: {', '.join(row.lost)}"
+            told = row.fault or "; ".join(each for each in (counts, row.moving, lost) if each)
             cells.append((str(row.partition), row.home, str(row.epoch), told))
         for line in table(("PARTITION", "HOME", "EPOCH", "WAITING"), cells, texts=4):
             say(line)
@@ -267,6 +270,75 @@ def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) 
         return Exit.DONE
     confirm(f"Move {plural(len(wanted), 'partition')} of {topic}?", yes)
     return asyncio.run(_moved(topic, wanted, within_s, token))
+
+
+@partitions.command("abandon", short_help="Go on without a home of TOPIC whose disk is lost.")
+@click.argument("topic")
+@click.option("--home", required=True, metavar="BROKER", help="The lost one, as `show` names it.")
+@_within_option
+@token_option
+@_yes_option
+def abandon_partitions(topic: str, home: str, within_s: float, token_file: Path, yes: bool) -> int:
+    """Give up what is in the partitions of TOPIC at a home whose disk is lost; they go on at other brokers.
+
+    What nobody has consumed there is lost for all ordered subscriptions, also when the disk is found again:
+    it could only come out of order, and is deleted then. The broker has to be off the list, and silent, and
+    all agents of the list have to agree. Interrupted, run it again. `partitions show` tells what was lost.
+    Exit code 3 when something is left to do.
+
+    \b
+    Example:
+      messagebus partitions abandon orders --home mb1:5672 --token-file /etc/messagebus/token
+    """
+    try:
+        home = Broker.parse(home).name
+    except ValueError as fault:
+        raise click.BadParameter(str(fault), param_hint="--home") from fault
+    token, settings = token_of(token_file), bus_settings()
+    brokers = listed_brokers(settings)
+    _topic, chains = asyncio.run(topic_of(settings, topic))
+    if brokers.find(home):
+        raise TopologyError(f"{home} is on the list: take it off, or move its partitions")
+    there = _at_home(home, (chain.homes for chain in chains))
+    if not there and not _at_home(home, (chain.lost for chain in chains)):
+        raise NotFound(f"no partition of {topic} is at home on {home}")
+    if there:
+        confirm(f"Lose what is on {home} of {plural(len(there), 'partition')} of {topic}?", yes)
+    waits = asyncio.run(_abandoned(settings, brokers, topic, home, within_s, token))
+    for partition, why in sorted(waits.items()):
+        if why:
+            say(f"partition {partition} of {topic} waits: {why}", err=True)
+    if any(waits.values()):
+        return Exit.PARTLY
+    say(f"{plural(len(waits), 'partition')} of {topic}: what nobody consumed on {home} is lost")
+    return Exit.DONE
+
+
+def _at_home(broker: str, homes: Iterable[Iterable[Home]]) -> list[int]:
+    return [p for p, of in enumerate(homes) if any(each.broker == broker for each in of)]
+
+
+async def _abandoned(
+    bus: BusConfig, brokers: BrokerList, topic: str, home: str, within_s: float, token: Secret
+) -> Mapping[int, str]:
+    """Repeat until nothing waits any more. Returns what waits when the time is over."""
+    first = min(brokers, key=lambda each: each.broker.name)
+    until_s, told, has_begun = time.monotonic() + within_s, "", False
+    while True:
+        try:
+            waits = await abandon(bus, first, topic, home, token=token)
+            has_begun = True
+            if not any(waits.values()) or time.monotonic() >= until_s:
+                return waits
+        except (LinkLost, TopologyError) as fault:
+            # An agent that was killed meanwhile comes back, and knows nothing for a moment.
+            has_begun |= isinstance(fault, LinkLost)
+            if time.monotonic() >= until_s or not has_begun:
+                raise
+            if str(fault) != told:
+                told = str(fault)
+                say(f"waits: {told}", err=True)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _moved(topic: str, wanted: Mapping[int, str], within_s: float, token: Secret) -> int:

@@ -45,12 +45,15 @@ class Ack(NamedTuple):
 
 
 class Ledger:
-    """The deliveries of one link that have no answer yet. epoch: counts the links to its broker."""
+    """The unanswered deliveries of one link. epoch: counts the links to its broker; fence: of `Delivery`."""
 
-    __slots__ = ("_acked", "_claimed", "_owed", "_parts", "broker", "epoch", "is_live", "rejected")
+    __slots__ = (
+        *("_acked", "_claimed", "_owed", "_parts"),
+        *("broker", "epoch", "fence", "is_live", "rejected"),
+    )
 
     def __init__(self, broker: str, epoch: int) -> None:
-        self.broker, self.epoch = broker, epoch
+        self.broker, self.epoch, self.fence = broker, epoch, 0
         self.is_live = True
         """True until `end`. May be read from any thread."""
         # Tags without an answer, in the order of delivery; none once the link has ended.

@@ -22,12 +22,14 @@ class Chain(NamedTuple):
     """The unfinished segments of one partition, oldest first: two while it moves, or is read there still.
 
     is_open: the last one takes the publishes. Else it is to come, and the one before is sealed. done: the
-    subscriptions for which nothing is left in the first of two.
+    subscriptions for which nothing is left in the first of two. lost: segments that were given up with their
+    disk; the first one of a chain is about to be.
     """
 
     homes: tuple[Home, ...]
     is_open: bool = True
     done: frozenset[str] = frozenset()
+    lost: frozenset[Home] = frozenset()
 
     @property
     def taking(self) -> Home | None:
@@ -62,8 +64,8 @@ def read_chains(text: str, partitions: int) -> tuple[Chain, ...]:
     """Read the segments of each partition: ``mb1:5672 2@mb3:5672``, those of further ones from the beginning.
 
     An epoch other than 1 stands before an ``@``. Two are ``mb1:5672/billing,2@mb3:5672``, with what is done;
-    with a ``>`` in place of the comma while the second is not open. Raises ValueError for an epoch that is no
-    number.
+    with a ``>`` in place of the comma while the second is not open. ``2@mb2:5672/!mb1:5672`` names a segment
+    that is lost. Raises ValueError for an epoch that is no number.
     """
     told = [_read_chain(word) for word in text.split()]
     return tuple(told[partition % len(told)] for partition in range(partitions)) if told else ()
@@ -71,10 +73,12 @@ def read_chains(text: str, partitions: int) -> tuple[Chain, ...]:
 
 def _read_chain(word: str) -> Chain:
     sealed, mark, following = word.partition(">" if ">" in word else ",")
-    home, *done = sealed.split("/")
+    home, *marks = sealed.split("/")
+    lost = frozenset(_read_home(each[1:]) for each in marks if each.startswith("!"))
     if not mark:
-        return Chain((_read_home(home),))
-    return Chain((_read_home(home), _read_home(following)), mark == ",", frozenset(done))
+        return Chain((_read_home(home),), lost=lost)
+    done = frozenset(each for each in marks if not each.startswith("!"))
+    return Chain((_read_home(home), _read_home(following)), mark == ",", done, lost)
 
 
 def _read_home(word: str) -> Home:
@@ -85,11 +89,15 @@ def _read_home(word: str) -> Home:
 def write_chains(chains: Iterable[Chain]) -> str:
     """Return what `read_chains` reads."""
     words = []
-    for homes, is_open, done in chains:
-        told = [f"{epoch}@{broker}" if epoch != 1 else broker for broker, epoch in homes]
-        told[0] = "/".join([told[0], *sorted(done)])
+    for homes, is_open, done, lost in chains:
+        told = [_write_home(home) for home in homes]
+        told[0] = "/".join([told[0], *sorted(done), *(f"!{_write_home(h)}" for h in sorted(lost))])
         words.append(("," if is_open else ">").join(told))
     return " ".join(words)
+
+
+def _write_home(home: Home) -> str:
+    return f"{home.epoch}@{home.broker}" if home.epoch != 1 else home.broker
 
 
 def joined(mine: str, theirs: str, partitions: int) -> str:
@@ -108,15 +116,16 @@ def mark_of(homes: str) -> str:
 
 def _later(mine: Chain, theirs: Chain) -> Chain:
     if mine.homes == theirs.homes and mine.is_open == theirs.is_open:
-        return mine._replace(done=mine.done | theirs.done)
+        return mine._replace(done=mine.done | theirs.done, lost=mine.lost | theirs.lost)
     return theirs if _rank(theirs) > _rank(mine) else mine
 
 
-def _rank(chain: Chain) -> tuple[int, bool, int, str]:
-    last = chain.homes[
-        -1
-    ]  # by name last: an agent that lost its disk may have forgotten what it began
-    return last.epoch, chain.is_open, chain.homes[0].epoch, last.broker
+def _rank(chain: Chain) -> tuple[int, bool, bool, int, str]:
+    # What all have decided in place of a lost home counts more than what that one has begun and told nobody.
+    # By name last: an agent that lost its disk may have forgotten what it began.
+    last = chain.homes[-1]
+    in_place = not chain.is_open and last.epoch - 1 in (home.epoch for home in chain.lost)
+    return last.epoch, chain.is_open, in_place, chain.homes[0].epoch, last.broker
 
 
 def segment_of(partition: int, home: Home) -> str:

@@ -96,6 +96,7 @@ class Dedup:
     deferred_max: deliveries held while another consumer runs their copy; others go through the delay ladder.
     store_timeout_ms: for one call; a slower store is away.
     unended_max: runs of one message that may begin and never end, as in a crash, before it is parked.
+    fence: have the store count the links over which something was delivered, for `Delivery.fence`.
     """
 
     store: Store | str | Secret
@@ -106,6 +107,7 @@ class Dedup:
     deferred_max: int = 100
     store_timeout_ms: int = 500
     unended_max: int = 5
+    fence: bool = False
 
     def __post_init__(self) -> None:
         faults = _ranges(
@@ -131,6 +133,8 @@ class Dedup:
                 faults.append(f"store {fault}")
         elif not isinstance(store, Store):
             faults.append(f"store: a Store or its URL wanted, not {type(store).__name__}")
+        elif self.fence and not hasattr(store, "next_fence"):
+            faults.append(f"fence: {type(store).__name__} has no `next_fence`")
         _raise_all(faults)
 
     @property

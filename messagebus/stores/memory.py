@@ -35,6 +35,7 @@ class MemoryStore:
             raise ConfigError(f"max {max!r}: 1 or more")
         self._max = max
         self._records: dict[bytes, Record] = {}
+        self._fences = Counter[bytes]()
         self._forgotten = 0
         self._lock = threading.Lock()
 
@@ -70,6 +71,11 @@ class MemoryStore:
         for key in oldest[:count]:
             del self._records[key]
         self._forgotten += count
+
+    async def next_fence(self, key: bytes) -> int:
+        with self._lock:
+            self._fences[key] += 1
+            return self._fences[key]
 
     async def forget(self, keys: Sequence[bytes]) -> int:
         with self._lock:

@@ -47,7 +47,7 @@ __all__ = ["RedisStore"]
 
 T = TypeVar("T")
 
-PREFIX = b"mb:"
+PREFIX, FENCE_PREFIX = b"mb:", b"mbfence:"
 # For connecting, and for each reply. A consumer's store_timeout_ms may end a wait before.
 TIMEOUT_S = 5.0
 REPLICAS_TIMEOUT_MS = 50
@@ -208,6 +208,10 @@ class RedisStore:
             return await self._evaluate(keys, arguments, waits)
         found: list[Any] = reply
         return found
+
+    async def next_fence(self, key: bytes) -> int:
+        number: int = await self._call(lambda: self._client.incr(FENCE_PREFIX + key))
+        return number
 
     async def forget(self, keys: Sequence[bytes]) -> int:
         if not keys:

@@ -120,6 +120,9 @@ class SqlStore:
     async def turn(self, turn: Turn, rule: Rule) -> Answer:
         return await self._run(lambda: self._turn(turn, rule))
 
+    async def next_fence(self, key: bytes) -> int:
+        return await self._run(lambda: self._next_fence(key))
+
     async def forget(self, keys: Sequence[bytes]) -> int:
         return await self._run(lambda: self._forget(keys)) if keys else 0
 
@@ -239,6 +242,13 @@ class SqlStore:
         self._put({key: changed[key] for key in changed if key not in before}, new=True)
         self._put({key: changed[key] for key in changed if key in before}, new=False)
         return answer
+
+    def _next_fence(self, key: bytes) -> int:
+        before = self._read([key], lock=True)
+        number = 1 + (before[key].lease_ms if before else 0)
+        # A record that counts, and is never forgotten.
+        self._put({key: Record(DONE, NOBODY, 0, number, 1 << 62)}, new=not before)
+        return number
 
     def _put(self, records: dict[bytes, Record], *, new: bool) -> None:
         about = DIALECTS[self._dialect]

@@ -45,7 +45,6 @@ from messagebus_agent.topology.register import (
     Reply,
     Snapshot,
     completion,
-    majority,
 )
 from messagebus_agent.topology.store import Store
 from messagebus_agent.web.metrics import Figure
@@ -140,11 +139,11 @@ class Topology:
             self._pull_now.clear()
             current = self._lists.current
             if current is not None:
-                await self._pull(self._next_peers(current))
+                await self.pull(self._next_peers(current))
                 self.register.round_ended()
             await self._store_quietly()
 
-    async def _pull(self, listed: Sequence[ListedBroker]) -> set[str]:
+    async def pull(self, listed: Sequence[ListedBroker]) -> set[str]:
         """Merge the maps of these peers. Returns the names of those whose map counts."""
         register, life = self.register, self.register.life
         answers = await self._peers.pull(listed)
@@ -267,7 +266,7 @@ class Topology:
     ) -> tuple[Completion, int]:
         """Make one round. Returns also the number to exceed for agents that did not take this change."""
         names = list(asked)
-        heard = await self._pull(current.listed)
+        heard = await self.pull(current.listed)
         if not alive and (why := _still_read(self.register.entries, asked)):
             raise TopologyMismatch(why)
         options = await self._agreed(current, asked, heard) if alive else asked
@@ -343,8 +342,8 @@ class Topology:
         staying = [each.broker.name for each in current.listed if not each.draining]
         return {**options, HOMES: chosen(name, staying or current.names)}
 
-    async def keep(self, topic: str, current: BrokerList) -> bool:
-        """Have the homes of a topic stored by a majority of the agents. Returns whether they are.
+    async def keep(self, topic: str, current: BrokerList) -> int:
+        """Have the homes of a topic stored by the agents. Returns how many have stored them.
 
         An agent of before keeps homes as they were: its answer shows it. Raises TopologyError.
         """
@@ -361,7 +360,7 @@ class Topology:
             knows = joined(homes, str(wanted[HOMES]), int(wanted[PARTITIONS])) == homes
             stored += answer.stored and answer.intact and knows
             self._take(answer)
-        return stored >= majority(len(current.names))
+        return stored
 
     async def in_the_way(self, origin: str, wanted: Mapping[str, Wanted]) -> str:
         """Describe what differs from these here, in the map or on the broker, in words; "" for nothing.

@@ -10,6 +10,9 @@ died at any of them goes on where it was. The home of a segment alone decides th
    returned and one behind it be stored, which breaks their order.
 5. What lies in the sealed segment is consumed first. When nothing is left, unacked messages counted, it is
    finished, for each subscription by itself.
+
+A home whose disk is lost decides nothing any more. The first agent of the list does so in its place, when all
+of the list agree (`abandoned`): as in a move, but nothing of the lost segment is waited for.
 """
 
 from __future__ import annotations
@@ -64,7 +67,27 @@ def why_not(chain: Chain, me: str, to: str, staying: Collection[str]) -> str:
 
 def sealed(chain: Chain, to: str) -> Chain:
     """Return the chain when its open segment is sealed, and the next is to be on this broker."""
-    return Chain((*chain.homes, Home(to, chain.homes[-1].epoch + 1)), is_open=False)
+    next_home = Home(to, chain.homes[-1].epoch + 1)
+    return chain._replace(homes=(*chain.homes, next_home), is_open=False)
+
+
+def abandoned(chain: Chain, lost: str, to: str, *, is_bound: bool) -> Chain:
+    """Return the next state of a chain when the disk of one of its homes is lost; the same while it waits.
+
+    All agents of the list have to know a state before the next one is asked for: a home that comes back hears
+    of it from any of them, before it takes publishes. to: its next home, where it needs one, none of the
+    chain. is_bound: the last segment is, at its home.
+    """
+    first, last = chain.homes[0], chain.homes[-1]
+    if last.broker == lost:
+        # Alone, it is sealed as in a move, and makes a move of it should it come back before the end. With a
+        # former home, that one is sealed already, and goes on by itself.
+        return Chain(
+            (first, Home(to, last.epoch + 1)), False, done=chain.done, lost=chain.lost | {last}
+        )
+    if first.broker == lost and (chain.is_open or is_bound):
+        return Chain((last,), lost=chain.lost | {first})
+    return chain
 
 
 def next_step(chain: Chain, me: str, facts: Facts) -> tuple[Step, int] | None:

@@ -65,6 +65,14 @@ def segments(entry: Entry, me: str) -> Iterator[tuple[str, bool]]:
                 yield segment_of(partition, home), home != chain.homes[-1]
 
 
+def lost_segments(entry: Entry, me: str) -> Iterator[str]:
+    """Yield the segments of this broker that were given up: it may come back with its disk."""
+    for partition, chain in enumerate(chains_of(entry)):
+        for home in chain.lost.difference(chain.homes):
+            if home.broker == me:
+                yield segment_of(partition, home)
+
+
 def is_first(segment: str) -> bool:
     """Return whether a segment is the first one of its partition, which is open when all agents agree."""
     return segment.endswith(".1")
@@ -92,7 +100,8 @@ def expanded(
 ) -> Mapping[str, Entry]:
     """Return the entries with the segments of this broker, each as an entry of its own.
 
-    One that is sealed is dead, so that it is unbound. unsealed: those that still take publishes.
+    One that is sealed is dead, so that it is unbound. unsealed: those that still take publishes. Of one that
+    is lost its queues are dead, too.
     """
     topics = [entry for entry in entries.values() if homes_of(entry)]
     if not topics:
@@ -116,6 +125,12 @@ def expanded(
                 # One queue for all segments: its own entry deletes one of an earlier life, once.
                 tomb = entry.tomb if has_segments(entry) else 0
                 found[name] = replace(entry, wanted=name, alive=alive, tomb=tomb)
+        for segment in lost_segments(topic_entry, me):
+            name = segment_name(topic_entry.wanted, segment)
+            found[name] = replace(topic_entry, wanted=name, alive=False, options=options)
+            for entry in filter(has_segments, below.get(topic_entry.wanted, ())):
+                name = segment_name(entry.wanted, segment)
+                found[name] = replace(entry, wanted=name, alive=False)
     return found
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from messagebus.broker import Broker, BrokerList
 from messagebus.core.homes import Chain, Home, mark_of, segment_of, write_chains
 from messagebus.errors import LinkError, TopologyError
 from messagebus_agent.broker.management import ManagementUnavailable
@@ -18,17 +20,33 @@ from messagebus_agent.broker.settle import Settler
 from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import ListFile
 from messagebus_agent.topology.agreement import Topology
-from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
-from messagebus_agent.topology.homes import HOMES, chains_of, has_segments, segment_name
+from messagebus_agent.topology.handover import (
+    Facts,
+    Step,
+    abandoned,
+    next_step,
+    sealed,
+    why_not,
+)
+from messagebus_agent.topology.homes import (
+    HOMES,
+    chains_of,
+    has_segments,
+    homes_of,
+    segment_name,
+)
 from messagebus_agent.topology.peers import Peers
-from messagebus_agent.topology.register import Entry
+from messagebus_agent.topology.register import Entry, majority
 
 log = logging.getLogger("messagebus.agent")
 
 # Pauses between two passes of a move: while it waits for others, and behind one that failed.
 PASS_S, FAILED_S = 0.1, 1.0
+LATE = "does not answer, or is of a version that abandons nothing"
 # A client asks again after this, at the latest.
 NEWS_S_MAX = 60.0
+# A lost home is dialled for so long; the agent that asks for this waits for PULL_TIMEOUT_S.
+PROBE_S = 0.5
 
 
 class Moves:
@@ -117,6 +135,84 @@ class Moves:
             return "it is not open yet: all agents of the list have to know it"
         return ""
 
+    # Lost homes.
+
+    async def abandon(self, topic: str, home: str) -> dict[int, str]:
+        """Decide in place of a lost home: each partition of it -> "" or what it waits for.
+
+        Nothing that waits is open yet: ask again. Raises TopologyError when an agent does not agree.
+        """
+        if why := await self.why_not_abandoned(home, self._me):
+            raise TopologyError(why)
+        current = self._lists.current
+        assert current is not None
+        heard, agreed, bound = await asyncio.gather(
+            self._topology.pull(current.listed),
+            self._peers.agree(current.listed, home),
+            self._peers.bound(current.listed, topic),
+        )
+        for name in sorted(current.names - {self._me}):
+            if why := agreed.get(name, "") or ("" if name in heard & agreed.keys() else LATE):
+                raise TopologyError(f"all agents of the list have to agree: that of {name} {why}")
+        if self._upkeep.condition.gate_open:
+            bound[self._me] = self._upkeep.bound(topic)
+        entry = self._register.entries.get(topic)
+        if entry is None or not entry.alive or not homes_of(entry):
+            raise TopologyError(f"there is no topic {topic} with partitions")
+        # What is decided already, see `abandoned`.
+        await self._write(topic, by_all=True)
+        told = self._abandon(topic, home, current, bound)
+        await self._write(topic, by_all=True)
+        return told
+
+    def _abandon(
+        self, topic: str, home: str, current: BrokerList, bound: Mapping[str, list[str] | None]
+    ) -> dict[int, str]:
+        chains, told = list(chains_of(self._register.entries[topic])), dict[int, str]()
+        counts = Counter(chain.homes[-1].broker for chain in chains)
+        open_at = {name: segments for name, segments in bound.items() if segments is not None}
+        taking = [e.broker.name for e in current if not e.draining and e.broker.name in open_at]
+        for partition, chain in enumerate(chains):
+            brokers, last = [each.broker for each in chain.homes], chain.homes[-1]
+            if home not in brokers:
+                if any(each.broker == home for each in chain.lost):
+                    told[partition] = ""
+                continue
+            to = min((n for n in taking if n not in brokers), key=lambda n: counts[n], default="")
+            if last.broker == home and not to:
+                told[partition] = "no other broker takes messages"
+                continue
+            is_bound = segment_of(partition, last) in open_at.get(last.broker, ())
+            now = abandoned(chain, home, to, is_bound=is_bound)
+            counts[now.homes[-1].broker] += now.homes[-1] != last
+            chains[partition], told[partition] = now, ""
+            if now == chain and last.broker not in current.names:
+                told[partition] = f"its next home {last.broker} is not on the list: abandon that"
+            elif home in [each.broker for each in now.homes]:
+                told[partition] = f"its next home {now.homes[-1].broker} prepares"
+            if now != chain:
+                log.warning("abandoned topic=%s partition=%d now=%s", topic, partition, now.homes)
+        self._register.homes_changed(topic, write_chains(chains))
+        return told
+
+    async def why_not_abandoned(self, home: str, decider: str) -> str:
+        """Return why this agent does not agree that another one, or it, decides in place of a home, else "".
+
+        Raises ValueError for what is no broker's name.
+        """
+        current = self._lists.current
+        if current is None:
+            return "has no consumer list"
+        if home in current.names:
+            return f"has {home} on its list: take it off, or move its partitions"
+        if decider != (first := min(current.names)):
+            return f"lets the agent of {first} decide, the first of its list"
+        if not (self._register.informed and self._register.intact):
+            return "does not know the map yet"
+        if await _answers(Broker.parse(home)):
+            return f"gets an answer of {home}: put it on the list again"
+        return ""
+
     # Doing.
 
     async def run(self) -> None:
@@ -199,10 +295,11 @@ class Moves:
         for partition, step in steps.items():
             chain = chains[partition]
             if step is Step.OPEN:
-                chains[partition] = Chain(chain.homes)
+                chains[partition] = chain._replace(is_open=True)
                 log.info("partition moved topic=%s partition=%d", topic, partition)
             elif step is Step.FINISH:
-                chains[partition] = Chain(chain.homes[1:])
+                gone, *homes = chain.homes
+                chains[partition] = Chain(tuple(homes), lost=chain.lost - {gone})
                 log.info("segment finished topic=%s partition=%d", topic, partition)
         entry = self._register.entries[topic]
         if self._register.homes_changed(topic, write_chains(chains)) != entry:
@@ -261,13 +358,25 @@ class Moves:
                 chains[partition] = chain._replace(done=chain.done | {subscription})
         return found
 
-    async def _write(self, topic: str) -> None:
-        """Have the homes of a topic on the disks of a majority. Raises TopologyError."""
+    async def _write(self, topic: str, *, by_all: bool = False) -> None:
+        """Have the homes of a topic on the disks of a majority, or of all. Raises TopologyError."""
         homes, current = self.homes(topic), self._lists.current
-        if self._written.get(topic) == homes:
+        if self._written.get(topic) == homes and not by_all:
             return
         if current is None:
             raise TopologyError("no consumer list: nobody knows who the agents are")
-        if not await self._topology.keep(topic, current):
-            raise TopologyError(f"no majority of the agents has stored the homes of {topic}")
+        wanted = len(current.names) if by_all else majority(len(current.names))
+        if await self._topology.keep(topic, current) < wanted:
+            who = "not every agent of the list" if by_all else "no majority of the agents"
+            raise TopologyError(f"{who} has stored the homes of {topic}")
         self._written[topic] = homes
+
+
+async def _answers(broker: Broker) -> bool:
+    """Return whether a broker's AMQP port takes connections, as that of a frozen one does."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(PROBE_S):
+            _reader, writer = await asyncio.open_connection(broker.host.strip("[]"), broker.port)
+        writer.close()
+        return True
+    return False

@@ -194,6 +194,15 @@ class Peers:
         path = f"/partitions/bound?topic={topic}"
         return await self._ask_all(peers, read, "GET", path)
 
+    async def agree(self, peers: Iterable[ListedBroker], home: str) -> dict[str, str]:
+        """Return why each of these does not let this agent decide in place of a lost home, "" if it does."""
+
+        def read(answer: httpx.Response) -> str:
+            return str(answer.json()["why_not"])
+
+        asked = {"home": home, "from": self._me}
+        return await self._ask_all(peers, read, "POST", "/partitions/agree", json=asked)
+
     async def _ask_all(
         self,
         peers: Iterable[ListedBroker],

@@ -129,6 +129,8 @@ def application(parts: Parts) -> Starlette:
             ("/partitions", web.partitions, "GET"),
             ("/partitions", web.move, "POST"),
             ("/partitions/bound", web.bound, "GET"),
+            ("/partitions/abandon", web.abandon, "POST"),
+            ("/partitions/agree", web.agree, "POST"),
         ]
     squeezed = [Middleware(GZipMiddleware, minimum_size=SQUEEZED_BYTES_MIN, compresslevel=1)]
     routes = [
@@ -385,6 +387,32 @@ class _Web:
         return JSONResponse(
             {"broker": self._parts.broker, "refused": {k: v for k, v in told.items() if v}}
         )
+
+    async def abandon(self, request: Request) -> Response:
+        """Decide in place of a home whose disk is lost: partition -> what it waits for, to be asked again."""
+        if refusal := await self._operators_only(request):
+            return refusal
+        body, moves = await _json(request), self._parts.moves
+        assert moves is not None
+        try:
+            told = await moves.abandon(str(body.get("topic", "")), str(body.get("home", "")))
+        except ValueError as fault:
+            raise BadRequest(f"home: {fault}") from fault
+        except TopologyError as why:
+            return _error(409, str(why))
+        return JSONResponse({"broker": self._parts.broker, "waits": told})
+
+    async def agree(self, request: Request) -> Response:
+        """Say why another agent may not decide in place of a home, "" when it may."""
+        if refusal := await self._operators_only(request):
+            return refusal
+        body, moves = await _json(request), self._parts.moves
+        assert moves is not None
+        try:
+            why = await moves.why_not_abandoned(str(body.get("home")), str(body.get("from")))
+        except ValueError as fault:
+            raise BadRequest(f"home: {fault}") from fault
+        return JSONResponse({"why_not": why})
 
     async def bound(self, request: Request) -> Response:
         """Return the segments of a topic that are bound here, for agents of other homes; null: gate shut."""

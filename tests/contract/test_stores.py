@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 from messagebus.core import claims
 from messagebus.core.claims import KEY_BYTES, TOKEN_BYTES, Held, Record, Rule, Turn, Verdict
-from messagebus.stores import Store, open_store
+from messagebus.errors import ConfigError
+from messagebus.stores import Dedup, Store, open_store
 from messagebus.stores.memory import MemoryStore
 from messagebus.stores.redis import RedisStore
 from messagebus.stores.sql import SqlStore
+from messagebus.stores.sqlite import SqliteStore
 from tests.support.examples import examples
 
 LONG_MS, SHORT_MS = 60_000, 1
@@ -295,3 +297,21 @@ def test_records_outlive_who_wrote_them(opened: Opened) -> None:
 
 def test_a_turn_without_anything_asks_whether_the_store_is_there(opened: Opened) -> None:
     assert opened.turn(Turn()) == claims.Answer([], [])
+
+
+def test_the_fences_of_a_key_grow_whoever_asks(opened: Opened) -> None:
+    if isinstance(opened.store, SqliteStore):
+        with pytest.raises(ConfigError, match="SqliteStore has no `next_fence`"):
+            Dedup(opened.store, fence=True)
+        return
+    key, other = new_keys(2)
+
+    async def ask(stores: list[Any]) -> list[int]:
+        asked = [each.next_fence(key) for each in stores for _ in range(5)]
+        return [*await asyncio.gather(*asked), await stores[0].next_fence(other)]
+
+    again = opened.open_again()
+    numbers = opened.run(ask([opened.store, again]))
+    assert (sorted(numbers[:-1]), numbers[-1]) == (list(range(1, 11)), 1)
+    assert opened.run(ask([again]))[:-1] == list(range(11, 16))
+    opened.run(again.close())

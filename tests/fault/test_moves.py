@@ -15,16 +15,27 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pika
+import pika.exceptions
 import pytest
 
-from messagebus import Consumer, Outcome, Published, Publisher, Topic, declare
+from messagebus import (
+    Consumer,
+    Outcome,
+    Published,
+    Publisher,
+    Subscription,
+    Topic,
+    declare,
+)
 from messagebus._io import amqp_wire
 from messagebus._io.amqp import link
 from messagebus._io.amqp.dialer import dial_named
 from messagebus.broker import Broker
+from messagebus.core.homes import Home
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import bus_config
+from tests.support.faults import bus_config, metric, queue_exists, write_list
 from tests.support.moves import begin, chains, homes, rotated, settled
 from tests.support.ordered_load import PARTITIONS, WITHIN_S, loaded, out_of_order
 
@@ -207,6 +218,124 @@ def test_what_holds_up_a_move_is_named_and_holds_up_no_publish_and_no_other_subs
     with Consumer(bus, topic, subscription="slow", order="key") as slow:
         assert [received(slow) for _ in range(sent)] == list(range(sent))
         eventually(lambda: settled(broken, topic), within_s=WITHIN_S)
+
+
+def abandoning(cluster: LocalCluster, folder: Path, topic: str, home: str) -> subprocess.Popen[str]:
+    token = folder / "token"
+    token.write_text(cluster.token.reveal())
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "messagebus",
+            "partitions",
+            "abandon",
+            topic,
+            "--home",
+            home,
+            "--yes",
+        ],
+        env={**os.environ, **cluster.client_env(), "MESSAGEBUS_TOKEN_FILE": str(token)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def refusal(cluster: LocalCluster, folder: Path, topic: str, home: str) -> str:
+    ran = abandoning(cluster, folder, topic, home)
+    told = ran.communicate(timeout=WITHIN_S)[1].splitlines()
+    assert (ran.returncode, len(told)) == (1, 1), told
+    return told[0]
+
+
+def is_returned(cluster: LocalCluster, broker: str, exchange: str, key: str) -> bool:
+    """Return whether a publish at a broker finds no way in, whatever its publisher knows."""
+    host, _, port = broker.rpartition(":")
+    login = pika.PlainCredentials("bus", cluster.password.reveal())
+    to = pika.ConnectionParameters(host, int(port), credentials=login)
+    with closing(pika.BlockingConnection(to)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        try:
+            channel.basic_publish(exchange, key, b"late", mandatory=True)
+        except pika.exceptions.UnroutableError:
+            return True
+    return False
+
+
+@pytest.mark.guarantee("abandoned-home-is-fenced")
+def test_a_lost_home_is_abandoned_and_serves_nothing_of_its_partitions_when_it_is_back(
+    broken: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    bus = bus_config(broken)
+    search = Subscription(Topic(topic), "search", ordered=False)
+    sources = [Topic(topic, partitions=1), f"{topic}/ledger", f"{topic}/audit", search]
+    declare(bus, sources, timeout_s=60)
+    [home] = homes(broken, topic)
+    lost = name_of(broken, home)
+    first, last = sorted(set(broken.names) - {lost}, key=lambda name: broken.node(name).broker)
+    old_list = broken.node(lost).list_file.read_text()
+    with (
+        Publisher(bus) as publisher,
+        Consumer(bus, topic, subscription="audit", order="key") as audit,
+    ):
+
+        def publish(*numbers: int) -> None:
+            for number in numbers:
+                publisher.send_safe(topic, b"%d" % number, key="k", timeout_s=WITHIN_S)
+
+        def is_refused(why: str) -> None:
+            eventually(lambda: why in refusal(broken, tmp_path, topic, home), within_s=WITHIN_S)
+
+        publish(0, 1, 2)
+        assert [received(audit) for _ in range(3)] == [0, 1, 2]
+        is_refused(f"{home} is on the list")
+        write_list(broken, [first, last])
+        is_refused(f"gets an answer of {home}: put it on the list again")
+        broken.kill(lost)
+        broken.kill(lost, agent=True)
+        broken.kill(last, agent=True)
+        is_refused(f"all agents of the list have to agree: that of {broken.node(last).broker}")
+        broken.start(last, agent=True)
+
+        log = broken.layout.log_file(f"{first}-agent")
+        known = log.stat().st_size
+        operators = [abandoning(broken, tmp_path, topic, home) for _ in range(2)]
+        begun = f"abandoned topic={topic} ".encode()
+        eventually(lambda: begun in log.read_bytes()[known:], within_s=WITHIN_S, what="it begins")
+        broken.kill(first, agent=True)
+        broken.start(first, agent=True)
+        for each in (*operators, abandoning(broken, tmp_path, topic, home)):
+            told = each.communicate(timeout=2 * WITHIN_S)
+            wanted = f"1 partition of {topic}: what nobody consumed on {home} is lost\n"
+            assert (each.returncode, told[0]) == (0, wanted), told
+        publish(3)
+        assert received(audit) == 3
+        known_by_all = chains(broken, topic, at=first)
+        [chain] = known_by_all
+        assert (set(chain.lost), chain.is_open) == ({Home(home)}, True)
+        assert chain.homes[-1].broker in (broken.node(first).broker, broken.node(last).broker)
+        assert f"lost: 1@{home}" in command(broken, tmp_path, "show", topic)
+
+        broken.node(lost).list_file.write_text(old_list)  # as of before: it has missed all that
+        broken.start(lost)
+        broken.start(lost, agent=True)
+        eventually(lambda: metric(broken, lost, "gate_open") == 1, within_s=WITHIN_S)
+        assert is_returned(broken, home, f"mb.part/{topic}", "0.1")
+        assert not queue_exists(broken, lost, f"mb.seg/{topic}/ledger/0.1")
+        for at in broken.names:
+            assert chains(broken, topic, at=at) == known_by_all
+        write_list(broken, broken.names)
+        eventually(lambda: begin(broken, topic, {0: home}) == {}, within_s=WITHIN_S)
+        with Consumer(bus, topic, subscription="ledger", order="key") as ledger:
+            assert received(ledger) == 3
+            eventually(lambda: settled(broken, topic), within_s=WITHIN_S)
+            assert homes(broken, topic) == [home]
+            publish(4)
+            assert received(ledger) == received(audit) == 4
+        with Consumer(bus, search) as unordered:
+            assert {received(unordered) for _ in range(5)} == set(range(5))
 
 
 def received(consumer: Consumer) -> int:

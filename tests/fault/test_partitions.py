@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -11,15 +12,19 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from messagebus import declare
+from messagebus import Publisher, Topic, declare
 from messagebus.errors import MessageBusError
+from messagebus.stores.sql import SqlStore
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config, reload_balancer, unregister
+from tests.support.killed import Killed
 from tests.support.moves import begin, rotated, settled
 from tests.support.ordered_load import (
     EVENTS,
@@ -32,6 +37,7 @@ from tests.support.ordered_load import (
     write_deliveries,
 )
 from tests.support.playbooks import ops
+from tests.support.servers import SingleServer
 
 # The long form, which replaces brokers, too, and is run alone: TESTS_ORDER_WHOLE=1 TESTS_ORDER_MINUTES=30.
 # Other schedules: TESTS_ORDER_SEED.
@@ -49,6 +55,36 @@ PLAYBOOKS = ("swap", "restart")
 PLAYBOOK_TRIES = 4
 # The brokers that may be there; mb4 takes the place of one that is removed.
 BROKERS = ("mb1", "mb2", "mb3", "mb4")
+
+# Writes under its fence, once it may.
+FENCED = """
+import os, sys, time
+from pathlib import Path
+import psycopg
+from messagebus import BusConfig, Consumer
+from messagebus.stores import Dedup
+
+topic, told, may_write = sys.argv[1:]
+url = os.environ["DATABASE"]
+dedup = Dedup(url, lease_s=1, fence=True)
+consumer = Consumer(BusConfig.from_env(os.environ), topic, subscription="ledger", order="key", dedup=dedup)
+
+def tell(text):
+    with open(told, "a") as file:
+        file.write(text + "\\n")
+
+def handle(delivery):
+    tell(f"begun {delivery.fence}")
+    while not Path(may_write).exists():
+        time.sleep(0.05)
+    with psycopg.connect(url) as connection:
+        wanted = "UPDATE account SET balance = %s, fence = %s WHERE fence <= %s"
+        changed = connection.execute(wanted, (os.getpid(), delivery.fence, delivery.fence)).rowcount
+    tell(f"changed {changed}")
+
+consumer.start()
+consumer.run(handle)
+"""
 
 
 class Faults:
@@ -193,6 +229,52 @@ def judged_by_spark(topic: str, folder: Path, group: Group, search: Group) -> No
     print({name: found[name] for name in ("counts", "order", "verdicts")})
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert found["order"]["out_of_order"] == found["verdicts"]["lost"] == 0
+
+
+@pytest.mark.guarantee("fence-refuses-who-was-cut-off")
+def test_the_late_write_of_a_consumer_that_was_frozen_is_refused_by_its_fence(
+    broken: LocalCluster, topic: str, tmp_path: Path, postgresql_server: SingleServer
+) -> None:
+    bus, url = bus_config(broken), postgresql_server.url
+    asyncio.run(with_tables(url))
+    declare(bus, [Topic(topic, partitions=1), f"{topic}/ledger"], timeout_s=60)
+    env = os.environ | broken.client_env() | {"MESSAGEBUS_HEARTBEAT_S": "2", "DATABASE": url}
+    may_write, at_once = tmp_path / "may-write", tmp_path / "at-once"
+    at_once.touch()
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.touch()
+    second.touch()
+
+    with Publisher(bus) as publisher, ExitStack() as stack:
+        publisher.send_safe(topic, b"0", key="k", timeout_s=WITHIN_S)
+        argv = ["-c", FENCED, topic]
+        frozen = Killed([*argv, str(first), str(may_write)], env, tmp_path / "first.log")
+        stack.callback(frozen.end)
+        told(first, "begun 1")
+        frozen.send(signal.SIGSTOP)
+        other = Killed([*argv, str(second), str(at_once)], env, tmp_path / "second.log")
+        stack.callback(other.end)
+        told(second, "begun 2", "changed 1")
+        may_write.touch()
+        frozen.send(signal.SIGCONT)
+        told(first, "begun 1", "changed 0")
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT fence FROM account").fetchall() == [(2,)]
+
+
+def told(by: Path, *lines: str) -> None:
+    """Wait until a consumer has told these."""
+    wanted = list(lines)
+    eventually(lambda: by.read_text().splitlines() == wanted, within_s=WITHIN_S, what=by.name)
+
+
+async def with_tables(url: str) -> None:
+    """Make the store's tables, and one account."""
+    store = SqlStore(url)
+    await store.create()
+    await store.close()
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE account AS SELECT 0 AS balance, 0 AS fence")
 
 
 def test_a_hash_over_the_brokers_that_live_breaks_the_order_within_a_minute(

@@ -3,12 +3,17 @@
 Publishers have a window, stale maps, and links that are cut with bytes on their way; each broker has an agent
 with a map of its own, stale as well, that dies between any two steps; brokers are killed and boot with the
 bindings of their disk; consumers attach to a segment's queue, one is active, and let go. What a broker has
-read goes through two states: *routed* (by the bindings of that moment), then *stored*. In every state:
+read goes through two states: *routed* (by the bindings of that moment), then *stored*. A broker may be lost:
+off the list, and abandoned by the first of the others; it may come back with its disk, when its agent hears
+of the map from any of the others before its gate is open, and nobody consumes there what is lost. In every
+state:
 
     ORDER  a message completes for the first time only behind all that its publisher sent before it, and all
            that was confirmed before it was first sent
     LOST   nothing enters a segment that is finished
     STUCK  where nothing can happen any more, everything has completed
+
+but for what was confirmed by a lost broker and not completed.
 
 Each field of `Rules` tells the decisions a falsehood, or passes one over.
 """
@@ -22,7 +27,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from messagebus.core.homes import Chain, Home, may_publish
-from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
+from messagebus_agent.topology.handover import (
+    Facts,
+    Step,
+    abandoned,
+    next_step,
+    sealed,
+    why_not,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class Rules:
 
     bind: the next segment is bound before it is open. quiesce: a publisher has nothing unanswered at the old
     home. chain: consumers read the first unfinished segment only. unacked: these count as left. resend: what
-    a lost link left open goes again first, in order.
+    a lost link left open goes again first, in order. gate: who comes back takes nothing before it has unbound
+    what it lost. all: a lost home is passed by when all the others know what is to be.
     """
 
     seal: bool = True
@@ -41,10 +54,15 @@ class Rules:
     chain: bool = True
     unacked: bool = True
     resend: bool = True
+    gate: bool = True
+    all: bool = True
 
 
 class World(NamedTuple):
-    """Bounds. owners: the publisher of each message. gives: a consumer lets go, or its link is lost."""
+    """Bounds. owners: the publisher of each message. gives: a consumer lets go, or its link is lost.
+
+    losses: brokers that are lost; none moves from then on. returns: of them.
+    """
 
     owners: tuple[int, ...] = (0, 0)
     brokers: int = 2
@@ -56,6 +74,8 @@ class World(NamedTuple):
     crashes: int = 0
     cuts: int = 0
     gives: int = 0
+    losses: int = 0
+    returns: int = 0
 
 
 class Sent(NamedTuple):
@@ -67,11 +87,12 @@ class Sent(NamedTuple):
 
 
 class Map(NamedTuple):
-    """Knowledge of the map: segments that are decided, open (or were), and finished."""
+    """Knowledge of the map: segments that are decided, open (or were), finished, and marked as lost."""
 
     decided: int = 1
     opened: int = 1
     finished: int = 0
+    lost: tuple[int, ...] = ()
 
 
 class Publisher(NamedTuple):
@@ -103,6 +124,11 @@ class State(NamedTuple):
     crashes: int
     cuts: int
     gives: int
+    losses: int
+    returns: int
+    gone: frozenset[int] = frozenset()
+    shut: frozenset[int] = frozenset()
+    given_up: frozenset[int] = frozenset()
 
 
 class Broken(Exception):
@@ -119,6 +145,7 @@ RARE = {
     "seals": 0.3,
     "dies": 0.3,
     "back": 0.4,
+    "lost": 0.05,
 }
 
 
@@ -144,6 +171,8 @@ def start(world: World) -> State:
         crashes=world.crashes,
         cuts=world.cuts,
         gives=world.gives,
+        losses=world.losses,
+        returns=world.returns,
     )
 
 
@@ -152,8 +181,14 @@ def put(some: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
 
 
 def chain_of(state: State, known: Map) -> Chain:
-    homes = tuple(Home(str(state.homes[e]), e + 1) for e in range(known.finished, known.decided))
-    return Chain(homes, is_open=known.decided == known.opened)
+    homes = [Home(str(home), epoch) for epoch, home in enumerate(state.homes, start=1)]
+    lost = frozenset(homes[epoch] for epoch in known.lost)
+    left = (
+        h
+        for h in homes[known.finished : known.decided]
+        if h not in lost or h == homes[known.finished]
+    )
+    return Chain(tuple(left), is_open=known.decided == known.opened, lost=lost)
 
 
 def store(state: State, sent: Sent) -> State:
@@ -197,6 +232,7 @@ def publishing(state: State, world: World, rules: Rules, who: int) -> Steps:
         taking is not None
         and may_publish(taking, unanswered)
         and state.up[int(taking.broker)]
+        and int(taking.broker) not in state.shut
         and len(one.window) < world.window
         and (one.again or one.taken < len(own))
     ):
@@ -269,6 +305,9 @@ def arriving_late(state: State) -> Steps:
 def deciding(state: State, world: World, rules: Rules, broker: int) -> Steps:
     """Yield what an agent does: it begins a move, goes one step on, learns the map, or dies."""
     known, me = state.agents[broker], str(broker)
+    if broker in state.shut:
+        yield from coming_back(state, rules, broker)
+        return
     if known != state.map:
         agents = put(state.agents, broker, state.map)
         yield f"agent {me} learns the map", state._replace(agents=agents)
@@ -276,7 +315,7 @@ def deciding(state: State, world: World, rules: Rules, broker: int) -> Steps:
         return
     chain = chain_of(state, known)
     mine = [e for e, home in enumerate(state.homes) if home == broker]
-    if known.decided < world.epochs:
+    if known.decided < world.epochs - state.losses and not state.gone:
         for other in range(world.brokers):
             if not why_not(chain, me, str(other), [str(b) for b in range(world.brokers)]):
                 assert known.decided == state.map.decided, "nobody else decides its segment"
@@ -320,11 +359,12 @@ def deciding(state: State, world: World, rules: Rules, broker: int) -> Steps:
                 yield f"agent {me} passes the barrier", state._replace(quiet=True)
         case Step.OPEN, epoch:
             agents = put(state.agents, broker, known._replace(opened=epoch))
-            now = state.map._replace(opened=epoch)
+            now = state.map._replace(opened=max(epoch, state.map.opened))
             yield f"agent {me} opens segment {epoch}", state._replace(map=now, agents=agents)
         case Step.FINISH, epoch:
-            agents = put(state.agents, broker, known._replace(finished=epoch))
-            now = state.map._replace(finished=epoch)
+            finished = chain.homes[1].epoch - 1
+            agents = put(state.agents, broker, known._replace(finished=finished))
+            now = state.map._replace(finished=max(finished, state.map.finished))
             attached = put(state.attached, epoch - 1, ())
             yield (
                 f"segment {epoch} is finished",
@@ -334,10 +374,77 @@ def deciding(state: State, world: World, rules: Rules, broker: int) -> Steps:
         yield f"agent {me} dies", state._replace(quiet=False, crashes=state.crashes - 1)
 
 
+def coming_back(state: State, rules: Rules, broker: int) -> Steps:
+    """Yield what the agent of a broker that was lost does first: it hears of the map from any other."""
+    mine = [e for e, home in enumerate(state.homes) if home == broker]
+    for other, known in enumerate(state.agents):
+        if state.up[broker] and other != broker:
+            open_at = chain_of(state, known).homes[-1].epoch - 1
+            bound = tuple(
+                is_bound and (e not in mine or e == open_at)
+                for e, is_bound in enumerate(state.bound)
+            )
+            now = state._replace(agents=put(state.agents, broker, known), shut=frozenset())
+            yield f"agent {broker} hears of {other} what is lost", now._replace(bound=bound)
+
+
+def abandoning(state: State, world: World, rules: Rules) -> Steps:
+    """Yield what the first of the list decides in place of a lost broker that does not answer."""
+    chain = chain_of(state, state.map)
+    others = [agent for b, agent in enumerate(state.agents) if b not in state.gone]
+    if rules.all and any(agent != state.map for agent in others):
+        return
+    for gone in state.gone:
+        brokers = [int(home.broker) for home in chain.homes]
+        if state.up[gone] or gone not in brokers:
+            continue
+        for to in set(range(world.brokers)) - state.gone - set(brokers):
+            is_bound = state.bound[state.map.decided - 1]
+            after = abandoned(chain, str(gone), str(to), is_bound=is_bound)
+            decided = after.homes[-1].epoch
+            if after == chain or decided > world.epochs:
+                continue
+            now = Map(
+                decided=decided,
+                opened=decided if after.is_open else state.map.opened,
+                finished=after.homes[0].epoch - 1,
+                lost=tuple(sorted(home.epoch - 1 for home in after.lost)),
+            )
+            left = {
+                m
+                for home in set(chain.homes) - set(after.homes)
+                for m in state.ready[home.epoch - 1]
+            }
+            first = min(set(range(world.brokers)) - state.gone)
+            yield (
+                f"{first} decides for {gone}, which is lost: {now}",
+                state._replace(
+                    homes=state.homes if decided == state.map.decided else (*state.homes, to),
+                    map=now,
+                    agents=put(state.agents, first, now),
+                    given_up=state.given_up | (left & state.confirmed),
+                ),
+            )
+
+
 def living(state: State, rules: Rules, broker: int) -> Steps:
-    if not state.up[broker]:
-        yield f"broker {broker} is back", state._replace(up=put(state.up, broker, True))
-    elif state.kills:
+    is_gone = broker in state.gone
+    if not state.up[broker] and (not is_gone or state.returns):
+        yield (
+            f"broker {broker} is back",
+            state._replace(
+                up=put(state.up, broker, True),
+                shut=frozenset({broker} if is_gone and rules.gate else ()),
+                returns=state.returns - is_gone,
+            ),
+        )
+    if state.up[broker] and state.losses and not state.gone:
+        (_, dead), *_none = living(state._replace(losses=0, kills=1), rules, broker)
+        yield (
+            f"broker {broker} is lost",
+            dead._replace(kills=state.kills, losses=state.losses - 1, gone=state.gone | {broker}),
+        )
+    if state.up[broker] and state.kills:
         here = {e for e, home in enumerate(state.homes) if home == broker}
         publishers = []
         for one in state.publishers:
@@ -365,6 +472,7 @@ def consuming(state: State, world: World, rules: Rules, who: int) -> Steps:
     for epoch in wanted:
         if (
             epoch >= state.map.finished
+            and epoch + 1 in [home.epoch for home in chain_of(state, state.map).homes]
             and who not in state.attached[epoch]
             and state.up[state.homes[epoch]]
         ):
@@ -388,8 +496,8 @@ def consuming(state: State, world: World, rules: Rules, who: int) -> Steps:
             message = hand[place][1]
             needed = state.before[message]
             assert needed is not None
-            if message not in state.done and needed - state.done:
-                raise Broken(f"ORDER: {message} completes before {sorted(needed - state.done)}")
+            if message not in state.done and (missing := needed - state.done - state.given_up):
+                raise Broken(f"ORDER: {message} completes before {sorted(missing)}")
             now = put(hand, place, (epoch, message, True))
             yield (
                 f"c{who} completes {message}",
@@ -413,6 +521,7 @@ def steps(state: State, world: World, rules: Rules) -> Steps:
     for broker in range(world.brokers):
         yield from deciding(state, world, rules, broker)
         yield from living(state, rules, broker)
+    yield from abandoning(state, world, rules)
     for who in range(world.consumers):
         yield from consuming(state, world, rules, who)
 
@@ -442,7 +551,7 @@ def explore(world: World, rules: Rules, states_max: int = 2_000_000) -> tuple[st
                     todo.append(after)
         except Broken as fault:
             return str(fault), len(parent), path(state)
-        if not has_moved and len(state.done) < len(world.owners):
+        if not has_moved and len(state.done | state.given_up) < len(world.owners):
             return f"STUCK: only {sorted(state.done)} completed", len(parent), path(state)
         if len(parent) > states_max:
             raise AssertionError(f"more than {states_max} states")
@@ -458,7 +567,7 @@ def walk(world: World, rules: Rules, seed: int, length: int = 900) -> tuple[str,
         except Broken as fault:
             return str(fault), told
         if not options:
-            missing = sorted(set(range(len(world.owners))) - state.done)
+            missing = sorted(set(range(len(world.owners))) - state.done - state.given_up)
             return (f"STUCK: {missing} did not complete" if missing else ""), told
         weights = [
             next((w for word, w in RARE.items() if word in label), 1.0) for label, _ in options

@@ -163,17 +163,36 @@ async def move(
 
     Raises LoginRefused, LinkLost, ConfigError for a token.
     """
-    url, auth = _agent_url(bus, listed, "/partitions"), _proof(token)(listed.broker.name)
     asked = {"topic": topic, "to": {str(partition): home for partition, home in to.items()}}
+    return await _ordered(bus, listed, "/partitions", asked, "refused", token)
+
+
+async def abandon(
+    bus: BusConfig, first: ListedBroker, topic: str, home: str, *, token: Secret
+) -> Mapping[int, str]:
+    """Go on without a lost home: partition -> what it waits for, to be asked again, or "" at its end.
+
+    first: of the list, by name. Raises TopologyError for a refusal; LoginRefused, LinkLost, ConfigError.
+    """
+    asked = {"topic": topic, "home": home}
+    return await _ordered(bus, first, "/partitions/abandon", asked, "waits", token)
+
+
+async def _ordered(
+    bus: BusConfig, to: ListedBroker, path: str, asked: object, told: str, token: Secret
+) -> Mapping[int, str]:
+    url, name = _agent_url(bus, to, path), to.broker.name
     async with http_client(bus, timeout=ANSWER_TIMEOUT_S) as http:
         try:
-            answer = await http.post(url, json=asked, auth=auth)
+            answer = await http.post(url, json=asked, auth=_proof(token)(name))
             _raise_if_refused(url, answer)
             if answer.status_code == httpx.codes.OK:
-                return {int(key): why for key, why in answer.json()["refused"].items()}
+                return {int(key): why for key, why in answer.json()[told].items()}
         except (httpx.HTTPError, ValueError, KeyError) as fault:
-            raise LinkLost(listed.broker.name, str(fault) or type(fault).__name__) from fault
-    raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
+            raise LinkLost(name, str(fault) or type(fault).__name__) from fault
+    if answer.status_code == httpx.codes.CONFLICT:
+        raise TopologyError(_error_of(answer))
+    raise LinkLost(name, f"HTTP {answer.status_code} {_error_of(answer)}")
 
 
 async def homes_by(bus: BusConfig, listed: ListedBroker, topic: str) -> str:

@@ -11,9 +11,11 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from messagebus._io.amqp.connection import Transport
+from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
 from messagebus._io.consume.runs import handled_by
 from messagebus._io.hooks import HookChain
@@ -24,10 +26,10 @@ from messagebus.core.once import SEED_BYTES
 from messagebus.core.once import Once as Claims
 from messagebus.core.parking import DUE_STEP_MS, REDRIVEN, STEP_MARK, read_due_ms
 from messagebus.destination import Source
-from messagebus.errors import StoreAway
+from messagebus.errors import LinkError, StoreAway
 from messagebus.handling import Park
 from messagebus.inbox import Once
-from messagebus.message import Delivery
+from messagebus.message import SEGMENT_MARK, Delivery
 from messagebus.stores import Dedup
 
 log = logging.getLogger("messagebus.consumer")
@@ -40,6 +42,7 @@ TOLD_EVERY_S = 60.0
 CLOSE_TIMEOUT_S = 2.0
 LAPSE_EVERY_S = 1.0
 FINISH_EVERY_S = 0.005
+FENCE_AGAIN_S = 0.5
 # The least that `Dedup.remember_s` may be: what is younger is never too old.
 REMEMBER_MS_MIN = 1_000
 _REDRIVEN = REDRIVEN.encode()
@@ -180,6 +183,41 @@ class Deduplication:
             self._once.arrived(zip(keys, known, strict=True), now_ms())
             self._carry_out()
             self.talk()
+
+    def fence(
+        self, ledger: Ledger, transport: Transport, round_trip: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Keep what arrives over a link until its `Delivery.fence` is known, where that is wanted."""
+        if not self._dedup.fence:
+            return
+        broker, _, segment = ledger.broker.partition(SEGMENT_MARK)
+        key = key_of(f"{self._subscription}#{segment.partition('.')[0] or broker}", "fence")
+        arrived, waiting = transport.on_contents, list[Arrived]()
+
+        async def take() -> None:
+            while ledger.is_live:
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        number = await self._store.next_fence(key)  # type: ignore[attr-defined]
+                    # Its number is below that of the next one only if it is still served at this moment.
+                    await round_trip()
+                except LinkError:
+                    return
+                except Exception as fault:
+                    self._tell_away(fault)
+                    await asyncio.sleep(FENCE_AGAIN_S)
+                    continue
+                if ledger.is_live:
+                    ledger.fence, transport.on_contents = number, arrived
+                    arrived(waiting)
+                return
+
+        def wait(contents: list[Arrived]) -> None:
+            if not waiting:
+                self._tasks.spawn(take())
+            waiting.extend(contents)
+
+        transport.on_contents = wait
 
     # The application's side.
     def take(self) -> Delivery | None:

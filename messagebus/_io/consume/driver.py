@@ -423,7 +423,7 @@ class ConsumeDriver:
             if link is None:
                 return False
             async with asyncio.timeout(timeout_s):
-                await link.call("basic_qos", prefetch_count=self._prefetch)
+                await self._set_prefetch(link)
         except (LinkError, TimeoutError):
             return False
         return True
@@ -560,11 +560,11 @@ class ConsumeDriver:
         """Attach. Deliveries may arrive before the broker's answer, so the epoch is set first."""
         if self._segments is None:
             self._note_name(broker, link.broker)
-        epoch = self._inbox.connected(broker, link.transport)
+        epoch = self._inbox.connected(broker, link.transport, lambda: self._set_prefetch(link))
         self._links[broker] = link
         link.on_lost(lambda why: self._lost(broker, link, why))
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
-        await link.call("basic_qos", prefetch_count=self._prefetch)
+        await self._set_prefetch(link)
         # After `rest` it stays idle, or `_consume_again` has been here.
         if not self.idle.is_idle(broker) and broker not in self._tags:
             tag = self._tags[broker] = f"messagebus-{epoch}"
@@ -581,6 +581,9 @@ class ConsumeDriver:
             self.fatal = None
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
+
+    async def _set_prefetch(self, link: Link) -> None:
+        await link.call("basic_qos", prefetch_count=self._prefetch)
 
     def _cancel(self, broker: str) -> bool:
         """Stop the deliveries of this broker for now; its link stays.
@@ -618,7 +621,7 @@ class ConsumeDriver:
 
     async def _consume_on(self, link: Link, tag: str, queue: str) -> None:
         with contextlib.suppress(LinkError):  # `_lost` is told
-            await link.call("basic_qos", prefetch_count=self._prefetch)
+            await self._set_prefetch(link)
             await link.call(
                 "basic_consume",
                 queue=queue,

@@ -132,13 +132,20 @@ class Inbox:
             self.dedup.grants_in_order = False  # each lane keeps its own order
 
     # Links.
-    def connected(self, broker: str, transport: Transport) -> int:
+    def connected(
+        self,
+        broker: str,
+        transport: Transport,
+        round_trip: Callable[[], Awaitable[object]] | None = None,
+    ) -> int:
         """Take the deliveries of this link from now on. Returns its epoch."""
         ledger = self._ledgers.connected(broker)
         before = self.delivered.setdefault(broker, 0)
         self._channels[broker] = _Channel(ledger, transport, delivered_before=before)
         transport.on_contents = functools.partial(self._arrived, ledger)
         transport.on_turn = self._on_turn
+        if self.dedup is not None and round_trip is not None:
+            self.dedup.fence(ledger, transport, round_trip)
         return ledger.epoch
 
     def disconnected(self, broker: str) -> None:

@@ -60,6 +60,11 @@ MOVING = [
     (Chain((ONE, TWO), done=frozenset({"a", "b"})), "mb1:5672/a/b,2@mb2:5672"),
     (Chain((TWO,)), "2@mb2:5672"),
     (Chain((TWO, THREE), is_open=False), "2@mb2:5672>3@mb3:5672"),
+    (
+        Chain((TWO, THREE), done=frozenset({"a"}), lost=frozenset({ONE})),
+        "2@mb2:5672/a/!mb1:5672,3@mb3:5672",
+    ),
+    (Chain((THREE,), lost=frozenset({ONE, TWO})), "3@mb3:5672/!mb1:5672/!2@mb2:5672"),
 ]
 
 
@@ -85,6 +90,17 @@ def test_what_two_know_to_be_done_is_both() -> None:
 def test_two_moves_that_were_begun_from_one_home_become_one_of_them() -> None:
     one, two = "mb1:5672>2@mb2:5672", "mb1:5672>2@mb3:5672"
     assert joined(one, two, 1) == joined(two, one, 1) == two
+
+
+def test_what_all_decided_for_a_lost_home_counts_more_than_what_it_began_and_less_than_what_it_did() -> (
+    None
+):
+    for_it, begun = "mb1:5672/!mb1:5672>2@mb2:5672", "mb1:5672>2@mb3:5672"
+    assert joined(for_it, begun, 1) == joined(begun, for_it, 1) == for_it
+    done = "mb1:5672,2@mb3:5672"
+    assert joined(for_it, done, 1) == joined(done, for_it, 1) == done
+    back = "mb1:5672/!mb1:5672,2@mb2:5672"  # came back, and made a move of it
+    assert joined(back, "2@mb2:5672", 1) == joined("2@mb2:5672", back, 1) == "2@mb2:5672"
 
 
 def test_a_subscription_goes_on_when_it_has_nothing_left_at_the_first_home() -> None:

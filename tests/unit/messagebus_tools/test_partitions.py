@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from messagebus import BusConfig, Subscription, Topic
 from messagebus._io.agents.subscriptions import SubscriptionCount, SubscriptionCounts
 from messagebus.broker import Broker, BrokerList, ListedBroker
-from messagebus.errors import NotFound
+from messagebus.errors import LinkLost, NotFound
+from messagebus.secret import Secret
 from messagebus.topology import Wanted
 from messagebus_tools import partitions
 from messagebus_tools.partitions import chains_in, rows_of, spread
@@ -98,3 +101,38 @@ async def test_a_partition_that_moves_says_what_is_left(monkeypatch: pytest.Monk
         "",
     ]
     assert rows[0].waiting == {"billing": 5}
+
+
+async def test_what_was_lost_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def topology(_bus: BusConfig) -> list[Wanted]:
+        return [replace(ORDERS, homes=f"3@{ONE}/!{TWO} {ONE} {ONE}")]
+
+    monkeypatch.setattr(partitions, "topology", topology)
+    rows = await rows_of(BUS, LISTED, "orders")
+    assert [row.lost for row in rows] == [(f"1@{TWO}",), (), ()]
+
+
+async def test_a_lost_home_is_abandoned_by_the_first_agent_which_is_asked_until_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[Mapping[int, str] | Exception] = [
+        {0: "its next home prepares"},
+        LinkLost(ONE, "connection refused"),
+        {0: ""},
+    ]
+
+    async def abandon(_bus: BusConfig, first: ListedBroker, *_: Any, **__: Any) -> Any:
+        assert first.broker.name == ONE
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(partitions, "abandon", abandon)
+    token, backwards = Secret("t"), BrokerList(listed=LISTED.listed[::-1])
+    assert await partitions._abandoned(BUS, backwards, "orders", TWO, 60, token) == {0: ""}
+    answers[:] = [{0: "its next home prepares"}]
+    assert any((await partitions._abandoned(BUS, LISTED, "orders", TWO, 0, token)).values())
+    answers[:] = [LinkLost(ONE, "connection refused")]
+    with pytest.raises(LinkLost):
+        await partitions._abandoned(BUS, LISTED, "orders", TWO, 0, token)

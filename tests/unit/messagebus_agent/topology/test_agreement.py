@@ -392,7 +392,7 @@ async def test_a_tombstone_that_all_have_is_forgotten_by_rounds_alone(rig: Rig) 
     current = rig.lists.current
     assert current is not None
     for _ in range(2 * SWEEP_ROUNDS):
-        await rig.topology._pull(current.listed)
+        await rig.topology.pull(current.listed)
         rig.register.round_ended()
     assert not rig.register.entries
     assert rig.register.floor == 7
@@ -443,7 +443,7 @@ async def test_a_broker_listed_anew_reads_a_majority_again(rig: Rig) -> None:
     rig.lists.current = listed("a", "b", "c", generation=3)
     rig.topology.list_changed()
     joining.append(rig.topology.joining)
-    await rig.topology._pull(rig.lists.current.listed)
+    await rig.topology.pull(rig.lists.current.listed)
     joining.append(rig.topology.joining)
     assert joining == [False, True, False]
 
@@ -454,7 +454,7 @@ async def test_while_informed_a_round_asks_a_few_in_turn(rig: Rig) -> None:
     rig.topology.list_changed()
     assert len(rig.topology._next_peers(rig.lists.current)) == 20
     rig.peers.maps = {f"{host}:5672": EMPTY for host in hosts}
-    await rig.topology._pull(rig.lists.current.listed)
+    await rig.topology.pull(rig.lists.current.listed)
     asked: set[str] = set()
     for _ in range(5):
         some = rig.topology._next_peers(rig.lists.current)

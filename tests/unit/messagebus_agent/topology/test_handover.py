@@ -6,8 +6,15 @@ import itertools
 
 import pytest
 
-from messagebus.core.homes import Chain, Home, may_publish
-from messagebus_agent.topology.handover import Facts, Step, next_step, sealed, why_not
+from messagebus.core.homes import Chain, Home, joined, may_publish, write_chains
+from messagebus_agent.topology.handover import (
+    Facts,
+    Step,
+    abandoned,
+    next_step,
+    sealed,
+    why_not,
+)
 from tests.support.move_model import Rules, World, explore
 
 A, B, C = BROKERS = ("a:5672", "b:5672", "c:5672")
@@ -91,6 +98,41 @@ def test_of_any_chain_one_broker_at_most_begins_a_move() -> None:
 )
 def test_a_move_is_refused_with_its_reason(chain: Chain, me: str, to: str, told: str) -> None:
     assert why_not(chain, me, to, BROKERS) == told
+
+
+LOST_A, LOST_B = frozenset({Home(A, 3)}), frozenset({Home(B, 4)})
+GIVEN_UP = Chain((Home(A, 3), Home(C, 4)), False, lost=LOST_A)
+# When one of its homes is lost: what is decided, until nothing of it is left.
+ABANDONED = [
+    (OPEN, A, [GIVEN_UP, Chain((Home(C, 4),), lost=LOST_A)]),
+    (MOVING, A, [Chain((Home(B, 4),), lost=LOST_A)]),
+    (MOVED, A, [Chain((Home(B, 4),), lost=LOST_A)]),
+    (MOVING, B, [Chain((Home(A, 3), Home(C, 5)), False, lost=LOST_B)]),
+    (MOVED, B, [Chain((Home(A, 3), Home(C, 5)), False, lost=LOST_B)]),
+]
+
+
+@pytest.mark.parametrize(("chain", "lost", "states"), ABANDONED)
+def test_a_lost_home_is_passed_by_and_what_it_knows_or_has_begun_is_never_the_later_state(
+    chain: Chain, lost: str, states: list[Chain]
+) -> None:
+    for state in states:
+        assert abandoned(chain, lost, C, is_bound=False) in (chain, state)
+        on_its_disk = [chain]
+        if chain.homes[-1].broker == lost and len(chain.homes) == 1:
+            on_its_disk += [sealed(chain, to) for to in BROKERS if to != lost]
+        chain = abandoned(chain, lost, C, is_bound=True)
+        assert chain == state
+        for stale in on_its_disk:
+            words = write_chains([stale]), write_chains([state])
+            assert joined(*words, 1) == joined(*words[::-1], 1) == words[1]
+    assert abandoned(chain, lost, C, is_bound=True) == chain
+
+
+def test_a_lost_home_that_is_back_in_time_makes_a_move_of_it() -> None:
+    assert next_step(GIVEN_UP, A, NOTHING) == (Step.PASS_BARRIER, 3)
+    assert next_step(GIVEN_UP, C, NOTHING) == (Step.BIND, 4)
+    assert next_step(GIVEN_UP, A, NOTHING._replace(quiet=True, next_bound=True)) == (Step.OPEN, 4)
 
 
 def test_a_publisher_waits_for_its_answers_from_the_old_home() -> None:

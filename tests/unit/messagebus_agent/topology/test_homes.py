@@ -281,6 +281,23 @@ def test_a_finished_segment_goes_with_its_queue() -> None:
     assert gone == [DeleteQueue(queue), DeleteExchange("mb.seg/orders/0.1")]
 
 
+def test_a_lost_home_that_is_back_is_unbound_and_emptied_of_its_segments_and_of_nothing_else() -> (
+    None
+):
+    unordered = replace(
+        billing(), wanted="orders/search", options=(("ordered", False), ("partitions", 4))
+    )
+    names = found(
+        A, topic(homes=f"3@{B}/!{A} {REST}"), billing(), unordered, stream(), is_open=False
+    )
+    steps = plan(names, brought={}, births={}, floor=0)  # nobody could list its queues
+    (seal,) = [each for each in steps if isinstance(each, Seal)]
+    assert seal.declarations.bindings[0].routing_key == "0.1"
+    gone = [each for each in steps if isinstance(each, DeleteQueue | DeleteExchange)]
+    assert gone == [DeleteQueue("mb.seg/orders/billing/0.1")]
+    assert not any("#0.1" in n for n in found(C, topic(homes=f"3@{B}/!{A} {REST}"), billing()))
+
+
 def test_a_map_that_is_behind_takes_no_move_back() -> None:
     register = Register(A, Snapshot(intact=True, entries=(topic(homes=f"2@{B} {REST}"),)))
     register.told(Snapshot(intact=True, entries=(topic(homes=f"{A}>2@{B} {REST}"),)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +12,19 @@ import pytest
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.core.homes import mark_of
 from messagebus.errors import TopologyError
+from messagebus_agent.topology import moves
 from messagebus_agent.topology.moves import Moves
 from messagebus_agent.topology.register import Entry, Register, Snapshot
 
-A, B, C = "a:5672", "b:5672", "c:5672"
+A, B, C, LOST = "a:5672", "b:5672", "c:5672", "lost:5672"
 LISTED = BrokerList(listed=tuple(ListedBroker(broker=Broker.parse(each)) for each in (A, B, C)))
 
 
 class World:
     """The other parts of the agent of A: they say what they are told to say, and what they were asked."""
 
-    def __init__(self) -> None:
-        options = (("homes", f"{A} {B}"), ("partitions", 2))
+    def __init__(self, homes: str = f"{A} {B}") -> None:
+        options = (("homes", homes), ("partitions", 2))
         topic = Entry(wanted="orders", number=1, origin=A, alive=True, tomb=0, options=options)
         below = Entry(
             wanted="orders/billing",
@@ -38,10 +40,12 @@ class World:
         self.said: list[str] = []
         self.bound: dict[str, list[str] | None] = {B: [], C: []}
         self.old: list[str] = []
-        self.keeps, self.passes, self.is_open = True, True, True
+        self.keeps, self.passes, self.is_open = 3, True, True
+        self.heard, self.why_not = {B, C}, {B: "", C: ""}
         self.left = 0
         self.unsealed: set[str] = set()
-        self.condition = SimpleNamespace(linked=True)
+        self.condition = SimpleNamespace(linked=True, gate_open=True)
+        self.bound_here: list[str] = []
         self.dials = 1
         self.erl_call = "/erl_call"
         self.current = LISTED
@@ -56,11 +60,14 @@ class World:
                 is_open=lambda _entry: self.is_open,
                 seal=self.seal,
                 bring_about=self.bring_about,
+                bound=lambda _topic: self.bound_here,
                 unbound=lambda _topic: {"0.1": "unbind" in self.said},
                 segment_queues=lambda name: {"0.1": f"mb.seg/{name}/0.1"},
             ),
             settler=parts,
-            peers=SimpleNamespace(bound=self.bound_at, pull=self.pull),  # type: ignore[arg-type]
+            peers=SimpleNamespace(  # type: ignore[arg-type]
+                bound=self.bound_at, pull=self.pull_old, agree=self.agree
+            ),
             lists=parts,
         )
 
@@ -72,10 +79,16 @@ class World:
         names = {each.broker.name for each in peers}
         return {name: told for name, told in self.bound.items() if name in names}
 
-    async def pull(self, peers: Iterable[ListedBroker]) -> list[str]:
+    async def pull(self, _peers: Iterable[ListedBroker]) -> set[str]:
+        return self.heard
+
+    async def agree(self, _peers: Iterable[ListedBroker], _home: str) -> dict[str, str]:
+        return self.why_not
+
+    async def pull_old(self, peers: Iterable[ListedBroker]) -> list[str]:
         return [each.broker.name for each in peers if each.broker.name in self.old]
 
-    async def keep(self, _topic: str, _current: BrokerList) -> bool:
+    async def keep(self, _topic: str, _current: BrokerList) -> int:
         self.said.append(f"keep {self.homes.split()[0]}")
         return self.keeps
 
@@ -99,7 +112,7 @@ class World:
 
 async def test_a_move_is_written_to_a_majority_before_anything_is_unbound() -> None:
     world = World()
-    world.bound[C], world.keeps = ["0.2"], False
+    world.bound[C], world.keeps = ["0.2"], 1
     assert await world.moves.begin("orders", {0: C}) == {0: ""}
     assert (world.homes, world.unsealed) == (f"{A}>2@{C} {B}", {"orders#0.1"})
     assert world.said == [f"keep {A}>2@{C}"]  # before it was told, so that no death forgets it
@@ -174,3 +187,78 @@ async def test_who_waits_for_news_hears_of_a_move() -> None:
     assert await world.moves.news("orders", known, 0.01) == f"{A} {B}"
     await world.moves.begin("orders", {0: C})
     assert await world.moves.news("orders", known, 60) == f"{A}>2@{C} {B}"
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The brokers that answer when they are dialled."""
+    found = set[str]()
+
+    async def answers(broker: Broker) -> bool:
+        return broker.name in found
+
+    monkeypatch.setattr(moves, "_answers", answers)
+    return found
+
+
+async def test_a_lost_home_is_passed_by_when_all_agents_know_it_and_the_next_one_is_bound(
+    answering: set[str],
+) -> None:
+    world = World(f"{LOST} {LOST}")
+    waits = {0: f"its next home {A} prepares", 1: f"its next home {B} prepares"}
+    assert await world.moves.abandon("orders", LOST) == waits
+    assert world.homes == f"{LOST}/!{LOST}>2@{A} {LOST}/!{LOST}>2@{B}"
+    world.bound_here, world.bound[B] = ["0.2"], None  # where the gate is shut
+    assert await world.moves.abandon("orders", LOST) == {0: "", 1: waits[1]}
+    world.bound[B], world.keeps = ["1.2"], 2
+    with pytest.raises(TopologyError, match="not every agent of the list has stored the homes"):
+        await world.moves.abandon("orders", LOST)
+    assert world.homes == f"2@{A}/!{LOST} {LOST}/!{LOST}>2@{B}"
+    world.keeps = 3
+    for _ in range(2):  # also of one who was interrupted, or came second
+        assert await world.moves.abandon("orders", LOST) == {0: "", 1: ""}
+    assert world.homes == f"2@{A}/!{LOST} 2@{B}/!{LOST}"
+
+
+async def test_partitions_of_a_lost_home_go_to_those_with_the_fewest_that_take_messages(
+    answering: set[str],
+) -> None:
+    world = World(f"{LOST} {A}")
+    world.bound[B] = None
+    assert await world.moves.abandon("orders", LOST) == {0: f"its next home {C} prepares"}
+    world = World(f"{A}>2@{LOST} {LOST}")
+    world.bound = {}
+    told = await world.moves.abandon("orders", LOST)
+    assert told == {0: "no other broker takes messages", 1: f"its next home {A} prepares"}
+    both = World(f"{LOST}>2@gone:5672 {B}")
+    told = await both.moves.abandon("orders", LOST)
+    assert told == {0: "its next home gone:5672 is not on the list: abandon that"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"why_not": {B: f"has {LOST} on its list", C: ""}}, f"that of {B} has {LOST} on its list"),
+        ({"why_not": {B: ""}}, f"that of {C} does not answer, or is of a version"),
+        ({"heard": {C}}, f"that of {B} does not answer"),
+        ({"current": BrokerList(listed=LISTED.listed[1:])}, f"lets the agent of {B} decide"),
+        ({"current": None}, "has no consumer list"),
+        ({"answering": {LOST}}, f"gets an answer of {LOST}: put it on the list again"),
+        ({"home": B}, f"has {B} on its list: take it off, or move its partitions"),
+        ({"topic": "plain"}, "there is no topic plain with partitions"),
+        ({"informed": False}, "does not know the map yet"),
+    ],
+)
+async def test_a_home_is_abandoned_only_when_all_agree_that_it_is_lost(
+    change: dict[str, Any], why: str, answering: set[str]
+) -> None:
+    world = World(f"{LOST} {B}")
+    answering |= change.pop("answering", set())
+    topic, home = change.pop("topic", "orders"), change.pop("home", LOST)
+    if not change.pop("informed", True):
+        world.register.life_began()
+    for name, value in change.items():
+        setattr(world, name, value)
+    with pytest.raises(TopologyError, match=re.escape(why)):
+        await world.moves.abandon(topic, home)
+    assert (world.homes, world.said) == (f"{LOST} {B}", [])
