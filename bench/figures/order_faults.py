@@ -253,10 +253,9 @@ def _kafka(scene: Scene) -> Iterator[Figure]:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    load = {"schedule": {"kind": "closed", "messages": 1}}
-    profile = Profile.from_values(
-        {"name": "order", "load": load, "system": {"brokers": BROKERS}}, KAFKA_NAME
-    )
+    load = {"schedule": {"kind": "closed", "count": 1}}
+    values = {"name": "order", "load": load, "system": {"name": "kafka", "brokers": BROKERS}}
+    profile = Profile.from_values({**values, "time": {"warm_up_s": 0}}, KAFKA_NAME)
     KAFKA.fetch()
     nodes = kafka.all_prepared(hosts("127.0.0", BROKERS), scene.folder, profile)
     servers = ",".join(node.broker for node in nodes)
