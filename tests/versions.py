@@ -29,10 +29,12 @@ NEWEST, OTHERS = "sid", ("trixie",)
 UNIT = tuple(
     f"tests/unit/{name}" for name in ("core", "_io", "messagebus_agent", "testing", "worker")
 )
-# Tests of what RabbitMQ versions change first: rights, the gate, settling, delivery counts, kinds of queues.
+# Tests of what RabbitMQ versions change first: rights, the gate, settling, counts, kinds of queues.
 ALWAYS = (
     "tests/contract/test_faults.py",
     "tests/fault/test_confirmed_survives_a_kill.py",
+    "tests/fault/test_moves.py::"
+    "test_what_holds_up_a_move_is_named_and_holds_up_no_publish_and_no_other_subscription",
     "tests/fault/test_rights_and_names.py",
     "tests/fault/test_topics_reach_every_subscription.py::"
     "test_a_broker_back_before_its_agent_takes_no_publish_because_balancers_ask_for_the_gate",

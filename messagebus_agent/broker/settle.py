@@ -74,9 +74,12 @@ PASS_CHANNELS = (
 )
 # Exact: ready, unacked, and those that wait to be dead-lettered. A queue's log may hold publishes that it has
 # not applied yet: nothing counts as nothing only behind a command that came after them.
+# Ra 3, of RabbitMQ 4.3, takes a name in place of a function, which would end the queues of Ra 2.
 LEFT = (
-    "F = fun(N) -> {ok, {_, C}, _} = "
-    "ra:leader_query({N, node()}, fun rabbit_fifo:query_messages_total/1), C end, "
+    "F = fun(N) -> S = {N, node()}, "
+    "{ok, {_, C}, _} = case catch ra:leader_query(S, fun rabbit_fifo:query_messages_total/1) of "
+    "{'EXIT', {function_clause, _}} -> "
+    "ra:leader_query(S, {rabbit_fifo, query_messages_total, []}); Told -> Told end, C end, "
     'list_to_tuple([case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, B)) of {ok, Q} -> '
     "N = element(1, amqqueue:get_pid(Q)), case F(N) of 0 -> "
     "{ok, _, _} = ra:process_command({N, node()}, rabbit_fifo:make_garbage_collection()), F(N); "

@@ -20,6 +20,8 @@ from messagebus import (
     declare,
 )
 from messagebus.admin.parked import redrive_parked
+from messagebus.stores import Dedup
+from messagebus.stores.memory import MemoryStore
 from messagebus.topology import Wanted
 from tests.contract.conftest import Bus, Client, end_of
 from tests.contract.test_consuming import WITHIN_S
@@ -97,6 +99,21 @@ async def test_what_a_stopped_consumer_held_comes_first_to_the_next_one(bus: Bus
     work = run(second, handler.of(second), 10, retry=SOON)
     await eventually_async(lambda: in_order(handler), within_s=WITHIN_S)
     await ended(second, work)
+
+
+@pytest.mark.guarantee("fence-refuses-who-was-cut-off")
+async def test_each_consumer_that_is_served_a_partition_has_a_larger_fence(bus: Bus) -> None:
+    await declared(bus, 1)
+    dedup, fences = Dedup(MemoryStore(), fence=True), list[int]()
+    for turn in range(2):
+        consumer = await bus.consumer(order="key", dedup=dedup)
+        await publish(bus, [f"k:{turn}a", f"k:{turn}b"])
+        for _ in range(2):
+            delivery = await consumer.call("receive", timeout_s=WITHIN_S)
+            fences.append(delivery.fence)
+            assert await consumer.call("ack_safe", delivery)
+        await consumer.call("stop")
+    assert fences == [1, 1, 2, 2]
 
 
 async def test_the_consumers_of_a_group_share_the_partitions(bus: Bus) -> None:

@@ -270,8 +270,8 @@ def test_a_lost_home_is_abandoned_and_serves_nothing_of_its_partitions_when_it_i
 ) -> None:
     bus = bus_config(broken)
     search = Subscription(Topic(topic), "search", ordered=False)
-    sources = [Topic(topic, partitions=1), f"{topic}/ledger", f"{topic}/audit", search]
-    declare(bus, sources, timeout_s=60)
+    whole = Topic(topic, partitions=1)
+    declare(bus, [whole, f"{topic}/ledger", f"{topic}/audit", search], timeout_s=60)
     [home] = homes(broken, topic)
     lost = name_of(broken, home)
     first, last = sorted(set(broken.names) - {lost}, key=lambda name: broken.node(name).broker)
