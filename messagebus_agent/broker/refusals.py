@@ -62,9 +62,14 @@ class Refusals:
         """Return whether a queue is refused, by the text of `messagebus._io.amqp.control.mismatch_text`."""
         return name in self and self._refused[name].reason.startswith("queue ")
 
-    def is_about_mqtt(self, name: str) -> bool:
-        """Return whether only the way from MQTT's exchange to a topic's is refused."""
-        return name in self and self._refused[name].reason.startswith(MQTT_REFUSED)
+    def is_about_mqtt(self, entry: Entry) -> bool:
+        """Return whether only the way from MQTT's exchange to exactly this topic's is refused."""
+        refused = self._refused.get(entry.wanted)
+        return (
+            refused is not None
+            and refused.entry == entry
+            and refused.reason.startswith(MQTT_REFUSED)
+        )
 
     def rests(self, entry: Entry) -> bool:
         """Return whether exactly this entry was refused within REFUSED_RETRY_S."""

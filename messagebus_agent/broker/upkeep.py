@@ -223,7 +223,10 @@ class Upkeep:
         """
         entries = self._entries
         return all(
-            (self._brought.get(name) == entries.get(name) or self.refusals.is_about_mqtt(name))
+            (
+                self._brought.get(name) == entries.get(name)
+                or (name in entries and self.refusals.is_about_mqtt(entries[name]))
+            )
             and (name not in entries or self.is_open(entries[name]))
             for name in with_segments(entries, names)
         )
@@ -638,7 +641,7 @@ class Upkeep:
         drains nobody; it stays refused, and reported.
         """
         wanted = wanted_of(entry)
-        if self.refusals.is_about_mqtt(entry.wanted):
+        if self.refusals.is_about_mqtt(entry):
             return True  # of all other publishers
         if not self.refusals.is_about_a_queue(entry.wanted):
             return False  # an exchange of another type would route otherwise

@@ -353,6 +353,9 @@ def test_a_device_without_the_right_is_not_acknowledged_and_nothing_arrives(
                 assert not one.publish("theirs", "refused", within_s=NOTHING_WITHIN_S)
             with device(host, "bus", cluster.password.reveal()) as one:  # an application
                 assert not one.publish("mine", "refused", within_s=NOTHING_WITHIN_S)
+            with connected(cluster, host) as (connection, frames):
+                connection.send("/exchange/amq.topic/mine", "refused")
+                assert frames.errors.get(timeout=WITHIN_S).headers["message"] == "access_refused"
         finally:
             api.delete(f"/api/topic-permissions/%2F/{DEVICE}").raise_for_status()
     assert bodies(bus, "mine/all", 1) == ["allowed"]
