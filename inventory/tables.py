@@ -29,7 +29,7 @@ __all__ = [
     "User",
 ]
 
-ROLES = ("agent", "application", "publisher", "consumer", "monitor", "operator")
+ROLES = ("agent", "application", "publisher", "consumer", "mqtt", "monitor", "operator")
 RESYNC_RATE = "100M"
 SESSIONS_MAX = 8_000
 BALANCER = "haproxy"
@@ -230,7 +230,7 @@ class Provision:
     more.
     tls_dir: folder here, with NAME.pem and NAME.key of every broker; None without TLS.
     old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
-    plugins: of RabbitMQ, to be enabled beside ours: "stomp".
+    plugins: of RabbitMQ, to be enabled beside ours: "mqtt", "stomp".
     trail_mb: of disk at each agent for what clients tell of some messages, for `trace`; None for no trail.
     """
 
@@ -240,7 +240,7 @@ class Provision:
     queue_mb_max: forms.Count = QUEUE_MB_MAX
     tls_dir: forms.FilePath | None = None
     old_publishers: forms.Flag = False
-    plugins: tuple[Literal["stomp"], ...] = ()
+    plugins: tuple[Literal["mqtt", "stomp"], ...] = ()
     trail_mb: forms.Count | None = None
 
 

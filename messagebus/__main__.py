@@ -139,6 +139,7 @@ def cli(verbose: bool, profile: str | None) -> None:
     is_flag=True,
     help="Of subscriptions of a topic with partitions: any consumers, in no order.",
 )
+@click.option("--mqtt/--no-mqtt", default=None, help="Of topics: MQTT clients publish to it, too.")
 @durability_option
 def declare(
     wanted: tuple[str, ...],
@@ -146,6 +147,7 @@ def declare(
     delivery_limit: int | None,
     partitions: int | None,
     unordered: bool,
+    mqtt: bool | None,
     durability: str,
 ) -> int:
     """Make topics, subscriptions and queues exist on every broker, settled.
@@ -162,7 +164,8 @@ def declare(
 
     level = Durability(durability)
     options = {} if level is Durability.FSYNC else {"durability": level.value}
-    parts: Options = {"partitions": partitions} if partitions else {}
+    of_topics = {"partitions": partitions, "mqtt": mqtt}
+    parts: Options = {key: each for key, each in of_topics.items() if each is not None}
 
     def own(name: str) -> Options:
         if "/" in name:
@@ -172,6 +175,8 @@ def declare(
     asked = [
         _limited(with_options(each, {**options, **own(each)}), delivery_limit) for each in wanted
     ]
+    if mqtt is not None and not any("mqtt" in own(each) for each in wanted):
+        raise click.UsageError("--mqtt, --no-mqtt: only a topic has it, such as orders")
     done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")

@@ -109,13 +109,15 @@ class Topic:
     name: 1 to 120 of letters, digits and ``_ . -``. durability: what a confirmed message survives; the
     queues of its subscriptions are of that kind. partitions: 1 to 1,024, for ever; each has one broker, its
     home, and keeps the order of its keys through every change of brokers (docs/order.md). 0: none. Names are
-    then of 110 bytes at most. homes: set by the agents. Two topics are equal when their names are.
+    then of 110 bytes at most. homes: set by the agents. mqtt: whether what MQTT clients publish under its
+    name comes to it (docs/howto/stomp.md); None: as it is. Two topics are equal when their names are.
     """
 
     name: str
     durability: Durability = field(default=Durability.FSYNC, compare=False)
     partitions: int = field(default=0, compare=False, kw_only=True)
     homes: str = field(default="", compare=False, kw_only=True, repr=False)
+    mqtt: bool | None = field(default=None, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_name("topic", self.name)
@@ -128,6 +130,8 @@ class Topic:
             _check_partitioned(self.name)
             if self.durability is not Durability.FSYNC:
                 raise NameInvalid(f"partitions need durability fsync, not {self.durability.value}")
+        if self.mqtt is not None and (type(self.mqtt) is not bool or self.partitions):
+            raise NameInvalid(f"mqtt {self.mqtt!r}: True or False, and none with partitions")
 
     @property
     def exchange(self) -> str:

@@ -86,8 +86,11 @@ OPTION_KINDS: Mapping[str, type] = {
     "ordered": bool,
     "partitions": int,
     "homes": str,
+    "mqtt": bool,
 }
-OF_STREAMS = {"keep_s", "keep_bytes"}
+OF_STREAMS, OF_TOPICS = {"keep_s", "keep_bytes"}, {"homes", "mqtt"}
+# The exchange that RabbitMQ's plug-in publishes to, `/` in an MQTT topic as `.` in the routing key.
+MQTT = "amq.topic"
 DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
 # Bounds of one segment of a stream; the broker drops whole ones.
 SEGMENT_SHARE, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 20, 100_000, 500_000_000
@@ -170,8 +173,10 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
     mark: dict[str, str | int | bool] = {BORN: born} if born else {}
     match wanted:
         case Topic(partitions=partitions):
-            kind = "direct" if partitions else "fanout"
-            return Declarations(exchanges=(Exchange(name=wanted.exchange, type=kind),))
+            through = Exchange(name=wanted.exchange, type="direct" if partitions else "fanout")
+            to: Any = {"queue": through.name, "routing_key": wanted.name, "to_exchange": True}
+            way = (Binding(exchange=MQTT, **to),) if wanted.mqtt else ()
+            return Declarations(exchanges=(through,), bindings=way)
         case Subscription(topic=topic) if wanted.has_segments:
             return Declarations(
                 exchanges=(Exchange(name=topic.exchange, type="direct"),),
@@ -378,6 +383,8 @@ def options_of(wanted: Wanted) -> dict[str, str | int | bool]:
     if isinstance(wanted, Subscription) and not wanted.ordered:
         options["ordered"] = False
     topic = wanted.topic if isinstance(wanted, Subscription | Stream) else wanted
+    if isinstance(wanted, Topic) and wanted.mqtt is not None:
+        options["mqtt"] = wanted.mqtt
     if isinstance(topic, Topic) and topic.partitions:
         options["partitions"] = topic.partitions
         if topic.homes and topic is wanted:
@@ -401,10 +408,12 @@ def with_options(name: str, options: Options) -> Wanted:
     match wanted:
         case _ if not isinstance(wanted, Stream) and OF_STREAMS & others.keys():
             raise NameInvalid(f"{name}: only a stream has {', '.join(sorted(OF_STREAMS))}")
+        case _ if not isinstance(wanted, Topic) and OF_TOPICS & others.keys():
+            raise NameInvalid(f"{name}: only a topic has {', '.join(OF_TOPICS & others.keys())}")
         case Subscription(topic=topic, name=own):
             parts: Any = {"partitions": others.pop("partitions", 0)}
             return Subscription(Topic(topic.name, durability, **parts), own, **others)  # type: ignore[arg-type]
-        case Topic() if others and others.keys() <= {"partitions", "homes"}:
+        case Topic() if others and others.keys() <= {"partitions", *OF_TOPICS}:
             return Topic(wanted.name, durability, **others)  # type: ignore[arg-type]
         case Stream(topic=topic) if options.keys() <= OF_STREAMS | {"partitions"}:
             parts = {"partitions": others.pop("partitions", 0)}
@@ -464,7 +473,7 @@ def differences(wanted: Wanted, options: Options) -> str:
     subscription leaves out do not count, nor does a queue's delivery limit.
     """
     asked = options_of(wanted)
-    keys = list(asked)
+    keys = [key for key in asked if key != "mqtt"]  # the one that may change
     if not isinstance(wanted, Subscription | Stream):
         keys = list(dict.fromkeys(["durability", *keys]))
     default: Options = {

@@ -317,7 +317,8 @@ def topics() -> None:
 def list_topics(as_json: bool) -> int:
     """Print every topic and queue: its subscriptions, what waits in them, and the oldest message.
 
-    Sums are of the brokers that answer; exit code 3 when one is not counted.
+    MQTT: whether MQTT clients publish to it, too. Sums are of the brokers that answer; exit code 3 when one
+    is not counted.
 
     \b
     Example:
@@ -325,27 +326,29 @@ def list_topics(as_json: bool) -> int:
     """
     settings = bus_settings()
 
-    async def both() -> tuple[Bus, list[str]]:
+    async def both() -> tuple[Bus, dict[str, bool]]:
         bus = await observed(settings)
-        known = await topology(settings)
-        return bus, [str(each) for each in known if isinstance(each, Topic | Queue)]
+        known = [each for each in await topology(settings) if isinstance(each, Topic | Queue)]
+        return bus, {str(each): isinstance(each, Topic) and bool(each.mqtt) for each in known}
 
-    bus, names = asyncio.run(both())
+    bus, mqtt = asyncio.run(both())
     without = uncounted(bus)
-    rows = {name: _of_topic(bus, name) for name in sorted(names)}
+    rows = {name: _of_topic(bus, name) for name in sorted(mqtt)}
     if as_json:
         told = {
-            name: {**asdict(each), "subscriptions": count} for name, (count, each) in rows.items()
+            name: {**asdict(each), "subscriptions": count, "mqtt": mqtt[name]}
+            for name, (count, each) in rows.items()
         }
         click.echo(json.dumps({"topics": told, "without": without}, indent=2))
     else:
-        titles = ("NAME", "SUBSCRIPTIONS", "READY", "UNACKED", "OLDEST", "CONSUMERS", "PARKED")
+        figures_of = ("READY", "UNACKED", "OLDEST", "CONSUMERS", "PARKED")
+        titles = ("NAME", "MQTT", "SUBSCRIPTIONS", *figures_of)
         cells = [
-            (name, str(count), *figures[1:4], *figures[6:])
+            (name, "on" if mqtt[name] else "", str(count), *figures[1:4], *figures[6:])
             for name, (count, each) in rows.items()
             for figures in [_sum(name, each, exact=False)]
         ]
-        for line in table(titles, cells, texts=1):
+        for line in table(titles, cells, texts=2):
             say(line)
     for broker, why in without.items():
         say(f"not counted: {broker}: {why}", err=True)

@@ -129,7 +129,8 @@ class MemoryBroker:
                 if binding.to_exchange
                 else self.queues[binding.queue]
             )
-            self._exchanges[binding.exchange].bind(binding.routing_key, target)
+            if source := self._exchanges.get(binding.exchange):  # nobody speaks MQTT here
+                source.bind(binding.routing_key, target)
         self._version += 1
 
     def delete(self, queue: MemoryQueue) -> None:

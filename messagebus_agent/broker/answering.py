@@ -47,7 +47,8 @@ class Answering:
                     await upkeep.wait_linked()
                 await self._renew(names)
                 await self._bring_about(names)
-            return Reply(answer=Answer.HELD, stored=stored)
+            told = "; ".join(upkeep.refusals.reasons(names))  # of MQTT, which others need not heed
+            return Reply(answer=Answer.HELD, stored=stored, reason=told)
         except (LinkError, TopologyError, TimeoutError, ManagementUnavailable) as fault:
             upkeep.wake()
             kind = Answer.LATER if await self._is_shut() else Answer.NO

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from messagebus.destination import Queue, Stream, Subscription, Topic
 from messagebus.topology import (
@@ -111,6 +112,20 @@ def plan(
     )
 
 
+def ways_of_mqtt(
+    entries: Mapping[str, Entry], *, brought: Mapping[str, Entry]
+) -> Iterator[tuple[Entry, Declarations, Literal["bind", "unbind"]]]:
+    """Yield the topics to which MQTT clients publish, or do no more, with their binding and what to do.
+
+    They come after the steps and all other bindings, or some subscriptions would miss what others get.
+    """
+    for entry in _pending(entries, brought):
+        mqtt = dict(entry.options).get("mqtt")
+        if mqtt is not None:
+            verb: Literal["bind", "unbind"] = "bind" if entry.alive and mqtt else "unbind"
+            yield entry, declarations(Topic(entry.wanted, mqtt=True)), verb
+
+
 def _pending(entries: Mapping[str, Entry], brought: Mapping[str, Entry]) -> Iterator[Entry]:
     for name in sorted(entries):
         if brought.get(name) != entries[name]:
@@ -139,6 +154,8 @@ def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step
         born = births.get(name)
         if born is not None and born < entry.tomb:
             yield DeleteQueue(name)
+    if "mqtt" in dict(entry.options):
+        wanted = replace(wanted, bindings=())  # of `ways_of_mqtt`
     yield Declare(entry, _of_before(wanted, entry) if old_publishers else wanted)
 
 

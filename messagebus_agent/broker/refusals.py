@@ -17,6 +17,7 @@ from messagebus_agent.topology.register import Entry
 
 # An entry that the broker refused is tried again after this time; the others do not wait for it.
 REFUSED_RETRY_S = 5.0
+MQTT_REFUSED = "mqtt: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,15 @@ class Refusals:
     def is_about_a_queue(self, name: str) -> bool:
         """Return whether a queue is refused, by the text of `messagebus._io.amqp.control.mismatch_text`."""
         return name in self and self._refused[name].reason.startswith("queue ")
+
+    def is_about_mqtt(self, entry: Entry) -> bool:
+        """Return whether only the way from MQTT's exchange to exactly this topic's is refused."""
+        refused = self._refused.get(entry.wanted)
+        return (
+            refused is not None
+            and refused.entry == entry
+            and refused.reason.startswith(MQTT_REFUSED)
+        )
 
     def rests(self, entry: Entry) -> bool:
         """Return whether exactly this entry was refused within REFUSED_RETRY_S."""

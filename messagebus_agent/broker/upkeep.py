@@ -18,13 +18,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
-from messagebus._io.amqp.link import Credentials, Link, dial
+from messagebus._io.amqp.link import NOT_FOUND, Credentials, Link, dial
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
-from messagebus.topology import STREAM_PREFIX, Wanted, declarations, topic_of
+from messagebus.topology import STREAM_PREFIX, Declarations, Wanted, declarations, topic_of
 from messagebus_agent.broker.losses import AuditRounds, Deletions, Losses
 from messagebus_agent.broker.management import Management, ManagementUnavailable
 from messagebus_agent.broker.plan import (
@@ -37,9 +37,10 @@ from messagebus_agent.broker.plan import (
     plan,
     unsure_of,
     wanted_of,
+    ways_of_mqtt,
 )
 from messagebus_agent.broker.recovery import Ladder, Recovery
-from messagebus_agent.broker.refusals import Refusals, mismatch_on
+from messagebus_agent.broker.refusals import MQTT_REFUSED, Refusals, mismatch_on
 from messagebus_agent.broker.settle import SLOW_S, Settler
 from messagebus_agent.config import AgentConfig
 from messagebus_agent.gate import Condition, may_open
@@ -216,10 +217,16 @@ class Upkeep:
         return bool(name) and await node_is_gone(host, name, port, timeout_s=EPMD_TIMEOUT_S)
 
     def has(self, names: Iterable[str]) -> bool:
-        """Return whether the broker has all of these as the map wants them, with their open segments."""
+        """Return whether the broker has all of these as the map wants them, with their open segments.
+
+        A topic that only MQTT clients do not reach is there: see `refusals`.
+        """
         entries = self._entries
         return all(
-            self._brought.get(name) == entries.get(name)
+            (
+                self._brought.get(name) == entries.get(name)
+                or (name in entries and self.refusals.is_about_mqtt(entries[name]))
+            )
             and (name not in entries or self.is_open(entries[name]))
             for name in with_segments(entries, names)
         )
@@ -483,7 +490,8 @@ class Upkeep:
             self._wake.clear()
             try:
                 await self.bring_about()
-                self.fault = ""
+                if not self.refusals:
+                    self.fault = ""
             except StillReading as fault:
                 self.fault = str(fault)  # `recovery` has logged it
             except (NotBroughtAbout, ManagementUnavailable) as fault:
@@ -591,6 +599,9 @@ class Upkeep:
         # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
         for each in declared:
             await control.bind(each)
+        for entry, way, verb in list(ways_of_mqtt(tried, brought=self._brought)):
+            if not await self._lead_mqtt(control, entry, way, verb):
+                del tried[entry.wanted]
         # Entries that vanished during the steps are applied in the next round.
         self._brought = {name: e for name, e in tried.items() if name not in self._vanished}
         if self._vanished:
@@ -630,6 +641,8 @@ class Upkeep:
         drains nobody; it stays refused, and reported.
         """
         wanted = wanted_of(entry)
+        if self.refusals.is_about_mqtt(entry):
+            return True  # of all other publishers
         if not self.refusals.is_about_a_queue(entry.wanted):
             return False  # an exchange of another type would route otherwise
         there = [q.name for q in wanted.queues if await control.counts(q.name) is not None]
@@ -655,7 +668,7 @@ class Upkeep:
             case Seal(declarations):
                 self._deletions.ordered(declarations.bindings[0].queue)
                 await control.declare(declarations)
-                await control.unbind(declarations)
+                await control.bind(declarations, "unbind")
                 log.info("sealed segment=%s", declarations.bindings[0].queue)
             case Declare(entry):
                 self._deletions.declaring(step.declarations, _now_ms())
@@ -664,6 +677,20 @@ class Upkeep:
                 for queue in step.declarations.queues:
                     if self._births is not None:
                         self._births.setdefault(queue.name, entry.number)
+        return True
+
+    async def _lead_mqtt(
+        self, control: Control, entry: Entry, way: Declarations, verb: Literal["bind", "unbind"]
+    ) -> bool:
+        """Bind a topic to MQTT's exchange, or unbind it. Returns False when the broker refuses."""
+        self._brought.pop(entry.wanted, None)  # so the event of its unbinding is no loss
+        try:
+            await control.bind(way, verb, aside=True)
+        except ChannelRefused as refused:
+            if verb == "unbind" and refused.code == NOT_FOUND:
+                return True
+            self.refusals.refused(entry, f"{MQTT_REFUSED}{refused.reason}")
+            return False
         return True
 
     async def _declare(self, control: Control, step: Declare) -> bool:

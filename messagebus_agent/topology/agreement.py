@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from messagebus._io.amqp.control import node_is_gone, port_refuses
@@ -59,7 +60,7 @@ PULL_PEERS = 8
 CHANGE_ROUNDS = 5
 CHANGE_WAIT_S = 20.0
 PROBE_TIMEOUT_S = 1.0
-FSYNC = "fsync"
+FSYNC, MQTT = "fsync", "mqtt"
 
 
 class NoMajority(TopologyError):
@@ -260,7 +261,15 @@ class Topology:
         if not alive:
             return not any(name in entries and entries[name].alive for name in asked)
         stands = all(name in entries and entries[name].alive for name in asked)
-        return stands and not resolve(entries, asked)[1]
+        return (
+            stands
+            and not resolve(entries, asked)[1]
+            and all(
+                dict(entries[name].options).get(MQTT) == options[MQTT]
+                for name, options in asked.items()
+                if MQTT in options
+            )
+        )
 
     async def _one_round(
         self, current: BrokerList, asked: Mapping[str, Options], alive: bool, above: int
@@ -292,11 +301,14 @@ class Topology:
         )
         for answer in told.values():
             self._take(answer)
-        replies = {name: _reply(answer) for name, answer in told.items()}
-        silent = [e.broker for e in current.listed if e.broker.name not in (*replies, self._me)]
+        replies = {self._me: mine} | {name: _reply(answer) for name, answer in told.items()}
+        silent = [e.broker for e in current.listed if e.broker.name not in replies]
         # Only now, with the change stored: a broker that boots after its refusal reads it.
         replies |= dict(await asyncio.gather(*(self._probed(broker) for broker in silent)))
-        judged = completion(current.names, {**replies, self._me: mine})
+        if alive and any(MQTT in each for each in asked.values()):
+            old = {name for name, answer in told.items() if not _knows_mqtt(answer, entries)}
+            replies = {name: _with_mqtt(each, name in old) for name, each in replies.items()}
+        judged = completion(current.names, replies)
         return judged, max([above, *(answer.above for answer in told.values())])
 
     async def _agreed(
@@ -331,6 +343,9 @@ class Topology:
             if found:
                 where = "; ".join(f"on {broker}: {text}" for broker, text in found.items())
                 raise TopologyMismatch(where)
+        for name, options in asked.items():
+            if MQTT not in options:  # it may have been switched since we looked
+                taken[name] = {key: each for key, each in taken[name].items() if key != MQTT}
         return {name: self._with_homes(current, name, taken[name]) for name in taken}
 
     def _with_homes(self, current: BrokerList, name: str, options: Options) -> Options:
@@ -434,6 +449,21 @@ def _reply(told: PeerAnswer) -> Reply:
     return Reply(answer=answer, stored=told.stored, reason=told.reason)
 
 
+def _knows_mqtt(told: PeerAnswer, changed: Sequence[Entry]) -> bool:
+    """Return whether an agent kept the option: one of an earlier version leaves out what it does not know."""
+    switched = {each.wanted for each in changed if MQTT in dict(each.options)}
+    return all(MQTT in dict(e.options) for e in told.entries if e.wanted in switched)
+
+
+def _with_mqtt(reply: Reply, is_old: bool) -> Reply:
+    """Return the reply to who asked for MQTT: a broker that holds all but that does not do."""
+    if is_old:
+        reason = "its agent is of an earlier version, which knows no mqtt"
+        return replace(reply, answer=Answer.NO, reason=reason)
+    is_refused = reply.answer is Answer.HELD and reply.reason
+    return replace(reply, answer=Answer.NO) if is_refused else reply
+
+
 def resolve(
     entries: Mapping[str, Entry], asked: Mapping[str, Options]
 ) -> tuple[dict[str, Options], dict[str, str]]:
@@ -450,6 +480,8 @@ def resolve(
         told = "" if options is None else differences(wanted, options)
         if options is None:
             options = _as_new(wanted, standing)
+        if MQTT in asked[name]:
+            options = {**options, MQTT: asked[name][MQTT]}
         told = told or _against_others(wanted, options, standing)
         if told:
             against[name] = told
@@ -487,6 +519,8 @@ def _against_others(wanted: Wanted, options: Options, standing: Mapping[str, Opt
                 return f"{wanted}: a subscription of a partitioned topic does not expire"
             if above is not None and _level(above) == FSYNC != level:
                 return f"{wanted}: durability is wanted {level} and its topic exists {FSYNC}"
+        case Topic() if MQTT in options and options.get(PARTITIONS):
+            return f"{wanted}: mqtt is for topics without partitions, and it exists with some"
         case Topic() if (count := options.get(PARTITIONS, 0)) and (
             plain := next((n for n in _below(wanted, standing, count)), "")
         ):

@@ -54,7 +54,7 @@ NUMBERS_AHEAD_MAX = 1_000_000
 EXPIRED_KEPT = 1_000
 
 # A broker that was away needs them to delete what belongs to a deleted name.
-KEPT_OPTIONS = ("expires_s", "partitions", "homes", "ordered")
+KEPT_OPTIONS = ("expires_s", "partitions", "homes", "ordered", "mqtt")
 
 Options = Mapping[str, str | int | bool]
 
@@ -67,7 +67,7 @@ class Entry:
     number: grows over all entries of the map with each change.
     origin: broker name of the agent that made the change; decides between equal numbers.
     tomb: number of the last deletion, 0 for none; queues born before it belong to an earlier life.
-    options: requested with the name when it was created; pairs in the order of their keys. A
+    options: requested with the name when it was created, `mqtt` since; pairs in the order of their keys. A
     tombstone keeps those of KEPT_OPTIONS.
     """
 
@@ -232,8 +232,9 @@ class Register:
         """Create or delete names. Returns their entries in the order of names.
 
         answered: peers whose maps were merged for this change; None is returned unless they are a
-        majority. A name that already lives, or is already deleted, keeps its options. It keeps its number
-        too if that is above `above`: the largest number dropped by a peer that did not take the change.
+        majority. A name that already lives, or is already deleted, keeps its options but `mqtt`.
+        Where that stays, it keeps its number too if that is above `above`: the largest number dropped by a
+        peer that did not take the change.
         """
         if not self._is_majority(answered):
             return None
@@ -300,11 +301,15 @@ class Register:
 
     def _changed(self, name: str, alive: bool, above: int, options: Options) -> Entry:
         old = self._entries.get(name)
+        mqtt = _mqtt(old, options) if alive else ()
+        if old is not None and old.alive and mqtt and mqtt[0] not in old.options:
+            above = max(above, old.number)  # it is switched
         if old is not None and old.alive == alive and old.number > above:
             return old
         self._top = number = 1 + max(self._top, self._dropped, above)
         if old is not None and old.alive == alive:
-            entry = replace(old, number=number, origin=self.me)
+            kept = tuple(sorted({**dict(old.options), **dict(mqtt)}.items()))
+            entry = replace(old, number=number, origin=self.me, options=kept)
         elif alive:
             # The tombstone of an unknown name may have been dropped, here or by others, but a broker
             # that was away may still have its queue: every queue born before is of an earlier life.
@@ -315,7 +320,7 @@ class Register:
                 origin=self.me,
                 alive=True,
                 tomb=old.tomb if old else min(dropped, number - 1),
-                options=tuple(sorted(options.items())),
+                options=tuple(sorted({**options, **dict(mqtt)}.items())),
             )
         else:
             entry = Entry(
@@ -389,6 +394,15 @@ class Register:
         return self._intact and self.me in self._voters
 
 
+def _mqtt(old: Entry | None, options: Options) -> tuple[tuple[str, bool], ...]:
+    """Return the option `mqtt` of a living name: off where an earlier life had it and nothing is asked."""
+    asked = options.get("mqtt")
+    if isinstance(asked, bool):
+        return (("mqtt", asked),)
+    had = old is not None and not old.alive and "mqtt" in dict(old.options)
+    return (("mqtt", False),) if had and "partitions" not in options else ()
+
+
 def majority(voters: int) -> int:
     """Return the smallest number of agents that is more than half of the voters."""
     return voters // 2 + 1
@@ -406,7 +420,9 @@ def _older(tomb: Entry, theirs: Mapping[str, Entry]) -> bool:
 
 
 def _larger(ours: Entry, theirs: Entry) -> Entry:
-    entry, other = (theirs, ours) if theirs.rank > ours.rank else (ours, theirs)
+    # An agent of an earlier version forgets options that it does not know.
+    is_more = (theirs.rank, len(theirs.options)) > (ours.rank, len(ours.options))
+    entry, other = (theirs, ours) if is_more else (ours, theirs)
     is_one_life = ours.tomb == theirs.tomb or not entry.alive
     if is_one_life and ours.options != theirs.options:
         entry = _with_homes(entry, dict(other.options).get("homes", ""))

@@ -41,7 +41,7 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
         "monitoring",
         rf"^({OURS}|amq\.gen.*)$",
         rf"^({OURS}|amq\.gen.*|amq\.default)$",
-        rf"^({OURS}|amq\.gen.*|amq\.rabbitmq\.event)$",
+        rf"^({OURS}|amq\.gen.*|amq\.rabbitmq\.event|amq\.topic)$",
     ),
     "application": (
         "",
@@ -57,6 +57,8 @@ RIGHTS: Mapping[str, tuple[str, str, str, str]] = {
         r"^(mb\.delay/.*|amq\.default)$",
         r"^mb\.(sub|seg|group|queue|park|stream)/.*",
     ),
+    # Devices: RabbitMQ's plug-in publishes there for them. Topics that want it are bound by agents.
+    "mqtt": ("", "^$", r"^amq\.topic$", "^$"),
     "monitor": ("monitoring", "^$", "^$", "^$"),
     # Since RabbitMQ 4.2.6 a look at the gate's queue requires some right on it, also of publishers past
     # the balancer. The right to write is harmless: the gate is filled through the default exchange, and only
@@ -231,7 +233,7 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
 
 
 def plugins_text(more: Iterable[str] = ()) -> str:
-    """Return the text of the file enabled_plugins. more: "stomp", by the inventory."""
+    """Return the text of the file enabled_plugins. more: "mqtt", "stomp", by the inventory."""
     return f"[{','.join(f'rabbitmq_{name}' for name in (*PLUGINS, *more))}].\n"
 
 

@@ -179,7 +179,7 @@ def test_of_any_text_only_name_invalid_escapes(text: str) -> None:
 
 durabilities = st.sampled_from(Durability)
 everything = st.one_of(
-    st.builds(Topic, st.just("orders"), durabilities),
+    st.builds(Topic, st.just("orders"), durabilities, mqtt=st.none() | st.booleans()),
     st.builds(
         Queue, st.just("jobs"), durabilities, single_active=st.booleans(), plain=st.booleans()
     ),
@@ -203,6 +203,13 @@ def test_items_and_options_are_read_again_as_they_were_written(wanted: Wanted) -
         assert options_of(read) == options_of(wanted)
 
 
+def test_mqtt_leads_to_a_topic_under_its_name_where_it_is_on() -> None:
+    (way,) = declarations(Topic("doors.front", mqtt=True)).bindings
+    ends = {"destination": "mb.topic/doors.front", "source": "amq.topic"}
+    assert way.call() == ("exchange_bind", {**ends, "routing_key": "doors.front"})
+    assert not any(declarations(Topic("orders", mqtt=each)).bindings for each in (False, None))
+
+
 def test_an_item_is_a_name_unless_something_else_is_asked() -> None:
     assert to_item(BILLING) == "orders/billing"
     weak = Queue("jobs", Durability.PAGE_CACHE)
@@ -221,6 +228,11 @@ def test_an_item_is_a_name_unless_something_else_is_asked() -> None:
         {"name": "queue:jobs", "single_active": 1},
         {"name": "orders", "expires_s": 5},
         {"name": "orders", "plain": True},
+        {"name": "orders", "mqtt": 1},
+        {"name": "orders", "mqtt": True, "partitions": 4},
+        {"name": "orders/b", "mqtt": True},
+        {"name": "queue:jobs", "mqtt": False},
+        {"name": "stream:orders", "mqtt": True},
         {"name": "orders/b", "plain": 1},
         {"name": "orders/b", "expires_s": -1},
         {"name": "orders/b", "expires_s": True},
@@ -256,6 +268,7 @@ def test_an_item_that_makes_no_sense_is_refused(item: object) -> None:
             "orders: durability is wanted fsync and exists none",
         ),
         (BILLING, {"plain": True}, ""),
+        (Topic("orders", mqtt=True), {"mqtt": False}, ""),
         (
             Subscription(Topic("orders"), "billing", plain=True),
             {},

@@ -109,17 +109,12 @@ class Control:
                 raise
             return None
 
-    async def bind(self, wanted: Declarations) -> None:
-        """Make the bindings of declared and settled queues."""
+    async def bind(self, wanted: Declarations, verb: str = "bind", *, aside: bool = False) -> None:
+        """Make the bindings of declared and settled queues; "unbind": remove them. aside: as of `declare`."""
+        call = self._try if aside else self._call
         for binding in wanted.bindings:
-            method, arguments = binding.call()
-            await self._call(method, **arguments)
-
-    async def unbind(self, wanted: Declarations) -> None:
-        """Remove the bindings between declared exchanges; a missing one is no error."""
-        for each in wanted.bindings:
-            ends = {"destination": each.queue, "source": each.exchange}
-            await self._call("exchange_unbind", **ends, routing_key=each.routing_key)
+            method, arguments = binding.call(verb)
+            await call(method, **arguments)
 
     async def audit(self, wanted: Declarations) -> str:
         """Check that all queues exist, and bind them. Returns the name of a missing queue, "" for none.

@@ -626,3 +626,43 @@ async def test_a_plain_topic_with_readers_gets_no_partitions(rig: Rig, reader: s
     await rig.topology.change(["prices"], alive=True, options={"prices": {"partitions": 4}})
     with pytest.raises(TopologyMismatch, match="does not expire"):
         await rig.topology.change(["prices/x"], alive=True, options=expiring)
+
+
+async def test_mqtt_of_a_topic_that_lives_is_switched_and_nothing_else_of_it(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    entries = rig.register.entries
+    weak: dict[str, Options] = {"orders": {"durability": "none", "mqtt": True}}
+    await rig.topology.change(["orders"], alive=True, options=weak)
+    for asked, on in (({"mqtt": False}, False), ({}, False), ({"mqtt": True}, True)):
+        options: dict[str, Options] = {"orders": {"durability": "none", **asked}}
+        assert (await rig.topology.change(["orders"], alive=True, options=options)).complete
+        assert dict(entries["orders"].options) == {"durability": "none", "mqtt": on}
+
+
+async def test_mqtt_that_an_agent_of_an_earlier_version_does_not_know_is_told(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    forgotten = entry(1, origin=ME)
+    rig.peers.answers = [{B: held(forgotten), C: held()}]
+    options: dict[str, Options] = {"orders": {"mqtt": True}}
+    judged = await rig.topology.change(["orders"], alive=True, options=options)
+    assert judged.missing == {B: "its agent is of an earlier version, which knows no mqtt"}
+    assert dict(rig.register.entries["orders"].options) == {"mqtt": True}
+
+
+async def test_of_two_that_switch_mqtt_at_once_the_later_answer_is_the_true_one(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    won = replace(entry(1, origin=B), options=(("mqtt", False),))
+    rig.peers.answers = [{B: held(won), C: held()}, {B: held(), C: held()}]
+    options: dict[str, Options] = {"orders": {"mqtt": True}}
+    assert (await rig.topology.change(["orders"], alive=True, options=options)).complete
+    assert [pushed[0].number for pushed in rig.peers.pushed] == [1, 2]
+    assert dict(rig.register.entries["orders"].options) == {"mqtt": True}
+
+
+async def test_a_partitioned_topic_takes_nothing_by_mqtt(rig: Rig) -> None:
+    rig.peers.maps = {B: EMPTY, C: EMPTY}
+    rig.peers.answers = [{B: held(), C: held()}] * 9
+    await rig.topology.change(["orders"], alive=True, options={"orders": {"partitions": 4}})
+    with pytest.raises(TopologyMismatch, match="mqtt is for topics without partitions"):
+        await rig.topology.change(["orders"], alive=True, options={"orders": {"mqtt": True}})

@@ -186,6 +186,31 @@ def test_options_are_those_it_began_to_live_with() -> None:
     assert change(True).options == ()
 
 
+def test_mqtt_is_switched_by_whoever_asks_and_is_off_in_the_next_life() -> None:
+    ours = register("A", entry())
+
+    def change(alive: bool = True, **asked: bool) -> Entry:
+        (changed,) = ours.change(["q"], alive=alive, answered=["B"], options={"q": asked}) or ()
+        return changed
+
+    assert change().options == ()
+    on = change(mqtt=True)
+    assert on.options == (("mqtt", True),)
+    assert change() == change(mqtt=True) == on
+    off = change(mqtt=False)
+    assert off.number > on.number
+    assert off.options == change(alive=False).options == change().options == (("mqtt", False),)
+
+
+def test_what_an_agent_of_an_earlier_version_forgot_of_an_entry_is_not_forgotten() -> None:
+    on = Entry(wanted="k", number=3, origin="B", alive=True, tomb=0, options=(("mqtt", True),))
+    forgotten = entry(number=3, origin="B")
+    for known, comes in ((on, forgotten), (forgotten, on)):
+        ours = register("A", known)
+        ours.told(intact(comes))
+        assert ours.entries["k"] == on
+
+
 def test_a_change_needs_a_majority() -> None:
     assert register().change(["k"], alive=True, answered=[]) is None
     assert register().change(["k"], alive=True, answered=["A", "X"]) is None

@@ -224,6 +224,8 @@ def test_users_have_no_right_that_they_do_not_need() -> None:
         ("consumer", "amq.gen-x", False),
         ("publisher", "mb.sub/orders/a", False),
         ("agent", "amq.rabbitmq.event", True),
+        ("agent", "amq.topic", True),
+        ("mqtt", "mb.sub/orders/a", False),
         ("agent", "other", False),
     ],
 )
@@ -231,7 +233,7 @@ def test_who_may_read_what(role: str, queue: str, may: bool) -> None:
     assert bool(re.search(RIGHTS[role][3], queue)) is may
 
 
-APPLICATIONS = ("application", "publisher", "consumer", "monitor", "probe")
+APPLICATIONS = ("application", "publisher", "consumer", "mqtt", "monitor", "probe")
 
 
 @pytest.mark.guarantee("roles-cannot-bind")
@@ -371,6 +373,9 @@ def test_a_gateway_that_cannot_be_set_up_is_named(wrong: dict[str, Any], told: s
 
 
 def test_plugins_of_the_inventory_are_enabled_beside_ours() -> None:
-    with_stomp = host(inventory(provision={"plugins": ["stomp"]}))
-    assert "rabbitmq_stomp]" in text_of(with_stomp, "/etc/rabbitmq/enabled_plugins")
-    assert "stomp" not in text_of(host(inventory()), "/etc/rabbitmq/enabled_plugins")
+    with_both = host(inventory(provision={"plugins": ["mqtt", "stomp"]}))
+    assert "rabbitmq_mqtt,rabbitmq_stomp]" in text_of(with_both, "/etc/rabbitmq/enabled_plugins")
+    assert "{allow_anonymous, false}" in text_of(with_both, "/etc/rabbitmq/advanced.config")
+    plain = host(inventory())
+    assert "stomp" not in text_of(plain, "/etc/rabbitmq/enabled_plugins")
+    assert "mqtt" not in text_of(plain, "/etc/rabbitmq/advanced.config")
