@@ -31,7 +31,7 @@ from messagebus_gateway.leases import Lease, Leases
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
-__all__ = ["Held", "Pulls", "Reader", "as_json", "body_of"]
+__all__ = ["Held", "Holding", "Pulls", "Reader", "as_json", "body_of"]
 
 log = logging.getLogger("messagebus.gateway")
 
@@ -40,6 +40,9 @@ AHEAD_MAX = 1_000
 FIRST_MAX = 50  # of each broker, until the demand is known
 READERS_MAX = 1_000
 STOP_S = 5.0
+# A comment of a stream is sent when nothing else was, so that proxies keep the connection.
+HOLDING_WAIT_S = 15.0
+HOLDING_PULL_MAX, HOLDING_PULL_BYTES = 100, 1 << 20
 ACK_SAFE_S = 10.0
 KEY_BYTES, SESSION_BYTES = 32, 4
 
@@ -362,6 +365,49 @@ def body_of(delivery: Delivery) -> dict[str, str]:
         return {"body": delivery.body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(delivery.body).decode()}
+
+
+class Holding:
+    """What a stream or a socket holds of a subscription: its leases, by token. freed: set when one ends."""
+
+    def __init__(self, pulls: Pulls, reader: Reader, principal: Principal, lease_s: float) -> None:
+        self._pulls, self._reader, self._principal = pulls, reader, principal
+        self._lease_s = lease_s
+        self._leases: dict[str, Lease[Held]] = {}
+        self.freed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def is_full(self) -> bool:
+        """True while its principal holds all the leases it may."""
+        return not self._pulls.leases.room(self._principal.name)
+
+    def room(self, most: int) -> int:
+        """Return how many a pull may ask for, so many at most; 0 or less for none."""
+        return min(most, HOLDING_PULL_MAX, self._pulls.leases.room(self._principal.name))
+
+    async def pull(self, most: int) -> list[Lease[Held]]:
+        """Wait for deliveries and lease them. Cancelled, it has taken nothing."""
+        return await self._pulls.pull(
+            self._principal,
+            self._reader,
+            most,
+            wait_s=HOLDING_WAIT_S,
+            bytes_max=HOLDING_PULL_BYTES,
+            lease_s=self._lease_s,
+            kept=self._leases,
+            freed=self._end,
+        )
+
+    def give_back(self) -> None:
+        """Give back what is unanswered."""
+        self._pulls.give_back(list(self._leases.values()))
+
+    def _end(self, lease: Lease[Held]) -> None:
+        self._leases.pop(lease.token, None)
+        self.freed.set()
 
 
 def as_json(lease: Lease[Held]) -> dict[str, Any]:

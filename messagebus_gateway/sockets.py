@@ -16,16 +16,14 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from messagebus import MessageBusError
-from messagebus_gateway.leases import Lease
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem, encoded
-from messagebus_gateway.pulling import Held, Pulls, Reader, as_json
+from messagebus_gateway.pulling import Holding, Pulls, Reader, as_json
 
 __all__ = ["PROTOCOL", "Socket"]
 
 PROTOCOL = "messagebus.v1"
-CREDIT_MAX, PULL_MAX, PULL_BYTES = 1_000, 100, 1 << 20
-WAIT_S = 15.0
+CREDIT_MAX = 1_000
 ROOM_S = 1.0  # between looks for room, where the principal holds all it may
 # Publishes of one socket that wait for their ends; then its frames are not read.
 PUBLISHES_MAX = 100
@@ -48,12 +46,11 @@ class Socket:
         ending: asyncio.Event,
         answer: Answer,
     ) -> None:
-        self._socket, self._pulls, self._reader = socket, pulls, reader
-        self._principal, self._lease_s = principal, lease_s
+        self._socket, self._principal = socket, principal
+        self._held = Holding(pulls, reader, principal, lease_s)
         self._ending, self._answer = ending, answer
-        self._leases: dict[str, Lease[Held]] = {}
         self._credit = 0
-        self._changed = asyncio.Event()
+        self._changed = self._held.freed  # set for more credit, too
         self._publishing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -68,7 +65,7 @@ class Socket:
             for each in (*works, *self._publishing):
                 each.cancel()
             await asyncio.gather(*works, *self._publishing, return_exceptions=True)
-            self._pulls.give_back(list(self._leases.values()))
+            self._held.give_back()
             code = GOING_AWAY if self._ending.is_set() else REFUSED
             with contextlib.suppress(RuntimeError, WebSocketDisconnect):
                 await self._socket.close(code)
@@ -76,15 +73,10 @@ class Socket:
     async def _deliver(self) -> None:
         told = False
         while True:
-            room = min(
-                self._credit,
-                PULL_MAX,
-                CREDIT_MAX - len(self._leases),
-                self._pulls.leases.room(self._principal.name),
-            )
+            room = self._held.room(min(self._credit, CREDIT_MAX - len(self._held)))
             if room <= 0:
                 if self._credit and not told:
-                    full = not self._pulls.leases.room(self._principal.name)
+                    full = self._held.is_full
                     detail = f"{self._principal.name if full else 'this socket'} holds all the leases it may"
                     await self._tell("error", Problem(429, detail).told)
                     told = True
@@ -95,23 +87,10 @@ class Socket:
                         await self._changed.wait()
                 continue
             told = False
-            leases = await self._pulls.pull(
-                self._principal,
-                self._reader,
-                room,
-                wait_s=WAIT_S,
-                bytes_max=PULL_BYTES,
-                lease_s=self._lease_s,
-                kept=self._leases,
-                freed=self._end,
-            )
+            leases = await self._held.pull(room)
             self._credit -= len(leases)
             for lease in leases:
                 await self._tell("deliver", as_json(lease))
-
-    def _end(self, lease: Lease[Held]) -> None:
-        self._leases.pop(lease.token, None)
-        self._changed.set()
 
     async def _read(self) -> None:
         """Take the client's frames; the first that is none of ours ends it."""

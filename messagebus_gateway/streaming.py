@@ -10,13 +10,9 @@ from starlette.responses import StreamingResponse
 
 from messagebus_gateway.leases import Lease
 from messagebus_gateway.people import Principal
-from messagebus_gateway.pulling import Held, Pulls, Reader, as_json
+from messagebus_gateway.pulling import HOLDING_WAIT_S, Held, Holding, Pulls, Reader, as_json
 
 __all__ = ["Stream"]
-
-# A comment is sent when nothing else was, so that proxies keep the connection.
-ALIVE_S = 15.0
-PULL_MAX, PULL_BYTES = 100, 1 << 20
 
 
 class Stream:
@@ -33,11 +29,9 @@ class Stream:
         acks_sent: bool,
         ending: asyncio.Event,
     ) -> None:
-        self._pulls, self._reader, self._principal = pulls, reader, principal
-        self._most, self._lease_s, self._acks_sent = in_flight, lease_s, acks_sent
-        self._ending = ending
-        self._freed = asyncio.Event()
-        self._leases: dict[str, Lease[Held]] = {}
+        self._pulls, self._principal = pulls, principal
+        self._held = Holding(pulls, reader, principal, lease_s)
+        self._most, self._acks_sent, self._ending = in_flight, acks_sent, ending
 
     def response(self) -> StreamingResponse:
         """Return the answer that carries the stream. What is unanswered at its end is given back."""
@@ -54,7 +48,7 @@ class Stream:
             while not ending.done():
                 leases = await self._next(ending)
                 if not leases:
-                    full = not self._pulls.leases.room(self._principal.name)
+                    full = self._held.is_full
                     yield b": no more leases: answer some\n\n" if full else b": alive\n\n"
                 for lease in leases:
                     yield _event(lease)
@@ -63,31 +57,18 @@ class Stream:
         finally:
             ending.cancel()
             self._principal.sockets.leave()
-            self._pulls.give_back(list(self._leases.values()))
+            self._held.give_back()
 
     async def _next(self, ending: asyncio.Task[bool]) -> list[Lease[Held]]:
-        room = min(
-            self._most - len(self._leases), PULL_MAX, self._pulls.leases.room(self._principal.name)
-        )
+        room = self._held.room(self._most - len(self._held))
         if room <= 0:
-            self._freed.clear()
-            working: asyncio.Task[object] = asyncio.create_task(self._freed.wait())
+            self._held.freed.clear()
+            working: asyncio.Task[object] = asyncio.create_task(self._held.freed.wait())
         else:
-            working = asyncio.create_task(
-                self._pulls.pull(
-                    self._principal,
-                    self._reader,
-                    room,
-                    wait_s=ALIVE_S,
-                    bytes_max=PULL_BYTES,
-                    lease_s=self._lease_s,
-                    kept=self._leases,
-                    freed=self._end,
-                )
-            )
+            working = asyncio.create_task(self._held.pull(room))
         try:
             await asyncio.wait(
-                {working, ending}, timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED
+                {working, ending}, timeout=HOLDING_WAIT_S, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             if not working.done():
@@ -95,10 +76,6 @@ class Stream:
                 await asyncio.wait({working})
         found = None if working.cancelled() else working.result()
         return found if isinstance(found, list) else []
-
-    def _end(self, lease: Lease[Held]) -> None:
-        self._leases.pop(lease.token, None)
-        self._freed.set()
 
 
 def _event(lease: Lease[Held]) -> bytes:
