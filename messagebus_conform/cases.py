@@ -328,7 +328,7 @@ def prefetch_bounds(stage: Stage) -> str:
 
 @case("batches are taken apart, and acked when all entries are answered")
 def batches_are_taken_apart(stage: Stage) -> None:
-    ids = stage.ids(3)
+    *ids, beside, behind = stage.ids(5)
     entries = [
         (_entry(ids[0], "text/plain", {"mb-key": "k1", "n": 7}), b"one"),
         (_entry(ids[1], None, None), b""),
@@ -337,9 +337,10 @@ def batches_are_taken_apart(stage: Stage) -> None:
     outer = pika.BasicProperties(
         content_type=BATCH_TYPE, delivery_mode=2, message_id=ids[0], timestamp=1_700_000_000
     )
-    with stage.consuming(auto="") as program:
+    with stage.consuming(auto="", prefetch=2) as program:
         stage.witness.publish_raw(0, stage.queue, outer, batch_of(entries))
-        program.received(ids)
+        stage.witness.publish(0, stage.queue, [beside, behind])
+        program.received([*ids, beside])
         one, two, three = (next(d for d in program.deliveries if d["delivered"] == i) for i in ids)
         must(one["key"] == "k1" and one["headers"].get("n") == 7, "headers of the first entry")
         must(three["headers"].get("deep") == {"list": [1, "two", True]}, "a nested table")
@@ -348,16 +349,22 @@ def batches_are_taken_apart(stage: Stage) -> None:
             must(told["sha256"] == hashlib.sha256(body).hexdigest(), "the body of an entry")
         program.ack(one, two)
         program.until(lambda: program.answered(two), 5, "answers to two entries")
+        program.ack(next(d for d in program.deliveries if d["delivered"] == beside))
+        # It comes when that ack has arrived, and so has an ack of the batch that should not be.
+        program.received([*ids, beside, behind])
         stage.proxies[0].cut()
         program.until(
-            lambda: program.ids.count(ids[2]) == 2, 15, "the entry without an answer again"
+            lambda: program.ids.count(ids[2]) == program.ids.count(behind) == 2,
+            15,
+            "the entry without an answer again, and what follows",
         )
-        again = program.deliveries[3:]
-        program.do("retry", tag=again[-1]["tag"], delay_ms=0, reason="later")
+        again = program.deliveries[len(ids) + 2 :]
+        third = next(d for d in again if d["delivered"] == ids[2])
+        program.do("retry", tag=third["tag"], delay_ms=0, reason="later")
         program.until(lambda: program.ids.count(ids[2]) >= 3, 10, "the copy of one entry")
         copy = program.deliveries[-1]
         must(copy["attempt"] == 2 and copy["headers"].get("deep"), "the copy of an entry")
-        program.ack(*again[:-1], copy)
+        program.ack(*(d for d in again if d is not third), copy)
         broken = pika.BasicProperties(content_type=BATCH_TYPE, delivery_mode=2, message_id="broken")
         stage.witness.publish_raw(0, stage.queue, broken, b"\0\0\0\x07no such row")
         program.until(
