@@ -24,7 +24,7 @@ from pathlib import Path
 
 from messagebus.errors import MessageBusError
 from tests import versions
-from tests.support import starts
+from tests.support import eventually, starts
 from tests.support.examples import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
@@ -172,6 +172,8 @@ def main() -> int:
         scratch = Path(folder)
         starts_file = scratch / "starts.txt"
         os.environ |= {THOROUGH: "1", starts.FILE: str(starts_file)}
+        # Everything beside each other on two processors: no time limit of a test is about that.
+        os.environ.setdefault(eventually.ENV_FACTOR, "2")
         known = {name: Part(name, paths, scratch) for name, paths in _paths().items()}
         others = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
         parts = [part for name, part in known.items() if name not in IN_TURN]

@@ -11,7 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Times grow with this on slow machines.
-FACTOR = float(os.environ.get("MESSAGEBUS_TEST_TIME_FACTOR", "1"))
+ENV_FACTOR = "MESSAGEBUS_TEST_TIME_FACTOR"
+FACTOR = float(os.environ.get(ENV_FACTOR, "1"))
 POLL_S = 0.02
 
 
