@@ -90,7 +90,7 @@ OPTION_KINDS: Mapping[str, type] = {
 }
 OF_STREAMS, OF_TOPICS = {"keep_s", "keep_bytes"}, {"homes", "mqtt"}
 # The exchange that RabbitMQ's plug-in publishes to, `/` in an MQTT topic as `.` in the routing key.
-MQTT = "amq.topic"
+MQTT_EXCHANGE = "amq.topic"
 DELAY_PREFIX, STREAM_PREFIX = "delay:", "stream:"
 # Bounds of one segment of a stream; the broker drops whole ones.
 SEGMENT_SHARE, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 20, 100_000, 500_000_000
@@ -175,7 +175,7 @@ def declarations(wanted: Wanted, *, born: int = 0) -> Declarations:
         case Topic(partitions=partitions):
             through = Exchange(name=wanted.exchange, type="direct" if partitions else "fanout")
             to: Any = {"queue": through.name, "routing_key": wanted.name, "to_exchange": True}
-            way = (Binding(exchange=MQTT, **to),) if wanted.mqtt else ()
+            way = (Binding(exchange=MQTT_EXCHANGE, **to),) if wanted.mqtt else ()
             return Declarations(exchanges=(through,), bindings=way)
         case Subscription(topic=topic) if wanted.has_segments:
             return Declarations(

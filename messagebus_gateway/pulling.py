@@ -368,7 +368,7 @@ def body_of(delivery: Delivery) -> dict[str, str]:
 
 
 class Holding:
-    """What a stream or a socket holds of a subscription: its leases, by token. freed: set when one ends."""
+    """The leases of a stream or a socket of one subscription, by token. freed: set when one ends."""
 
     def __init__(self, pulls: Pulls, reader: Reader, principal: Principal, lease_s: float) -> None:
         self._pulls, self._reader, self._principal = pulls, reader, principal

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from bench.errors import BenchError
-from bench.figures.client.mesh import rss_bytes_of
+from bench.figures.client.mesh import MB, rss_bytes_of
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
 from bench.figures.see.page import cpu_percents
@@ -209,8 +209,7 @@ async def _measured(
 
 def _sealed_s(cluster: LocalCluster, home: str, segment: str) -> float:
     """Return when an agent says in its log that it has sealed a segment."""
-    name = next(each for each in cluster.names if cluster.node(each).broker == home)
-    log = cluster.layout.log_file(f"{name}-agent").read_text().splitlines()
+    log = cluster.layout.log_file(f"{cluster.name_of(home)}-agent").read_text().splitlines()
     line = next(each for each in log if each.endswith(f"sealed segment=mb.seg/{segment}"))
     return datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
 
@@ -225,6 +224,16 @@ class _Rest(NamedTuple):
     agent_percent: float
 
 
+# Of each field of `_Rest`, what queues add: id, words, unit.
+_ADDED = (
+    ("boot_s", "time they add to its start", "s"),
+    ("broker_mb", "memory they add to it", "MB"),
+    ("agent_mb", "memory they add to its agent", "MB"),
+    ("broker_percent", "CPU they add to it, of one core", "%"),
+    ("audit_percent", "CPU that its agent's audit of them adds, of one core", "%"),
+)
+
+
 def _at_rest(cluster: LocalCluster) -> _Rest:
     """Start the broker anew, and look at it once it has settled."""
     (name,) = cluster.names
@@ -237,8 +246,8 @@ def _at_rest(cluster: LocalCluster) -> _Rest:
     found = [cluster.process_of(name), cluster.process_of(name, agent=True)]
     pids = [each.pid for each in found if each]
     broker, agent = cpu_percents(pids, IDLE_S)
-    memory = [rss_bytes_of(pid) / 1e6 for pid in pids]
-    return _Rest(boot_s, memory[0], memory[1], broker, agent)
+    broker_mb, agent_mb = (rss_bytes_of(pid) / MB for pid in pids)
+    return _Rest(boot_s, broker_mb, agent_mb, broker, agent)
 
 
 def _segments(scene: Scene) -> Iterator[Figure]:
@@ -248,19 +257,11 @@ def _segments(scene: Scene) -> Iterator[Figure]:
     names = [f"{SEGMENTED_TOPIC}/s{number}" for number in range(SUBSCRIPTIONS)]
     declare(bus, [Topic(SEGMENTED_TOPIC, partitions=partitions), *names], timeout_s=WITHIN_S)
     beside = [_at_rest(cluster) for _ in range(scene.repeat)]
-    pairs = list(zip(beside, without, strict=True))
     what = f"{SUBSCRIPTIONS * partitions:,} queues of partitions on a broker, at rest"
-    added = [there.broker_mb - before.broker_mb for there, before in pairs]
-    yield make("segments_broker_mb", f"{what}: memory they add to it", added, "MB")
-    added = [there.agent_mb - before.agent_mb for there, before in pairs]
-    yield make("segments_agent_mb", f"{what}: memory they add to its agent", added, "MB")
-    added = [there.boot_s - before.boot_s for there, before in pairs]
-    yield make("segments_boot_s", f"{what}: time they add to its start", added, "s")
-    added = [there.broker_percent - before.broker_percent for there, before in pairs]
-    yield make("segments_broker_percent", f"{what}: CPU they add to it, of one core", added, "%")
-    added = [there.agent_percent - before.agent_percent for there, before in pairs]
-    what += ": CPU that its agent's audit of them adds, of one core"
-    yield make("segments_audit_percent", what, added, "%")
+    for number, (id, words, unit) in enumerate(_ADDED):
+        pairs = zip(beside, without, strict=True)
+        added = [there[number] - before[number] for there, before in pairs]
+        yield make(f"segments_{id}", f"{what}: {words}", added, unit)
 
 
 GROUP = Group(NAME, 0, "no broker: in memory", _figures)

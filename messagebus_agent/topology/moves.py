@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from messagebus._io.amqp.control import port_answers
 from messagebus.broker import Broker, BrokerList
 from messagebus.core.homes import Chain, Home, mark_of, segment_of, write_chains
 from messagebus.errors import LinkError, TopologyError
@@ -209,7 +210,7 @@ class Moves:
             return f"lets the agent of {first} decide, the first of its list"
         if not (self._register.informed and self._register.intact):
             return "does not know the map yet"
-        if await _answers(Broker.parse(home)):
+        if await port_answers(Broker.parse(home), timeout_s=PROBE_S):
             return f"gets an answer of {home}: put it on the list again"
         return ""
 
@@ -370,13 +371,3 @@ class Moves:
             who = "not every agent of the list" if by_all else "no majority of the agents"
             raise TopologyError(f"{who} has stored the homes of {topic}")
         self._written[topic] = homes
-
-
-async def _answers(broker: Broker) -> bool:
-    """Return whether a broker's AMQP port takes connections, as that of a frozen one does."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(PROBE_S):
-            _reader, writer = await asyncio.open_connection(broker.host.strip("[]"), broker.port)
-        writer.close()
-        return True
-    return False

@@ -264,6 +264,10 @@ class LocalCluster:
         """The addresses of all brokers, ``host:port``, in the order of their names."""
         return [self.node(name).broker for name in self.names]
 
+    def name_of(self, broker: str) -> str:
+        """Return the name of the node with this address, ``host:port``."""
+        return next(name for name in self.names if self.node(name).broker == broker)
+
     @property
     def broker(self) -> str:
         """HAProxy's AMQP address."""

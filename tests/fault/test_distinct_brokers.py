@@ -68,14 +68,14 @@ def test_publishers_leave_a_frozen_broker_and_every_publish_ends(
     with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
         eventually(lambda: len(load.sent) > 100, within_s=ANSWERED_WITHIN_S)
         frozen = load.publishers[0].stats().broker
-        broken.freeze(_name_of(broken, frozen))
+        broken.freeze(broken.name_of(frozen))
         frozen_ns = time.monotonic_ns()
         for publisher in load.publishers:
             _wait_elsewhere(publisher, frozen)
         eventually(
             lambda: len(load.confirmed(since_ns=frozen_ns)) > 100, within_s=ANSWERED_WITHIN_S
         )
-        broken.thaw(_name_of(broken, frozen))
+        broken.thaw(broken.name_of(frozen))
     assert load.left_open == 0
     assert set(load.outcomes()) == {Outcome.CONFIRMED}
 
@@ -121,7 +121,3 @@ def _wait_elsewhere(publisher: Publisher, broker: str) -> None:
         within_s=ANSWERED_WITHIN_S,
         what="a link to another broker",
     )
-
-
-def _name_of(cluster: LocalCluster, broker: str) -> str:
-    return next(name for name in cluster.names if cluster.node(name).broker == broker)

@@ -46,35 +46,37 @@ STEPS = ("move begins", "sealed segment", "partition moved", "segment finished")
 LATE_S = 2.0
 
 
-def command(cluster: LocalCluster, folder: Path, *words: str, code: int = 0) -> str:
-    """Run `messagebus partitions`, and return what it prints. Those that are at home there are refused: 3."""
+def begun(cluster: LocalCluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Begin `messagebus partitions`."""
     token = folder / "token"
     token.write_text(cluster.token.reveal())
-    ran = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "messagebus", "partitions", *words],
         env={**os.environ, **cluster.client_env(), "MESSAGEBUS_TOKEN_FILE": str(token)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=2 * WITHIN_S,
     )
-    assert ran.returncode == code, ran.stderr
-    assert all("is its home" in line for line in ran.stderr.splitlines())
-    return ran.stdout
 
 
-def name_of(cluster: LocalCluster, broker: str) -> str:
-    return next(name for name in cluster.names if cluster.node(name).broker == broker)
+def command(cluster: LocalCluster, folder: Path, *words: str, code: int = 0) -> str:
+    """Run `messagebus partitions`, and return what it prints. Those that are at home there are refused: 3."""
+    ran = begun(cluster, folder, *words)
+    out, error = ran.communicate(timeout=2 * WITHIN_S)
+    assert ran.returncode == code, error
+    assert all("is its home" in line for line in error.splitlines())
+    return out
 
 
 def killed_at(cluster: LocalCluster, topic: str, step: str, end: str) -> None:
     """Move a partition, and kill the agent of its old or its next home when the old one tells of a step."""
     old, to = homes(cluster, topic)[0], rotated(cluster, topic)[0]
-    log = cluster.layout.log_file(f"{name_of(cluster, old)}-agent")
+    log = cluster.layout.log_file(f"{cluster.name_of(old)}-agent")
     known = log.stat().st_size
     # An agent that was killed just before may not be heard yet.
     eventually(lambda: begin(cluster, topic, {0: to}) == {}, within_s=WITHIN_S, what="it begins")
     eventually(lambda: step.encode() in log.read_bytes()[known:], within_s=WITHIN_S, what=step)
-    victim = name_of(cluster, old if end == "old" else to)
+    victim = cluster.name_of(old if end == "old" else to)
     cluster.kill(victim, agent=True)
     cluster.start(victim, agent=True)
     eventually(lambda: settled(cluster, topic), within_s=WITHIN_S, what=f"{end} killed at {step}")
@@ -201,7 +203,7 @@ def test_what_holds_up_a_move_is_named_and_holds_up_no_publish_and_no_other_subs
         passes()
         for away, why in (
             (others, "takes no messages, or its agent does not answer"),  # a majority
-            ([name_of(broken, home)], "its home"),
+            ([broken.name_of(home)], "its home"),
         ):
             for name in away:
                 broken.kill(name, agent=True)
@@ -221,25 +223,7 @@ def test_what_holds_up_a_move_is_named_and_holds_up_no_publish_and_no_other_subs
 
 
 def abandoning(cluster: LocalCluster, folder: Path, topic: str, home: str) -> subprocess.Popen[str]:
-    token = folder / "token"
-    token.write_text(cluster.token.reveal())
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "messagebus",
-            "partitions",
-            "abandon",
-            topic,
-            "--home",
-            home,
-            "--yes",
-        ],
-        env={**os.environ, **cluster.client_env(), "MESSAGEBUS_TOKEN_FILE": str(token)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return begun(cluster, folder, "abandon", topic, "--home", home, "--yes")
 
 
 def refusal(cluster: LocalCluster, folder: Path, topic: str, home: str) -> str:
@@ -273,7 +257,7 @@ def test_a_lost_home_is_abandoned_and_serves_nothing_of_its_partitions_when_it_i
     whole = Topic(topic, partitions=1)
     declare(bus, [whole, f"{topic}/ledger", f"{topic}/audit", search], timeout_s=60)
     [home] = homes(broken, topic)
-    lost = name_of(broken, home)
+    lost = broken.name_of(home)
     first, last = sorted(set(broken.names) - {lost}, key=lambda name: broken.node(name).broker)
     old_list = broken.node(lost).list_file.read_text()
     with (
@@ -302,8 +286,8 @@ def test_a_lost_home_is_abandoned_and_serves_nothing_of_its_partitions_when_it_i
         log = broken.layout.log_file(f"{first}-agent")
         known = log.stat().st_size
         operators = [abandoning(broken, tmp_path, topic, home) for _ in range(2)]
-        begun = f"abandoned topic={topic} ".encode()
-        eventually(lambda: begun in log.read_bytes()[known:], within_s=WITHIN_S, what="it begins")
+        line = f"abandoned topic={topic} ".encode()
+        eventually(lambda: line in log.read_bytes()[known:], within_s=WITHIN_S, what="it begins")
         broken.kill(first, agent=True)
         broken.start(first, agent=True)
         for each in (*operators, abandoning(broken, tmp_path, topic, home)):

@@ -153,8 +153,7 @@ def _leave_open(
     """Freeze the publisher's broker and publish OPEN messages that it does not answer; return its name."""
     publisher.send_safe(created(destination), b"x")
     # A balancer that took another one for down may have cut the link to it until now.
-    at = publisher.stats().broker
-    name = next(each for each in cluster.names if cluster.node(each).broker == at)
+    name = cluster.name_of(publisher.stats().broker)
     cluster.freeze(name)
     futures = [publisher.submit(destination, b"x") for _ in range(OPEN)]
     eventually(lambda: publisher.stats().window == OPEN, within_s=READY_WITHIN_S)

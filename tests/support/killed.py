@@ -77,6 +77,15 @@ class Killed:
             os.kill(pid, signal.SIGKILL)
             self.pids.append(pid)
 
+    def handles(self, number: int) -> bool:
+        """Return whether it has a handler of this signal, and so is past its start."""
+        try:
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+        except OSError:  # it has ended
+            return False
+        caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), ":0")
+        return bool(int(caught.partition(":")[2], 16) >> number - 1 & 1)
+
     def stop(self) -> int:
         """End it in an orderly way; return its exit code."""
         self._process.terminate()

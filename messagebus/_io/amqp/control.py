@@ -334,17 +334,22 @@ async def _has_right(link: Link, right: Right) -> bool:
     return True
 
 
-async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
-    """Return whether the AMQP port refuses connections. No answer in time is not a refusal."""
+async def port_answers(address: Broker, *, timeout_s: float) -> bool | None:
+    """Return whether the AMQP port takes connections, as that of a frozen broker does; None: no answer."""
     try:
         async with asyncio.timeout(timeout_s):
             _reader, writer = await asyncio.open_connection(address.host.strip("[]"), address.port)
     except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
         return False
+    except (OSError, TimeoutError):
+        return None
     writer.close()
-    return False
+    return True
+
+
+async def port_refuses(address: Broker, *, timeout_s: float) -> bool:
+    """Return whether the AMQP port refuses connections. No answer in time is not a refusal."""
+    return await port_answers(address, timeout_s=timeout_s) is False
 
 
 async def node_is_gone(host: str, node_name: str, epmd_port: int, *, timeout_s: float) -> bool:

@@ -194,10 +194,10 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The brokers that answer when they are dialled."""
     found = set[str]()
 
-    async def answers(broker: Broker) -> bool:
+    async def answers(broker: Broker, *, timeout_s: float) -> bool:
         return broker.name in found
 
-    monkeypatch.setattr(moves, "_answers", answers)
+    monkeypatch.setattr(moves, "port_answers", answers)
     return found
 
 
