@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from bench.audit import audit
-from bench.audit_report import print_audit
-from bench.clients.java import fetch
-from bench.commands import COMMANDS
-from bench.demo.cli import demo
-from bench.errors import CODES, DoesNotHold
-from bench.figures.cli import figures, readme
-from bench.figures.turns import profile
-from bench.harness.worker import worker
-from bench.rows import read_events
-from bench.trials.handlers import handlers
-from bench.trials.once import once
-from bench.trials.soak import soak
+from bench.errors import CODES
 from messagebus.commands.exits import Program
-from messagebus.recording.events import FAULTS
-from messagebus.recording.manifest import read_manifest
+
+# Command -> where it is, and its line in the help. Load processes are commands, and import no charts.
+LATER = {
+    "audit": ("bench.commands:audit", "Judge a recorded run: lost, altered, doubled, and why."),
+    "compare": ("bench.commands:compare", "Run two profiles by turns, and compare them."),
+    "demo": ("bench.demo.cli:demo", "Play the whole way while brokers come, go and die."),
+    "fetch": ("bench.clients.java:fetch", "Fetch a system written in Java, through Maven."),
+    "figures": ("bench.figures.cli:figures", "Measure the figures of the project."),
+    "handlers": (
+        "bench.trials.handlers:handlers",
+        "Have a worker survive whatever messages do to it.",
+    ),
+    "knee": ("bench.commands:knee", "Find the highest rate with latencies in bounds."),
+    "once": (
+        "bench.trials.once:once",
+        "Kill everything while orders are billed; each is billed once.",
+    ),
+    "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),
+    "profile": (
+        "bench.figures.turns:profile",
+        "Show what a message costs, function by function.",
+    ),
+    "readme": ("bench.figures.cli:readme", "Write the newest figures into the pages."),
+    "report": ("bench.commands:report", "Make the report of a run again from its files."),
+    "run": ("bench.commands:run", "Measure what PROFILE says."),
+    "soak": ("bench.trials.soak:soak", "Break a cluster under load; nothing may be lost."),
+    "worker": ("bench.harness.worker:worker", "One load process of a measured run."),
+}
 
 
-@click.group("bench", cls=Program, codes=CODES)
+@click.group("bench", cls=Program, codes=CODES, later=LATER)
 def bench() -> None:
     """Measure load and latency, audit runs, and play the demonstration of the whole way."""
-
-
-for command in (demo, figures, profile, soak, handlers, once, readme, fetch, worker, *COMMANDS):
-    bench.add_command(command)
-
-
-@bench.command(
-    "audit",
-    epilog="Example: python -m bench audit out/demo-20260101-120000",
-    short_help="Judge a recorded run: lost, altered, doubled, and why.",
-)
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(list(FAULTS)),
-    metavar="NAME",
-    help="Of a fault that does not count, as docs/MEASURING.md has them; several.",
-)
-def audit_command(folder: Path, allow: tuple[str, ...]) -> None:
-    """Judge the recorded run in FOLDER: lost, altered, doubled and why. Exit 0 only if it holds."""
-    manifest = read_manifest(folder)
-    result = audit(manifest, read_events(folder, manifest), allow)
-    print_audit(result, manifest)
-    if not result.holds:
-        raise DoesNotHold(
-            f"the audit of {manifest.run_id} does not hold: {'; '.join(result.faults)}"
-        )
 
 
 def main(argv: list[str] | None = None) -> int:

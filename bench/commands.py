@@ -36,6 +36,8 @@ from bench.analysis.compare import compare as compare_results
 from bench.analysis.outside import conduct_outside, read_outside, write_outside
 from bench.analysis.result import Result, gather
 from bench.analysis.series import Results, Step, Summary, carry_out, had, page
+from bench.audit import audit as audited
+from bench.audit_report import print_audit
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
@@ -47,11 +49,13 @@ from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
 from bench.processes import run as run_to_end
+from bench.rows import read_events
 from bench.workloads import lines, predecessor
 from bench.workloads import overhead as overheads
 from bench.workloads.knee import Knee, fault_of
 from messagebus import BusConfig, Stream, declare
-from messagebus.recording.manifest import write_whole
+from messagebus.recording.events import FAULTS
+from messagebus.recording.manifest import read_manifest, write_whole
 from reports.text import columns_here
 
 ResultOfStep = Mapping[str, Mapping[str, Any]]
@@ -124,7 +128,6 @@ def profile_of(named: str) -> Profile:
 
 @click.command(
     epilog="Example: python -m bench run steady --dir out/steady",
-    short_help="Measure what PROFILE says.",
 )
 @click.argument("profile")
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
@@ -219,9 +222,28 @@ def with_system(profile: Profile, name: str | None) -> Profile:
     return other
 
 
+@click.command(epilog="Example: python -m bench audit out/demo-20260101-120000")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(list(FAULTS)),
+    metavar="NAME",
+    help="Of a fault that does not count, as docs/MEASURING.md has them; several.",
+)
+def audit(folder: Path, allow: tuple[str, ...]) -> None:
+    """Judge the recorded run in FOLDER: lost, altered, doubled and why. Exit 0 only if it holds."""
+    manifest = read_manifest(folder)
+    result = audited(manifest, read_events(folder, manifest), allow)
+    print_audit(result, manifest)
+    if not result.holds:
+        raise DoesNotHold(
+            f"the audit of {manifest.run_id} does not hold: {'; '.join(result.faults)}"
+        )
+
+
 @click.command(
     epilog="Example: python -m bench report out/steady",
-    short_help="Make the report of a run again from its files.",
 )
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
@@ -239,7 +261,6 @@ def report(folder: Path) -> None:
 
 @click.command(
     epilog="Example: python -m bench compare one.toml other.toml --repeat 5",
-    short_help="Run two profiles by turns, and compare them.",
 )
 @click.argument("first")
 @click.argument("second")
@@ -318,7 +339,6 @@ def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
 
 @click.command(
     epilog="Example: python -m bench knee steady --p99-max-ms 20",
-    short_help="Find the highest rate with latencies in bounds.",
 )
 @click.argument("profile")
 @options.number("--p99-max-ms", default=20.0, help="The bound.", least=0)
@@ -366,7 +386,6 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
 
 @click.command(
     epilog="Example: python -m bench overhead --name measure",
-    short_help="Measure what the harness costs a message.",
 )
 @options.number("--messages", default=OVERHEAD_MESSAGES, help="So many in all.", least=100)
 @options.number("--repeat", default=5, help="So often.")
@@ -449,6 +468,3 @@ def show(result: Result) -> None:
     """Print the report as wide as the terminal, and the path of its page."""
     click.echo(reports.render_text(result, columns_here()))
     click.echo(f"\n{result.folder / 'report.html'}")
-
-
-COMMANDS = (run, report, compare, knee, overhead)

@@ -43,7 +43,6 @@ CONNECTION_LIFETIME_S = 8
 
 @click.command(
     epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines",
-    short_help="Play the whole way while brokers come, go and die.",
 )
 @click.option("--small", is_flag=True, help="2,000 records, every event, as short as can be.")
 @click.option("--input", "source", metavar="FILE|-", help="Records; default: the package index.")

@@ -101,7 +101,6 @@ WIDTH = 140
 
 @click.command(
     epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine",
-    short_help="Measure the figures of the project.",
 )
 @click.argument("groups", nargs=-1)
 @options.number(
@@ -188,7 +187,7 @@ def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, o
 
 
 @click.command(
-    epilog="Example: python -m bench readme", short_help="Write the newest figures into the pages."
+    epilog="Example: python -m bench readme",
 )
 def readme() -> None:
     """Write the newest figures into README.md, docs/MEASURING.md and bench/results/README.md."""

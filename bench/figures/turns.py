@@ -230,7 +230,6 @@ PROFILE_WIDTH = 140
 
 @click.command(
     epilog="Example: python -m bench profile publish --way send_many --window 50",
-    short_help="Show what a message costs, function by function.",
 )
 @click.argument("verb", type=click.Choice(["publish", "consume"]))
 @click.option(

@@ -42,7 +42,7 @@ Over = Callable[[], bool]
 """Return whether the run is over."""
 
 
-@click.command(short_help="One load process of a measured run.")
+@click.command()
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), required=True, help="Folder of the run."
 )

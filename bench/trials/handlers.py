@@ -52,7 +52,6 @@ LIFE_S, GROWTH_MAX = 90.0, 1.3
 @click.command(
     "handlers",
     epilog="Example: python -m bench handlers --messages 1000000",
-    short_help="Have a worker survive whatever messages do to it.",
 )
 @options.number("--messages", default=100_000, help="So many in all.", least=100)
 @options.number("--brokers", default=3, help="So many.")

@@ -93,7 +93,6 @@ SPARK_WITHIN_S = 600.0
 @click.command(
     "once",
     epilog="Example: python -m bench once --minutes 1.5 --orders 2000",
-    short_help="Kill everything while orders are billed; each is billed once.",
 )
 @options.number("--minutes", default=MINUTES, help="So long there are faults.", least=0.1)
 @options.number("--orders", default=100_000, help="So many are made in that time.", least=100)

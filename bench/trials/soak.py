@@ -43,7 +43,6 @@ CUT_STEP_NS = 500_000_000
 
 @click.command(
     epilog="Example: python -m bench soak --minutes 15 --seed 7",
-    short_help="Break a cluster under load; nothing may be lost.",
 )
 @options.number("--minutes", default=15.0, help="So long.", least=0.1)
 @click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
