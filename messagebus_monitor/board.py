@@ -28,7 +28,8 @@ class View:
     """All that the pages show, at one time.
 
     flows: rates by broker, name and kind. through: rates of brokers. raised: worst first.
-    fault: why nothing newer is known; "" when all is well.
+    noticed: what holds, but not for long enough to be raised. fault: why nothing newer is known; "" when
+    all is well.
     """
 
     bus: Bus
@@ -37,6 +38,7 @@ class View:
     flows: Mapping[tuple[str, str, Kind], Rates] = field(default_factory=dict)
     through: Mapping[str, Rates] = field(default_factory=dict)
     raised: tuple[Raised, ...] = ()
+    noticed: tuple[Raised, ...] = ()
     fault: str = ""
 
 

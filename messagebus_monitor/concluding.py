@@ -6,6 +6,7 @@ It keeps some earlier observations; all is decided by `messagebus_tools.observin
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from messagebus_monitor.board import View
 from messagebus_monitor.eventlog import Event
@@ -40,7 +41,8 @@ class Concluding:
                     self._rates = row_rates(self._steps[0], bus), broker_rates(self._steps[0], bus)
                 self._steps.append(bus)
             before, self._raised = self._raised, self._attention.step(bus)
-            events = [*self._changed(bus), *_ruled(before, self._raised, bus.at_ms)]
+            ruled = _ruled(before, self._raised, self._attention.held, bus.at_ms)
+            events = [*self._changed(bus), *ruled]
             self._last = bus
         silent = set(bus.silent)
         flows, through = self._rates
@@ -53,6 +55,7 @@ class Concluding:
             else flows,
             through={name: each for name, each in through.items() if name not in silent},
             raised=self._raised,
+            noticed=self._attention.noticed,
             fault=fault,
         )
         return view, events
@@ -63,11 +66,20 @@ class Concluding:
         return [Event(e.at_ms, e.kind, e.about, e.text) for e in changes(self._last, bus)]
 
 
-def _ruled(before: tuple[Raised, ...], after: tuple[Raised, ...], at_ms: int) -> list[Event]:
-    was = {(each.rule.name, each.about): each for each in before}
-    now = {(each.rule.name, each.about): each for each in after}
-    raised = [Event(at_ms, "rule", e.about, e.text) for key, e in now.items() if key not in was]
-    cleared = [
-        Event(at_ms, "rule", e.about, f"over: {e.text}") for key, e in was.items() if key not in now
+def _ruled(
+    before: tuple[Raised, ...],
+    after: tuple[Raised, ...],
+    held: Mapping[tuple[str, str], Raised],
+    at_ms: int,
+) -> list[Event]:
+    """Return what was raised, and what is over: not what another rule says now."""
+    was = {(each.rule.name, each.about) for each in before}
+    raised = [
+        Event(at_ms, "rule", e.subject, e.text) for e in after if (e.rule.name, e.about) not in was
     ]
-    return [*raised, *cleared]
+    over = [
+        Event(at_ms, "rule", e.subject, f"over: {e.text}")
+        for e in before
+        if (e.rule.name, e.about) not in held
+    ]
+    return [*raised, *over]

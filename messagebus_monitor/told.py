@@ -100,6 +100,11 @@ def day(at_ms: int) -> str:
     return _at(at_ms, "%Y-%m-%d %H:%M:%S")
 
 
+def zone(at_ms: int) -> str:
+    """Return the time zone of this host."""
+    return _at(at_ms, "%Z")
+
+
 def _at(at_ms: int, form: str) -> str:
     try:
         return time.strftime(form, time.localtime(at_ms / 1_000))

@@ -36,8 +36,10 @@ from messagebus_monitor.pages.shared import (
     row_of,
     source_href,
 )
-from messagebus_monitor.told import NOTHING, Spark
+from messagebus_monitor.told import Spark
 from messagebus_tools.observing.snapshot import Answer, Seen
+
+NEEDS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +154,13 @@ def _broker_row(seen: Seen, board: Board, settings: Settings) -> BrokerRow:
         age=told.age(sums.oldest_s),
         tone=tone,
         links=told.count(links if links is not None else clients),
-        disk=told.size(room.disk_free) if room else told.UNKNOWN,
+        disk=f"{told.size(room.disk_free)} free" if room else told.UNKNOWN,
         disk_used=None if used is None else min(1.0, used),
         disk_tone="warn" if used is not None and used > 1 / 3 else "",
         mirror=(
             told.UNKNOWN
             if answer is None
-            else NOTHING
+            else "none"
             if mirror is None
             else "two disks"
             if mirror.copies > 1
@@ -205,7 +207,7 @@ def broker(
     tiles = [
         Tile("Oldest message", big_age(sums.oldest_s), sums.oldest_of, row.tone,
              curve(series, OLDEST, board, 200, 26), "tile.oldest"),
-        Tile("Waiting", ((row.waiting, ""),), "ready or owed", "",
+        Tile("Waiting", ((row.waiting, ""),), "ready or unacked", "",
              curve(series, WAITING, board, 200, 26), "tile.waiting"),
         Tile("Published", ((row.published, "/s"),), "", "",
              curve(series, ARRIVING, board, 200, 26), "tile.published"),
@@ -221,7 +223,9 @@ def broker(
         "name": name,
         "state": state,
         "words": words,
-        "needs": attention(board, settings, (e for e in view.raised if is_about(e, name))),
+        "needs": attention(board, settings, (e for e in view.raised if is_about(e, name)))[
+            :NEEDS_MAX
+        ],
         "fault": seen.fault,
         "tiles": tiles,
         "facts": _broker_facts(seen),
@@ -260,7 +264,9 @@ def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
             ("Disk", f"{told.size(room.disk_free)} free, alarm at {told.size(room.disk_limit)}"),
             ("Memory", f"{told.size(room.memory_used)} of {told.size(room.memory_limit)}"),
         ]
-    if state.mirror is not None:
+    if state.mirror is None:
+        facts.append(("Mirror", "none: its messages are on this disk alone"))
+    else:
         link = "connected" if state.mirror.connected else "not connected"
         disks = "up to date on two disks" if state.mirror.copies > 1 else "messages on one disk"
         facts.append(("Mirror", f"{disks}, {link}"))

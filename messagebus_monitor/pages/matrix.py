@@ -61,8 +61,9 @@ _SORTS: dict[str, Callable[[Source], Any]] = {
 
 
 def _worst(each: Source) -> tuple[Any, ...]:
-    trouble = bool(each.missing), bool(each.lacking)
-    return (*trouble, round(each.oldest_s or 0), each.sum.parked, each.sum.waiting)
+    tone, size = told.age_class(each.oldest_s), len(str(each.sum.waiting))
+    trouble = bool(each.missing), bool(each.lacking) or tone == "bad", tone == "warn"
+    return (*trouble, size, round(each.oldest_s or 0), each.sum.parked, each.sum.waiting)
 
 
 def chosen(board: Board, query: Query) -> list[Source]:

@@ -36,6 +36,9 @@ from messagebus_monitor.told import NOTHING
 from messagebus_tools.observing.rules import Raised, Rule
 from messagebus_tools.observing.snapshot import Client
 
+# A client that consumes nothing has none.
+NO_LINKS = Text(NOTHING, "r muted"), Text(NOTHING, "r muted")
+
 
 def parked(board: Board, query: Query, settings: Settings) -> Values:
     """Return the values of the page of parked messages."""
@@ -55,7 +58,7 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
                 Text(f"{source.sum.parked:,}", "r warn"),
                 Text(told.age(max(ages, default=None)), "r"),
                 Text(parked_note(source, settings)),
-                Text(f"messagebus parked show {source.name}", "mono muted"),
+                Text("Read the reasons", "", f"{source_href(source.name)}?parked=1#parked"),
             )
         )
     note = missing_note(board, settings)
@@ -95,7 +98,7 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
                 source_href(each.subscription) if each.subscription in board.sources else "",
             ),
             Text(str(each.applied), "r warn" if each.applied < newest else "r"),
-            *link_figures(several, board),
+            *(link_figures(several, board, settings) if each.subscription else NO_LINKS),
             Text(", ".join(sorted({link.version for _, link in several}))),
             Text(f"{told.roughly(each.age_ms / MS_PER_S)} ago", "r muted"),
         )
@@ -109,6 +112,7 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
         "note": f"{counted:,} ask the agents; the list is at generation {newest}",
         "q": query.get("q", ""),
         "hidden": [("behind", "1")] if query.get("behind") else [],
+        "empty": "No client is behind." if query.get("behind") else "No client asks an agent.",
         "views": [
             Link("All", with_query(known), not query.get("behind")),
             Link(
@@ -214,32 +218,43 @@ def journal(
 
 def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule]) -> Values:
     """Return the values of the page of rules."""
-    holding: dict[str, list[Raised]] = {}
-    for each in board.view.raised:
-        holding.setdefault(each.rule.name, []).append(each)
+    holding, noticed = dict[str, list[Raised]](), dict[str, list[Raised]]()
+    for some, by_rule in ((board.view.raised, holding), (board.view.noticed, noticed)):
+        for each in some:
+            by_rule.setdefault(each.rule.name, []).append(each)
     rows = []
     for rule in table:
-        raised = holding.get(rule.name, [])
+        raised, early = holding.get(rule.name, []), noticed.get(rule.name, [])
         tone = {"page": "bad", "warn": "warn", "info": "info"}[rule.severity]
         manual = manual_link(rule.manual, settings)
         unwatched = rule.unwatched(board.view.bus)
-        words = plural(len(raised), "case") if raised else "all is well"
-        if unwatched and not raised:
+        words = plural(len(raised), "case")
+        if early and not raised:
+            since_ms = min(each.since_ms for each in early)
+            held = told.roughly((board.view.now_ms - since_ms) / MS_PER_S)
+            tone, words = "info", f"seen for {held}"
+        elif unwatched and not raised:
             tone, words = "unknown", "not watched"
-        cases = " ".join(f"{short(each.text, settings)}." for each in raised[:NAMES_TOLD])
+        elif not raised:
+            tone, words = "ok", "all is well"
+        shown = [*raised, *early]
+        cases = " ".join(f"{short(each.text, settings)}." for each in shown[:NAMES_TOLD])
         rows.append(
             row_of(
                 "rule",
                 rule.name,
                 Text(rule.name, "name"),
-                Text("", chip=tone if raised or unwatched else "ok", note=words),
+                Text("", chip=tone, note=words),
                 Text(_SEVERITY_WORDS[rule.severity]),
                 Text(told.roughly(rule.for_s) if rule.for_s else "at once", "r"),
                 Text(cases or short(unwatched, settings), "wrap"),
+                Text(rule.first.replace("`", "") if shown else "", "wrap muted"),
                 Text("Manual" if manual else "", "", manual),
             )
         )
-    note = f"{len(holding)} of {len(table)} hold"
+    early_count = sum(name not in holding for name in noticed)
+    note = f"{len(holding)} of {len(table)} are raised"
+    note += f", {early_count} seen and not for long enough" if early_count else ""
     return {"title": "Rules", "lines": rows, "note": note}
 
 

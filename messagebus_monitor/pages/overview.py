@@ -53,6 +53,7 @@ def overview(
         "needs": needs[:ATTENTION_MAX],
         "needs_more": max(0, len(needs) - ATTENTION_MAX),
         "rules": settings.rules,
+        "noticed": len(board.view.noticed),
         "is_partial": bool(missing_note(board, settings)),
         "unwell": [row.name for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
@@ -73,9 +74,9 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     oldest_s = worst.oldest_s if worst else None
     series = board.view.history.of(BUS)
     note, sources = missing_note(board, settings), board.sources.values()
-    owed = sum(each.sum.unacked or 0 for each in sources)
+    unacked = sum(each.sum.unacked or 0 for each in sources)
     complete = sum(not each.missing for each in sources)
-    fed = sum(bool(each.sum.consumers) for each in sources)
+    bare = sum(not each.sum.consumers for each in sources)
 
     def line(figure: int) -> Spark:
         return curve(series, figure, board, 200, 26)
@@ -85,7 +86,7 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     return [
         Tile("Oldest message", big_age(oldest_s), where or "nothing waits", told.age_class(oldest_s),
              line(OLDEST), "tile.oldest"),
-        Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{owed:,} of them owed to consumers",
+        Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{unacked:,} of them with consumers",
              "", line(WAITING), "tile.waiting"),
         Tile("Published", ((told.rate(board.published), "/s"),),
              note or f"to {plural(len(board.view.bus.answers), 'broker')}", "", line(ARRIVING),
@@ -97,6 +98,6 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
              f"in {plural(parked_in, 'queue')}" if parked_in else "nothing was given up",
              "warn" if board.parked else "", None, "tile.parked"),
         Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
-             note or f"on every broker; {fed} consumed",
+             note or (f"on every broker; {bare} without a consumer" if bare else "on every broker"),
              "bad" if complete < len(sources) else "", None, "tile.coverage"),
     ]  # fmt: skip

@@ -110,6 +110,7 @@ class Need:
     href: str
     reason: str
     since: str
+    first: str
     manual: str
 
 
@@ -208,7 +209,10 @@ def _need(each: Raised, board: Board, settings: Settings) -> Need:
         after=after,
         href=href,
         reason=f"Reason: {reason}" if reason else "",
-        since=f"for {told.roughly((board.view.now_ms - each.since_ms) / MS_PER_S)}",
+        since=f"for {told.roughly((board.view.now_ms - each.since_ms) / MS_PER_S)}"
+        if each.is_seen
+        else "as last seen",
+        first=each.rule.first,
         manual=manual_link(each.rule.manual, settings),
     )
 
@@ -221,8 +225,8 @@ def short(text: str, settings: Settings) -> str:
 
 
 def is_about(each: Raised, name: str) -> bool:
-    """Return whether a rule that holds names this subscription, queue or broker."""
-    return name in (each.about, *each.about.split(" on "))
+    """Return whether a rule that holds is about this subscription or queue, or seen on this broker."""
+    return name in (each.about, each.subject, *each.on)
 
 
 def manual_link(section: str, settings: Settings) -> str:
@@ -242,6 +246,7 @@ def chrome(board: Board) -> Values:
         if bus.list_fault
         else "",
         "now": told.day(now_ms),
+        "zone": told.zone(now_ms),
     }
 
 
@@ -287,17 +292,19 @@ def links_of(board: Board) -> dict[tuple[str, str], Links]:
     return found
 
 
-def link_figures(several: Links, board: Board) -> tuple[Text, Text]:
-    """Return the cells of a client's brokers, and of what it owes of its prefetch."""
+def link_figures(several: Links, board: Board, settings: Settings) -> tuple[Text, Text]:
+    """Return the cells of a client's brokers, and of what it has not answered of its prefetch."""
     if not several:
-        return Text(told.UNKNOWN, "r"), Text(told.UNKNOWN, "r")
+        return Text(told.UNKNOWN, "r muted"), Text(told.UNKNOWN, "r muted")
     owed = [each.owed for _, each in several if each.owed is not None]
     prefetch = sum(each.prefetch for _, each in several)
     on, of = len({broker for broker, _ in several}), len(board.view.bus.answers)
     words = f"{sum(owed):,} of {prefetch:,}" if prefetch else told.count(sum(owed))
     is_full = prefetch > 0 and sum(owed) >= prefetch
+    lacking = {*board.view.bus.answers} - {broker for broker, _ in several}
+    note = f"not {settings.labels.get(b, b)}" if len(lacking) == 1 and (b := min(lacking)) else ""
     return (
-        Text(f"{on} of {of}", "r warn" if on < of else "r"),
+        Text(f"{on} of {of}", "r warn" if on < of else "r", note=note),
         Text(words if owed else told.UNKNOWN, "r warn" if is_full else "r"),
     )
 

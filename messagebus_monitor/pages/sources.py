@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from messagebus.terminal import plural
 from messagebus_monitor import told
 from messagebus_monitor.board import Board, Place, Source
 from messagebus_monitor.eventlog import Event
@@ -62,7 +63,7 @@ def subscription(
         return None
     view = board.view
     topic, slash, rest = name.partition("/")
-    clients = _clients_of(board, name)
+    clients = _clients_of(board, name, settings)
     return {
         "title": name,
         "name": name,
@@ -112,7 +113,7 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
             "Messages are kept until a consumer attaches.",
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
-        why = reason(bus, source.name)
+        why = reason(bus, source.name, leaving)
         because = f"{why[0].upper()}{why[1:]}." if why != "not known" else ALIKE
         if source.lacking:
             names = ", ".join(settings.labels.get(each, each) for each in source.lacking)
@@ -126,16 +127,18 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
 
 
 def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile]:
-    arriving, leaving, owed = source.sum.came, source.sum.left, source.sum.unacked
+    arriving, leaving = source.sum.came, source.sum.left
     note = missing_note(board, settings)
     empty, empty_note, tone = _until_empty(source)
-    owed_words = told.count(owed)
+    unacked = told.count(source.sum.unacked)
     return [
         Tile("Oldest message", big_age(source.oldest_s),
-             where_oldest(source, settings) if source.oldest_s else "nothing waits",
+             where_oldest(source, settings).removeprefix(f"{source.name} ")
+             if source.oldest_s
+             else "nothing waits",
              told.age_class(source.oldest_s), None, "tile.oldest"),
         Tile("Waiting", ((f"{source.sum.waiting:,}", ""),),
-             note or f"{source.sum.ready:,} ready · {owed_words} owed", "", None, "tile.waiting"),
+             note or f"{source.sum.ready:,} ready · {unacked} unacked", "", None, "tile.waiting"),
         Tile("In", ((told.rate(arriving), "/s"),), "arrive on all brokers together", "", None,
              "tile.in"),
         Tile("Out", ((told.rate(leaving), "/s"),), "answered by consumers",
@@ -149,12 +152,13 @@ def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile
 
 def _until_empty(source: Source) -> tuple[tuple[tuple[str, str], ...], str, str]:
     if not source.sum.ready:
-        return (("now", ""),), "nothing waits for a consumer", ""
+        return ((told.NOTHING, ""),), "nothing waits for a consumer", ""
     if source.sum.came is None or source.sum.left is None:
         return ((told.UNKNOWN, ""),), "rates are not known yet", ""
     surplus = source.sum.left - source.sum.came
     if surplus <= 0.05:
-        return (("never", ""),), "out is not quicker than in", "warn"
+        missing = f"no consumer on {plural(len(source.lacking), 'broker')}"
+        return (("never", ""),), missing if source.lacking else "out is not quicker than in", "warn"
     return big_age(source.sum.ready / surplus), "at the rates of this moment", ""
 
 
@@ -179,7 +183,7 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
     )
 
 
-def _clients_of(board: Board, name: str) -> list[Row]:
+def _clients_of(board: Board, name: str, settings: Settings) -> list[Row]:
     """Return the clients that ask for the list as its consumers, and those that agents told in detail."""
     found: dict[str, Links] = {
         client.id: ()
@@ -201,7 +205,7 @@ def _clients_of(board: Board, name: str) -> list[Row]:
                     told.UNKNOWN if at is None else str(at),
                     "r warn" if at is not None and at < newest else "r",
                 ),
-                *link_figures(several, board),
+                *link_figures(several, board, settings),
             )
         )
     return rows

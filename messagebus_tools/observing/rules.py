@@ -1,21 +1,21 @@
 """Rules that say what needs attention, and why: twins of the alerts in `ops/monitoring`, and some more.
 
 Pure. A rule finds its condition in one observation and in what is kept of the past; it is raised when the
-condition has held for `for_s`. A silent broker neither raises nor clears what is about it: only AgentDown is
+condition has held for `for_s`. A silent broker neither raises nor clears what it has shown: only AgentDown is
 about silence.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.rates import row_rate
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
-from messagebus_tools.observing.totals import counted
+from messagebus_tools.observing.totals import counted, uncounted
 
 __all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
 
@@ -40,10 +40,15 @@ Severity = Literal["page", "warn", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition that holds. about: the subscription, queue, broker or balancer."""
+    """A condition that holds. about: the subscription, queue, broker or balancer.
+
+    on: brokers whose answers show it. waiting: messages that it keeps.
+    """
 
     about: str
     text: str
+    on: tuple[str, ...] = ()
+    waiting: int = 0
 
 
 class Past:
@@ -69,14 +74,19 @@ class Past:
         """Return the newest kept observation that is not younger; None when none is that old."""
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
 
-    def reason(self, bus: Bus, name: str) -> str:
+    def reason(self, bus: Bus, name: str, left: float | None) -> str:
         """Return `reason`, worked out once for all rules of one observation."""
         if self._reasons[0] is not bus:
             self._reasons = bus, {}
         known = self._reasons[1]
         if name not in known:
-            known[name] = reason(bus, name)
+            known[name] = reason(bus, name, left)
         return known[name]
+
+
+def _last(bus: Bus) -> dict[str, Answer]:
+    """Return what each broker has said last, also before it fell silent."""
+    return {seen.broker: seen.last for seen in bus.brokers if seen.last}
 
 
 def _parked_alone(bus: Bus) -> Bus:
@@ -92,6 +102,8 @@ def _parked_alone(bus: Bus) -> Bus:
 class Rule:
     """One rule. for_s: so long the condition must hold. manual: the section that says what to do.
 
+    first: what to do first. covers: rules that say less of the same name on the same brokers, which are not
+    shown beside this one.
     unwatched: why an observation cannot tell whether it holds; "" when it can.
     """
 
@@ -100,17 +112,35 @@ class Rule:
     for_s: int
     manual: str
     find: Callable[[Bus, Past], Iterable[Finding]]
+    first: str = ""
+    covers: tuple[str, ...] = ()
     unwatched: Callable[[Bus], str] = lambda bus: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """A rule that needs attention. since_ms: the condition holds since then."""
+    """A rule whose condition holds since since_ms. on, waiting: as of its `Finding`.
+
+    is_seen: False while a broker that showed it says nothing: it may be over.
+    """
 
     rule: Rule
     about: str
     text: str
     since_ms: int
+    on: tuple[str, ...] = ()
+    waiting: int = 0
+    is_seen: bool = True
+
+    @property
+    def subject(self) -> str:
+        """The name without the broker: of "orders/billing on mb2:5672" it is "orders/billing"."""
+        return self.about.partition(" on ")[0]
+
+    def says(self, other: Raised) -> bool:
+        """Return whether this one says all of the other, and more."""
+        is_wider = other.rule.name in self.rule.covers and other.subject == self.subject
+        return is_wider and set(other.on) <= set(self.on)
 
 
 class Attention:
@@ -120,33 +150,66 @@ class Attention:
         self._rules = RULES if rules is None else tuple(rules)
         self._past = Past()
         self._held: dict[tuple[str, str], Raised] = {}
+        self._long: set[tuple[str, str]] = set()
 
     def step(self, bus: Bus) -> tuple[Raised, ...]:
         """Take an observation; return what needs attention now, the most urgent first."""
-        held, silent = dict[tuple[str, str], Raised](), set(bus.silent)
+        held, silent = dict[tuple[str, str], Raised](), uncounted(bus).keys()
         for rule in self._rules:
             for found in rule.find(bus, self._past):
                 key = (rule.name, found.about)
                 known = self._held.get(key)
                 since_ms = known.since_ms if known else bus.at_ms
-                held[key] = Raised(rule=rule, about=found.about, text=found.text, since_ms=since_ms)
+                held[key] = Raised(
+                    rule=rule, about=found.about, text=found.text, since_ms=since_ms, on=found.on,
+                    waiting=found.waiting,
+                )  # fmt: skip
         for key, known in self._held.items():
-            if known.about in silent and key not in held:
-                held[key] = known
-        self._held = held
+            if key not in held and not silent.isdisjoint((known.about, *known.on)):
+                held[key] = replace(known, is_seen=False)
         self._past.add(bus)
-        raised = [h for h in held.values() if bus.at_ms - h.since_ms >= h.rule.for_s * 1000]
+        long = {
+            key
+            for key, each in held.items()
+            if key in self._long
+            or (each.is_seen and bus.at_ms - each.since_ms >= each.rule.for_s * 1000)
+        }
+        self._held, self._long = held, long
+        wider = dict[str, list[Raised]]()
+        for key in long:
+            if held[key].rule.covers:
+                wider.setdefault(held[key].subject, []).append(held[key])
+        raised = [
+            each
+            for each in map(held.__getitem__, long)
+            if not any(other.says(each) for other in wider.get(each.subject, ()))
+        ]
         return tuple(sorted(raised, key=_urgency))
 
+    @property
+    def held(self) -> Mapping[tuple[str, str], Raised]:
+        """Every condition that holds, by rule and about, for however short a time."""
+        return self._held
 
-def _urgency(raised: Raised) -> tuple[int, bool, int, str]:
-    """Return the key that puts the worst first, of these what makes messages late, of these the oldest."""
+    @property
+    def noticed(self) -> tuple[Raised, ...]:
+        """The conditions that hold, and have not held for long enough."""
+        return tuple(each for key, each in self._held.items() if key not in self._long)
+
+
+def _urgency(raised: Raised) -> tuple[int, bool, int, int, str]:
+    """Return the key that puts the worst first: what makes messages late, and what keeps the most."""
     severity = ("page", "warn", "info").index(raised.rule.severity)
-    return severity, not raised.rule.manual.endswith(_SLOW), raised.since_ms, raised.about
+    # By its digits, so that lines do not change places all the time.
+    size = -len(str(raised.waiting))
+    return severity, not raised.rule.manual.endswith(_SLOW), size, raised.since_ms, raised.about
 
 
-def reason(bus: Bus, name: str) -> str:
-    """Return the likely reason why a subscription or queue falls behind, the first that holds."""
+def reason(bus: Bus, name: str, left: float | None = None) -> str:
+    """Return the likely reason why a subscription or queue falls behind, the first that holds.
+
+    left: messages that its consumers answer a second, where that is known.
+    """
     rows = rows_of(bus, name)
     waiting = {broker: row for broker, row in rows.items() if row.waiting}
     if rows and not any(row.consumers for row in rows.values()):
@@ -157,7 +220,11 @@ def reason(bus: Bus, name: str) -> str:
     # A broker hands out what is ready at once, unless its consumers hold as many as they may.
     if waiting and all(row.ready and row.unacked and row.consumers for row in waiting.values()):
         held = sum(row.unacked or 0 for row in waiting.values())
-        return f"its handlers are slow: consumers hold {held:,} messages, as many as they may"
+        are = "stuck" if left == 0 else "slow"
+        none = ", and answer none" if left == 0 else ""
+        return (
+            f"its handlers are {are}: consumers hold {held:,} messages, as many as they may{none}"
+        )
     if len(waiting) == 1 and len(rows) > 1:
         (broker,) = waiting
         state = bus.answers[broker].state
@@ -202,7 +269,7 @@ def _when(test: Callable[[Answer], str]) -> Callable[[Bus, Past], Iterator[Findi
     def find(bus: Bus, _past: Past) -> Iterator[Finding]:
         for broker, answer in bus.answers.items():
             if text := test(answer):
-                yield Finding(broker, text)
+                yield Finding(broker, text, (broker,))
 
     return find
 
@@ -260,9 +327,18 @@ def _lost(answer: Answer) -> str:
 
 
 def _unconsumed(bus: Bus, _past: Past) -> Iterator[Finding]:
-    found = ((row.name, broker) for broker, row, _ in _sources(bus) if not row.consumers)
-    for name, brokers in _by_name(found).items():
-        yield Finding(name, f"Nobody consumes {name} on {_some(brokers)}")
+    # Where somebody consumes it elsewhere, NoConsumerHere says so sooner.
+    consumed = {row.name for _, row, _ in _sources(bus) if row.consumers}
+    bare = [(r, b) for b, r, _ in _sources(bus) if r.waiting and r.name not in consumed]
+    waiting = Counter[str]()
+    for row, _ in bare:
+        waiting[row.name] += row.waiting
+    for name, brokers in _by_name((row.name, broker) for row, broker in bare).items():
+        count = waiting[name]
+        waits = f"{plural(count, 'message')} {_s('wait', count)}"
+        yield Finding(
+            name, f"Nobody consumes {name} on {_some(brokers)}; {waits}", tuple(brokers), count
+        )
 
 
 def _no_consumer_here(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -272,16 +348,15 @@ def _no_consumer_here(bus: Bus, _past: Past) -> Iterator[Finding]:
             age_ms = row.oldest_ms(bus.at_ms)
             oldest = f", the oldest for {duration(age_ms / 1000)}" if age_ms else ""
             waits = f"{plural(row.waiting, 'message')} {_s('wait', row.waiting)} there{oldest}"
-            yield Finding(
-                f"{row.name} on {broker}", f"{row.name} has no consumer on {broker}; {waits}"
-            )
+            text = f"{row.name} has no consumer on {broker}; {waits}"
+            yield Finding(f"{row.name} on {broker}", text, (broker,), row.waiting)
 
 
 def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
     then = past.before(bus.at_ms - STEP_MS)
     if then is None:
         return
-    before, worst = counted(then), dict[str, tuple[int, str, Row]]()
+    before, worst = _last(then), dict[str, tuple[int, str, Row]]()
     for broker, row, _ in _sources(bus):
         # The text of the worst alone is made, and rates are worked out for it: rows are many.
         if (at_ms := row.oldest_at_ms) is None or bus.at_ms - at_ms <= age_s * 1000:
@@ -294,35 +369,42 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
         if was and age_ms > (was.oldest_ms(then.at_ms) or 0):
             worst[row.name] = age_ms, broker, row
     for name, (age_ms, broker, row) in worst.items():
-        told = ""
+        told, left = "", None
         if rate := row_rate(then, bus, broker, (name, row.kind)):
-            told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
+            told, left = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave", rate.left
         waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
-        yield Finding(name, f"{waits}, and it grows older{told}. Reason: {past.reason(bus, name)}")
+        why = past.reason(bus, name, left)
+        text = f"{waits}, and it grows older{told}. Reason: {why}"
+        waiting = sum(each.waiting for each in rows_of(bus, name).values())
+        yield Finding(name, text, (broker,), waiting)
 
 
 def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:
-    counts = dict[str, int]()
-    for _, row, _ in _sources(bus, ("park",)):
-        counts[row.name] = counts.get(row.name, 0) + row.waiting
+    counts, on = Counter[str](), dict[str, list[str]]()
+    for broker, row, _ in _sources(bus, ("park",)):
+        if row.waiting:
+            counts[row.name] += row.waiting
+            on.setdefault(row.name, []).append(broker)
     for name, count in counts.items():
-        if count:
-            yield Finding(name, f"{plural(count, 'message')} of {name} {_s('are', count)} parked")
+        text = f"{plural(count, 'message')} of {name} {_s('are', count)} parked"
+        yield Finding(name, text, tuple(on[name]))
 
 
 def _parked_grows(bus: Bus, past: Past) -> Iterator[Finding]:
     then = past.before(bus.at_ms - 10 * MINUTE_MS)
     if then is None:
         return
-    before, new = then.answers, dict[str, int]()
+    before, new, on = _last(then), Counter[str](), dict[str, list[str]]()
     for broker, row, answer in _sources(bus, ("park",)):
         old = before.get(broker)
         if old and old.life == answer.life and row.arrived is not None:
             was = old.rows.get((row.name, "park"))
-            new[row.name] = new.get(row.name, 0) + row.arrived - ((was and was.arrived) or 0)
+            new[row.name] += row.arrived - ((was and was.arrived) or 0)
+            on.setdefault(row.name, []).append(broker)
     for name, count in new.items():
         if count > 10:
-            yield Finding(name, f"{plural(count, 'message')} of {name} were parked in ten minutes")
+            text = f"{plural(count, 'message')} of {name} were parked in ten minutes"
+            yield Finding(name, text, tuple(on[name]))
 
 
 def _list_old(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -332,30 +414,33 @@ def _list_old(bus: Bus, _past: Past) -> Iterator[Finding]:
 
 
 def _behind(bus: Bus, _past: Past) -> Iterator[Finding]:
-    late = {
-        client.id: client.applied
-        for answer in bus.answers.values()
+    found = [
+        (client.id, broker)
+        for broker, answer in bus.answers.items()
         for client in answer.clients_behind
         if client.applied < bus.generation
-    }
+    ]
+    late, on = ({each[at] for each in found} for at in (0, 1))
     if late:
         many = "1 client works" if len(late) == 1 else f"{len(late):,} clients work"
         text = f"{many} by an older list than generation {bus.generation}"
-        yield Finding("list", f"{text}: {_some(late)}")
+        yield Finding("list", f"{text}: {_some(late)}", tuple(on))
 
 
 def _lists_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
     served = _by_name((str(a.state.generation), broker) for broker, a in bus.answers.items())
     if len(served) > 1:
         told = "; ".join(f"{generation} by {_some(b)}" for generation, b in sorted(served.items()))
-        yield Finding("list", f"Agents serve lists of different generations: {told}")
+        text = f"Agents serve lists of different generations: {told}"
+        yield Finding("list", text, tuple(bus.answers))
 
 
 def _topologies_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
     maps = _by_name((answer.state.topology, broker) for broker, answer in bus.answers.items())
     if len(maps) > 1:
         fewest = min(maps.values(), key=len)
-        yield Finding("topology", f"{_some(fewest)} has another topology than the other agents")
+        text = f"{_some(fewest)} has another topology than the other agents"
+        yield Finding("topology", text, tuple(bus.answers))
 
 
 def _agent_down(bus: Bus, _past: Past) -> Iterator[Finding]:
@@ -447,13 +532,44 @@ def _rule(
     manual: str,
     find: Callable[[Bus, Past], Iterable[Finding]],
     unwatched: Callable[[Bus], str] = lambda bus: "",
+    covers: tuple[str, ...] = (),
+    first: str = "",
 ) -> Rule:
     where = f"docs/OPERATIONS.md#{manual}"
     return Rule(
-        name=name, severity=severity, for_s=for_s, manual=where, find=find, unwatched=unwatched
-    )
+        name=name, severity=severity, for_s=for_s, manual=where, find=find,
+        first=first or FIRST[manual], covers=covers, unwatched=unwatched,
+    )  # fmt: skip
 
 
+# What to do first, by the manual's section.
+FIRST = {
+    "a-broker-is-in-memory-alarm": "Look for clients with many connections or no prefetch: "
+    "`rabbitmq-diagnostics memory_breakdown`. It ends by itself when consumers catch up.",
+    "a-consumer-is-slow-or-gone": "Look at the application's log, then start it, give it more "
+    "processes, or find what its handler waits for. Messages are kept until then.",
+    "a-disk-is-full": "Bring back the consumers of what fills it, or drop parked messages that "
+    "nobody wants: `messagebus subscriptions list`, `messagebus parked list`.",
+    "a-drain-is-stuck": "Run its playbook again: it names what holds it.",
+    "a-gate-stays-shut": "`python -m ops topology diff` says what is missing there.",
+    "a-host-is-dead": "Look at the host, then the broker's service, then the network. If it will "
+    "not come back: `python -m ops replace`.",
+    "a-balancer-is-down": "Restart it: `systemctl restart haproxy` on its host.",
+    "a-mirror-has-a-single-copy": "Bring back the other disk: `python -m ops drbd status` names "
+    "what is missing. Do not restart this broker before.",
+    "a-queue-vanished": "Find who deleted it, in the broker's log; what was in it is lost.",
+    "an-agent-is-dead": "Restart it: `systemctl restart messagebus-agent` on its host.",
+    "certificates-expire": "Write new files over the old ones: `python -m ops provision`.",
+    "connections-are-refused": "Raise `server_sessions_max` in the inventory, or add a broker.",
+    "first-look": "`python -m lb status` and `python -m ops topology diff` say more.",
+    "messages-are-parked": "Read the reasons, repair the cause, then put them back: "
+    "`messagebus parked redrive`.",
+    "publishes-have-an-unknown-outcome": "Look why the broker or its link ended. The application "
+    "may publish such a message again under its id.",
+    "split-brain": "Do nothing in haste: `python -m ops drbd status` shows what each side has.",
+    "the-list-is-old": "`python -m consumer_lists push` writes the list to every node; a client "
+    "that stays behind cannot reach any agent.",
+}
 _SLOW, _OLD_LIST, _ALARM = (
     "a-consumer-is-slow-or-gone",
     "the-list-is-old",
@@ -484,10 +600,14 @@ TWINS: tuple[Rule, ...] = (
     ),
     _rule("QueueLost", "page", 0, "a-queue-vanished", _when(_lost)),
     _rule("CertificateEnds", "warn", 900, "certificates-expire", _when(_certificate)),
-    _rule("QueueWithoutConsumers", "page", 600, _SLOW, _unconsumed),
+    _rule(
+        *("QueueWithoutConsumers", "page", 600, _SLOW, _unconsumed),
+        covers=("OldestMessageGrowsOlder", "FallsBehind"),
+    ),
     _rule(
         *("OldestMessageGrowsOlder", "warn", 300, _SLOW),
         lambda bus, past: _grows_older(bus, past, age_s=300),
+        covers=("FallsBehind",),
     ),
     _rule("MessagesParked", "warn", 900, "messages-are-parked", _parked),
     _rule("ListOld", "warn", 60, _OLD_LIST, _list_old),
@@ -534,9 +654,17 @@ MORE: tuple[Rule, ...] = (
             "Broker {b} does not answer its agent: what waits there is not delivered",
         ),
     ),
-    _rule("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
+    _rule(
+        *("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
+        covers=("OldestMessageGrowsOlder", "FallsBehind"),
+        first="Its consumers do not reach that broker, or work by an old list: run "
+        "`messagebus doctor` on their host. Messages are kept until then.",
+    ),
     _rule("FallsBehind", "warn", 300, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
-    _rule("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),
+    _rule(
+        *("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),
+        covers=("MessagesParked",),
+    ),
     _rule("TopologiesDiffer", "warn", 60, "first-look", _topologies_differ),
     _rule("Uneven", "info", 0, "first-look", _uneven),
     _rule("ClocksDiffer", "warn", 60, "first-look", _skewed),

@@ -73,7 +73,7 @@ def _broker_without_a_consumer(person: Person) -> None:
 
 def _growing_age_and_reason(person: Person) -> None:
     person.click(SLOW)
-    person.reads("handlers are slow")
+    person.reads("handlers are (slow|stuck)")
 
 
 def _client_behind(person: Person) -> None:
@@ -87,7 +87,6 @@ def _single_copy(person: Person) -> None:
 
 def _parked_and_cause(person: Person) -> None:
     person.click("Parked")
-    person.click(PARKED)
     person.click("Read the reasons")
     person.reads("figures: no account")
 
@@ -195,7 +194,12 @@ def _old_client(agent: str, bus: BusConfig) -> Iterator[None]:
     ending = threading.Event()
 
     def work() -> None:
-        query = {"client": BEHIND, "subscription": "orders/audit", "applied": "0"}
+        query = {
+            "client": BEHIND,
+            "subscription": "orders/audit",
+            "applied": "0",
+            "generation": "0",
+        }
         with httpx.Client(trust_env=False) as http:
             while not ending.wait(2.0):
                 with contextlib.suppress(httpx.HTTPError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,9 @@ CASES: dict[str, Callable[[], Bus]] = {
     "GateShut": lambda: bus(seen("mb1", SERVED, gate=False, verdict="down", reason="gate is shut")),
     "DrainStuck": lambda: bus(seen("mb1", SERVED, draining="operators drain it")),
     "CertificateEnds": lambda: bus(seen("mb1", SERVED, certificate_s=13 * 86_400)),
-    "QueueWithoutConsumers": lambda: bus(seen("mb1", row(BILLING))),
+    "QueueWithoutConsumers": lambda: bus(seen("mb1", row(BILLING, ready=1))),
     "OldestMessageGrowsOlder": lambda: bus(seen("mb1", OLD)),
-    "FallsBehind": lambda: bus(seen("mb1", OLD)),
+    "FallsBehind": lambda: bus(seen("mb1", replace(OLD, oldest_at_ms=NOW_MS - 70_000))),
     "MessagesParked": lambda: bus(seen("mb1", SERVED, row(BILLING, "park", ready=2))),
     "ListOld": lambda: replace(
         bus(seen("mb1", SERVED)), list_age_ms=181_000, list_fault="no route"
@@ -250,7 +250,7 @@ def test_a_broker_that_falls_silent_clears_nothing_about_it() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    told = bus(seen("mb1", row(BILLING), row(BILLING, "park", ready=1), certificate_s=1))
+    told = bus(seen("mb1", row(BILLING, ready=1), row(BILLING, "park", ready=1), certificate_s=1))
     raised = over(told, 1_000)
     severities = [each.rule.severity for each in raised]
     assert severities == sorted(severities)
@@ -265,8 +265,68 @@ def test_what_makes_messages_late_comes_before_what_has_held_for_longer() -> Non
         told = seen("mb1", old if minute > 12 else SERVED, parked)
         raised = attention.step(later(bus(told), minute * MINUTE_MS))
     since_ms = {each.rule.name: each.since_ms for each in raised}
-    assert since_ms["FallsBehind"] > since_ms["MessagesParked"]
-    assert list(since_ms).index("FallsBehind") < list(since_ms).index("MessagesParked")
+    assert since_ms["OldestMessageGrowsOlder"] > since_ms["MessagesParked"]
+    assert list(since_ms) == ["OldestMessageGrowsOlder", "MessagesParked"]
+
+
+def names(raised: Iterable[Raised]) -> list[str]:
+    return [each.rule.name for each in raised]
+
+
+@pytest.mark.parametrize("of", [("mb1",), ("mb1", "mb2")], ids=["its agent", "all agents"])
+def test_an_answer_that_is_missing_ends_no_case_and_begins_none(of: tuple[str, ...]) -> None:
+    """The step that the past is kept in falls into the silence, too."""
+    attention, old = Attention(), row(BILLING, ready=9, oldest_ms=400_000, consumers=1)
+    parked = row("orders/crm", "park", ready=1)
+    told = bus(seen("mb1", old, parked), seen("mb2", SERVED))
+    silent = replace(
+        told, brokers=tuple(replace(b, fault="late" * (b.broker in of)) for b in told.brokers)
+    )
+    for at_s in range(0, 470, 10):
+        raised = attention.step(later(told, at_s * 1000))
+    assert names(raised) == ["OldestMessageGrowsOlder"]
+    assert names(attention.noticed) == ["MessagesParked"]
+    for at_s in range(470, 600, 10):
+        raised = attention.step(later(silent, at_s * 1000))
+    kept = [(e.rule.name, e.is_seen) for e in raised if e.rule.name != "AgentDown"]
+    assert kept == [("OldestMessageGrowsOlder", False)]
+    assert raised[0].since_ms < NOW_MS + 200_000
+    for at_s in range(600, 900, 10):
+        raised = attention.step(later(told, at_s * 1000))
+        assert [(e.rule.name, e.is_seen) for e in raised] == [("OldestMessageGrowsOlder", True)]
+    assert names(attention.step(later(told, 900_000))) == [
+        "OldestMessageGrowsOlder",
+        "MessagesParked",
+    ]
+
+
+def test_what_a_silent_broker_showed_for_too_short_a_time_is_not_raised() -> None:
+    attention, told = Attention(), CASES["MirrorSingleCopy"]()
+    attention.step(told)
+    silent = replace(told, brokers=tuple(replace(each, fault="late") for each in told.brokers))
+    for at_s in range(10, 300, 10):
+        assert "MirrorSingleCopy" not in names(attention.step(later(silent, at_s * 1000)))
+
+
+def test_one_fact_is_one_line_and_another_broker_is_another_fact() -> None:
+    alone = row(BILLING, ready=1, oldest_ms=400_000)
+    stuck = row(BILLING, ready=9_000, unacked=20, consumers=1, oldest_ms=900_000)
+    assert names(over(bus(seen("mb1", alone), seen("mb2", SERVED)), 900)) == ["NoConsumerHere"]
+    assert names(over(bus(seen("mb1", alone), seen("mb2", stuck)), 900)) == [
+        "NoConsumerHere",
+        "OldestMessageGrowsOlder",
+    ]
+    assert names(over(bus(seen("mb1", alone)), 900)) == ["QueueWithoutConsumers"]
+
+
+def test_of_two_alike_what_keeps_more_messages_comes_first() -> None:
+    few, many = row("a/b", ready=9), row("z/z", ready=20_000)
+    told = over(bus(seen("mb1", few, many)), 700)
+    assert [each.about for each in told] == ["z/z", "a/b"]
+
+
+def test_an_empty_queue_without_a_consumer_harms_nobody() -> None:
+    assert over(bus(seen("mb1", row(BILLING))), 4_000) == []
 
 
 @pytest.mark.parametrize(
@@ -307,6 +367,13 @@ def test_what_makes_messages_late_comes_before_what_has_held_for_longer() -> Non
 )
 def test_the_first_reason_that_holds_is_told(told: Bus, why: str) -> None:
     assert reason(told, BILLING) == why
+
+
+def test_handlers_that_answer_nothing_are_stuck() -> None:
+    full = bus(seen("mb1", row(BILLING, ready=9, consumers=1, unacked=25)))
+    held = "consumers hold 25 messages, as many as they may"
+    assert reason(full, BILLING, 0.0) == f"its handlers are stuck: {held}, and answer none"
+    assert reason(full, BILLING, 0.1) == f"its handlers are slow: {held}"
 
 
 def test_the_past_keeps_two_steps_whole_and_of_older_ones_what_is_parked() -> None:
