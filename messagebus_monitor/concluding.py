@@ -40,7 +40,7 @@ class Concluding:
                 if self._steps:
                     self._rates = row_rates(self._steps[0], bus), broker_rates(self._steps[0], bus)
                 self._steps.append(bus)
-            before, self._raised = self._raised, self._attention.step(bus)
+            before, self._raised = self._raised, self._attention.step(bus, self._rates[0])
             ruled = _ruled(before, self._raised, self._attention.held, bus.at_ms)
             events = [*self._changed(bus), *ruled]
             self._last = bus

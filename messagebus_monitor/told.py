@@ -9,8 +9,8 @@ from dataclasses import dataclass
 UNKNOWN = "?"
 NOTHING = "\N{EN DASH}"
 # Ages at which a cell of the matrix takes its next colour, and what is wrong with them.
-BUCKETS_S = (5.0, 30.0, 120.0, 600.0)
 WARN_S, BAD_S = 60.0, 300.0
+BUCKETS_S = (5.0, 30.0, WARN_S, BAD_S)
 EMPTY_S = 0.05
 LINE_MARGIN = 1.5
 # The share of its highest value below which a curve does not fall that counts as steady.

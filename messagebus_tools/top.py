@@ -160,7 +160,7 @@ def _look(bus: Bus, pasts: list[Bus], attention: Attention) -> Look:
         sums=totals(bus, rates),
         everything=total(bus, rates=rates),
         rates=broker_rates(pasts[0], bus) if pasts else {},
-        attention=attention.step(bus),
+        attention=attention.step(bus, rates),
     )
     pasts.append(bus)
     return look

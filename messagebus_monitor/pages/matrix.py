@@ -26,6 +26,7 @@ from messagebus_monitor.told import NOTHING, Spark
 
 DENSE_FROM = 17
 WORST, BY_NAME = "-worst", "name"
+STEP_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ _SORTS: dict[str, Callable[[Source], Any]] = {
 def _worst(each: Source) -> tuple[Any, ...]:
     tone, size = told.age_class(each.oldest_s), len(str(each.sum.waiting))
     trouble = bool(each.missing), bool(each.lacking) or tone == "bad", tone == "warn"
-    return (*trouble, size, round(each.oldest_s or 0), each.sum.parked, each.sum.waiting)
+    # In steps, so that rows do not change places all the time.
+    return (*trouble, size, int((each.oldest_s or 0) // STEP_S), each.sum.parked > 0, each.name)
 
 
 def chosen(board: Board, query: Query) -> list[Source]:
@@ -153,7 +155,7 @@ def _source_row(source: Source, board: Board, settings: Settings) -> SourceRow:
     if source.lacking and source.sum.consumers:
         consumers = f"{source.answering - len(source.lacking)} of {source.answering} brokers"
     else:
-        consumers = f"{source.sum.consumers:,}"
+        consumers = f"{source.sum.consumers:,}" if source.sum.consumers else "none"
     places = source.places
     cells = tuple(_cell(place, settings) for place in places)
     silent = [place.broker for place in places if place.state == "silent"]
@@ -169,7 +171,11 @@ def _source_row(source: Source, board: Board, settings: Settings) -> SourceRow:
         arriving=told.rate(source.sum.came),
         leaving=told.rate(source.sum.left),
         consumers=consumers if source.answering else told.UNKNOWN,
-        consumers_tone="bad" if source.lacking else "",
+        consumers_tone="bad"
+        if source.lacking
+        else "warn"
+        if source.answering and not source.sum.consumers
+        else "",
         parked=f"{source.sum.parked:,}" if source.sum.parked else NOTHING,
         cells=cells,
         words=f"{source.name}: {_matrix_words(source, silent, settings)}",

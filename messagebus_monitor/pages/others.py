@@ -98,7 +98,7 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
                 source_href(each.subscription) if each.subscription in board.sources else "",
             ),
             Text(str(each.applied), "r warn" if each.applied < newest else "r"),
-            *(link_figures(several, board, settings) if each.subscription else NO_LINKS),
+            *(link_figures(several, board, settings.labels) if each.subscription else NO_LINKS),
             Text(", ".join(sorted({link.version for _, link in several}))),
             Text(f"{told.roughly(each.age_ms / MS_PER_S)} ago", "r muted"),
         )
@@ -252,9 +252,9 @@ def rules(board: Board, query: Query, settings: Settings, table: Sequence[Rule])
                 Text("Manual" if manual else "", "", manual),
             )
         )
-    early_count = sum(name not in holding for name in noticed)
     note = f"{len(holding)} of {len(table)} are raised"
-    note += f", {early_count} seen and not for long enough" if early_count else ""
+    if board.view.noticed:
+        note += f"; {plural(len(board.view.noticed), 'case')} seen, not yet for long"
     return {"title": "Rules", "lines": rows, "note": note}
 
 

@@ -86,7 +86,7 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     return [
         Tile("Oldest message", big_age(oldest_s), where or "nothing waits", told.age_class(oldest_s),
              line(OLDEST), "tile.oldest"),
-        Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{unacked:,} of them with consumers",
+        Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{unacked:,} of them unacked",
              "", line(WAITING), "tile.waiting"),
         Tile("Published", ((told.rate(board.published), "/s"),),
              note or f"to {plural(len(board.view.bus.answers), 'broker')}", "", line(ARRIVING),
@@ -98,6 +98,6 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
              f"in {plural(parked_in, 'queue')}" if parked_in else "nothing was given up",
              "warn" if board.parked else "", None, "tile.parked"),
         Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
-             note or (f"on every broker; {bare} without a consumer" if bare else "on every broker"),
+             note or (f"everywhere; {bare} not consumed" if bare else "on every broker"),
              "bad" if complete < len(sources) else "", None, "tile.coverage"),
     ]  # fmt: skip

@@ -292,8 +292,13 @@ def links_of(board: Board) -> dict[tuple[str, str], Links]:
     return found
 
 
-def link_figures(several: Links, board: Board, settings: Settings) -> tuple[Text, Text]:
-    """Return the cells of a client's brokers, and of what it has not answered of its prefetch."""
+def link_figures(
+    several: Links, board: Board, labels: Mapping[str, str] | None = None
+) -> tuple[Text, Text]:
+    """Return the cells of a client's brokers, and of what it has not answered of its prefetch.
+
+    labels: short names, by which a single broker that it lacks is told.
+    """
     if not several:
         return Text(told.UNKNOWN, "r muted"), Text(told.UNKNOWN, "r muted")
     owed = [each.owed for _, each in several if each.owed is not None]
@@ -302,7 +307,8 @@ def link_figures(several: Links, board: Board, settings: Settings) -> tuple[Text
     words = f"{sum(owed):,} of {prefetch:,}" if prefetch else told.count(sum(owed))
     is_full = prefetch > 0 and sum(owed) >= prefetch
     lacking = {*board.view.bus.answers} - {broker for broker, _ in several}
-    note = f"not {settings.labels.get(b, b)}" if len(lacking) == 1 and (b := min(lacking)) else ""
+    (one,) = lacking if len(lacking) == 1 else ("",)
+    note = f"not {labels.get(one, one)}" if one and labels is not None else ""
     return (
         Text(f"{on} of {of}", "r warn" if on < of else "r", note=note),
         Text(words if owed else told.UNKNOWN, "r warn" if is_full else "r"),

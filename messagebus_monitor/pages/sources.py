@@ -63,7 +63,7 @@ def subscription(
         return None
     view = board.view
     topic, slash, rest = name.partition("/")
-    clients = _clients_of(board, name, settings)
+    clients = _clients_of(board, name)
     return {
         "title": name,
         "name": name,
@@ -183,7 +183,7 @@ def _place_row(place: Place, board: Board, settings: Settings) -> Row:
     )
 
 
-def _clients_of(board: Board, name: str, settings: Settings) -> list[Row]:
+def _clients_of(board: Board, name: str) -> list[Row]:
     """Return the clients that ask for the list as its consumers, and those that agents told in detail."""
     found: dict[str, Links] = {
         client.id: ()
@@ -205,7 +205,7 @@ def _clients_of(board: Board, name: str, settings: Settings) -> list[Row]:
                     told.UNKNOWN if at is None else str(at),
                     "r warn" if at is not None and at < newest else "r",
                 ),
-                *link_figures(several, board, settings),
+                *link_figures(several, board),
             )
         )
     return rows

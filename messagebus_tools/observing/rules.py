@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from messagebus.terminal import duration, plural
-from messagebus_tools.observing.rates import row_rate
+from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import counted, uncounted
 
@@ -52,11 +52,15 @@ class Finding:
 
 
 class Past:
-    """The part of earlier observations that rules need: bounded, and filled by `Attention`."""
+    """The part of earlier observations that rules need: bounded, and filled by `Attention`.
+
+    rates: of the newest observation, by broker, name and kind, as far as they are known.
+    """
 
     def __init__(self) -> None:
         self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
         self._reasons: tuple[Bus | None, dict[str, str]] = None, {}
+        self.rates: Mapping[tuple[str, str, Kind], Rates] = {}
         self.disks: dict[str, deque[tuple[int, int]]] = {}
 
     def add(self, bus: Bus) -> None:
@@ -74,13 +78,16 @@ class Past:
         """Return the newest kept observation that is not younger; None when none is that old."""
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
 
-    def reason(self, bus: Bus, name: str, left: float | None) -> str:
+    def reason(self, bus: Bus, name: str) -> str:
         """Return `reason`, worked out once for all rules of one observation."""
         if self._reasons[0] is not bus:
             self._reasons = bus, {}
         known = self._reasons[1]
         if name not in known:
-            known[name] = reason(bus, name, left)
+            rows = rows_of(bus, name)
+            rates = [self.rates.get((broker, name, row.kind)) for broker, row in rows.items()]
+            left = [each.left for each in rates if each]
+            known[name] = reason(bus, name, sum(left) if len(left) == len(rates) else None)
         return known[name]
 
 
@@ -152,8 +159,11 @@ class Attention:
         self._held: dict[tuple[str, str], Raised] = {}
         self._long: set[tuple[str, str]] = set()
 
-    def step(self, bus: Bus) -> tuple[Raised, ...]:
-        """Take an observation; return what needs attention now, the most urgent first."""
+    def step(
+        self, bus: Bus, rates: Mapping[tuple[str, str, Kind], Rates] | None = None
+    ) -> tuple[Raised, ...]:
+        """Take an observation, with its rates; return what needs attention now, the most urgent first."""
+        self._past.rates = rates or {}
         held, silent = dict[tuple[str, str], Raised](), uncounted(bus).keys()
         for rule in self._rules:
             for found in rule.find(bus, self._past):
@@ -175,16 +185,7 @@ class Attention:
             or (each.is_seen and bus.at_ms - each.since_ms >= each.rule.for_s * 1000)
         }
         self._held, self._long = held, long
-        wider = dict[str, list[Raised]]()
-        for key in long:
-            if held[key].rule.covers:
-                wider.setdefault(held[key].subject, []).append(held[key])
-        raised = [
-            each
-            for each in map(held.__getitem__, long)
-            if not any(other.says(each) for other in wider.get(each.subject, ()))
-        ]
-        return tuple(sorted(raised, key=_urgency))
+        return tuple(sorted(_unsaid([held[key] for key in long]), key=_urgency))
 
     @property
     def held(self) -> Mapping[tuple[str, str], Raised]:
@@ -194,7 +195,17 @@ class Attention:
     @property
     def noticed(self) -> tuple[Raised, ...]:
         """The conditions that hold, and have not held for long enough."""
-        return tuple(each for key, each in self._held.items() if key not in self._long)
+        unsaid = _unsaid(list(self._held.values()))
+        return tuple(e for e in unsaid if (e.rule.name, e.about) not in self._long)
+
+
+def _unsaid(several: list[Raised]) -> list[Raised]:
+    """Return those that no other one of them says."""
+    wider = dict[str, list[Raised]]()
+    for each in several:
+        if each.rule.covers:
+            wider.setdefault(each.subject, []).append(each)
+    return [e for e in several if not any(o.says(e) for o in wider.get(e.subject, ()))]
 
 
 def _urgency(raised: Raised) -> tuple[int, bool, int, int, str]:
@@ -369,12 +380,11 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
         if was and age_ms > (was.oldest_ms(then.at_ms) or 0):
             worst[row.name] = age_ms, broker, row
     for name, (age_ms, broker, row) in worst.items():
-        told, left = "", None
-        if rate := row_rate(then, bus, broker, (name, row.kind)):
-            told, left = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave", rate.left
+        told = ""
+        if rate := past.rates.get((broker, name, row.kind)):
+            told = f"; {rate.came:.1f}/s come and {rate.left:.1f}/s leave"
         waits = f"The oldest message of {name} has waited on {broker} for {duration(age_ms / 1000)}"
-        why = past.reason(bus, name, left)
-        text = f"{waits}, and it grows older{told}. Reason: {why}"
+        text = f"{waits}, and it grows older{told}. Reason: {past.reason(bus, name)}"
         waiting = sum(each.waiting for each in rows_of(bus, name).values())
         yield Finding(name, text, (broker,), waiting)
 
@@ -660,7 +670,7 @@ MORE: tuple[Rule, ...] = (
         first="Its consumers do not reach that broker, or work by an old list: run "
         "`messagebus doctor` on their host. Messages are kept until then.",
     ),
-    _rule("FallsBehind", "warn", 300, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
+    _rule("FallsBehind", "warn", 120, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
     _rule(
         *("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),
         covers=("MessagesParked",),

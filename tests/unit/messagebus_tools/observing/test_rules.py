@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagebus_agent.broker.loads import Ages
+from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.rules import (
     MINUTE_MS,
     RULES,
@@ -27,6 +28,7 @@ from messagebus_tools.observing.snapshot import (
     Balancer,
     Bus,
     Client,
+    Kind,
     Loss,
     Mirror,
     Outcomes,
@@ -374,6 +376,16 @@ def test_handlers_that_answer_nothing_are_stuck() -> None:
     held = "consumers hold 25 messages, as many as they may"
     assert reason(full, BILLING, 0.0) == f"its handlers are stuck: {held}, and answer none"
     assert reason(full, BILLING, 0.1) == f"its handlers are slow: {held}"
+
+
+def test_a_case_tells_the_rates_that_were_observed_and_the_reason_by_them() -> None:
+    full = row(BILLING, ready=9, consumers=1, unacked=25, oldest_ms=70_000)
+    told, attention = bus(seen("mb1", full)), Attention()
+    rates: dict[tuple[str, str, Kind], Rates] = {("mb1", BILLING, "sub"): Rates(5.0, 0.0)}
+    for at_s in range(0, 300, 10):
+        raised = attention.step(later(told, at_s * 1000), rates)
+    (found,) = raised
+    assert "5.0/s come and 0.0/s leave. Reason: its handlers are stuck" in found.text
 
 
 def test_the_past_keeps_two_steps_whole_and_of_older_ones_what_is_parked() -> None:
