@@ -29,10 +29,10 @@ from messagebus.recording.events import (
 )
 from messagebus.recording.files import (
     Anchor,
-    DeliveredFile,
+    DeliveredRows,
     Entry,
     EventFile,
-    PublishedFile,
+    PublishedRows,
     anchor_now,
 )
 from messagebus.recording.manifest import Manifest, parse_anchor
@@ -65,9 +65,9 @@ class Rows:
         self.offset_ns = 0
         path = folder / f"{kind}-{name}.ndjson"
         self._file = EventFile(path, anchor_now(name), clock_ns=time.monotonic_ns)
-        self._published = PublishedFile(self._file, run_id=run_id, topic=topic, publisher=name)
-        self._delivered = DeliveredFile(
-            self._file, run_id=run_id, topic=topic, subscription=subscription, consumer=name
+        self._published = PublishedRows(run_id=run_id, topic=topic, publisher=name)
+        self._delivered = DeliveredRows(
+            run_id=run_id, topic=topic, subscription=subscription, consumer=name
         )
 
     def entry(self, sequence: int, body: bytes, key: str) -> Entry:
@@ -77,11 +77,12 @@ class Rows:
         return Entry(sequence, key, len(body), body_hash(body), stamp[2] - self.offset_ns)
 
     def published(self, entry: Entry, published: Published) -> None:
-        self._published.add(entry, published)
+        self._file.write(self._published.line(*entry, published))
 
     def delivered(self, delivery: Delivery, *, acked: bool) -> None:
         ack = "acked" if acked else "stale"
-        self._delivered.add(delivery, body_hash(delivery.body), ack, time.monotonic_ns())
+        hashed = body_hash(delivery.body)
+        self._file.write(self._delivered.line(delivery, hashed, ack, time.monotonic_ns()))
 
     def tick(self) -> None:
         """Write a block that is old; to be called a few times a second."""

@@ -92,7 +92,9 @@ def delivered(delivery: Delivery) -> dict[str, Any]:
 def write_envelope(told: Mapping[str, Any]) -> bytes:
     """Return the line, without its end; everything in it that does not print is escaped."""
     line = _encode(told)
-    if not line.isprintable():
+    # In ASCII JSON lets DEL through alone; isprintable() would look at each character, for 3 us at 1 KB.
+    is_plain = line.isascii() and "\x7f" not in line
+    if not is_plain and not line.isprintable():
         # C1 controls and lone surrogates: JSON itself lets them through.
         line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
     return line.encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import json
 import re
 import socket
@@ -16,20 +17,19 @@ import time
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from messagebus.errors import RecordingFailed
 from messagebus.message import Delivery
-from messagebus.recording.events import SCHEMA, body_hash
+from messagebus.recording.events import SCHEMA
 from messagebus.stats import Outcome, Published
 
 __all__ = [
     "Anchor",
-    "DeliveredFile",
+    "DeliveredRows",
     "Entry",
     "EventFile",
-    "Lines",
-    "PublishedFile",
+    "PublishedRows",
     "anchor_now",
     "message_id_hex",
 ]
@@ -133,9 +133,8 @@ class EventFile:
         """Write all held lines. Raises RecordingFailed when the disk does not take them."""
         if not self._lines:
             return
-        self._lines.append("")
-        block = "\n".join(self._lines).encode()
-        self._lines = []
+        lines, self._lines = self._lines, []
+        block = ("\n".join(lines) + "\n").encode()
         self._size = taken = 0
         try:
             while taken < len(block):
@@ -143,7 +142,8 @@ class EventFile:
         except OSError as fault:
             raise RecordingFailed(f"{self.path}: cannot write events: {fault.strerror}") from fault
         finally:
-            self.written += block.count(b"\n", 0, taken)
+            whole = taken == len(block)
+            self.written += len(lines) if whole else block.count(b"\n", 0, taken)
         self._written_ns = self._clock_ns()
 
     def close(self) -> None:
@@ -157,12 +157,6 @@ class EventFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Lines(Protocol):
-    """Receiver of rows, one line each, without its end."""
-
-    def write(self, line: str) -> None: ...
 
 
 class Entry(NamedTuple):
@@ -186,47 +180,50 @@ class _Heads(dict[str, str]):
         return head
 
 
-class PublishedFile:
+class PublishedRows:
     """Rows of the publishes of one process to one topic. heads: by the brokers that answered."""
 
-    def __init__(self, lines: Lines, *, run_id: str, topic: str, publisher: str) -> None:
-        self._write = lines.write
+    def __init__(self, *, run_id: str, topic: str, publisher: str) -> None:
         self.heads = _Heads(run_id=run_id, topic=topic, publisher=publisher)
 
-    def add(self, entry: Entry | tuple[int, str, int, str, int], published: Published) -> None:
-        """Add a publish that has its outcome. Only a confirmed one has confirmed_ns."""
-        sequence, key, size, digest, intended_ns = entry
+    def line(
+        self,
+        sequence: int,
+        key: str,
+        size: int,
+        digest: str,
+        intended_ns: int,
+        published: Published,
+    ) -> str:
+        """Return the row of a publish that has its outcome. Only a confirmed one has confirmed_ns."""
         message_id, outcome, _, broker, attempts, sent_ns, settled_ns, _, _ = published
         if not _is_hex32(message_id):
             message_id = message_id_hex(message_id)
         end = f'"confirmed","confirmed_ns":{settled_ns}'
         if outcome is not _CONFIRMED:
             end = f'"{outcome.value}"'
-        self._write(
+        return (
             f'{self.heads[broker]}{message_id}","sequence":{sequence},"key":{quote(key)}'
             f',"size":{size},"body_hash":"{digest}","attempts":{attempts}'
             f',"intended_ns":{intended_ns},"sent_ns":{sent_ns},"outcome":{end}}}'
         )
 
 
-class DeliveredFile:
+class DeliveredRows:
     """Rows of the deliveries of one process from one subscription. heads: by the brokers they came from."""
 
-    def __init__(
-        self, lines: Lines, *, run_id: str, topic: str, subscription: str, consumer: str
-    ) -> None:
-        self._write = lines.write
+    def __init__(self, *, run_id: str, topic: str, subscription: str, consumer: str) -> None:
         self.heads = _Heads(
             run_id=run_id, topic=topic, subscription=subscription, consumer=consumer
         )
 
-    def add(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> None:
-        """Add a delivery that was answered (acked, stale) or let go (none; acknowledged_ns is None then)."""
+    def line(self, delivery: Delivery, digest: str, ack: str, acknowledged_ns: int | None) -> str:
+        """Return the row of a delivery that was answered (acked, stale) or let go (none; no time then)."""
         message_id = delivery.message_id
         if not _is_hex32(message_id):
             message_id = message_id_hex(message_id)
         answered = "" if acknowledged_ns is None else f',"acknowledged_ns":{acknowledged_ns}'
-        self._write(
+        return (
             f'{self.heads[delivery.broker]}{message_id}","key":{quote(delivery.key)}'
             f',"size":{len(delivery.body)},"body_hash":"{digest}"'
             f',"redelivered":{1 if delivery.redelivered else 0},"ack":"{ack}"'
@@ -235,5 +232,7 @@ class DeliveredFile:
 
 
 def message_id_hex(message_id: str) -> str:
-    """Return the id as 32 hex digits; one of another form (a foreign publisher's) becomes its digest."""
-    return message_id if _is_hex32(message_id) else body_hash(message_id.encode())
+    """Return the id as 32 hex digits; one of another form (a foreign publisher's) becomes its BLAKE2b."""
+    if _is_hex32(message_id):
+        return message_id
+    return hashlib.blake2b(message_id.encode(), digest_size=16).hexdigest()

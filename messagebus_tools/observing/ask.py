@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -293,7 +294,7 @@ class Asker:
         body = bytearray()
         timeout = httpx.Timeout(None)  # each question has a deadline for the whole
         headers = {"Accept-Encoding": "gzip"}
-        asked = self._http.stream("GET", url, auth=auth, timeout=timeout, headers=headers)
+        asked = self._http.stream("GET", _parsed(url), auth=auth, timeout=timeout, headers=headers)
         async with asked as answer:
             # httpx decodes without a bound, also "gzip, gzip": 64 KB may become 64 GB.
             encoding = answer.headers.get("content-encoding", "identity")
@@ -409,6 +410,12 @@ def _trail(body: bytes) -> list[dict[str, Any]]:
         made.append({key: each for key, each in row.items() if isinstance(each, str)})
         made[-1] |= {key: row[key] for key in ("at_ms", "attempt") if type(row.get(key)) is int}
     return made
+
+
+# Most questions are those of before: to read an address with 50 names takes 0.1 ms.
+@lru_cache(maxsize=512)
+def _parsed(url: str) -> httpx.URL:
+    return httpx.URL(url)
 
 
 def _now_ms() -> int:

@@ -437,8 +437,10 @@ def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     if not isinstance(told, list) or len(told) <= max(places):
         raise ValueError("queues: rows as long as columns wanted")
     name, kind, ready, unacked, consumers, arrived, departed, *ages = [told[at] for at in places]
+    if not (type(name) is str and len(name) <= TEXT_MAX and name.isascii()):
+        name = _value(str, name, "queues: a name")
     # One text for all brokers and observations: they are many.
-    name = sys.intern(_value(str, name, "queues: a name"))
+    name = sys.intern(name)
     if kind not in KINDS:
         raise ValueError("queues: a kind wanted")
     for count in (ready, consumers):
@@ -447,7 +449,7 @@ def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     for count in (unacked, arrived, departed, *ages):
         if count is not None and (type(count) is not int or not 0 <= count <= NUMBER_MAX):
             raise ValueError(f"{name}: counts or null wanted")
-    oldest, counted, swept = (_at(age, received_at_ms) for age in ages)
+    oldest, counted, swept = [None if age is None else received_at_ms - age for age in ages]
     if counted is None:
         raise ValueError(f"{name}: counted_ms wanted")
     return Row(

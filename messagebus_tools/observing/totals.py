@@ -118,8 +118,11 @@ def _sum(
             unacked = (unacked or 0) + row.unacked
         if each := rates.get((broker, row.name, row.kind)):
             came, left = (came or 0.0) + each.came, (left or 0.0) + each.left
-        age_ms = row.oldest_ms(bus.at_ms)
-        if age_ms is not None and (oldest_ms is None or (age_ms, broker) > (oldest_ms, oldest_on)):
+        if not (row.ready or row.unacked):  # as of most
+            oldest_ms = oldest_ms or 0
+        elif (age_ms := row.oldest_ms(bus.at_ms)) is not None and (
+            oldest_ms is None or (age_ms, broker) > (oldest_ms, oldest_on)
+        ):
             oldest_ms, oldest_on = age_ms, broker
     return Sum(
         ready=ready,

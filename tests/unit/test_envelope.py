@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from messagebus import Message, MessageInvalid, parse_destination
@@ -53,6 +53,7 @@ def line_of(message: Message, **more: Any) -> bytes:
 
 
 @given(MESSAGES)
+@example(Message(body=b"\x7f", message_id="1"))
 def test_a_message_that_was_written_is_read_again(message: Message) -> None:
     line = line_of(message, received={"broker": "mb1:5672"})
     read = read_envelope(line)

@@ -54,7 +54,7 @@ async def fetch_list(
             async with http.stream("GET", url, params=query, timeout=timeout) as answer:
                 return await _read_list(answer)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as fault:
-        raise ListUnavailable(f"{url}: {fault or type(fault).__name__}") from fault
+        raise ListUnavailable(f"{url}: {str(fault) or type(fault).__name__}") from fault
 
 
 async def _read_list(answer: httpx.Response) -> BrokerList | None:

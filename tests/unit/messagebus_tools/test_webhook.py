@@ -105,10 +105,9 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
     "host", ["127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "0x7f000001", "0"]
 )
 async def test_this_host_is_not_asked_unless_it_is_allowed(host: str) -> None:
-    async with httpx.AsyncClient() as http:
-        with pytest.raises(Refused, match="--allow-host"):
-            await Target(f"http://{host}:1/").request(http, {}, b"")
-        request = await Target(f"http://{host}:1/x", ["*"]).request(http, {}, b"")
+    with pytest.raises(Refused, match="--allow-host"):
+        await Target(f"http://{host}:1/").request({}, b"")
+    request = await Target(f"http://{host}:1/x", ["*"]).request({}, b"")
     assert (request.headers["Host"], request.url.path) == (f"{host}:1", "/x")
 
 
@@ -124,20 +123,19 @@ async def test_a_name_is_asked_at_the_address_that_was_checked(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     target = Target("https://shop.example/hook?x=1")
-    async with httpx.AsyncClient() as http:
-        for _ in range(2):
-            request = await target.request(http, {}, b"")
-            assert str(request.url) == "https://93.184.216.34/hook?x=1"
-            assert request.headers["Host"] == "shop.example"
-            assert request.extensions["sni_hostname"] == "shop.example"
-        for _ in range(2):
-            target.forget()
-            with pytest.raises(Refused, match=r"10\.0\.0\.1"):
-                await target.request(http, {}, b"")
+    for _ in range(2):
+        request = await target.request({}, b"")
+        assert str(request.url) == "https://93.184.216.34/hook?x=1"
+        assert request.headers["Host"] == "shop.example"
+        assert request.extensions["sni_hostname"] == "shop.example"
+    for _ in range(2):
+        target.forget()
+        with pytest.raises(Refused, match=r"10\.0\.0\.1"):
+            await target.request({}, b"")
 
 
 def posting(answer: Callable[[httpx.Request], httpx.Response], **how: Any) -> Posting:
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    http = httpx.MockTransport(answer)
     return Posting([http], Target("http://127.0.0.1/", ["*"]), [KEY], **{"envelope": False, **how})
 
 
@@ -176,6 +174,23 @@ async def test_no_answer_is_tried_again(fault: type[Exception]) -> None:
 
     with pytest.raises(RetryLater, match="away"):
         await posting(answer)(delivery(Message(body=b"")))
+
+
+async def test_a_receiver_that_never_answers_is_given_up() -> None:
+    hung_up = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # to the end
+        writer.close()
+        hung_up.set()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        target = Target(f"http://127.0.0.1:{port}/", ["*"], timeout_s=0.05)
+        async with httpx.AsyncHTTPTransport(trust_env=False) as http:
+            with pytest.raises(RetryLater, match="ReadTimeout"):
+                await Posting([http], target, [], envelope=False)(delivery(Message(body=b"")))
+        await hung_up.wait()
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 400, 401, 404, 422])

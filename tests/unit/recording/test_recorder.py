@@ -17,7 +17,7 @@ from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.errors import ConfigError, RecordingFailed
 from messagebus.message import Delivery, Message
 from messagebus.recording.events import DELIVERED, PUBLISHED, body_hash
-from messagebus.recording.files import EventFile
+from messagebus.recording.files import EventFile, message_id_hex
 from messagebus.recording.parts import note
 from messagebus.recording.recorder import Recorder, is_sampled
 from messagebus.stats import Durability, Outcome, Published
@@ -116,7 +116,7 @@ def test_ids_of_another_form_are_the_same_on_both_sides(tmp_path: Path) -> None:
     handle(hooks, "order-7")
     write(hooks)
     (sent,), (came,) = rows(tmp_path, "published"), rows(tmp_path, "delivered")
-    assert sent["message_id"] == came["message_id"] == body_hash(b"order-7")
+    assert sent["message_id"] == came["message_id"] == message_id_hex("order-7")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])

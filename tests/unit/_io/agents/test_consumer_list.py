@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from messagebus._io.agents.consumer_list import ListFollower, fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus.broker import LIST_BYTES_MAX, BrokerList
 from messagebus.errors import ConfigError
+from messagebus.tls import TlsFiles, trusting_nobody
 from ops.local.certificates import issue_missing
 
 URL = "http://127.0.0.10:8081/consumer-list"
@@ -374,6 +376,21 @@ async def test_what_answers_behind_the_balancer_is_for_the_server_name(
     async with http_client(bus(tmp_path), transport=httpx.MockTransport(answer)) as http:
         await http.get(url)
     assert asked[0].extensions.get("sni_hostname") == name
+
+
+@pytest.mark.parametrize(("scheme", "loads"), [("http", False), ("HTTP", False), ("https", True)])
+def test_certificate_authorities_are_loaded_for_https_alone(
+    scheme: str, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[TlsFiles] = []
+
+    def load(files: TlsFiles) -> ssl.SSLContext:
+        loaded.append(files)
+        return trusting_nobody()
+
+    monkeypatch.setattr(TlsFiles, "client_context", load)
+    http_client(BusConfig(broker="10.0.0.1:5672", list_urls=(f"{scheme}://10.0.0.1:8081/list",)))
+    assert bool(loaded) is loads
 
 
 def test_files_that_have_gone_since_are_told(tmp_path: Path) -> None:
