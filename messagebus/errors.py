@@ -155,12 +155,13 @@ class SpoolFull(BacklogFull):
 
 
 class LinkError(MessageBusError):
-    """Raised when a link to a broker does not work. broker: its address. reason: why, for people."""
+    """Raised when a link to a broker does not work. reason: why, for people. absent: nobody listens there."""
 
     def __init__(self, broker: str, reason: str) -> None:
         super().__init__(f"{broker}: {reason}")
         self.broker = broker
         self.reason = reason
+        self.absent = False
 
 
 class LinkLost(LinkError):

@@ -2,7 +2,8 @@
 
 Both systems get the same load: of each key one message at a time, the next one when the last is confirmed.
 Readers in processes of their own note each message. A broker that was killed is started again at once, a
-reader that was killed is not. Kafka's clients have their defaults, but for `acks=all`.
+reader that was killed is not. Kafka's clients and nodes have their defaults, but for `acks=all` with two of
+three copies: a confirm means the page cache of two nodes there, and the disk of one broker here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KEYS = tuple(
     next(f"k{n}" for n in range(10_000) if crc32(f"k{n}".encode()) % PARTITIONS == partition)
     for partition in range(PARTITIONS)
 )
-PAUSE_S, CALM_S, WITHIN_S, DEADLINE_S = 0.02, 3.0, 120.0, 60.0
+PAUSE_S, CALM_S, WITHIN_S, DEADLINE_S = 0.02, 3.0, 240.0, 60.0
 GOAL_BEYOND_BOOT_MS, GOAL_SERVED_MS, GOAL_EVEN_S, GOAL_HANDED = 500.0, 1_000.0, 20.0, 80
 MS, S = 1e6, 1e9
 
@@ -144,11 +145,14 @@ class Readers:
     def progress(self, since_ns: int) -> None:
         """Wait until every key has had runs for a while, from some moment on."""
 
-        def is_calm() -> bool:
-            found = [run for run in runs(self.told) if run.at_ns > since_ns]
-            return {run.key for run in found} == set(KEYS)
+        def still() -> list[str]:
+            return sorted(set(KEYS) - {r.key for r in runs(self.told) if r.at_ns > since_ns})
 
-        wait_until(is_calm, within_s=WITHIN_S, what="not every key goes on")
+        wait_until(
+            lambda: not still(),
+            within_s=WITHIN_S,
+            what=lambda: f"{len(still())} of {len(KEYS)} keys do not go on",
+        )
         time.sleep(CALM_S)
 
     def owners(self) -> tuple[dict[int, int], int]:
@@ -254,7 +258,9 @@ def _kafka(scene: Scene) -> Iterator[Figure]:
     from confluent_kafka.cimpl import NewTopic
 
     load = {"schedule": {"kind": "closed", "count": 1}}
-    values = {"name": "order", "load": load, "system": {"name": "kafka", "brokers": BROKERS}}
+    # With an fsync for each message three nodes on one disk confirm 20 a second, and little is seen.
+    system = {"name": "kafka", "brokers": BROKERS, "durability": "page-cache"}
+    values = {"name": "order", "load": load, "system": system}
     profile = Profile.from_values({**values, "time": {"warm_up_s": 0}}, KAFKA_NAME)
     KAFKA.fetch()
     nodes = kafka.all_prepared(hosts("127.0.0", BROKERS), scene.folder, profile)

@@ -126,10 +126,11 @@ class Wire(Protocol):
         Raises LoginRefused, LinkLost or ConfigError.
         """
 
-    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int) -> Link:
+    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int, waits: bool) -> Link:
         """Open a link to this broker, past the balancer, if it may take publishes: no other may answer there.
 
-        Raises as `dial`; also LinkLost where its gate is shut, ChannelRefused where the gate is not shown.
+        waits: for its gate, for half of the time. Raises as `dial`; also LinkLost where that is shut,
+        ChannelRefused where it is not shown.
         """
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from messagebus.core.route import REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
+from messagebus.core.route import ABSENCES_A_STEP, REFUSED_FIRST_MS, REFUSED_MAX_MS, backoff_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,10 @@ class Membership:
         assert member.state is State.DIALING
         member.state, member.refusals = State.OPEN, 0
 
-    def lost(self, broker: str, now_ms: int, share: float, *, refused: bool = False) -> None:
-        """Record that a dial failed or a link ended. refused: user or password were not taken.
+    def lost(
+        self, broker: str, now_ms: int, share: float, *, refused: bool = False, absent: bool = False
+    ) -> None:
+        """Record that a dial failed or a link ended. refused, absent: as of `Route.lost`.
 
         The back-off starts anew when the link lasted as long as its longest wait. A link that ends soon
         after each attach (a message that kills it, a broker that throws out) is no reason to hurry.
@@ -171,9 +173,8 @@ class Membership:
         else:
             lasted = member.state is not State.DIALING and now_ms - member.dialed_ms >= self._max_ms
             member.failures = 1 if lasted else member.failures + 1
-            wait_ms = backoff_ms(
-                member.failures, first_ms=self._first_ms, max_ms=self._max_ms, share=share
-            )
+            steps = 1 + member.failures // ABSENCES_A_STEP if absent else member.failures
+            wait_ms = backoff_ms(steps, first_ms=self._first_ms, max_ms=self._max_ms, share=share)
         member.state, member.due_ms = State.WAITING, now_ms + wait_ms
 
     def drained(self, broker: str, now_ms: int) -> list[Action]:

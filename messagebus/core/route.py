@@ -27,6 +27,9 @@ MOVE_TRIES_MAX = 8
 # Pause after these tries. The eight take 2.5 s, so such a broker sees one login per second of a
 # publisher, not three.
 STAY_MS = 5_000
+# A refused connection costs no broker anything, and one that boots is awaited. Doubled after so many of them,
+# the wait is a tenth of the time for which nobody has listened.
+ABSENCES_A_STEP = 16
 # A balancer that gives the broker to be avoided so often in a row may give it for long: a new broker has the
 # fewest links of all. From then on every other dial goes to a broker by its name.
 AVOIDED_MAX = 3
@@ -140,8 +143,10 @@ class Route:
             self._leaving, self._move_tries = None, 0
             self._stay_until_ms = now_ms + STAY_MS
 
-    def lost(self, link: int, now_ms: int, share: float, *, refused: bool = False) -> None:
-        """Record that a dial failed, or the current link ended. refused: user or password were not taken."""
+    def lost(
+        self, link: int, now_ms: int, share: float, *, refused: bool = False, absent: bool = False
+    ) -> None:
+        """Record that the current link ended or a dial failed. refused: its login; absent: nobody listens."""
         if self._dialing.pop(link, None) is not None:
             if refused:
                 self._refusals += 1
@@ -150,7 +155,8 @@ class Route:
                 )
             else:
                 self._failures += 1
-                self._due_ms = now_ms + self._wait_ms(self._failures, share)
+                steps = 1 + self._failures // ABSENCES_A_STEP if absent else self._failures
+                self._due_ms = now_ms + self._wait_ms(steps, share)
         elif link == self.current:
             self.current, self.broker, self._leaving = None, "", None
             self._due_ms = now_ms

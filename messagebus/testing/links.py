@@ -56,7 +56,7 @@ class MemoryWire:
             raise LinkLost(site.name, "stopped by the test")
         return cast(Link, MemoryLink(brokers, site))
 
-    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int) -> Link:
+    async def dial_to_publish(self, broker: Broker, *, timeout_ms: int, waits: bool) -> Link:
         return await self.dial(broker, timeout_ms=timeout_ms)
 
 

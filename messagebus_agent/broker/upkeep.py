@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone
+from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone, port_refuses
 from messagebus._io.amqp.link import NOT_FOUND, Credentials, Link, dial
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
@@ -70,6 +70,8 @@ EPMD_TIMEOUT_S = 0.5
 # of the same name instead is attached to it silently, counts its messages as seen, and gets none
 # (RabbitMQ 3.10: 1,098 waited there). They were cancelled 0.1 s after the deletion on a loaded machine.
 CANCELLED_S = 0.3
+# First pause between looks at queues that are read from disk, then doubled: publishers wait for the gate.
+READING_S = 0.05
 # The map may change, or a queue vanish, while it is applied.
 BRING_ROUNDS = 3
 
@@ -407,16 +409,17 @@ class Upkeep:
             if self._gate_open is None and await self.node_is_gone():
                 self._gate_open = False  # only we open the gate of its next life
             lived = time.monotonic() - began_s > REDIAL_MAX_S
-            pause_s = REDIAL_MIN_S if lived else min(2 * pause_s, REDIAL_MAX_S)
+            if lived or await port_refuses(self._config.address, timeout_s=EPMD_TIMEOUT_S):
+                pause_s = REDIAL_MIN_S
+            else:
+                pause_s = min(2 * pause_s, REDIAL_MAX_S)
             await asyncio.sleep(pause_s)
 
     async def _session(self) -> None:
         control = await self._dial()
         try:
             await self._look(control)
-            await self.recovery.revive()
-            await self.ladder.begin(control)
-            births = await self._list_queues()
+            births, _ = await asyncio.gather(self._list_queues(), self._revive(control))
             async with self._lock:
                 self._control, self._births = control, births
                 self._brought, self._brought_version = {}, 0
@@ -431,6 +434,10 @@ class Upkeep:
             await self._keep(control)
         finally:
             control.abort()
+
+    async def _revive(self, control: Control) -> None:
+        await self.recovery.revive()
+        await self.ladder.begin(control)
 
     async def _look(self, control: Control) -> None:
         """Follow events, and check whether the gate exists."""
@@ -482,7 +489,7 @@ class Upkeep:
 
     async def _keep(self, control: Control) -> None:
         """Apply changes and audit, until the link is lost."""
-        audit_at_s = time.monotonic() + AUDIT_INTERVAL_S
+        audit_at_s, reading_s = time.monotonic() + AUDIT_INTERVAL_S, READING_S
         while control.is_open:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, audit_at_s - time.monotonic())):
@@ -494,6 +501,8 @@ class Upkeep:
                     self.fault = ""
             except StillReading as fault:
                 self.fault = str(fault)  # `recovery` has logged it
+                asyncio.get_running_loop().call_later(reading_s, self._wake.set)
+                reading_s *= 2
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if self.refusals:

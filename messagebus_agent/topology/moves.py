@@ -163,7 +163,8 @@ class Moves:
         # What is decided already, see `abandoned`.
         await self._write(topic, by_all=True)
         told = self._abandon(topic, home, current, bound)
-        await self._write(topic, by_all=True)
+        if self._register.entries[topic] != entry:
+            await self._write(topic, by_all=True)
         return told
 
     def _abandon(
@@ -197,10 +198,7 @@ class Moves:
         return told
 
     async def why_not_abandoned(self, home: str, decider: str) -> str:
-        """Return why this agent does not agree that another one, or it, decides in place of a home, else "".
-
-        Raises ValueError for what is no broker's name.
-        """
+        """Return why this agent lets nobody, or not this one, decide in place of a lost home, else ""."""
         current = self._lists.current
         if current is None:
             return "has no consumer list"

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
+from messagebus.broker import Broker
 from messagebus.destination import Topic
 from messagebus.errors import (
     ConfigError,
@@ -395,9 +396,7 @@ class _Web:
         body, moves = await _json(request), self._parts.moves
         assert moves is not None
         try:
-            told = await moves.abandon(str(body.get("topic", "")), str(body.get("home", "")))
-        except ValueError as fault:
-            raise BadRequest(f"home: {fault}") from fault
+            told = await moves.abandon(str(body.get("topic", "")), _home(body))
         except TopologyError as why:
             return _error(409, str(why))
         return JSONResponse({"broker": self._parts.broker, "waits": told})
@@ -408,10 +407,7 @@ class _Web:
             return refusal
         body, moves = await _json(request), self._parts.moves
         assert moves is not None
-        try:
-            why = await moves.why_not_abandoned(str(body.get("home")), str(body.get("from")))
-        except ValueError as fault:
-            raise BadRequest(f"home: {fault}") from fault
+        why = await moves.why_not_abandoned(_home(body), str(body.get("from")))
         return JSONResponse({"why_not": why})
 
     async def bound(self, request: Request) -> Response:
@@ -742,6 +738,13 @@ def _id(text: str, key: str) -> str:
     if len(text) > TEXT_MAX or not (text.isascii() and text.isprintable()):
         raise BadRequest(f"{key}: at most {TEXT_MAX} printing ASCII characters")
     return text
+
+
+def _home(body: Mapping[str, Any]) -> str:
+    try:
+        return Broker.parse(str(body.get("home", ""))).name
+    except ValueError as fault:
+        raise BadRequest(f"home: {fault}") from fault
 
 
 def _topic(request: Request) -> str:

@@ -15,6 +15,8 @@ from tests.support.leaks import LEAKS
 __all__ = ["MakeCluster", "cluster_factory", "end"]
 
 MakeCluster = Callable[..., LocalCluster]
+# Has every cluster use TLS, for tests that dial by the cluster's own settings: moves of partitions.
+TLS = bool(os.environ.get("TESTS_TLS"))
 # Clusters of this process: several may run at the same time.
 NUMBERS = itertools.count(1)
 
@@ -37,7 +39,7 @@ def cluster_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeC
     made: list[LocalCluster] = []
 
     def make(
-        brokers: int = 3, *, up: bool = True, tls: bool = False, balancers: int = 1
+        brokers: int = 3, *, up: bool = True, tls: bool = TLS, balancers: int = 1
     ) -> LocalCluster:
         number = next(NUMBERS)
         network = f"127.{1 + os.getpid() % 250}.{number}"

@@ -486,7 +486,9 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
                 return LinkLost(address.name, _reason(why))
             return LoginRefused(address.name, said[1])
         case _:
-            return LinkLost(address.name, _reason(why))
+            lost = LinkLost(address.name, _reason(why))
+            lost.absent = isinstance(why, ConnectionRefusedError)
+            return lost
 
 
 def _root(why: BaseException) -> BaseException:

@@ -649,8 +649,10 @@ class ConsumeDriver:
             self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
             # A refused certificate locks no account.
-            refused = type(fault) is LoginRefused
-            self._members.lost(broker, now_ms(), random.random(), refused=refused)
+            refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
+            # Segments that share a dial share its fault, and are dialled together again.
+            share = random.Random(id(fault)).random()
+            self._members.lost(broker, now_ms(), share, refused=refused, absent=absent)
 
     def _drain(self, broker: str) -> None:
         """Hand out the buffered deliveries, wait for the answers that are owed, then hang up."""

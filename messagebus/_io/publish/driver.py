@@ -524,7 +524,8 @@ class PublishDriver:
                 if broker is None:
                     link = await self._wire.dial(None, timeout_ms=timeout_ms)
                 else:
-                    link = await self._wire.dial_to_publish(broker, timeout_ms=timeout_ms)
+                    dial = self._wire.dial_to_publish
+                    link = await dial(broker, timeout_ms=timeout_ms, waits=self.route.stays)
                 link.transport.on_confirm = functools.partial(self._answered, number)
                 link.transport.on_turn = self._pump
                 await link.confirm_select()
@@ -555,8 +556,8 @@ class PublishDriver:
             self.connected.set()
         self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
         # A refused certificate locks no account.
-        refused = type(fault) is LoginRefused
-        self.route.lost(number, now_ms(), random.random(), refused=refused)
+        refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
+        self.route.lost(number, now_ms(), random.random(), refused=refused, absent=absent)
         self._arm()
 
     @staticmethod

@@ -108,6 +108,22 @@ def test_a_dial_that_hung_for_long_is_no_link_that_lasted() -> None:
     assert made.next_due_ms() == 4 * MAX_MS + 2 * FIRST_MS
 
 
+def test_a_broker_that_boots_is_dialled_soon_and_one_that_stays_away_seldom() -> None:
+    made = members(A)
+    made.lost(A, MAX_MS, 1.0)
+    began_ms = now_ms = MAX_MS + FIRST_MS
+    waits = dict[int, int]()
+    while now_ms < began_ms + 120_000:
+        assert made.tick(now_ms) == [Dial(A, 1 + len(waits))]
+        made.lost(A, now_ms, 1.0, absent=True)
+        due_ms = made.next_due_ms()
+        assert due_ms is not None
+        waits[now_ms - began_ms], now_ms = due_ms - now_ms, due_ms
+    assert all(wait_ms <= max(FIRST_MS, at_ms // 7) for at_ms, wait_ms in waits.items())
+    assert len(waits) < 110
+    assert waits[max(waits)] == MAX_MS
+
+
 def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
     made = Membership(backoff_first_ms=FIRST_MS, backoff_max_ms=MAX_MS)
     made.refresh([A], 0)

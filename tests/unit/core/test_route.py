@@ -86,6 +86,27 @@ def test_failed_dials_wait_longer_and_are_given_more_time_up_to_bounds() -> None
     assert waits == [20, 40, 80, 160, 320, 640, 1_280, *[BACKOFF_MAX_MS] * 5]
 
 
+def test_a_broker_that_boots_is_dialled_soon_and_one_that_stays_away_seldom() -> None:
+    made = on_broker()
+    made.lost(1, 0, 1.0)
+    now_ms, waits = 0, dict[int, int]()
+    while now_ms < 60_000:
+        (dial,) = made.tick(now_ms)
+        assert isinstance(dial, Dial)
+        made.lost(dial.link, now_ms, 1.0, absent=True)
+        waits[now_ms] = due(made) - now_ms
+        now_ms = due(made)
+    assert all(wait_ms <= max(20, at_ms // 7) for at_ms, wait_ms in waits.items())
+    assert len(waits) < 130
+    assert waits[max(waits)] == BACKOFF_MAX_MS
+    (dial,) = made.tick(now_ms)
+    made.opened(dial.link, A, now_ms, 0.5)
+    made.lost(dial.link, now_ms, 1.0)
+    (dial,) = made.tick(now_ms)
+    made.lost(dial.link, now_ms, 1.0, absent=True)
+    assert due(made) == now_ms + 20, "its next boot is another one"
+
+
 def test_a_refused_login_is_tried_again_slowly_and_ever_slower() -> None:
     made, now_ms, at_ms = route(), 0, []
     while now_ms < 300_000:
