@@ -70,6 +70,8 @@ EPMD_TIMEOUT_S = 0.5
 # of the same name instead is attached to it silently, counts its messages as seen, and gets none
 # (RabbitMQ 3.10: 1,098 waited there). They were cancelled 0.1 s after the deletion on a loaded machine.
 CANCELLED_S = 0.3
+# While nobody listens the pause is a fiftieth of the time since: a broker that boots is met at once.
+ABSENT_TIMES = 1.02
 # First pause between looks at queues that are read from disk, then doubled: publishers wait for the gate.
 READING_S = 0.05
 # The map may change, or a queue vanish, while it is applied.
@@ -409,10 +411,9 @@ class Upkeep:
             if self._gate_open is None and await self.node_is_gone():
                 self._gate_open = False  # only we open the gate of its next life
             lived = time.monotonic() - began_s > REDIAL_MAX_S
-            if lived or await port_refuses(self._config.address, timeout_s=EPMD_TIMEOUT_S):
-                pause_s = REDIAL_MIN_S
-            else:
-                pause_s = min(2 * pause_s, REDIAL_MAX_S)
+            refuses = await port_refuses(self._config.address, timeout_s=EPMD_TIMEOUT_S)
+            longer_s = min(pause_s * (ABSENT_TIMES if refuses else 2), REDIAL_MAX_S)
+            pause_s = REDIAL_MIN_S if lived else longer_s
             await asyncio.sleep(pause_s)
 
     async def _session(self) -> None:

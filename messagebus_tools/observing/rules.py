@@ -15,11 +15,12 @@ from typing import Literal
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
-from messagebus_tools.observing.totals import counted, uncounted
+from messagebus_tools.observing.totals import SOURCES, counted, uncounted
 
 __all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
 
 MINUTE_MS = 60_000
+OLD_MS = MINUTE_MS
 # The past is kept in steps of this; a whole observation is large.
 STEP_MS = 2 * MINUTE_MS
 STEPS_KEPT = 6
@@ -51,6 +52,30 @@ class Finding:
     waiting: int = 0
 
 
+class _Rows:
+    """The rows of one observation that rules look at, each with its broker: in one pass, since rows are many.
+
+    consumed: names that somebody consumes somewhere. bare: with messages and without a consumer.
+    old: whose oldest message waits for OLD_MS. parked: parking queues.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.consumed = set[str]()
+        self.bare, self.old, self.parked = (list[tuple[str, Row]]() for _ in range(3))
+        before_ms = bus.at_ms - OLD_MS
+        for broker, answer in counted(bus).items():
+            for row in answer.rows.values():
+                if row.kind in SOURCES:
+                    if row.consumers:
+                        self.consumed.add(row.name)
+                    elif row.ready or row.unacked:
+                        self.bare.append((broker, row))
+                    if row.oldest_at_ms is not None and row.oldest_at_ms < before_ms:
+                        self.old.append((broker, row))
+                elif row.kind == "park":
+                    self.parked.append((broker, row))
+
+
 class Past:
     """The part of earlier observations that rules need: bounded, and filled by `Attention`.
 
@@ -60,6 +85,7 @@ class Past:
     def __init__(self) -> None:
         self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
         self._reasons: tuple[Bus | None, dict[str, str]] = None, {}
+        self._rows: tuple[Bus, _Rows] | None = None
         self.rates: Mapping[tuple[str, str, Kind], Rates] = {}
         self.disks: dict[str, deque[tuple[int, int]]] = {}
 
@@ -77,6 +103,12 @@ class Past:
     def before(self, at_ms: int) -> Bus | None:
         """Return the newest kept observation that is not younger; None when none is that old."""
         return next((bus for bus in reversed(self._steps) if bus.at_ms <= at_ms), None)
+
+    def rows(self, bus: Bus) -> _Rows:
+        """Return the rows of the newest observation, found once for all rules."""
+        if self._rows is None or self._rows[0] is not bus:
+            self._rows = bus, _Rows(bus)
+        return self._rows[1]
 
     def reason(self, bus: Bus, name: str) -> str:
         """Return `reason`, worked out once for all rules of one observation."""
@@ -246,15 +278,6 @@ def reason(bus: Bus, name: str, left: float | None = None) -> str:
 # Conditions.
 
 
-def _sources(
-    bus: Bus, kinds: Sequence[Kind] = ("sub", "queue")
-) -> Iterator[tuple[str, Row, Answer]]:
-    for broker, answer in counted(bus).items():
-        for row in answer.rows.values():
-            if row.kind in kinds:
-                yield broker, row, answer
-
-
 def _some(names: Iterable[str]) -> str:
     listed = sorted(names)
     more = len(listed) - NAMES_TOLD
@@ -337,14 +360,13 @@ def _lost(answer: Answer) -> str:
     return f"{names} vanished from {answer.broker}, and was made again" if new else ""
 
 
-def _unconsumed(bus: Bus, _past: Past) -> Iterator[Finding]:
+def _unconsumed(bus: Bus, past: Past) -> Iterator[Finding]:
+    rows, waiting = past.rows(bus), Counter[str]()
     # Where somebody consumes it elsewhere, NoConsumerHere says so sooner.
-    consumed = {row.name for _, row, _ in _sources(bus) if row.consumers}
-    bare = [(r, b) for b, r, _ in _sources(bus) if r.waiting and r.name not in consumed]
-    waiting = Counter[str]()
-    for row, _ in bare:
-        waiting[row.name] += row.waiting
-    for name, brokers in _by_name((row.name, broker) for row, broker in bare).items():
+    bare = [(row.name, broker, row) for broker, row in rows.bare if row.name not in rows.consumed]
+    for name, _, row in bare:
+        waiting[name] += row.waiting
+    for name, brokers in _by_name((name, broker) for name, broker, _ in bare).items():
         count = waiting[name]
         waits = f"{plural(count, 'message')} {_s('wait', count)}"
         yield Finding(
@@ -352,10 +374,10 @@ def _unconsumed(bus: Bus, _past: Past) -> Iterator[Finding]:
         )
 
 
-def _no_consumer_here(bus: Bus, _past: Past) -> Iterator[Finding]:
-    consumed = {row.name for _, row, _ in _sources(bus) if row.consumers}
-    for broker, row, _ in _sources(bus):
-        if row.name in consumed and not row.consumers and row.waiting:
+def _no_consumer_here(bus: Bus, past: Past) -> Iterator[Finding]:
+    rows = past.rows(bus)
+    for broker, row in rows.bare:
+        if row.name in rows.consumed:
             age_ms = row.oldest_ms(bus.at_ms)
             oldest = f", the oldest for {duration(age_ms / 1000)}" if age_ms else ""
             waits = f"{plural(row.waiting, 'message')} {_s('wait', row.waiting)} there{oldest}"
@@ -368,11 +390,11 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
     if then is None:
         return
     before, worst = _last(then), dict[str, tuple[int, str, Row]]()
-    for broker, row, _ in _sources(bus):
-        # The text of the worst alone is made, and rates are worked out for it: rows are many.
-        if (at_ms := row.oldest_at_ms) is None or bus.at_ms - at_ms <= age_s * 1000:
-            continue
+    for broker, row in past.rows(bus).old:
+        # The text of the worst alone is made.
         age_ms = row.oldest_ms(bus.at_ms) or 0
+        if age_ms <= age_s * 1000:
+            continue
         known = worst.get(row.name)
         if not age_ms or (known and known[0] >= age_ms) or broker not in before:
             continue
@@ -389,9 +411,9 @@ def _grows_older(bus: Bus, past: Past, *, age_s: int) -> Iterator[Finding]:
         yield Finding(name, text, (broker,), waiting)
 
 
-def _parked(bus: Bus, _past: Past) -> Iterator[Finding]:
+def _parked(bus: Bus, past: Past) -> Iterator[Finding]:
     counts, on = Counter[str](), dict[str, list[str]]()
-    for broker, row, _ in _sources(bus, ("park",)):
+    for broker, row in past.rows(bus).parked:
         if row.waiting:
             counts[row.name] += row.waiting
             on.setdefault(row.name, []).append(broker)
@@ -404,10 +426,11 @@ def _parked_grows(bus: Bus, past: Past) -> Iterator[Finding]:
     then = past.before(bus.at_ms - 10 * MINUTE_MS)
     if then is None:
         return
-    before, new, on = _last(then), Counter[str](), dict[str, list[str]]()
-    for broker, row, answer in _sources(bus, ("park",)):
+    before, now = _last(then), bus.answers
+    new, on = Counter[str](), dict[str, list[str]]()
+    for broker, row in past.rows(bus).parked:
         old = before.get(broker)
-        if old and old.life == answer.life and row.arrived is not None:
+        if old and old.life == now[broker].life and row.arrived is not None:
             was = old.rows.get((row.name, "park"))
             new[row.name] += row.arrived - ((was and was.arrived) or 0)
             on.setdefault(row.name, []).append(broker)
@@ -670,7 +693,13 @@ MORE: tuple[Rule, ...] = (
         first="Its consumers do not reach that broker, or work by an old list: run "
         "`messagebus doctor` on their host. Messages are kept until then.",
     ),
-    _rule("FallsBehind", "warn", 120, _SLOW, lambda bus, past: _grows_older(bus, past, age_s=60)),
+    _rule(
+        "FallsBehind",
+        "warn",
+        120,
+        _SLOW,
+        lambda bus, past: _grows_older(bus, past, age_s=OLD_MS // 1000),
+    ),
     _rule(
         *("ParkedGrows", "warn", 0, "messages-are-parked", _parked_grows),
         covers=("MessagesParked",),
