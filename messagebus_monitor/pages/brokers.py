@@ -39,8 +39,6 @@ from messagebus_monitor.pages.shared import (
 from messagebus_monitor.told import Spark
 from messagebus_tools.observing.snapshot import Answer, Seen
 
-NEEDS_MAX = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
@@ -223,9 +221,7 @@ def broker(
         "name": name,
         "state": state,
         "words": words,
-        "needs": attention(board, settings, (e for e in view.raised if is_about(e, name)))[
-            :NEEDS_MAX
-        ],
+        "needs": attention(board, settings, (e for e in view.raised if is_about(e, name))),
         "fault": seen.fault,
         "tiles": tiles,
         "facts": _broker_facts(seen),

@@ -14,6 +14,7 @@ from messagebus_monitor.pages.shared import (
     ARRIVING,
     BUS,
     LEAVING,
+    NEEDS_MAX,
     OLDEST,
     ROWS_A_PAGE,
     WAITING,
@@ -31,7 +32,7 @@ from messagebus_monitor.pages.shared import (
 from messagebus_monitor.playbooks import Playbook
 from messagebus_monitor.told import Spark
 
-OVERVIEW_ROWS, OVERVIEW_BROKERS, OVERVIEW_EVENTS, ATTENTION_MAX = 20, 12, 9, 8
+OVERVIEW_ROWS, OVERVIEW_BROKERS, OVERVIEW_EVENTS = 20, 12, 9
 WORST_BROKERS = 9
 
 
@@ -47,11 +48,11 @@ def overview(
     rows, _ = broker_rows(board, settings)
     worst = sorted(rows, key=lambda row: -row.rank)[:WORST_BROKERS]
     are_many = len(rows) > OVERVIEW_BROKERS
-    needs = attention(board, settings, board.view.raised)
+    raised = board.view.raised
     return {
         "title": "Overview",
-        "needs": needs[:ATTENTION_MAX],
-        "needs_more": max(0, len(needs) - ATTENTION_MAX),
+        "needs": attention(board, settings, raised),
+        "needs_more": max(0, len(raised) - NEEDS_MAX),
         "rules": settings.rules,
         "noticed": len(board.view.noticed),
         "is_partial": bool(missing_note(board, settings)),

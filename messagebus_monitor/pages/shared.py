@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from messagebus_tools.observing.rules import Raised
 from messagebus_tools.observing.snapshot import Consumer
 
 ROWS_A_PAGE = 50
-CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_TOLD = 200, 50, 5
+CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_TOLD, NEEDS_MAX = 200, 50, 5, 8
 # Indices of history.FIELDS.
 OLDEST, WAITING, ARRIVING, LEAVING = range(4)
 BUS = "bus:"
@@ -180,11 +181,8 @@ def row_of(kind: str, name: str, *cells: Text, row_class: str = "") -> Row:
 
 
 def attention(board: Board, settings: Settings, raised: Iterable[Raised]) -> list[Need]:
-    """Return what needs attention, as lines, in its order; two rules with one sentence are one line."""
-    lines = dict[str, Need]()
-    for each in raised:
-        lines.setdefault(each.text, _need(each, board, settings))
-    return list(lines.values())
+    """Return what needs attention, as lines, in its order: the first NEEDS_MAX of them."""
+    return [_need(each, board, settings) for each in itertools.islice(raised, NEEDS_MAX)]
 
 
 def _need(each: Raised, board: Board, settings: Settings) -> Need:
