@@ -33,7 +33,7 @@ STOP_WITHIN_S = 2
 REREAD_EVERY_S = 2.0
 # 64 brokers of 500 names are 100,000 values that live on and make no cycles: by the own thresholds of Python
 # all of them were walked about every look, for half of the CPU time.
-GC_THRESHOLDS = 100_000, 20, 50
+GC_THRESHOLDS = 20_000, 20, 50
 
 
 def run(config_path: str | Path | None = None, *, listen: str | None = None) -> int:
