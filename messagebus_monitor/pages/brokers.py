@@ -152,7 +152,7 @@ def _broker_row(seen: Seen, board: Board, settings: Settings) -> BrokerRow:
         age=told.age(sums.oldest_s),
         tone=tone,
         links=told.count(links if links is not None else clients),
-        disk=f"{told.size(room.disk_free)} free" if room else told.UNKNOWN,
+        disk=told.size(room.disk_free) if room else told.UNKNOWN,
         disk_used=None if used is None else min(1.0, used),
         disk_tone="warn" if used is not None and used > 1 / 3 else "",
         mirror=(

@@ -240,12 +240,14 @@ def _unsaid(several: list[Raised]) -> list[Raised]:
     return [e for e in several if not any(o.says(e) for o in wider.get(e.subject, ()))]
 
 
-def _urgency(raised: Raised) -> tuple[int, bool, int, int, str]:
+def _urgency(raised: Raised) -> tuple[int, bool, int, int, str, str]:
     """Return the key that puts the worst first: what makes messages late, and what keeps the most."""
-    severity = ("page", "warn", "info").index(raised.rule.severity)
+    rule = raised.rule
+    severity = ("page", "warn", "info").index(rule.severity)
     # By its digits, so that lines do not change places all the time.
     size = -len(str(raised.waiting))
-    return severity, not raised.rule.manual.endswith(_SLOW), size, raised.since_ms, raised.about
+    is_late = rule.manual.endswith(_SLOW)
+    return severity, not is_late, size, raised.since_ms, raised.about, rule.name
 
 
 def reason(bus: Bus, name: str, left: float | None = None) -> str:
