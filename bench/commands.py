@@ -126,9 +126,7 @@ def profile_of(named: str) -> Profile:
     return Profile.load_file(path)
 
 
-@click.command(
-    epilog="Example: python -m bench run steady --dir out/steady",
-)
+@click.command(epilog="Example: python -m bench run steady --dir out/steady")
 @click.argument("profile")
 @click.option("--system", type=click.Choice(list(SYSTEMS)), help="Instead of the profile's.")
 @options.folder("Default: out/NAME-time.")
@@ -242,9 +240,7 @@ def audit(folder: Path, allow: tuple[str, ...]) -> None:
         )
 
 
-@click.command(
-    epilog="Example: python -m bench report out/steady",
-)
+@click.command(epilog="Example: python -m bench report out/steady")
 @click.argument("folder", type=click.Path(path_type=Path))
 def report(folder: Path) -> None:
     """Make the report of a run again from its files; after an interrupted run, from those it left."""
@@ -259,9 +255,7 @@ def report(folder: Path) -> None:
         raise DoesNotHold("; ".join(faults))
 
 
-@click.command(
-    epilog="Example: python -m bench compare one.toml other.toml --repeat 5",
-)
+@click.command(epilog="Example: python -m bench compare one.toml other.toml --repeat 5")
 @click.argument("first")
 @click.argument("second")
 @options.number("--repeat", default=5, help="So often.", least=PAIRS_MIN)
@@ -337,9 +331,7 @@ def or_fault(profile: Profile, folder: Path, running: Running) -> dict[str, Any]
         }
 
 
-@click.command(
-    epilog="Example: python -m bench knee steady --p99-max-ms 20",
-)
+@click.command(epilog="Example: python -m bench knee steady --p99-max-ms 20")
 @click.argument("profile")
 @options.number("--p99-max-ms", default=20.0, help="The bound.", least=0)
 @options.number("--top", default=100_000.0, help="Highest rate that is tried.")
@@ -384,9 +376,7 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         raise DoesNotHold(answer)
 
 
-@click.command(
-    epilog="Example: python -m bench overhead --name measure",
-)
+@click.command(epilog="Example: python -m bench overhead --name measure")
 @options.number("--messages", default=OVERHEAD_MESSAGES, help="So many in all.", least=100)
 @options.number("--repeat", default=5, help="So often.")
 @click.option("--name", help="Of a results file that keeps the figures.")

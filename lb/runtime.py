@@ -193,7 +193,7 @@ def _connected(socket: Path) -> Iterator[Any]:
     except CommandFailed as fault:
         raise LbError(f"HAProxy refuses: {fault}") from fault
     except HAProxyBaseError as fault:
-        raise BalancerUnreachable(f"{socket}: {fault or type(fault).__name__}") from fault
+        raise BalancerUnreachable(f"{socket}: {str(fault) or type(fault).__name__}") from fault
     except (OSError, ValueError, LookupError) as fault:
         reason = getattr(fault, "strerror", None) or fault
         raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {reason}") from fault

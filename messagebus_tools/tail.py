@@ -232,7 +232,9 @@ async def _tap(
     except ValueError as fault:
         raise LinkLost(listed.broker.name, f"{url}: {fault}") from None
     except httpx.HTTPError as fault:
-        raise LinkLost(listed.broker.name, f"{url}: {fault or type(fault).__name__}") from fault
+        raise LinkLost(
+            listed.broker.name, f"{url}: {str(fault) or type(fault).__name__}"
+        ) from fault
 
 
 async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

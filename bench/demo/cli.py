@@ -41,9 +41,7 @@ REPORT_WITHIN_S = 480.0
 CONNECTION_LIFETIME_S = 8
 
 
-@click.command(
-    epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines",
-)
+@click.command(epilog="Example: python -m bench demo --input /var/log/dpkg.log --lines")
 @click.option("--small", is_flag=True, help="2,000 records, every event, as short as can be.")
 @click.option("--input", "source", metavar="FILE|-", help="Records; default: the package index.")
 @click.option("--lines", "by_line", is_flag=True, help="A record is a line, not a paragraph.")

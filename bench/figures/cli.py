@@ -100,7 +100,7 @@ WIDTH = 140
 
 
 @click.command(
-    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine",
+    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine"
 )
 @click.argument("groups", nargs=-1)
 @options.number(
@@ -186,9 +186,7 @@ def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, o
     ).save(path.parent)
 
 
-@click.command(
-    epilog="Example: python -m bench readme",
-)
+@click.command(epilog="Example: python -m bench readme")
 def readme() -> None:
     """Write the newest figures into README.md, docs/MEASURING.md and bench/results/README.md."""
     count = update(CHECKOUT / "README.md", RESULTS, PAGES)

@@ -228,9 +228,7 @@ PROFILE_ROWS = 30
 PROFILE_WIDTH = 140
 
 
-@click.command(
-    epilog="Example: python -m bench profile publish --way send_many --window 50",
-)
+@click.command(epilog="Example: python -m bench profile publish --way send_many --window 50")
 @click.argument("verb", type=click.Choice(["publish", "consume"]))
 @click.option(
     "--way",

@@ -230,7 +230,7 @@ class Disturber:
             try:
                 self._step(number, begins=begins)
             except Exception as fault:  # the thread's top: of commands, HTTP, the balancer's kit
-                self.faults.append(f"{self._made[number]}: {fault or type(fault).__name__}")
+                self.faults.append(f"{self._made[number]}: {str(fault) or type(fault).__name__}")
                 return
 
     def _step(self, number: int, *, begins: bool) -> None:

@@ -41,9 +41,7 @@ WHOLE_WITHIN_S = 90.0
 CUT_STEP_NS = 500_000_000
 
 
-@click.command(
-    epilog="Example: python -m bench soak --minutes 15 --seed 7",
-)
+@click.command(epilog="Example: python -m bench soak --minutes 15 --seed 7")
 @options.number("--minutes", default=15.0, help="So long.", least=0.1)
 @click.option("--seed", type=int, help="Of the faults. Default: one that is printed.")
 @click.option(

@@ -186,8 +186,7 @@ def attention(board: Board, settings: Settings, raised: Iterable[Raised]) -> lis
 
 
 def _need(each: Raised, board: Board, settings: Settings) -> Need:
-    # "orders/billing on mb2:5672" is about both.
-    about, _, _broker = each.about.partition(" on ")
+    about = each.subject
     href, is_named = PAGE_OF_RULE.get(each.rule.name, ""), True
     if about in board.sources:
         href = source_href(about)

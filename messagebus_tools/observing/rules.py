@@ -56,11 +56,11 @@ class _Rows:
     """The rows of one observation that rules look at, each with its broker: in one pass, since rows are many.
 
     consumed: names that somebody consumes somewhere. bare: with messages and without a consumer.
-    old: whose oldest message waits for OLD_MS. parked: parking queues.
+    old: whose oldest message waits for OLD_MS. parked: parking queues. reasons: those worked out, by name.
     """
 
     def __init__(self, bus: Bus) -> None:
-        self.consumed = set[str]()
+        self.consumed, self.reasons = set[str](), dict[str, str]()
         self.bare, self.old, self.parked = (list[tuple[str, Row]]() for _ in range(3))
         before_ms = bus.at_ms - OLD_MS
         for broker, answer in counted(bus).items():
@@ -84,7 +84,6 @@ class Past:
 
     def __init__(self) -> None:
         self._steps: deque[Bus] = deque(maxlen=STEPS_KEPT)
-        self._reasons: tuple[Bus | None, dict[str, str]] = None, {}
         self._rows: tuple[Bus, _Rows] | None = None
         self.rates: Mapping[tuple[str, str, Kind], Rates] = {}
         self.disks: dict[str, deque[tuple[int, int]]] = {}
@@ -112,9 +111,7 @@ class Past:
 
     def reason(self, bus: Bus, name: str) -> str:
         """Return `reason`, worked out once for all rules of one observation."""
-        if self._reasons[0] is not bus:
-            self._reasons = bus, {}
-        known = self._reasons[1]
+        known = self.rows(bus).reasons
         if name not in known:
             rows = rows_of(bus, name)
             rates = [self.rates.get((broker, name, row.kind)) for broker, row in rows.items()]
