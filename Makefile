@@ -63,7 +63,7 @@ fault: install ## kill, freeze, cut, lie
 	@$(PYTEST) tests/fault
 
 hosts: install ## on virtual hosts with mirrored disks: provision, power-offs, fencing, split brain
-	@$(PYTEST) tests/hosts
+	@TESTS_POWER_OFFS=3 $(PYTEST) tests/hosts
 
 spark: install ## transforms on literal rows, and one whole job
 	@$(PYTEST) tests/unit/spark $(wildcard tests/integration/test_spark*.py)

@@ -35,25 +35,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# Several files run at once: these take minutes, and would be waited for at the end.
-LONGEST = {
-    "test_bench_run.py",
-    "test_gateway_kills.py",
-    "test_live_source.py",
-    "test_outbox.py",
-    "test_demo.py",
-    "test_docs_operations.py",
-    "test_moves.py",
-    "test_once_trial.py",
-    "test_playbooks.py",
+# Several files run at once: these take minutes, and would be waited for at the end. The longest are the first
+# of them, and the two with virtual hosts are apart. The last ones share the cluster.
+LONGEST = (
+    "test_failover.py",
     "test_playbooks_under_load.py",
     "test_spark_jobs.py",
+    "test_demo.py",
+    "test_playbooks.py",
+    "test_docs_operations.py",
+    "test_provision.py",
+    "test_live_source.py",
+    "test_bench_run.py",
     "test_topics_reach_every_subscription.py",
-}
+    "test_confirmed_survives_a_kill.py",
+    "test_outbox.py",
+    "test_moves.py",
+    "test_once_trial.py",
+    "test_gateway_kills.py",
+)
 SHARED = pytest.StashKey[LocalCluster]()
 RANK = pytest.StashKey[int]()
 # The last rank: files that neither take minutes nor share the cluster.
-WITHOUT = 3
+WITHOUT = len(LONGEST) + 1
 
 # The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
@@ -103,7 +107,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item, shares: bool) -> int:
-    return int(shares) if item.path.name in LONGEST else WITHOUT - shares
+    name = item.path.name
+    return LONGEST.index(name) if name in LONGEST else WITHOUT - shares
 
 
 @pytest.hookimpl(wrapper=True)

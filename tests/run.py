@@ -29,25 +29,16 @@ from tests.support.examples import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
 CHECKOUT = TESTS.parent
-# Virtual hosts wait for themselves, most of the time, and for their image where there is none yet.
 PARTS = {
     # All that no other part has.
     "real": (),
-    "hosts": (
-        "hosts",
-        "fault/test_confirmed_survives_a_kill.py",
-        "fault/test_handlers.py",
-        "fault/test_once_trial.py",
-        "fault/test_topics_reach_every_subscription.py",
-        "fault/test_publishers_settle_everything.py",
-    ),
     "unit": ("model", "unit"),
 }
 # Parts that wait for little: they run one after the other beside those that wait for brokers.
 IN_TURN = ("unit",)
 # Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
 # processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": 2}
+FILES_AT_ONCE = {"real": 3}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only

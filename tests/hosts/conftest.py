@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,18 @@ def make_lab(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def bare_lab(make_lab: MakeLab) -> Lab:
     """Two hosts as Debian's installer leaves them, with packages that `apt-get install` finds there."""
     return make_lab("bare")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["untested"] = _UNTESTED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist has found."""
+    _UNTESTED[:] = getattr(node, "workeroutput", {}).get("untested", ()) or _UNTESTED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -219,13 +219,8 @@ from pathlib import Path
 from bench.harness.coordinator import conduct
 from bench.harness.interface import started
 from bench.load.profile import Profile
-from bench.processes import run
-from bench.rows import Row, read_events
-from messagebus.recording.manifest import read_manifest
 from bench.clients.rabbitmq import Standalone
 from ops.local.cluster import LocalCluster
-from spark.measures.imbalance import OF_BROKERS
-from spark.measures.stored import MINUTE_MS, spread
 wanted = Profile.from_values(json.loads(sys.argv[1]), "test")
 conduct(wanted, Path(sys.argv[2]), Standalone(LocalCluster(sys.argv[3])), print)
 """

@@ -37,6 +37,8 @@ STEPS_MAX = 40
 # The playbook sees that others serve, marks the broker, and brings the list.
 STEPS_BEFORE_MOVES = 3
 DAY_S = 86_400
+# Of keys tests with moves have more in each second; here they are moved by playbooks, which take minutes.
+SLOWER = 4.0
 
 NOTHING = Audit(lost=set(), doubled=set())
 # Forty runs that are killed: each is a process of its own, and the program is loaded once for all.
@@ -82,7 +84,7 @@ class Keyed(NamedTuple):
 def keyed(cluster: LocalCluster, tmp_path: Path) -> Iterator[Keyed]:
     """Publishers and consumers of keys whose order is kept, at work."""
     topic = f"keyed-{tmp_path.name[-40:]}"
-    with loaded(cluster, topic, tmp_path, partitions=6) as (group, _search, ended):
+    with loaded(cluster, topic, tmp_path, partitions=6, slower=SLOWER) as (group, _search, ended):
         yield Keyed(topic, group, ended)
     forget(cluster, topic)  # what a run that was killed has left there would hold up further moves
 

@@ -170,8 +170,13 @@ class Hashed:
 class Sharing:
     """Publishers that share keys: the next number of a key goes out when the one before is confirmed."""
 
-    def __init__(self, topic: str, opened: Callable[[ExitStack, int], Publisher | Hashed]) -> None:
-        self._topic, self._opened = topic, opened
+    def __init__(
+        self,
+        topic: str,
+        opened: Callable[[ExitStack, int], Publisher | Hashed],
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._topic, self._opened, self._pause_s = topic, opened, pause_s
         self._locks = [threading.Lock() for _ in range(KEYS)]
         self._next = [0] * KEYS
         self.over = threading.Event()
@@ -192,7 +197,7 @@ class Sharing:
                     self._publish(publisher, key)
                 finally:
                     self._locks[key].release()
-                time.sleep(PAUSE_S)
+                time.sleep(self._pause_s)
 
     def _publish(self, publisher: Publisher | Hashed, key: int) -> None:
         number, self._next[key] = self._next[key], self._next[key] + 1
@@ -216,8 +221,10 @@ class Sharing:
 class InFlight:
     """A publisher with many messages of a key in flight, of keys of its own."""
 
-    def __init__(self, topic: str, opened: Callable[[ExitStack, int], Publisher]) -> None:
-        self._topic, self._opened = topic, opened
+    def __init__(
+        self, topic: str, opened: Callable[[ExitStack, int], Publisher], pause_s: float
+    ) -> None:
+        self._topic, self._opened, self._pause_s = topic, opened, pause_s
         self.over = threading.Event()
         self.confirmed: dict[str, list[int]] = defaultdict(list)
         self._thread = threading.Thread(target=self._run)
@@ -235,7 +242,7 @@ class InFlight:
                     if end.outcome is Outcome.CONFIRMED:
                         self.confirmed[f"own{number % OWN}"].append(number)
                 first += 60
-                time.sleep(BURST_PAUSE_S)
+                time.sleep(self._pause_s)
 
     def end(self) -> None:
         self.over.set()
@@ -270,9 +277,15 @@ Loaded = tuple[Group, Group, Callable[..., dict[str, list[int]]]]
 
 @contextmanager
 def loaded(
-    cluster: LocalCluster, topic: str, folder: Path, partitions: int = PARTITIONS
+    cluster: LocalCluster,
+    topic: str,
+    folder: Path,
+    partitions: int = PARTITIONS,
+    slower: float = 1.0,
 ) -> Iterator[Loaded]:
     """Publish to a new partitioned topic and consume it, by a subscription with an order and by one without.
+
+    slower: by this much the pauses between publishes are longer.
 
     Gives the consumers of both, and a function that ends the load and returns what was confirmed, once all is
     run by both. It takes keys that do not matter.
@@ -288,7 +301,8 @@ def loaded(
         stack.callback(group.end)
         stack.callback(search.end)
         make = opened(bus, topic, folder)
-        sharing, in_flight = Sharing(topic, make), InFlight(topic, make)
+        sharing = Sharing(topic, make, slower * PAUSE_S)
+        in_flight = InFlight(topic, make, slower * BURST_PAUSE_S)
         stack.callback(sharing.end)
         stack.callback(in_flight.end)
         eventually(group.first_ends, within_s=WITHIN_S, what="the first run")
