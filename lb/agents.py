@@ -15,6 +15,7 @@ from inventory.inventory import Inventory, Node
 from lb.errors import AgentRefused, NotReached
 from lb.fleet import Fleet, local
 from lb.runtime import ServerState
+from messagebus.errors import reason_of
 
 __all__ = ["drain", "ready", "set_draining"]
 
@@ -62,7 +63,7 @@ def set_draining(inventory: Inventory, node: Node, *, draining: bool) -> None:
     except httpx.HTTPError as fault:
         raise AgentRefused(
             f"the agent of {node.name} does not answer on {node.agent}:"
-            f" {str(fault) or type(fault).__name__}; see `lb drain --by-hand` and `lb maint`"
+            f" {reason_of(fault)}; see `lb drain --by-hand` and `lb maint`"
         ) from fault
     if answer.status_code != httpx.codes.OK:
         text = " ".join(answer.text.split())[:REASON_CHARS]

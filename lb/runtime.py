@@ -19,6 +19,7 @@ from haproxyadmin.exceptions import CommandFailed, HAProxyBaseError
 from lb import state
 from lb.errors import BalancerUnreachable, LbError
 from lb.render import BROKERS
+from messagebus.errors import reason_of
 
 __all__ = [
     "Process",
@@ -193,7 +194,7 @@ def _connected(socket: Path) -> Iterator[Any]:
     except CommandFailed as fault:
         raise LbError(f"HAProxy refuses: {fault}") from fault
     except HAProxyBaseError as fault:
-        raise BalancerUnreachable(f"{socket}: {str(fault) or type(fault).__name__}") from fault
+        raise BalancerUnreachable(f"{socket}: {reason_of(fault)}") from fault
     except (OSError, ValueError, LookupError) as fault:
         reason = getattr(fault, "strerror", None) or fault
         raise BalancerUnreachable(f"HAProxy does not answer on {socket}: {reason}") from fault

@@ -78,6 +78,11 @@ class MessageBusError(Exception):
     """Root of all errors of this library."""
 
 
+def reason_of(fault: BaseException) -> str:
+    """Return the text of an error, or the name of its class where it has none."""
+    return str(fault) or type(fault).__name__
+
+
 class ConfigError(MessageBusError, ValueError):
     """Raised when a setting is wrong; the text names every faulty key and what is allowed."""
 

@@ -51,6 +51,7 @@ from messagebus.errors import (
     ListError,
     LoginRefused,
     NameInvalid,
+    reason_of,
 )
 from messagebus.terminal import plural, say
 from messagebus.topology import parse_wanted
@@ -421,7 +422,7 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
         verdict, reason = str(told["verdict"]), str(told.get("reason", ""))
     except (httpx.HTTPError, OSError) as fault:
         todo = "is it up, and open to this host? Its broker's registrations are incomplete"
-        return [_doubt(what, str(fault) or type(fault).__name__, todo)]
+        return [_doubt(what, reason_of(fault), todo)]
     except (ValueError, KeyError, TypeError):
         return [
             _doubt(what, f"HTTP {answer.status_code}: no agent answers there", "agent= in the list")

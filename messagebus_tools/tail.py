@@ -24,7 +24,14 @@ from messagebus.commands.options import bus_settings
 from messagebus.config import BusConfig
 from messagebus.destination import Topic, parse_destination
 from messagebus.envelope import Layout
-from messagebus.errors import ConfigError, LinkLost, LoginRefused, MessageBusError, NotFound
+from messagebus.errors import (
+    ConfigError,
+    LinkLost,
+    LoginRefused,
+    MessageBusError,
+    NotFound,
+    reason_of,
+)
 from messagebus.message import BODY_BYTES_MAX
 from messagebus.terminal import plural, say
 
@@ -232,9 +239,7 @@ async def _tap(
     except ValueError as fault:
         raise LinkLost(listed.broker.name, f"{url}: {fault}") from None
     except httpx.HTTPError as fault:
-        raise LinkLost(
-            listed.broker.name, f"{url}: {str(fault) or type(fault).__name__}"
-        ) from fault
+        raise LinkLost(listed.broker.name, f"{url}: {reason_of(fault)}") from fault
 
 
 async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

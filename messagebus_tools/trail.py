@@ -23,7 +23,7 @@ import httpx
 
 from messagebus._io.agents.http import http_client
 from messagebus.config import BusConfig
-from messagebus.errors import ConfigError, MessageBusError
+from messagebus.errors import ConfigError, MessageBusError, reason_of
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Message
 from messagebus.recording.recorder import is_sampled
@@ -145,7 +145,7 @@ class Trail(Hooks):
                 address = urlunsplit(urlsplit(url)._replace(path="/trail", query=""))
                 answer = await http.post(address, content=body, auth=auth)
             except (httpx.HTTPError, MessageBusError, OSError) as trouble:
-                fault = str(trouble) or type(trouble).__name__
+                fault = reason_of(trouble)
                 continue
             if answer.is_success:
                 self.told += len(rows)

@@ -34,7 +34,7 @@ from messagebus.commands.options import bus_settings, durability_option, subscri
 from messagebus.config import ConsumerConfig
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
-from messagebus.errors import ConfigError, NotReady
+from messagebus.errors import ConfigError, NotReady, reason_of
 from messagebus.handling import DELAY_S_MAX, Park, RetryLater, RetryPolicy
 from messagebus.message import BINARY, Delivery
 from messagebus.stats import Durability
@@ -194,7 +194,7 @@ class Posting:
             raise Park(str(fault)) from fault
         except (httpx.TransportError, OSError) as fault:
             self._target.forget()
-            raise RetryLater(reason=f"no answer: {str(fault) or type(fault).__name__}") from fault
+            raise RetryLater(reason=f"no answer: {reason_of(fault)}") from fault
         code = answer.status_code
         if 200 <= code < 300:
             self.posted += 1

@@ -28,6 +28,7 @@ from bench.harness.workers import END_WITHIN_S, HEAD_START_S, RUN, Recording, Wo
 from bench.load.profile import Disturbance, Profile, places, topic_of
 from bench.load.schedule import Closed, Steered
 from bench.processes import Children
+from messagebus.errors import reason_of
 from messagebus.recording.manifest import Incident, write_whole
 from messagebus.terminal import plural
 
@@ -230,7 +231,7 @@ class Disturber:
             try:
                 self._step(number, begins=begins)
             except Exception as fault:  # the thread's top: of commands, HTTP, the balancer's kit
-                self.faults.append(f"{self._made[number]}: {str(fault) or type(fault).__name__}")
+                self.faults.append(f"{self._made[number]}: {reason_of(fault)}")
                 return
 
     def _step(self, number: int, *, begins: bool) -> None:

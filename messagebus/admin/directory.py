@@ -30,6 +30,7 @@ from messagebus.errors import (
     NameInvalid,
     NotFound,
     NotReady,
+    reason_of,
 )
 from messagebus.secret import Secret
 from messagebus.terminal import closest
@@ -84,7 +85,7 @@ def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_
             try:
                 socket.create_connection((host, port), timeout=left_s).close()
             except OSError as fault:
-                faults[f"{host}:{port}"] = fault.strerror or str(fault) or type(fault).__name__
+                faults[f"{host}:{port}"] = fault.strerror or reason_of(fault)
             else:
                 return
         if time.monotonic() + REACH_AGAIN_S >= until_s:

@@ -31,6 +31,7 @@ from messagebus.errors import (
     NotReady,
     RegistrationIncomplete,
     Unroutable,
+    reason_of,
 )
 from messagebus.terminal import say
 
@@ -139,7 +140,7 @@ def run(
 def _told(fault: BaseException) -> str:
     if isinstance(fault, OSError) and fault.filename is not None and fault.strerror:
         return f"{fault.filename}: {fault.strerror}"
-    return str(fault) or type(fault).__name__
+    return reason_of(fault)
 
 
 Later = Mapping[str, tuple[str, str]]

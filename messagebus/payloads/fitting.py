@@ -22,6 +22,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from uuid import UUID
 
+from messagebus.errors import reason_of
 from messagebus.payloads.alternatives import (
     ALL,
     KINDS,
@@ -329,7 +330,7 @@ def _built(cls: typing.Any, found: Mapping[str, typing.Any]) -> typing.Any:
 
 def _said(fault: Exception) -> str:
     try:
-        return str(fault) or type(fault).__name__
+        return reason_of(fault)
     except Exception:  # an application's own __str__
         return type(fault).__name__
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from messagebus.errors import ConfigError
+from messagebus.errors import ConfigError, reason_of
 from messagebus.tls import speaks_no_tls, trusting_nobody
 from messagebus.topology import BORN, GATE
 from messagebus_agent.config import AgentConfig
@@ -206,7 +206,7 @@ class Management:
             auth = httpx.BasicAuth(self._config.user, self._config.password.reveal())
             answer = await self._ask(path, auth)
         except (httpx.HTTPError, ConfigError) as fault:
-            raise ManagementUnavailable(str(fault) or type(fault).__name__) from fault
+            raise ManagementUnavailable(reason_of(fault)) from fault
         if answer.status_code not in (200, may_be):
             raise ManagementUnavailable(f"HTTP {answer.status_code}")
         return answer

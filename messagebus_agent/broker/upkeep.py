@@ -503,7 +503,7 @@ class Upkeep:
             except StillReading as fault:
                 self.fault = str(fault)  # `recovery` has logged it
                 asyncio.get_running_loop().call_later(reading_s, self._wake.set)
-                reading_s *= 2
+                reading_s = min(2 * reading_s, AUDIT_INTERVAL_S)
             except (NotBroughtAbout, ManagementUnavailable) as fault:
                 self._tell_fault(str(fault))
             if self.refusals:

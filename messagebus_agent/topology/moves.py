@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from messagebus._io.amqp.control import port_answers
 from messagebus.broker import Broker, BrokerList
 from messagebus.core.homes import Chain, Home, mark_of, segment_of, write_chains
-from messagebus.errors import LinkError, TopologyError
+from messagebus.errors import LinkError, TopologyError, reason_of
 from messagebus_agent.broker.management import ManagementUnavailable
 from messagebus_agent.broker.settle import Settler
 from messagebus_agent.broker.upkeep import Upkeep
@@ -222,7 +222,7 @@ class Moves:
                 is_busy = await self._pass()
                 self.fault = ""
             except (LinkError, TopologyError, ManagementUnavailable, TimeoutError) as fault:
-                told = str(fault) or type(fault).__name__
+                told = reason_of(fault)
                 if told != self.fault:
                     log.warning("moves wait reason=%s", told)
                 self.fault = told

@@ -24,7 +24,7 @@ from messagebus._io.agents.consumer_list import fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
-from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused
+from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused, reason_of
 from messagebus_tools.observing.rules import UNKNOWN_QUERY
 from messagebus_tools.observing.snapshot import (
     Answer,
@@ -145,7 +145,7 @@ class Asker:
             except TimeoutError:
                 faults[f"the trail at {listed.broker.name}"] = f"not in {TRAIL_WITHIN_S:g} s"
             except (ValueError, RecursionError, zlib.error, httpx.HTTPError, ConfigError) as fault:
-                told = str(fault) or type(fault).__name__
+                told = reason_of(fault)
                 faults[f"the trail at {listed.broker.name}"] = told
 
         await asyncio.gather(*(of(each) for each in await self._current_list()))
@@ -276,7 +276,7 @@ class Asker:
         except (ValueError, RecursionError, zlib.error) as trouble:
             fault = f"not an agent's answer: {trouble}"
         except (httpx.HTTPError, ConfigError) as trouble:
-            fault = str(trouble) or type(trouble).__name__
+            fault = reason_of(trouble)
         if fault and not agent.silent_since_ms:
             agent.silent_since_ms = _now_ms()
         elif not fault:
@@ -320,7 +320,7 @@ class Asker:
         except TimeoutError:
             fault = f"no answer within {ANSWER_WITHIN_S:g} s"
         except (httpx.HTTPError, ValueError, zlib.error, csv.Error) as trouble:
-            fault = str(trouble) or type(trouble).__name__
+            fault = reason_of(trouble)
         if fault:
             since_ms = known.silent_since_ms or _now_ms()
             self._balancers[url] = replace(known, fault=fault, silent_since_ms=since_ms)
@@ -343,7 +343,7 @@ class Asker:
         except TimeoutError:
             fault = f"no answer within {ANSWER_WITHIN_S:g} s"
         except (httpx.HTTPError, ValueError, RecursionError, zlib.error) as trouble:
-            fault = str(trouble) or type(trouble).__name__
+            fault = reason_of(trouble)
         if fault:
             self._outcomes = replace(self._outcomes, fault=fault)
 

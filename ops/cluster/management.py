@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from messagebus.errors import reason_of
 from messagebus.terminal import plural
 from messagebus.tls import certificate_fault, speaks_no_tls
 from ops.errors import NoAnswer
@@ -116,7 +117,7 @@ def request(
                 raise
             answer = ask(url.replace("https://", "http://", 1))
     except httpx.HTTPError as fault:
-        reason = certificate_fault(fault) or str(fault) or type(fault).__name__
+        reason = certificate_fault(fault) or reason_of(fault)
         raise NoAnswer(f"{who} does not answer: {reason}") from fault
     if answer.status_code not in fine:
         raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")

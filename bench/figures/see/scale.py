@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import re
 import statistics
@@ -23,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from bench.errors import InputInvalid
 from bench.figures.client.mesh import MB, rss_bytes_of
 from bench.figures.form import Figure, Maker, at_most
 from bench.figures.scene import Group, Scene, repeat_command
@@ -34,7 +36,8 @@ from ops.local.preflight import taken
 NAME = "see.scale"
 BROKERS, NAMES, VIEWERS = 64, 500, 20
 PAGES = ("/", "/subscriptions?sort=name", "/subscriptions/topic0/sub1")
-SETTLE_S, MEASURED_S, SAMPLES = 40.0, 60.0 * float(os.environ.get("MINUTES", "2")), 6
+SETTLE_S, SAMPLES = 40.0, 6
+MINUTES, MINUTES_MAX = 2.0, 600.0
 ANSWERS, STEP_S, FIRST_PORT, LAST_PORT = 20, 2.0, 24_000, 32_000
 START_WITHIN_S = 120.0
 GOAL_CPU_PERCENT, GOAL_MB, GOAL_GROWTH_MB = 25, 250, 5
@@ -44,6 +47,7 @@ GOAL_ANSWER_MS, GOAL_ANSWER_KB, GOAL_STATIC_KB, GOAL_UPDATE_MS = 50, 60, 130, 30
 def _figures(scene: Scene) -> Iterator[Figure]:
     make = Maker(NAME, repeat_command(NAME, scene.repeat))
     brokers, names = scene.part(BROKERS, 8), scene.part(NAMES, 50)
+    seconds = _measured_s(scene)
     argv = [sys.executable, "-m", __name__, str(brokers), str(names)]
     with ExitStack() as stack:
         fleet = stack.enter_context(Answering(argv, _env(), START_WITHIN_S))
@@ -51,7 +55,7 @@ def _figures(scene: Scene) -> Iterator[Figure]:
         env["MESSAGEBUS_PASSWORD"] = "any"
         address, pid = stack.enter_context(page.monitor(env, scene.folder))
         what = f"The page over {brokers} brokers x {names} subscriptions"
-        cpu, memory = _watched(scene, address, pid)
+        cpu, memory = _watched(scene, seconds, address, pid)
         # The first half fills what is kept for the rules and for the last pages.
         cpu = cpu[len(cpu) // 2 :]
         told = f"{what}, {VIEWERS} viewers of {len(PAGES)} pages: CPU of the monitor a look"
@@ -63,7 +67,7 @@ def _figures(scene: Scene) -> Iterator[Figure]:
         yield make("cpu_percent", told, shares, "%", (at_most, GOAL_CPU_PERCENT))
         yield make("memory_mb", f"{what}: memory", max(memory), "MB", (at_most, GOAL_MB))
         half = memory[len(memory) // 2 :]
-        minutes = scene.part(round(MEASURED_S), 30) / 120
+        minutes = seconds / 120
         told = f"{what}: growth of its memory in the last {minutes:g} minutes with viewers"
         grown = half[-1] - half[0]
         yield make("growth_mb", told, grown, "MB", (at_most, GOAL_GROWTH_MB))
@@ -89,7 +93,19 @@ def _env() -> dict[str, str]:
     return {key: each for key, each in os.environ.items() if not key.startswith("MESSAGEBUS_")}
 
 
-def _watched(scene: Scene, address: str, pid: int) -> tuple[list[float], list[float]]:
+def _measured_s(scene: Scene) -> int:
+    """Return how long it is watched. Raises InputInvalid for MINUTES that are no such number."""
+    text = os.environ.get("MINUTES", str(MINUTES))
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes <= MINUTES_MAX:
+        raise InputInvalid(f"MINUTES: {text!r} is not a number above 0 and up to {MINUTES_MAX:g}")
+    return scene.part(round(60 * minutes), 30)
+
+
+def _watched(scene: Scene, seconds: int, address: str, pid: int) -> tuple[list[float], list[float]]:
     """Have viewers; return CPU in ms a look, and memory in MB, over time."""
     ending, cpu, memory = threading.Event(), list[float](), list[float]()
     viewers = threading.Thread(target=lambda: asyncio.run(_view(address, ending)))
@@ -98,7 +114,7 @@ def _watched(scene: Scene, address: str, pid: int) -> tuple[list[float], list[fl
         time.sleep(SETTLE_S)
         for _ in range(SAMPLES):
             memory.append(rss_bytes_of(pid) / MB)
-            step_s = scene.part(round(MEASURED_S), 30) / SAMPLES
+            step_s = seconds / SAMPLES
             before, began_s = _looks(address), time.monotonic()
             (percent,) = page.cpu_percents([pid], step_s)
             looks = max(1, _looks(address) - before)

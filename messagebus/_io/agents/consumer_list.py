@@ -20,7 +20,14 @@ from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.core.route import backoff_ms
-from messagebus.errors import ConfigError, ListError, ListInvalid, ListUnavailable, MessageBusError
+from messagebus.errors import (
+    ConfigError,
+    ListError,
+    ListInvalid,
+    ListUnavailable,
+    MessageBusError,
+    reason_of,
+)
 
 log = logging.getLogger("messagebus.list")
 
@@ -54,7 +61,7 @@ async def fetch_list(
             async with http.stream("GET", url, params=query, timeout=timeout) as answer:
                 return await _read_list(answer)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as fault:
-        raise ListUnavailable(f"{url}: {str(fault) or type(fault).__name__}") from fault
+        raise ListUnavailable(f"{url}: {reason_of(fault)}") from fault
 
 
 async def _read_list(answer: httpx.Response) -> BrokerList | None:

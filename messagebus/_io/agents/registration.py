@@ -37,6 +37,7 @@ from messagebus.errors import (
     RegistrationIncomplete,
     TopologyError,
     TopologyMismatch,
+    reason_of,
 )
 from messagebus.stats import Durability
 from messagebus.tls import certificate_fault
@@ -130,7 +131,7 @@ class Agents:
                     strangers = strangers + 1 if reason else 0
                     if strangers == STRANGERS_MAX:
                         raise CertificateRefused(url, reason) from fault
-                    missing = missing or {url: str(fault) or type(fault).__name__}
+                    missing = missing or {url: reason_of(fault)}
                 failures += 1
                 wait_ms = backoff_ms(
                     failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
@@ -177,7 +178,7 @@ class Agents:
                         return False
                     missing = {url: "does not know it"}
                 except (httpx.HTTPError, LinkLost) as fault:
-                    missing = {url: str(fault) or type(fault).__name__}
+                    missing = {url: reason_of(fault)}
                 failures += 1
                 wait_ms = backoff_ms(
                     failures, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS, share=random.random()
@@ -210,7 +211,7 @@ class Agents:
                 answer = await http.get(urljoin(url, "partitions"), params=asked)
                 return str(answer.raise_for_status().json()["homes"])
             except (httpx.HTTPError, ValueError, TypeError, KeyError) as fault:
-                raise LinkLost(url, str(fault) or type(fault).__name__) from fault
+                raise LinkLost(url, reason_of(fault)) from fault
 
     async def _alive(self, http: httpx.AsyncClient, url: str) -> dict[str, dict[str, Any]]:
         """Return the living entries of an agent's map, by name."""

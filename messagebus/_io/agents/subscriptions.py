@@ -21,7 +21,14 @@ from messagebus.admin.proof import TokenProof
 from messagebus.broker import BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Source, Stream, Subscription, Topic
-from messagebus.errors import ConfigError, LinkLost, LoginRefused, NotFound, TopologyError
+from messagebus.errors import (
+    ConfigError,
+    LinkLost,
+    LoginRefused,
+    NotFound,
+    TopologyError,
+    reason_of,
+)
 from messagebus.secret import Secret
 from messagebus.topology import OPTION_KINDS, Wanted, with_options
 
@@ -150,7 +157,7 @@ async def set_draining(
         try:
             answer = await http.post(url, json={"draining": draining}, auth=auth)
         except httpx.HTTPError as fault:
-            raise LinkLost(listed.broker.name, str(fault) or type(fault).__name__) from fault
+            raise LinkLost(listed.broker.name, reason_of(fault)) from fault
     _raise_if_refused(url, answer)
     if answer.status_code != httpx.codes.OK:
         raise LinkLost(listed.broker.name, f"HTTP {answer.status_code} {_error_of(answer)}")
@@ -189,7 +196,7 @@ async def _ordered(
             if answer.status_code == httpx.codes.OK:
                 return {int(key): why for key, why in answer.json()[told].items()}
         except (httpx.HTTPError, ValueError, KeyError) as fault:
-            raise LinkLost(name, str(fault) or type(fault).__name__) from fault
+            raise LinkLost(name, reason_of(fault)) from fault
     if answer.status_code == httpx.codes.CONFLICT:
         raise TopologyError(_error_of(answer))
     raise LinkLost(name, f"HTTP {answer.status_code} {_error_of(answer)}")
@@ -273,7 +280,7 @@ async def _ask_all(
                     return f"HTTP {answer.status_code} {_error_of(answer)}"
                 told = answer.json()
             except (httpx.HTTPError, TimeoutError, ValueError) as fault:
-                return str(fault) or type(fault).__name__
+                return reason_of(fault)
             is_its_own = isinstance(told, dict) and told.get("broker") == listed.broker.name
             return told if is_its_own else "another agent answers there"
 

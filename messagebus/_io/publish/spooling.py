@@ -48,7 +48,7 @@ from messagebus.core.spool import (
     scan,
 )
 from messagebus.destination import Delay, Queue, parse_destination
-from messagebus.errors import ConfigError, NameInvalid
+from messagebus.errors import ConfigError, NameInvalid, reason_of
 from messagebus.message import Message
 from messagebus.stats import Durability, Outcome, Published
 
@@ -132,7 +132,7 @@ def read_place(place: str) -> Target:
 def _told(fault: Exception) -> str:
     """Return words for a fault of the disk, or of the library itself."""
     told = fault.strerror if isinstance(fault, OSError) else None
-    return told or str(fault) or type(fault).__name__
+    return told or reason_of(fault)
 
 
 class _Replayed:

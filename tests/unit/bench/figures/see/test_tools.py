@@ -1,4 +1,4 @@
-"""Ground of the figures of the pipe tools: a receiver of posts, the end of a tool, an archive."""
+"""Ground of the figures of the pipe tools (a receiver, the end of a tool, an archive) and of the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
+from bench.errors import BenchError, InputInvalid
+from bench.figures.scene import Scene
+from bench.figures.see.scale import _measured_s
 from bench.figures.see.tools import _archived, _Taker, _taker, _Tool
 
 
@@ -34,3 +36,18 @@ def test_a_tool_that_fails_is_told_and_one_that_was_ended_is_not(tmp_path: Path)
 
 def test_an_archive_without_files_has_nothing(tmp_path: Path) -> None:
     assert _archived(tmp_path) == set()
+
+
+def test_minutes_of_the_environment_are_a_number_with_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(Path(), print)
+    assert _measured_s(scene) == 120
+    monkeypatch.setenv("MINUTES", "60")
+    assert _measured_s(scene) == 3_600
+    for text in ("", "an hour", "nan", "0", "-1", "601"):
+        monkeypatch.setenv("MINUTES", text)
+        with pytest.raises(
+            InputInvalid, match=r"MINUTES: .* is not a number above 0 and up to 600"
+        ):
+            _measured_s(scene)
