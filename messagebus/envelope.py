@@ -204,7 +204,7 @@ class Layout:
     """A line chosen by the user, such as ``{time} {broker} {key} {body:.80}``.
 
     Places are fields of the envelope and of ``received``, ``time``, ``{header[NAME]}`` and
-    ``{json[a][b]}`` of a body of JSON; ``:.80`` cuts. What a message does not have is empty.
+    ``{json[a][b]}`` of a body of JSON; ``:.80`` cuts. Fields that a message lacks are empty.
     """
 
     def __init__(self, text: str) -> None:

@@ -79,7 +79,7 @@ class _Reading:
         return made
 
     def add(self, found: list[Replayed]) -> None:
-        """Take what has arrived. What is passed over in front of the next message was read, too."""
+        """Take what has arrived. Messages passed over in front of the next one were read, too."""
         for each in found if self.key is not None else ():
             if each.key == self.key:
                 self.ready.append(each)

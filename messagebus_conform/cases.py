@@ -56,7 +56,7 @@ CASES: list[Case] = []
 def case(
     told: str, *, level: str = MUST, alone: bool = False, extra: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Stage], str | None]], Callable[[Stage], str | None]]:
-    """Enter a function into CASES. What it returns is shown beside the result."""
+    """Enter a function into CASES. Its return value is shown beside the result."""
 
     def enter(run: Callable[[Stage], str | None]) -> Callable[[Stage], str | None]:
         number = len(CASES) + 1

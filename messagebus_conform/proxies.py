@@ -59,7 +59,7 @@ class Proxy:
         self.cut()
 
     def heal(self) -> None:
-        """Forward everything again. What was thrown away stays lost, so cut connections first."""
+        """Forward everything again. Bytes that were thrown away stay lost, so cut connections first."""
         self.frozen = self.mute = self.deaf = self.refusing = False
         self.delay_s = 0.0
 

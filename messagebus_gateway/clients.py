@@ -79,7 +79,7 @@ class RealBus:
         return dict(found.missing)
 
     async def exists(self, source: Source) -> bool:
-        """Ask all agents, as often as COUNT_EVERY_MS says, whoever asks here."""
+        """Ask all agents, at most once in COUNT_EVERY_MS for all callers."""
         asked_ms = now_ms()
         async with self._counting:
             if self._counted_ms < asked_ms:

@@ -1,11 +1,11 @@
 """Demand of one subscription: how much a gateway fetches ahead, and when it gives that back. Pure.
 
-Brokers send ahead of the callers, as far as the prefetch goes. What lies here while nobody asks for it is
-given back after `hold_ms`, so that callers of other gateways get it; so is what lies here because callers
-take less than before. The prefetch follows the callers: what they wait for now, what they took within the
-last second, and what they hold. Who answers nothing uses up a broker's prefetch; where callers wait it is
-granted anew, so that they never wait for somebody else's answers. Times are whole milliseconds of a
-monotonic clock, passed in.
+Brokers send ahead of the callers, as far as the prefetch goes. Deliveries that nobody asks for are given back
+after `hold_ms`, so that callers of other gateways get them; so is what lies here because callers take less
+than before. The prefetch follows the callers: what they wait for now, what they took within the last second,
+and what they hold. A caller that answers nothing uses up a broker's prefetch; where callers wait it is
+granted anew, so that they never wait for somebody else's answers. Times are whole milliseconds of a monotonic
+clock, passed in.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Demand:
         self._taken: deque[tuple[int, int]] = deque()
 
     def asks(self, count: int) -> None:
-        """Note a caller that waits for so many."""
+        """Note a caller that waits for this many."""
         self.callers += 1
         self.waiting += count
 
     def goes(self, count: int, taken: int, now_ms: int, size: int = 0) -> None:
-        """Note its end: it waited for `count` and took so many, of so many bytes together."""
+        """Note its end: it waited for `count`, and took this many with this many bytes."""
         self.callers -= 1
         self.waiting -= count
         if not self.callers:

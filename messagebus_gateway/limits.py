@@ -47,7 +47,7 @@ class Bucket:
 
 
 class Places:
-    """Places for so many at once: requests under way, or sockets."""
+    """Places for a number of things at once: requests under way, or sockets."""
 
     __slots__ = ("most", "taken")
 

@@ -385,7 +385,7 @@ class Holding:
         return not self._pulls.leases.room(self._principal.name)
 
     def room(self, most: int) -> int:
-        """Return how many a pull may ask for, so many at most; 0 or less for none."""
+        """Return the number that a pull may ask for, at most this; 0 or less for none."""
         return min(most, HOLDING_PULL_MAX, self._pulls.leases.room(self._principal.name))
 
     async def pull(self, most: int) -> list[Lease[Held]]:

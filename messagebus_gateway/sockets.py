@@ -2,7 +2,8 @@
 
 Text frames of JSON. From the client: ``{"t": "credit", "n": 100}``; ``ack``, ``release``, ``retry``, ``park``
 and ``extend`` with ``leases``; ``publish`` with ``to`` and the envelope of a batch's line. To the client:
-``deliver`` with a delivery, ``answered``, ``outcome``, ``error``. What is unanswered at the end comes again.
+``deliver`` with a delivery, ``answered``, ``outcome``, ``error``. Deliveries without an answer at the end
+come again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deliveries as server-sent events: so many unanswered at once; answers come by requests of their own."""
+"""Deliveries as server-sent events: a number unanswered at once; answers come by requests of their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stream:
         self._most, self._acks_sent, self._ending = in_flight, acks_sent, ending
 
     def response(self) -> StreamingResponse:
-        """Return the answer that carries the stream. What is unanswered at its end is given back."""
+        """Return the answer that carries the stream. Deliveries unanswered at its end are given back."""
         return StreamingResponse(
             self._events(),
             media_type="text/event-stream",

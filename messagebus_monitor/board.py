@@ -1,6 +1,6 @@
 """One observation of the bus, added up by subscription and by broker for the pages.
 
-Pure. A silent broker has no part in any sum. What cannot be known is None, never 0.
+Pure. A silent broker has no part in any sum. A value that cannot be known is None, never 0.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Tracing:
     async def find(
         self, id: str, seen: Bus, who: Principal, *, topic: str = "", ago_s: int = 0
     ) -> Trace:
-        """Look for a message. What its handler raised is for readers.
+        """Look for a message. The error of its handler is for readers.
 
         ago_s: it was published so long ago, or earlier; 0 for not known. Raises MessageBusError, and
         ValueError for an id that none is.

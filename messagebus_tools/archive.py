@@ -3,7 +3,7 @@
 A file grows as ``NAME.part``. Messages are written in blocks: each is flushed to the disk and its messages
 acked then. So a file may be larger than what a broker lets wait unanswered, and longer open than its
 consumer timeout. A finished file is renamed. A ``.part`` that a killed process left holds acked messages: the
-next start cuts it behind its last whole block and renames it. What is cut comes again, under its id.
+next start cuts it behind its last whole block and renames it. A message that was cut comes again.
 """
 
 from __future__ import annotations

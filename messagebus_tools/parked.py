@@ -263,7 +263,7 @@ def redrive_parked(
     """Put parked messages of NAMES back into their own queue, on the broker where they are.
 
     Id, headers and key stay; attempts begin anew. It may be interrupted and run again: nothing is
-    lost, and at most one message comes twice. What is parked meanwhile is left.
+    lost, and at most one message comes twice. Messages parked meanwhile are left.
 
     \b
     Example:

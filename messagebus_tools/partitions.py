@@ -237,9 +237,9 @@ def move_partitions(
 ) -> int:
     """Move partitions of TOPIC to another broker, while everything runs; each key keeps its order.
 
-    What lies at the old home is consumed there first, so a move ends when its slowest subscription has read
-    that. It goes on by itself, also when this command ends before: `partitions show` tells what is left.
-    Exit code 3 when something is refused or is not finished in time.
+    Messages at the old home are consumed there first, so a move ends when its slowest subscription has read
+    them. It goes on by itself, also when this command ends before: `partitions show` tells what is left. Exit
+    code 3 when something is refused or is not finished in time.
 
     \b
     Example:
@@ -281,7 +281,7 @@ def spread_partitions(topic: str, within_s: float, token_file: Path, yes: bool) 
 def abandon_partitions(topic: str, home: str, within_s: float, token_file: Path, yes: bool) -> int:
     """Give up what is in the partitions of TOPIC at a home whose disk is lost; they go on at other brokers.
 
-    What nobody has consumed there is lost for all ordered subscriptions, also when the disk is found again:
+    Messages not consumed there are lost for all ordered subscriptions, also when the disk is found again:
     it could only come out of order, and is deleted then. The broker has to be off the list, and silent, and
     all agents of the list have to agree. Interrupted, run it again. `partitions show` tells what was lost.
     Exit code 3 when something is left to do.

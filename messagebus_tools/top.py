@@ -1,6 +1,6 @@
 """The commands `messagebus top` and `messagebus topics list`: the whole bus on a terminal.
 
-All figures are those of `messagebus_tools.observing`. What is not known is a question mark, and a sum names
+All figures are those of `messagebus_tools.observing`. An unknown value is a question mark, and a sum names
 the brokers that are not in it.
 """
 

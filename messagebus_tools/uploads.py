@@ -6,9 +6,9 @@
     ) as recorder:
         ...
 
-A file that no recorder writes any more goes to the address, is looked for there, and is deleted here. What a
-killed process left goes with it. The manifest of a folder goes as ``manifest-NAME.json``: each host has one,
-and Spark joins them. Processes of one host may share a folder; one of them uploads at a time.
+A file that no recorder writes any more goes to the address, is looked for there, and is deleted here. The
+files of a killed process go with it. The manifest of a folder goes as ``manifest-NAME.json``: each host has
+one, and Spark joins them. Processes of one host may share a folder; one of them uploads at a time.
 
 The disk stays bounded: while the address is out of reach the oldest files are deleted, and counted in the
 manifest, so that every report on the run says so.
@@ -196,7 +196,8 @@ class Uploads:
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> UploadStats:
         """Upload what is left, the manifest last. Stop the recorders first.
 
-        What could not be uploaded stays in the folder, is counted as waiting, and is taken by the next start.
+        Files that could not be uploaded stay in the folder, are counted as waiting, and are taken by the next
+        start.
         """
         until_s = time.monotonic() + timeout_s
         if self._thread is not None and not self._stopping.is_set():

@@ -401,7 +401,7 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Read a range of one broker's stream. Raises ReplayGap, or yields it as a row.
 
-    Whatever fails, Spark runs the task again: nothing is skipped.
+    Spark runs a task that fails again: nothing is skipped.
     """
     if wanted.gap:
         yield _gap_row(columns, wanted.broker, wanted.first, wanted.gap)

@@ -56,7 +56,7 @@ GOAL_AUDIT, GOAL_RECORD_US = 1.25, 2.0
 
 
 def store(bus: BusConfig, topic: str, count: int) -> None:
-    """Publish so many to a topic, by one publisher for each broker."""
+    """Publish this many messages to a topic, by one publisher for each broker."""
     with ExitStack() as stack:
         publishers = [stack.enter_context(Publisher(bus)) for _ in range(BROKERS)]
         for begun in range(0, count, BLOCK):

@@ -152,7 +152,7 @@ async def _post(port: int, path: str, kind: str, bodies: list[bytes], connection
 
 
 async def _pull_rate(port: int, count: int) -> float:
-    """Pull and ack so many by four callers. Returns the deliveries a second."""
+    """Pull and ack this many by four callers. Returns the deliveries a second."""
     left, kind = [count], "application/json"
     path = f"/v1/subscriptions/{TOPIC}/{SUBSCRIPTION}/pull"
     asked = json.dumps({"max": A_PULL, "wait_s": 1}).encode()
@@ -229,7 +229,7 @@ def _added_ms(scene: Scene, bus: BusConfig, port: int) -> Iterator[tuple[str, fl
 
 
 async def _paced(send: Callable[[], Awaitable[None]], count: int) -> list[float]:
-    """Send so many, each at its time. Returns how long each took from then, in seconds."""
+    """Send this many, each at its time. Returns how long each took from then, in seconds."""
     took: list[float] = []
 
     async def one(at_s: float) -> None:

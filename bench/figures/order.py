@@ -2,8 +2,8 @@
 
 Brokers are in memory, and handlers are coroutine functions that end at once. A turn with `order="key"`
 follows one without, and their difference is a sample; so does one to a topic with partitions. Moves of
-partitions are measured on brokers, one after the other, with a publisher and a consumer at work. What many
-queues of partitions cost a broker at rest is the difference of the same broker with them and without.
+partitions are measured on brokers, one after the other, with a publisher and a consumer at work. The cost of
+many queues of partitions at rest is the difference of the same broker with them and without.
 """
 
 from __future__ import annotations

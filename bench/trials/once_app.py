@@ -1,7 +1,7 @@
 """The application of `bench.trials.once`: orders in PostgreSQL, and the handlers that write their effects.
 
 An order, its row of the outbox and the row of the hand-made outbox are one transaction. Three handlers note
-the message in the transaction of their effect, one has deduplication in Redis alone. What has to survive the
+the message in the transaction of their effect, one has deduplication in Redis alone. State that survives the
 death of a process is in the database, or written to a file at once.
 
     python -m bench.trials.once_app          # makes orders

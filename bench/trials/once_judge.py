@@ -46,7 +46,7 @@ class Effect:
 class Happening:
     """Event of a process. kind: KILLED, STOOD, or STORE_AWAY: it did not reach the store.
 
-    process: "" for a failover of the store, which concerns all. What it was told before began_ns is kept.
+    process: "" for a failover of the store, which concerns all. Answers before began_ns are kept.
     """
 
     kind: str

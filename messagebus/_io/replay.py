@@ -134,8 +134,8 @@ async def _consume(link: Link, stream: Stream, start: Start, prefetch: int) -> N
 async def _round_trip(link: Link, stream: Stream) -> int:
     """Wait for an answer on the channel, and return the broker's count of messages. Raises LinkError.
 
-    What is stored has arrived by then, within the prefetch, unless the broker is busy or the stream is being
-    written. The count is up to 5 s old (3.10).
+    Stored messages have arrived by then, within the prefetch, unless the broker is busy or the stream is
+    being written. The count is up to 5 s old (3.10).
     """
     async with asyncio.timeout(CALL_TIMEOUT_S):
         found = await link.call("queue_declare", queue=stream.amqp_queue, passive=True)
@@ -341,7 +341,7 @@ class _Reader:
     def _checked(self, start: Start, end: int) -> Start:
         """Return where to begin in a stream that ends there. Raises ReplayGap unless the replay may go on.
 
-        What is older than its first message is noticed where the first one arrives.
+        A gap in front of its first message is noticed where the first one arrives.
         """
         if self._driver.ends and self._end is None:
             self._end = end

@@ -154,8 +154,8 @@ def drop_spooled(
 ) -> SpoolDropped:
     """Drop messages for good, of processes that have ended. Raises ConfigError.
 
-    What stays is written anew, behind the rest, and then the rest is deleted: a crash meanwhile costs
-    duplicates. What is damaged is put aside, and stays. dry_run: only count.
+    Kept messages are written anew, behind the rest, and then the rest is deleted: a crash meanwhile costs
+    duplicates. Damaged files are put aside, and stay. dry_run: only count.
     """
     dropped, in_use = 0, []
     for folder in _folders(path):

@@ -350,7 +350,7 @@ def consume(
     or --idle-exit-s say otherwise. A topic or subscription that does not exist is created, as by every
     consumer, and stays: without another reader, delete it afterwards (messagebus subscriptions delete).
 
-    What is printed here is taken away from the subscription's other consumers; on a terminal that is asked
+    Printed messages are taken away from the subscription's other consumers; on a terminal that is asked
     first where there are some. `messagebus tail` looks and takes nothing.
 
     \b

@@ -183,7 +183,7 @@ def first(token: bytes, rule: Rule, now_ms: int) -> Record:
 
 
 def done(rule: Rule, now_ms: int) -> Record:
-    """Return the record of a message that is done, whoever had claimed it."""
+    """Return the record of a message that is done, by any owner of its claim."""
     return Record(DONE, NOBODY, 0, 0, now_ms + rule.remember_ms)
 
 

@@ -4,11 +4,11 @@ Decides; counts and attaches nothing. No member knows the others: each knows how
 serves, of those attached to a segment's queue, the one that came first, and tells nobody; a member is
 *active* in a segment when it was delivered something of it.
 
-1. Who is active in more than its share lets some of the surplus go: it answers what is out, closes the
-   channel, and attaches again later, at the end of the line.
-2. Who has its share waits only in some of the other segments. Who has less waits in all. As share times
-   members is at least the number of partitions, somebody has less whenever a partition is served by nobody,
-   so none stays unserved.
+1. A member that is active in more than its share lets some of the surplus go: it answers what is out,
+   closes the channel, and attaches again later, at the end of the line.
+2. A member that has its share waits only in some of the other segments; one that has less waits in all.
+   As share times members is at least the number of partitions, somebody has less whenever a partition is
+   served by nobody, so none stays unserved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Group:
         """Segments that it gave to others, in all."""
 
     def share(self, members: int) -> int:
-        """Return the number of partitions that are enough for one of so many members."""
+        """Return the number of partitions that are enough for one of this many members."""
         return -(-self._partitions // max(1, members))
 
     def wanted(

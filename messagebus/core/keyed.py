@@ -12,8 +12,8 @@ The next run of a failed one is made in place, so nothing overtakes it. A lane m
 what it gets, is parked in order until a message of it is redriven. Or it is stopped: the delivery that failed
 stays its first, and nothing of it goes out while the link of that delivery lives.
 
-What a lost link delivered comes again, in order, over the next one. So `lost` forgets what waits or rests of
-it. What handlers still run of it keeps its lane: the same message must not run twice at the same time.
+Deliveries of a lost link come again, in order, over the next one. So `lost` forgets what waits or rests of
+it. Those that handlers still run keep their lane: the same message must not run twice at the same time.
 
 A driver carries out `take` after each call. Times are whole milliseconds of a monotonic clock.
 """

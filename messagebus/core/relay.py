@@ -9,9 +9,10 @@ is known until the table knows its end, too:
                     ▲               │  └─────────▶ failed ─▶ written to the table, then forgotten
                     └── not sent ───┘
 
-Three rules keep the order of a key, whoever else relays the same table: a row is sent when the row before it
-of its key is confirmed, never earlier; it is deleted after its confirm; and each read begins at the oldest
-row. There is no "last id": ids are given before a transaction commits, so that a lower one may appear later.
+Three rules keep the order of a key, beside any other relay of the same table: a row is sent when the row
+before it of its key is confirmed, never earlier; it is deleted after its confirm; and each read begins at the
+oldest row. There is no "last id": ids are given before a transaction commits, so that a lower one may appear
+later.
 
 A failed row waits in the table with back-off, and with it its key, unless `key_waits` is off; after
 `attempts_max` it is parked. That no broker is there is no failure of the row: all rows pause. Nor is it one

@@ -1,9 +1,9 @@
 """Shares of the shards of an outbox among its relays: which shards one relay takes, keeps and lets go.
 
-Decides; asks no database. Who owns a shard is written in a table of leases, by comparison, in the database's
-own clock; a relay believes in a lease no longer than it was sure of at the moment when it asked. So no
-session has to live for a lock to hold (poolers of connections may be in between), and a relay that stood
-still for longer than its leases sends nothing more by them.
+Decides; asks no database. The owner of a shard is written in a table of leases, by comparison, in the
+database's own clock; a relay believes in a lease no longer than it was sure of at the moment when it asked.
+So no session has to live for a lock to hold (poolers of connections may be in between), and a relay that
+stood still for longer than its leases sends nothing more by them.
 
 Leases keep relays out of each other's way; the order of a key does not rest on them alone: see `core.relay`.
 """

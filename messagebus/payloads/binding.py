@@ -197,7 +197,7 @@ def _roles(
 
 
 def _is_once(annotation: object) -> bool:
-    """Return whether it is `messagebus.inbox.Once`. Who names it has imported its module."""
+    """Return whether it is `messagebus.inbox.Once`. A type that is named is imported already."""
     module = sys.modules.get("messagebus.inbox")
     return module is not None and annotation is module.Once
 

@@ -12,8 +12,8 @@ The spans follow the conventions for messaging (`messagebus.telemetry.semconv`):
               number and links to them (an SDK keeps the last 128, if not told otherwise).
     handling  ``process orders/billing``, CONSUMER, for each run of a handler. It links to the context that
               the message was published with and is its child, unless another span is current around
-              it (then it is a child of that). Retries of a message are siblings. What the handler
-              publishes is a child of it.
+              it (then it is a child of that). Retries of a message are siblings. The handler's publishes are
+              children of it.
     batches   one ``process orders/billing`` for a run of a batch handler, with the number of its messages
               and links to them; child of none.
     answers   ``retry``, ``park``, ``drop`` and ``stale``, CLIENT, below ``process``; ``ack`` on request.

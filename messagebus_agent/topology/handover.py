@@ -8,8 +8,8 @@ died at any of them goes on where it was. The home of a segment alone decides th
 3. The old home unbinds its own, and waits until no channel still carries what was routed before: the barrier.
 4. It writes that the next one is open. That is bound by then: were it bound later, a publish could be
    returned and one behind it be stored, which breaks their order.
-5. What lies in the sealed segment is consumed first. When nothing is left, unacked messages counted, it is
-   finished, for each subscription by itself.
+5. The sealed segment is consumed first. When nothing is left, unacked messages counted, it is finished, for
+   each subscription by itself.
 
 A home whose disk is lost decides nothing any more. The first agent of the list does so in its place, when all
 of the list agree (`abandoned`): as in a move, but nothing of the lost segment is waited for.

@@ -1,7 +1,7 @@
 """Moves of partitions: what `topology.handover` decides is done, written to the map, and told to clients.
 
 Every pass begins with the map and with what the broker shows, so an agent that was killed goes on where it
-was. What it writes counts when a majority of the agents has it on disk; it opens nothing before that.
+was. Its writes count when a majority of the agents has them on disk; it opens nothing before that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Questions to all agents and balancers, side by side, each within a deadline of its own.
 
-Whoever does not answer is named with the reason, and keeps its last answer. Only what has changed since is
-asked for. The one module of `observing` with I/O.
+A part that does not answer is named with the reason, and keeps its last answer. Only what has changed since
+is asked for. The one module of `observing` with I/O.
 """
 
 from __future__ import annotations

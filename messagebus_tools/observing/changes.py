@@ -1,6 +1,6 @@
 """Events between two observations of the bus: pure, snapshot and snapshot to sentences.
 
-An event is told once, by the first observation that shows it. What happened and was undone between two
+An event is told once, by the first observation that shows it. A change that is undone between two
 observations is not seen, but a loss and a restart are: they leave traces.
 """
 

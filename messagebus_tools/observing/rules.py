@@ -284,7 +284,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _s(verb: str, count: int) -> str:
-    """Return a verb's form for so many."""
+    """Return a verb's form for this number."""
     return {"are": "is"}.get(verb, f"{verb}s") if count == 1 else verb
 
 

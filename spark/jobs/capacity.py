@@ -108,13 +108,13 @@ class Model:
         return float(np.dot(self.costs, load.parts))
 
     def share(self, load: Load, brokers: int) -> Load:
-        """Return what one of so many brokers has of a load, with the most syncs that there may be."""
+        """Return the load of one of this many brokers, with the most syncs that there may be."""
         rate_per_s = load.rate_per_s / brokers
         syncs = min(self.syncs_per_s / rate_per_s, self.syncs_each * load.fan_out)
         return dataclasses.replace(load, rate_per_s=rate_per_s, syncs=syncs)
 
     def busy(self, load: Load, brokers: int) -> float:
-        """Return the cores that each of so many brokers needs."""
+        """Return the cores that each of this many brokers needs."""
         share = self.share(load, brokers)
         return self.cpu_us(share) * share.rate_per_s / 1e6
 

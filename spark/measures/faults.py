@@ -51,7 +51,7 @@ def counted(counts: Mapping[str, int]) -> list[Fault]:
 def missing_at_least(run: Run, seconds: DataFrame) -> int:
     """Return how many deliveries are missing at least, by counts alone; 0 for a day of a run.
 
-    What is confirmed on a day may be delivered on the next. seconds: of `throughput.per_second`.
+    A message confirmed on a day may be delivered on the next. seconds: of `throughput.per_second`.
 
     Per subscription of the manifest: the confirmed messages of its topic that were owed by the end, less
     the deliveries. A repeat or a delivery within the grace hides one: `audit` looks at each message.

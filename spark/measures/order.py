@@ -4,8 +4,8 @@ Only first deliveries count, of messages that were sent once: a repeat comes lat
 publish that was sent again promises no order. Deliveries of one instant are taken to be in order. A
 publisher that began anew, with numbers that it had given before, is judged by its intended times.
 
-Subscriptions of partitioned topics promise more: each key completes in its order, whoever published it and
-whichever broker and consumer it came through, also where it was sent or delivered again (`broken_keys`).
+Subscriptions of partitioned topics promise more: each key completes in its order, over all publishers,
+brokers and consumers, also where it was sent or delivered again (`broken_keys`).
 
 An *arrival* is a first delivery whose order is judged. To sort all arrivals of a stream is expensive, and one
 stream may have most of them. Nearly always all are in order, which `shaken` shows by short pieces of time.

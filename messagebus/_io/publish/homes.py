@@ -1,7 +1,7 @@
 """Publishes to partitioned topics: each goes to the home of its partition, over a link of its own to it.
 
-Runs on the publisher's loop. What waits for a home, and what was sent there and is not answered, goes out
-again first and in order when its link was lost, also when its caller has been told *unknown*: it may be
+Runs on the publisher's loop. Messages that wait for a home, and those sent there without an answer, go out
+again first and in order when its link was lost, also when their caller has been told *unknown*: it may be
 stored, so nothing of its partition may pass it. A home that is away stops its own partitions only: what waits
 for it ends by its deadline, and more than a share of the backlog is refused at once, by the home's name.
 

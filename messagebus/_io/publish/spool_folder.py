@@ -1,7 +1,7 @@
 """The files of the disk spool: locked folders, segments, the cursor, and the thread that waits for the disk.
 
-A spool's folder has a numbered sub-folder for each publisher, which holds its lock as long as it lives. What
-a process left behind is taken over by the next one, oldest sub-folder first. Only `DiskThread` blocks;
+A spool's folder has a numbered sub-folder for each publisher, which holds its lock as long as it lives. The
+next process takes over the files of one that has ended, oldest sub-folder first. Only `DiskThread` blocks;
 `core.spool` decides what is written, read and deleted. All functions here raise OSError.
 """
 

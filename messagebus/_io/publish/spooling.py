@@ -2,9 +2,9 @@
 
 `core.spool` says what lies where and what may be sent, `spool_folder` does it, in a thread of its own. A
 publish that goes to the disk waits in `_queue`; all that wait are written together, with one fdatasync, and
-end as spooled after it. What lies in the spool is sent like any other publish, and its record is done
-after the confirm. A destination of which something waits for the disk, or was not sent from there yet, takes
-nothing past the spool, so nothing is overtaken.
+end as spooled after it. A spooled message is sent like any other publish, and its record is done after the
+confirm. A destination of which something waits for the disk, or was not sent from there yet, takes nothing
+past the spool, so nothing is overtaken.
 """
 
 from __future__ import annotations
