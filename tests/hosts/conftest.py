@@ -59,7 +59,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker of pytest-xdist has found."""
-    _UNTESTED[:] = getattr(node, "workeroutput", {}).get("untested", ()) or _UNTESTED
+    if lacking := getattr(node, "workeroutput", {}).get("untested"):
+        _UNTESTED[:] = lacking
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

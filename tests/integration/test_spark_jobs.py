@@ -40,6 +40,9 @@ ARGUMENTS = {
 }
 # By arithmetic over results of the bench.
 WITHOUT_SPARK = ("capacity",)
+# The commands of their own. All others are made by one function: by name, the audit below stands for
+# them, and the report is in test_spark_recorder.py. Ten seconds each would be a minute.
+BY_NAME = ("ingest", "compare")
 HEAP_MIB = 600
 # Variables that say where modules are, and how wide a text is printed.
 OTHERS = ("PYTHONPATH", "COLUMNS")
@@ -52,9 +55,7 @@ SUBMIT = (
     *("--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.sql.adaptive.enabled=false"),
     *("--conf", "spark.eventLog.enabled=true", "--conf", "spark.eventLog.rolling.enabled=false"),
     *("--conf", "spark.eventLog.compress=false"),
-    # Half the time: to compile code takes longer than rows so few take without. By their names jobs run
-    # compiled: the audit below, and the report, which has what the others measure, in
-    # test_spark_recorder.py.
+    # Half the time: to compile code takes longer than rows so few take without. By name jobs run compiled.
     *(
         "--conf",
         "spark.sql.codegen.wholeStage=false",
@@ -172,6 +173,16 @@ def cores_of(log: Path) -> int:
         if event["Event"] == "SparkListenerExecutorAdded":
             return int(event["Executor Info"]["Total Cores"])
     raise AssertionError(f"{log}: no executor")
+
+
+def test_jobs_work_by_their_names_from_any_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / RUN, messages=200, faults=Faults(owed=3, cut_lines=1))
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    for job in BY_NAME:
+        argv = [sys.executable, "-m", "spark", job, *ARGUMENTS[job], "--out", f"out/{job}"]
+        done = run(argv, cwd=tmp_path, env=environ)
+        assert done.returncode == 0, f"{job}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        assert json.loads((tmp_path / "out" / job / f"{job}.json").read_text())
 
 
 def test_an_audit_that_is_interrupted_says_so_and_is_taken_up_again(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ async def delete(
                 _raise_if_refused(url, answer)
                 fault = f"{url}: HTTP {answer.status_code} {_error_of(answer)}"
             except (httpx.HTTPError, ValueError, LinkLost) as trouble:
-                fault = f"{url}: {trouble or type(trouble).__name__}"
+                fault = f"{url}: {reason_of(trouble)}"
     raise TopologyError(f"nothing is known to be deleted: {fault}")
 
 
@@ -232,7 +232,7 @@ async def topology(bus: BusConfig) -> list[Wanted]:
                 found = [with_options(each["wanted"], _options(each)) for each in alive]
                 return [_with_homes(each, found) for each in found]
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as trouble:
-                fault = f"{url}: {trouble or type(trouble).__name__}"
+                fault = f"{url}: {reason_of(trouble)}"
     raise TopologyError(f"no agent says which subscriptions there are: {fault}")
 
 

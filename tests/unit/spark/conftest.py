@@ -40,7 +40,7 @@ def session() -> Iterator[SparkSession]:
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "1",
         # Code for some rows is compiled for longer than they take without: half of all the time. By
-        # their names, in tests/integration/test_spark_jobs.py and test_spark_recorder.py, jobs run compiled.
+        # their names, in tests/integration/test_spark_jobs.py, jobs run compiled.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         # Else each expression is sent to the JVM with the line that made it.
