@@ -16,7 +16,7 @@ import httpx
 
 from inventory.inventory import Inventory
 from messagebus.broker import BrokerList
-from messagebus.errors import ListInvalid
+from messagebus.errors import ListInvalid, reason_of
 from messagebus.tls import TlsFiles
 
 __all__ = ["Client", "Cluster", "Node", "Served", "ask_all", "clients", "served"]
@@ -24,6 +24,8 @@ __all__ = ["Client", "Cluster", "Node", "Served", "ask_all", "clients", "served"
 ANSWER_WITHIN_S = 3.0
 """Timeout of one request to one agent."""
 ASKED_AT_ONCE = 32
+SAID_MAX = 200
+"""Characters of an error that are told."""
 
 T = TypeVar("T")
 
@@ -147,7 +149,7 @@ def _served(node: Node) -> Served:
         answer = _get(node, "/consumer-list")
         return Served(node=node.name, served=BrokerList.parse(answer.text))
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
-        return Served(node=node.name, fault=_one_line(fault))
+        return Served(node=node.name, fault=reason_of(fault)[:SAID_MAX])
     except ListInvalid as fault:
         return Served(node=node.name, fault=f"no list: {fault}")
 
@@ -157,7 +159,7 @@ def _clients(node: Node) -> tuple[list[Client], dict[tuple[str, str], float], st
         answer = _get(node, "/clients").json()
         return list(_read_clients(answer)), _read_left(answer), ""
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, LookupError) as fault:
-        return [], {}, _one_line(fault)
+        return [], {}, reason_of(fault)[:SAID_MAX]
 
 
 def _read_clients(answer: Any) -> Iterable[Client]:
@@ -188,12 +190,8 @@ def _get(node: Node, path: str) -> httpx.Response:
         verify=(node.tls or TlsFiles()).client_context(),
     )
     if answer.is_error:
-        text = " ".join(answer.text.split())[:200]
+        text = " ".join(answer.text.split())[:SAID_MAX]
         raise httpx.HTTPStatusError(
             f"{answer.status_code} {text}", request=answer.request, response=answer
         )
     return answer
-
-
-def _one_line(fault: Exception) -> str:
-    return " ".join(str(fault).split())[:200] or type(fault).__name__

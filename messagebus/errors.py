@@ -79,8 +79,8 @@ class MessageBusError(Exception):
 
 
 def reason_of(fault: BaseException) -> str:
-    """Return the text of an error, or the name of its class where it has none."""
-    return str(fault) or type(fault).__name__
+    """Return the text of an error in one line, or the name of its class where it has none."""
+    return " ".join(str(fault).split()) or type(fault).__name__
 
 
 class ConfigError(MessageBusError, ValueError):

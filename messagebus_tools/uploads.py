@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from messagebus.errors import ConfigError, MessageBusError, RecordingFailed, Stopped
+from messagebus.errors import ConfigError, MessageBusError, RecordingFailed, Stopped, reason_of
 from messagebus.recording.files import anchor_now
 from messagebus.recording.manifest import MANIFEST
 from messagebus.recording.parts import RunPart, note, process_name
@@ -81,7 +81,7 @@ def store_of(address: str) -> Store:
     except ImportError:
         raise ConfigError(f"{address}: needs pyarrow: pip install pyarrow") from None
     except (OSError, ValueError) as fault:
-        raise ConfigError(f"{address}: {_line(fault)}") from None
+        raise ConfigError(f"{address}: {reason_of(fault)}") from None
 
 
 class _Folder:
@@ -251,7 +251,7 @@ class Uploads:
                     self._upload(path)
                 self._upload_manifest()
         except (OSError, MessageBusError, ValueError, KeyError, TypeError) as fault:
-            self._fail(_line(fault))
+            self._fail(reason_of(fault))
             return False
         self._told = ""
         return True
@@ -342,7 +342,7 @@ class Uploads:
             )
             note(self.folder, part)
         except (OSError, ValueError, KeyError, TypeError, RecordingFailed) as fault:
-            log.warning("manifest not written error=%s", _line(fault))
+            log.warning("manifest not written error=%s", reason_of(fault))
             return False
         return True
 
@@ -351,8 +351,3 @@ def _existing(paths: Iterator[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     for path in paths:
         with suppress(OSError):
             yield path, path.stat()
-
-
-def _line(fault: BaseException) -> str:
-    """Return the reason in one line."""
-    return " ".join(str(fault).split()) or type(fault).__name__

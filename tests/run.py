@@ -1,9 +1,10 @@
-"""Runner of the whole suite, in parts beside each other: most of its time is waiting for brokers.
+"""Runner of the whole suite, in parts beside each other.
 
 Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go style and
-types, the unit tests, and the runs on other versions (`tests.versions`). A failed test is run once more, by
-itself, when all are done: brokers that are killed on a shared machine are not always in time. More than some
-that pass at their second try only fail the run. The end names all runs, those tests, and where the time went.
+types, the unit tests, Spark's jobs, and the runs on other versions (`tests.versions`). A failed test is run
+once more, by itself, when all are done: brokers that are killed on a shared machine are not always in time.
+More than some that pass at their second try only fail the run. The end names all runs, those tests, and where
+the time went.
 
     python -m tests.run
 """
@@ -33,9 +34,14 @@ PARTS = {
     # All that no other part has.
     "real": (),
     "unit": ("model", "unit"),
+    "spark": (
+        "integration/test_demo.py",
+        "integration/test_spark_hdfs.py",
+        "integration/test_spark_jobs.py",
+    ),
 }
 # Parts that wait for little: they run one after the other beside those that wait for brokers.
-IN_TURN = ("unit",)
+IN_TURN = ("unit", "spark")
 # Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
 # processors are so busy that tests fail by their time limits.
 FILES_AT_ONCE = {"real": 3}

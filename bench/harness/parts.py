@@ -22,6 +22,7 @@ from bench.harness.consuming import Had
 from bench.harness.histograms import Counts, Latencies
 from bench.harness.outcomes import Published, Received
 from bench.harness.publishing import Sent
+from messagebus.errors import reason_of
 from messagebus.recording.manifest import write_whole
 
 PARTS = "parts"
@@ -139,19 +140,15 @@ def _part(path: Path) -> Part:
         part = Part(**{**values, "brokers": tuple(values["brokers"])})
         wanted = COLUMNS[part.kind]
     except (OSError, ValueError, TypeError, KeyError) as fault:
-        raise InputInvalid(f"{path.name}: {_why(fault)}") from fault
+        raise InputInvalid(f"{path.name}: {reason_of(fault)}") from fault
     rows = path.with_suffix(".parquet")
     try:
         names = set(pq.read_schema(rows).names)
     except (OSError, pa.ArrowException) as fault:
-        raise InputInvalid(f"{rows.name}: {_why(fault)}") from fault
+        raise InputInvalid(f"{rows.name}: {reason_of(fault)}") from fault
     if lacking := wanted - names:
         raise InputInvalid(f"{rows.name}: without {', '.join(sorted(lacking))}")
     return part
-
-
-def _why(fault: Exception) -> str:
-    return " ".join(str(fault).split()) or type(fault).__name__
 
 
 def read_published(folder: Path, parts: Iterable[Part]) -> dict[int, Published]:
@@ -193,4 +190,4 @@ def _columns(folder: Path, part: Part) -> pa.Table:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as fault:
-        raise InputInvalid(f"{path}: not readable: {_why(fault)}") from fault
+        raise InputInvalid(f"{path}: not readable: {reason_of(fault)}") from fault

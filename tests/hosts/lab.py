@@ -94,7 +94,7 @@ def _network_refused() -> list[str]:
 
 
 def _kernel_refused() -> list[str]:
-    """Return why the kernel does not start. It tries ptrace and its memory before its first line."""
+    """Return why the kernel does not start. It tries seccomp, ptrace and its memory before its first line."""
     if not (IMAGES / "linux.uml").exists():
         return []
     argv = [str(IMAGES / "linux.uml"), "mem=64M", "con=null", "con0=null,fd:1", "root=/dev/none"]
@@ -188,10 +188,11 @@ class Host:
     def cut(self, network: Network = "replication") -> None:
         """Pull the cable; the host sees silence."""
         self._hang_up()
-        _ip("-n", self.lab.name, "link", "set", self._tap(network), "down")
+        # A tap interface that is down is an error to the kernel behind it, which never sends again.
+        _ip("-n", self.lab.name, "link", "set", self._tap(network), "nomaster")
 
     def mend(self, network: Network = "replication") -> None:
-        _ip("-n", self.lab.name, "link", "set", self._tap(network), "up")
+        _ip("-n", self.lab.name, "link", "set", self._tap(network), "master", network)
 
     # Commands.
     def run(self, command: str, *, within_s: float = RUN_WITHIN_S) -> str:
@@ -230,18 +231,22 @@ class Host:
             *("setpriv", "--pdeathsig", "KILL"),
             *("taskset", "-c", str(processors[self.number % len(processors)])),
             str(IMAGES / "linux.uml"),
-            f"mem={lab.memory_mb}M",
+            *("seccomp=auto", f"mem={lab.memory_mb}M"),
             f"ubda={self.root},{IMAGES / lab.image}.img",
             f"ubdb={self.data}",
             *("root=/dev/ubda", "rw", "init=/sbin/virtual-host-init"),
-            f"eth0=tuntap,{self._tap('management')},52:54:00:60:{lab.slot:02x}:{self.number:02x}",
-            f"eth1=tuntap,{self._tap('replication')},52:54:00:61:{lab.slot:02x}:{self.number:02x}",
+            self._card(0, "management"),
+            self._card(1, "replication"),
             *("con=null", "con0=null,fd:1", "ssl=null", "quiet", "panic=-1", "audit=0"),
             *(f"umid={self.name}", f"uml_dir={lab.folder}/uml"),
             *(f"HOST_NAME={self.name}", f"HOST_NUMBER={self.number}"),
             f"HOST_ALL={','.join(host.name for host in lab.hosts)}",
             *(f"HOST_MANAGEMENT={lab.management}", f"HOST_REPLICATION={lab.replication}"),
         ]
+
+    def _card(self, number: int, network: Network) -> str:
+        mac = f"52:54:00:6{number}:{self.lab.slot:02x}:{self.number:02x}"
+        return f"vec{number}:transport=tap,ifname={self._tap(network)},gro=1,mac={mac}"
 
     def _tap(self, network: Network) -> str:
         return f"{self.name}-{network[0]}"
@@ -425,7 +430,6 @@ def _kernel_environment() -> dict[str, str]:
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",
         "TMPDIR": _memory_folder(),
-        "LD_PRELOAD": str(IMAGES / "state_shim.so"),
     }
 
 

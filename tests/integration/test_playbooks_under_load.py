@@ -184,9 +184,12 @@ def test_the_partitions_of_a_restarted_broker_move_first_with_its_agent_and_the_
     cluster: LocalCluster, keyed: Keyed
 ) -> None:
     name = cluster.names[1]
+    log = cluster.layout.log_file(f"{name}-agent")
+    begins = f"move begins topic={keyed.topic} "
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(run_killed, cluster, STEPS_BEFORE_MOVES, "restart", name)
-        eventually(lambda: not settled(cluster, keyed.topic), within_s=SEEN_WITHIN_S)
+        eventually(lambda: begins in log.read_text() or run.done(), within_s=STEP_WITHIN_S)
+        assert not run.done(), "no move was begun"
         cluster.kill(name, agent=True)
         cluster.start(name, agent=True)
         assert run.result() == -signal.SIGKILL

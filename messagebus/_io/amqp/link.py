@@ -25,7 +25,14 @@ from pika.channel import Channel
 from messagebus import __version__
 from messagebus._io.amqp.connection import Transport, connection_class, transport_for
 from messagebus.broker import Broker
-from messagebus.errors import CertificateRefused, ChannelRefused, LinkError, LinkLost, LoginRefused
+from messagebus.errors import (
+    CertificateRefused,
+    ChannelRefused,
+    LinkError,
+    LinkLost,
+    LoginRefused,
+    reason_of,
+)
 from messagebus.secret import Secret
 from messagebus.tls import certificate_fault
 
@@ -42,6 +49,8 @@ ABORT_TIMEOUT_MS = 500
 # 40 of 180 dials with TLS that were given up early ended in a traceback of its callbacks.
 PIKA_LATER_S = 1.0
 NOT_FOUND = 404
+# Characters of a reason.
+REASON_MAX = 300
 # Text for a TimeoutError, which has none.
 TOO_LATE = "no answer in time"
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
@@ -137,7 +146,7 @@ class Link:
             send(callback=answered, **arguments)
             return await answer
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, _reason(fault)) from fault
+            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
         finally:
             self._calls.discard(answer)
 
@@ -171,7 +180,7 @@ class Link:
             raise
         except pika.exceptions.AMQPError as fault:
             self._channels_free.release()
-            raise LinkLost(self.address.name, _reason(fault)) from fault
+            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
         finally:
             self._calls.discard(opened)
 
@@ -200,7 +209,7 @@ class Link:
             getattr(channel, method)(callback=answered, **arguments)
             return await answer
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, _reason(fault)) from fault
+            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
         finally:
             self._calls.discard(answer)
             if channel.is_open:
@@ -246,7 +255,7 @@ class Link:
                 channel._send_method(pika.spec.Queue.Declare(queue=queue, passive=True))
             await ended
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, _reason(fault)) from fault
+            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
         finally:
             self._calls.discard(ended)
             if channel.is_open:
@@ -483,10 +492,10 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
         ):
             said = BROKER_SAID.search(str(why))
             if said is None:
-                return LinkLost(address.name, _reason(why))
+                return LinkLost(address.name, reason_of(why)[:REASON_MAX])
             return LoginRefused(address.name, said[1])
         case _:
-            lost = LinkLost(address.name, _reason(why))
+            lost = LinkLost(address.name, reason_of(why)[:REASON_MAX])
             lost.absent = isinstance(why, ConnectionRefusedError)
             return lost
 
@@ -499,7 +508,3 @@ def _root(why: BaseException) -> BaseException:
         if not inner:
             return why
         why = inner[-1]
-
-
-def _reason(why: BaseException) -> str:
-    return " ".join(str(why).split())[:300] or type(why).__name__

@@ -97,6 +97,16 @@ class OtherChain:
     next: OtherChain | None
 
 
+@dataclass
+class CountedChain:
+    next: CountedChain | int
+
+
+@dataclass
+class NamedChain:
+    next: NamedChain | str
+
+
 class CreatedDict(TypedDict):
     id: int
 
@@ -156,6 +166,7 @@ def test_a_value_is_for_the_alternative_whose_it_is(
         (Created | dict, "nothing tells them apart"),
         (Created | Mapping[str, int], "nothing tells them apart"),
         (Chain | OtherChain, "nothing tells them apart"),
+        (CountedChain | NamedChain, "nothing tells them apart"),
         (str | datetime, "put it into a dataclass"),
         (str | UUID, "nothing tells them apart"),
         (Size | str, "nothing tells them apart"),
