@@ -33,6 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from messagebus.commands.exits import HELP, Exit
 from messagebus.commands.options import Duration
+from messagebus.core.route import backoff_ms
 from messagebus.terminal import plural
 from reports.page import Figure, Page, render_html, section_of
 from reports.text import cell, megabytes
@@ -49,7 +50,8 @@ LIVE = {**QUICK, "spark.master": "local[4]"}
 MINUTES_SHOWN = 60
 POLL_S = 1
 REFRESH_S = 5
-AGAIN_MAX = 5
+# An ended query is started again so often without a batch between, behind waits that double.
+AGAIN_MAX, AGAIN_FIRST_MS, AGAIN_MAX_MS = 5, 1_000, 30_000
 # Errors that come again with each try: what is gone, or set wrong.
 FINAL = ("ReplayGap", "ConfigError", "LoginRefused", "ChannelRefused", "NameInvalid")
 WORDS = {
@@ -229,7 +231,8 @@ def follow(
     """Start the query and keep the page until it ends, or is to stop. Raises what ended it.
 
     Spark ends a query when a worker is not there within 10 s, as on a busy machine, or when all tries of a
-    task fail. It is started again and goes on where it was, AGAIN_MAX times without a batch between them.
+    task fail. It is started again and goes on where it was, AGAIN_MAX times without a batch between them,
+    each behind a longer wait.
     """
     again = 0
     while True:
@@ -242,9 +245,15 @@ def follow(
                 raise
             if stopping.is_set():
                 return
+            wait_ms = backoff_ms(again, first_ms=AGAIN_FIRST_MS, max_ms=AGAIN_MAX_MS, share=1)
             log.warning(
-                "query started again times=%d error=%s", again, str(fault).partition("\n")[0]
+                "query starts again times=%d in_ms=%d error=%s",
+                again,
+                wait_ms,
+                str(fault).partition("\n")[0],
             )
+            if stopping.wait(wait_ms / 1000):
+                return
 
 
 def _follow(query: StreamingQuery, out: Path, topic: str, sink: Sink, stopping: Event) -> None:

@@ -40,6 +40,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 LONGEST = (
     "test_failover.py",
     "test_playbooks_under_load.py",
+    "test_demo.py",
     "test_playbooks.py",
     "test_docs_operations.py",
     "test_provision.py",

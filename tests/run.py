@@ -34,17 +34,13 @@ PARTS = {
     # All that no other part has.
     "real": (),
     "unit": ("model", "unit"),
-    "spark": (
-        "integration/test_demo.py",
-        "integration/test_spark_hdfs.py",
-        "integration/test_spark_jobs.py",
-    ),
+    "spark": ("integration/test_spark_hdfs.py", "integration/test_spark_jobs.py"),
 }
 # Parts that wait for little: they run one after the other beside those that wait for brokers.
 IN_TURN = ("unit", "spark")
 # Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
 # processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": 3}
+FILES_AT_ONCE = {"real": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only

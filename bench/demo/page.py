@@ -49,13 +49,16 @@ def follow(stage: Stage) -> Child:
 
 
 def end_live(stage: Stage, live: Child) -> None:
-    """Wait until the live job has read what is stored, and end it. One that ended by itself is told later."""
+    """Wait until the live job has read what is stored, and end it; say why it ended by itself."""
     with suppress(BenchError):
         stage.wait(
             lambda: live.exit_code is not None or messages_read(stage) >= stage.submitted,
             within_s=LIVE_WITHIN_S,
             what="the live job's last batch",
         )
+        if live.exit_code is not None:
+            stage.screen.say(f"the live job ended by itself: {live.last_line()} ({live.log})")
+            return
         stage.children.terminate([LIVE])
         stage.wait(
             lambda: live.exit_code is not None, within_s=LIVE_WITHIN_S, what="the live job's end"

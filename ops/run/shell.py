@@ -107,7 +107,7 @@ class Remote:
         10 ms.
         """
         channel = self._session()
-        deadline = threading.Timer(timeout_s, channel.close)
+        deadline = threading.Timer(timeout_s, _close, [channel])
         deadline.start()
         try:
             channel.exec_command(line)
@@ -119,7 +119,7 @@ class Remote:
             return channel.recv_exit_status(), _text(output), _text(errors)
         finally:
             deadline.cancel()
-            channel.close()
+            _close(channel)
 
     def _session(self) -> Any:
         """Open a channel. Nothing was sent on it yet, so it is safe to try again on a new connection."""
@@ -291,6 +291,12 @@ def _ssh_options() -> list[str]:
         *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={SSH_CONNECT_WITHIN_S}"),
         *("-o", "ExitOnForwardFailure=yes", "-o", "StrictHostKeyChecking=yes"),
     ]
+
+
+def _close(channel: Any) -> None:
+    """Close a channel, whose connection may be gone: paramiko raises EOFError then."""
+    with suppress(EOFError, OSError):
+        channel.close()
 
 
 def _text(raw: bytes) -> str:

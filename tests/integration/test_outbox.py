@@ -21,6 +21,8 @@ from tests.support.outboxes import FAST, Shop
 
 SERVERS = {POSTGRESQL: "postgresql_server", MYSQL: "mariadb_server"}
 WITHIN_S = 60
+# No relay that lives is so slow that another one takes over.
+LASTING = RelayConfig(poll_ms=10, lease_ms=60_000)
 
 
 class Undone(Exception):
@@ -190,7 +192,7 @@ async def test_the_age_of_a_message_counts_from_when_it_was_added(shop: Shop) ->
 @pytest.mark.guarantee("outbox-key-order")
 @every_database
 async def test_relays_share_the_keys_and_each_key_keeps_its_order(shop: Shop) -> None:
-    relays = [shop.relay() for _ in range(3)]
+    relays = [shop.relay(LASTING) for _ in range(3)]
     for relay in relays:
         await relay.start()
     for number in range(40):
@@ -296,7 +298,7 @@ async def test_a_notification_wakes_the_relay(shop: Shop) -> None:
 async def test_sessions_that_are_cut_as_by_a_pooler_change_no_order_and_send_nothing_twice(
     shop: Shop,
 ) -> None:
-    relays = [shop.relay() for _ in range(2)]
+    relays = [shop.relay(LASTING) for _ in range(2)]
     for relay in relays:
         await relay.start()
     await eventually_async(lambda: all(r.stats().shards for r in relays), within_s=WITHIN_S)

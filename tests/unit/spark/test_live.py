@@ -152,6 +152,18 @@ class Query:
         self.is_stopped = True
 
 
+class Waits(Event):
+    """An event that is never set. had: the waits for it, which end at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.had: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.had.append(timeout or 0)
+        return False
+
+
 @pytest.mark.parametrize(
     ("faults", "started"),
     [
@@ -165,14 +177,16 @@ def test_a_query_that_spark_ended_is_started_again_but_not_for_ever_and_not_behi
 ) -> None:
     sink, queries = Sink(session, tmp_path, keeps=False), iter(faults)
     begun: list[str] = []
+    waits = Waits()
 
     def begin() -> Any:
         begun.append(next(queries))
         return Query(begun[-1])
 
     with contextlib.suppress(PySparkException) if faults[-1] else contextlib.nullcontext():
-        follow(begin, tmp_path, "orders", sink, Event())
+        follow(begin, tmp_path, "orders", sink, waits)
     assert len(begun) == started
+    assert waits.had == [1, 2, 4, 8, 16][: started - 1]
     assert (tmp_path / "live.html").exists() == (not faults[-1])
 
 
