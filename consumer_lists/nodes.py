@@ -190,8 +190,7 @@ def _get(node: Node, path: str) -> httpx.Response:
         verify=(node.tls or TlsFiles()).client_context(),
     )
     if answer.is_error:
-        text = " ".join(answer.text.split())[:SAID_MAX]
         raise httpx.HTTPStatusError(
-            f"{answer.status_code} {text}", request=answer.request, response=answer
+            f"{answer.status_code} {answer.text}", request=answer.request, response=answer
         )
     return answer

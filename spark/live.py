@@ -33,7 +33,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from messagebus.commands.exits import HELP, Exit
 from messagebus.commands.options import Duration
-from messagebus.core.route import backoff_ms
 from messagebus.terminal import plural
 from reports.page import Figure, Page, render_html, section_of
 from reports.text import cell, megabytes
@@ -50,8 +49,8 @@ LIVE = {**QUICK, "spark.master": "local[4]"}
 MINUTES_SHOWN = 60
 POLL_S = 1
 REFRESH_S = 5
-# An ended query is started again so often without a batch between, behind waits that double.
-AGAIN_MAX, AGAIN_FIRST_MS, AGAIN_MAX_MS = 5, 1_000, 30_000
+# Starts of an ended query without a batch between, and the wait before the first; each next one is doubled.
+AGAIN_MAX, AGAIN_FIRST_S = 5, 1
 # Errors that come again with each try: what is gone, or set wrong.
 FINAL = ("ReplayGap", "ConfigError", "LoginRefused", "ChannelRefused", "NameInvalid")
 WORDS = {
@@ -245,14 +244,14 @@ def follow(
                 raise
             if stopping.is_set():
                 return
-            wait_ms = backoff_ms(again, first_ms=AGAIN_FIRST_MS, max_ms=AGAIN_MAX_MS, share=1)
+            wait_s = AGAIN_FIRST_S << max(again - 1, 0)
             log.warning(
-                "query starts again times=%d in_ms=%d error=%s",
+                "query starts again times=%d in_s=%d error=%s",
                 again,
-                wait_ms,
+                wait_s,
                 str(fault).partition("\n")[0],
             )
-            if stopping.wait(wait_ms / 1000):
+            if stopping.wait(wait_s):
                 return
 
 

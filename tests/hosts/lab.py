@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Debian release of the hosts; another one by $MESSAGEBUS_HOSTS_SUITE.
 SUITE = os.environ.get("MESSAGEBUS_HOSTS_SUITE", "bookworm")
 IMAGES = ROOT / ".cache" / ("hosts" if SUITE == "bookworm" else f"hosts-{SUITE}")
+# It hands system calls over by ptrace where seccomp cannot be had.
+KERNEL = (str(IMAGES / "linux.uml"), "seccomp=auto")
 SLOTS = Path("/run/messagebus-hosts")
 SLOTS_MAX = 16
 DATA_DISK = "/dev/ubdb"
@@ -97,7 +99,7 @@ def _kernel_refused() -> list[str]:
     """Return why the kernel does not start. It tries seccomp, ptrace and its memory before its first line."""
     if not (IMAGES / "linux.uml").exists():
         return []
-    argv = [str(IMAGES / "linux.uml"), "mem=64M", "con=null", "con0=null,fd:1", "root=/dev/none"]
+    argv = [*KERNEL, "mem=64M", "con=null", "con0=null,fd:1", "root=/dev/none"]
     with suppress(subprocess.TimeoutExpired):
         tried = subprocess.run(
             [*argv, "panic=-1", f"uml_dir={SLOTS}/try"],
@@ -230,8 +232,8 @@ class Host:
             *("ip", "netns", "exec", lab.name),
             *("setpriv", "--pdeathsig", "KILL"),
             *("taskset", "-c", str(processors[self.number % len(processors)])),
-            str(IMAGES / "linux.uml"),
-            *("seccomp=auto", f"mem={lab.memory_mb}M"),
+            *KERNEL,
+            f"mem={lab.memory_mb}M",
             f"ubda={self.root},{IMAGES / lab.image}.img",
             f"ubdb={self.data}",
             *("root=/dev/ubda", "rw", "init=/sbin/virtual-host-init"),

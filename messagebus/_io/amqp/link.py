@@ -146,7 +146,7 @@ class Link:
             send(callback=answered, **arguments)
             return await answer
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
+            raise _lost(self.address, fault) from fault
         finally:
             self._calls.discard(answer)
 
@@ -180,7 +180,7 @@ class Link:
             raise
         except pika.exceptions.AMQPError as fault:
             self._channels_free.release()
-            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
+            raise _lost(self.address, fault) from fault
         finally:
             self._calls.discard(opened)
 
@@ -209,7 +209,7 @@ class Link:
             getattr(channel, method)(callback=answered, **arguments)
             return await answer
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
+            raise _lost(self.address, fault) from fault
         finally:
             self._calls.discard(answer)
             if channel.is_open:
@@ -255,7 +255,7 @@ class Link:
                 channel._send_method(pika.spec.Queue.Declare(queue=queue, passive=True))
             await ended
         except pika.exceptions.AMQPError as fault:
-            raise LinkLost(self.address.name, reason_of(fault)[:REASON_MAX]) from fault
+            raise _lost(self.address, fault) from fault
         finally:
             self._calls.discard(ended)
             if channel.is_open:
@@ -492,10 +492,10 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
         ):
             said = BROKER_SAID.search(str(why))
             if said is None:
-                return LinkLost(address.name, reason_of(why)[:REASON_MAX])
+                return _lost(address, why)
             return LoginRefused(address.name, said[1])
         case _:
-            lost = LinkLost(address.name, reason_of(why)[:REASON_MAX])
+            lost = _lost(address, why)
             lost.absent = isinstance(why, ConnectionRefusedError)
             return lost
 
@@ -508,3 +508,7 @@ def _root(why: BaseException) -> BaseException:
         if not inner:
             return why
         why = inner[-1]
+
+
+def _lost(address: Broker, why: BaseException) -> LinkLost:
+    return LinkLost(address.name, reason_of(why)[:REASON_MAX])

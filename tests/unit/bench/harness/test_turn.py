@@ -21,19 +21,17 @@ from bench.load.profile import Profile
 from bench.load.schedule import Closed, Constant
 from tests.support.bench_task import bench_task
 
-S = 1_000_000_000
-
 
 class Loopback:
-    """A sender and receiver in one. Messages arrive late_ns after their sending, and are confirmed then."""
+    """A sender and receiver in one. Messages arrive and are confirmed when they are sent."""
 
-    def __init__(self, *, outcome: int = CONFIRMED, late_ns: int = 0, lost: int = 0) -> None:
+    def __init__(self, *, outcome: int = CONFIRMED, lost: int = 0) -> None:
         self.sent: list[bytes] = []
         self.sequences: list[int] = []
         self.had: list[Delivered] = []
         self.opened = self.closed = 0
         self._ends: list[End] = []
-        self._outcome, self._late_ns, self._lost = outcome, late_ns, lost
+        self._outcome, self._lost = outcome, lost
 
     async def open(self) -> None:
         self.opened += 1
@@ -44,12 +42,11 @@ class Loopback:
         self.sent.append(body)
         self.sequences.append(sequence)
         now_ns = time.monotonic_ns()
-        at_ns = now_ns + self._late_ns
-        self.had.append(Delivered(body, "b", at_ns))
+        self.had.append(Delivered(body, "b", now_ns))
         if self._lost:
             self._lost -= 1
         else:
-            self._ends.append(End(sequence, self._outcome, "b", now_ns, at_ns))
+            self._ends.append(End(sequence, self._outcome, "b", now_ns, now_ns))
 
     def ends(self) -> list[End]:
         ends, self._ends = self._ends, []
