@@ -39,15 +39,17 @@ _NOTHING: deque[Any] = deque()
 class _Lane(Generic[D]):
     """One key or partition. out: its delivery that is out. late: the one whose run goes on behind its limit.
 
-    resting: the first of `waiting`, until this time. A lane with nothing in it is forgotten.
+    parks: `out` is on its way into the parking queue. resting: the first of `waiting`, until this time.
+    A lane with nothing in it is forgotten.
     """
 
-    __slots__ = ("late", "name", "out", "resting", "until_ms", "waiting")
+    __slots__ = ("late", "name", "out", "parks", "resting", "until_ms", "waiting")
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.waiting: deque[D] = _NOTHING
         self.out: D | None = None
+        self.parks = False
         self.late: D | None = None
         self.resting: D | None = None
         self.until_ms = 0
@@ -130,8 +132,9 @@ class Keyed(Generic[D]):
             lane = self._lanes.get(self._lane_of(item))
             if lane is None:
                 continue
-            if lane.out is item:  # its claim had run out before its run
-                self._hand_out.append(item)
+            if lane.out is item:
+                if not lane.parks:  # its claim had run out before its run
+                    self._hand_out.append(item)
             elif item in lane.waiting:
                 self._granted.add(item)
                 self._advance(lane)
@@ -144,8 +147,11 @@ class Keyed(Generic[D]):
             del self._lanes[lane.name]
             return
         item = lane.waiting[0]
-        if lane.name in self._parked:
+        lane.parks = lane.name in self._parked
+        if lane.parks:
             self._park.append(item)
+            if self._granted is not None:
+                self._granted.discard(item)
         elif self._granted is None:
             self._hand_out.append(item)
         elif item in self._granted:

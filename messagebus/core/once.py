@@ -310,8 +310,16 @@ class Once(Generic[D]):
         return self._end(item, IS_DONE)
 
     def parked(self, item: D) -> None:
-        """Note that a copy is stored in the parking queue: `ack` follows."""
-        self._end(item, IS_PARKED)
+        """Note that a copy is stored in the parking queue: `ack` follows.
+
+        The store is not told of a delivery that waits for another of its message: that one tells its own end.
+        """
+        message = self._of.get(item)
+        if message is not None and message.item != item:
+            self.dropped([item])
+            self._order().ack.append(item)
+        else:
+            self._end(item, IS_PARKED)
 
     def given_back(self, item: D) -> None:
         """Note that a run failed or never was, and that the message is to come again: `released` follows.

@@ -282,6 +282,23 @@ async def test_what_follows_a_parked_key_is_parked_in_order_and_others_go_on(bus
 
 
 @pytest.mark.guarantee("retry-in-place")
+async def test_with_deduplication_too_nothing_of_a_parked_key_runs(bus: Bus) -> None:
+    handler = Recorder(fails("a:0"))
+    consumer = await bus.consumer(order="key", dedup=Dedup(store()))
+    policy = RetryPolicy(attempts_max=2, first_delay_s=0, then="park-key")
+    work = run(consumer, handler.of(consumer), 4, retry=policy)
+    await publish(bus, "a:0", "a:1", "b:0")
+    await counted(consumer, acked=1, parked=2, keys_parked=1, handed_out=0)
+    later = [f"a:{number}" for number in range(2, 2 + COUNT)]
+    await publish(bus, *later, "b:1")
+    await counted(consumer, acked=2, parked=2 + COUNT, order_gaps=2 + COUNT, handed_out=0)
+    assert {body for body, _attempt in handler.runs} == {"a:0", "b:0", "b:1"}
+    reasons = [each["mb-park-reason"] for each in await bus.take_parked("billing")]
+    assert reasons == ["2 of 2 attempts failed", *["its key was parked before"] * (COUNT + 1)]
+    await ended(consumer, work)
+
+
+@pytest.mark.guarantee("retry-in-place")
 async def test_a_stopped_key_stays_and_comes_again_in_order_to_the_next_consumer(bus: Bus) -> None:
     handler = Recorder(fails("a:1"))
     consumer = await bus.consumer(order="key")

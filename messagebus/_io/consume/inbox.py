@@ -286,6 +286,8 @@ class Inbox:
             self._fanin.arrived(broker, deliveries)
         if self.dedup is not None:
             self.dedup.arrived(channel.ledger, deliveries)
+            if self.order is not None:
+                self.order.claimed()
         self.counters.delivered += len(deliveries)
         self.delivered[broker] += len(deliveries)
 
@@ -509,8 +511,6 @@ class Inbox:
     def park_unseen(self, delivery: Delivery, reason: str) -> None:
         """Park a delivery that the application never gets."""
         log.warning("parked unseen message=%r reason=%r", delivery.message_id, reason)
-        if self.order is not None:
-            self.order.gaps += 1
         self.park_behind(delivery, reason)
 
     def park_behind(self, delivery: Delivery, reason: str) -> None:
@@ -523,6 +523,8 @@ class Inbox:
             if order is not None:
                 order.answered(delivery)
             return
+        if order is not None:
+            order.gaps += 1
         if dedup is not None:
             dedup.settled(delivery)
             settled = functools.partial(dedup.parked, delivery)

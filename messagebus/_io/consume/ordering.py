@@ -80,13 +80,20 @@ class Ordering:
 
     # Deliveries come and go.
     def arrived(self, broker: str, deliveries: Iterable[Delivery]) -> None:
-        """Enter what one link brought, in that order."""
+        """Enter what one link brought, in that order. With claims `claimed` follows."""
         self.keyed.arrived(deliveries)
+        if self._claims is not None:
+            return
         hand_out, park = self.keyed.take()
         if hand_out:  # all of these have just arrived
             self._inbox.hand_over_of(broker, hand_out)
         if park:
             self._park(park)
+
+    def claimed(self) -> None:
+        """Carry out what follows from arrivals whose claims have been asked for: some are parked."""
+        if self.keyed.has_orders:
+            self._carry_out()
 
     def granted(self, deliveries: Iterable[Delivery]) -> None:
         """Note that the claims of these are stored."""
@@ -143,7 +150,6 @@ class Ordering:
 
     def _park(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            self.gaps += 1
             self._inbox.park_behind(delivery, BEHIND_PARKED)
 
     # Runs behind their limit: `ClaimsOfRuns`.

@@ -17,6 +17,8 @@ from tests.support.order_model import World, walk
 
 MACHINES = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
 LINKS, KEYS = ("mb1", "mb2"), ("", "a", "b")
+# States of an entry of which its lane waits for the end.
+OUT = ("out", "parks")
 WALKS = examples(400)
 
 
@@ -165,6 +167,20 @@ def test_a_claim_that_ran_out_before_the_run_is_handed_out_when_it_is_granted_ag
     assert out(machine) == [1]
 
 
+def test_what_is_on_its_way_into_the_parking_queue_is_not_handed_out_by_a_late_grant() -> None:
+    machine = keyed(claims=True)
+    first, second, third = arrived(machine, "a", "a", "a")
+    machine.granted([first, third])
+    machine.take()
+    assert machine.park(first)
+    machine.answered(first)
+    assert machine.take() == ([], [second])
+    machine.granted([second])
+    assert machine.take() == ([], [])
+    machine.answered(second)
+    assert machine.take() == ([], [third])
+
+
 def test_a_duplicate_behind_others_of_its_key_is_answered_where_it_waits() -> None:
     machine = keyed(claims=True)
     first, second, third = arrived(machine, "a", "a", "a")
@@ -179,7 +195,7 @@ def test_a_duplicate_behind_others_of_its_key_is_answered_where_it_waits() -> No
 @dataclass
 class Entry:
     item: Item
-    state: str = "waits"  # or out, rests
+    state: str = "waits"  # or out, parks, rests
     until_ms: int = 0
     granted: bool = False
 
@@ -204,18 +220,19 @@ class Oracle:
         hand_out, park = set(), set()
         for name in {lane_of(each.item) for each in self.entries}:
             lane = self.lane(name)
-            if name in self.late or any(each.state == "out" for each in lane):
+            if name in self.late or any(each.state in OUT for each in lane):
                 continue
             first = lane[0]
             if first.state == "rests":
                 continue
             if name in self.parked:
                 park.add(first.item)
+                first.state = "parks"
             elif first.granted or not self.claims:
                 hand_out.add(first.item)
-            else:
-                continue
-            first.state = "out"
+                first.state = "out"
+            if first.state != "waits":
+                first.granted = False
         return hand_out, park
 
 
@@ -232,8 +249,8 @@ class Lanes(RuleBasedStateMachine):
         assert (set(hand_out), set(park)) == self.oracle.next_out()
         assert len(set(hand_out) | set(park)) == len(hand_out) + len(park)
 
-    def outs(self) -> list[Item]:
-        return [each.item for each in self.oracle.entries if each.state == "out"]
+    def outs(self, *states: str) -> list[Item]:
+        return [each.item for each in self.oracle.entries if each.state in (states or OUT)]
 
     @rule(
         keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
@@ -255,11 +272,12 @@ class Lanes(RuleBasedStateMachine):
     @precondition(lambda self: self.claims and self.oracle.entries)
     @rule(data=st.data())
     def grant(self, data: st.DataObject) -> None:
-        waiting = [each for each in self.oracle.entries if each.state == "waits"]
-        if waiting:
-            entry = data.draw(st.sampled_from(waiting))
-            entry.granted = True
-            self.real.granted([entry.item])
+        entry = data.draw(st.sampled_from(self.oracle.entries))
+        self.real.granted([entry.item])
+        if entry.state == "out":  # its claim had run out before its run
+            assert self.real.take() == ([entry.item], [])
+        else:
+            entry.granted = entry.state != "parks"
             self.agree()
 
     @precondition(lambda self: self.outs())
@@ -273,10 +291,10 @@ class Lanes(RuleBasedStateMachine):
         self.oracle.entries.remove(self.oracle.entry(item))
         self.agree()
 
-    @precondition(lambda self: self.outs())
+    @precondition(lambda self: self.outs("out"))
     @rule(data=st.data(), delay_ms=st.sampled_from((0, 5, 20, FOR_EVER)), late=st.booleans())
     def fail(self, data: st.DataObject, delay_ms: int, late: bool) -> None:
-        item = data.draw(st.sampled_from(self.outs()))
+        item = data.draw(st.sampled_from(self.outs("out")))
         if late:
             self.real.overran(item)
             self.oracle.late[lane_of(item)] = item
@@ -286,10 +304,10 @@ class Lanes(RuleBasedStateMachine):
         entry.state, entry.until_ms, entry.granted = "rests", until_ms, False
         self.agree()
 
-    @precondition(lambda self: self.outs())
+    @precondition(lambda self: self.outs("out"))
     @rule(data=st.data())
     def overrun(self, data: st.DataObject) -> None:
-        item = data.draw(st.sampled_from(self.outs()))
+        item = data.draw(st.sampled_from(self.outs("out")))
         self.real.overran(item)
         self.oracle.late[lane_of(item)] = item
         self.answer_one(item)
@@ -323,20 +341,20 @@ class Lanes(RuleBasedStateMachine):
     def lose(self, link: str, keep_runs: bool, share: int) -> None:
         """Lose a link; of what is out, some nobody has seen."""
         outs = [each.item for each in self.oracle.entries if each.item.link == link]
-        unseen = [item for item in outs[:share] if self.oracle.entry(item).state == "out"]
+        unseen = [item for item in outs[:share] if self.oracle.entry(item).state in OUT]
         self.real.lost(link, unseen, keep_runs=keep_runs)
         self.oracle.entries = [
             each
             for each in self.oracle.entries
             if each.item.link != link
-            or (each.state == "out" and keep_runs and each.item not in unseen)
+            or (each.state in OUT and keep_runs and each.item not in unseen)
         ]
         self.agree()
 
     @invariant()
     def counts_agree(self) -> None:
         entries = self.oracle.entries
-        waiting = [each for each in entries if each.state != "out"]
+        waiting = [each for each in entries if each.state not in OUT]
         assert self.real.waiting == len(waiting)
         resting = [each for each in entries if each.state == "rests"]
         stopped = [each for each in resting if each.until_ms == FOR_EVER]
@@ -363,6 +381,8 @@ class Lanes(RuleBasedStateMachine):
         names = {lane_of(each.item) for each in self.oracle.entries} | set(self.oracle.late)
         assert set(self.real._lanes) == names
         assert set(self.real._out) == set(self.outs())
+        granted = {each.item for each in self.oracle.entries if each.granted}
+        assert (self.real._granted or set()) == granted
 
 
 class ClaimedLanes(Lanes):

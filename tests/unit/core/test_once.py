@@ -269,11 +269,25 @@ def test_copies_wait_for_the_first_one_and_take_its_end(end: str) -> None:
     consumer.arrived("a3")
     assert consumer.talk() == Orders()
     assert not consumer.once.may_start("a2", consumer.now_ms)
-    getattr(consumer.once, end)("a2")  # which never ran
+    consumer.once.ended("a2")  # which never ran
     assert consumer.talk() == Orders()
     getattr(consumer.once, end)("a1")
     assert consumer.talk() == Orders(ack=["a1", "a2", "a3"])
     assert (consumer.once.counters.deferred, consumer.once.counters.duplicates) == (2, 2)
+    assert consumer.once.is_idle
+
+
+def test_a_copy_that_is_parked_by_itself_waits_for_nobody_and_keeps_its_first_one() -> None:
+    consumer = Consumer()
+    consumer.start("a1")
+    consumer.arrived("a2", "a3")
+    consumer.once.parked("a2")
+    assert consumer.talk() == Orders(ack=["a2"])
+    consumer.once.given_back("a1")
+    assert consumer.talk() == Orders(released=["a1"], hand_out=["a3"])
+    assert consumer.once.may_start("a3", consumer.now_ms)
+    consumer.once.ended("a3")
+    assert consumer.talk() == Orders(ack=["a3"])
     assert consumer.once.is_idle
 
 
