@@ -75,7 +75,7 @@ class Keyed(Generic[D]):
         """Create it. lane_of: returns the name of a delivery's lane; itself for a lane of its own.
 
         link_of: returns the link that brought it. lifts: returns whether it makes its parked lane run again.
-        claims: a delivery goes out when it is `granted`, too.
+        claims: a delivery goes out, or is parked, when it is `granted`, too.
         """
         self._lane_of, self._link_of, self._lifts = lane_of, link_of, lifts
         self._granted: set[D] | None = set() if claims else None
@@ -126,15 +126,14 @@ class Keyed(Generic[D]):
                 self._advance(lane)
 
     def granted(self, items: Iterable[D]) -> None:
-        """Note that the application may have these: their claims are stored."""
+        """Note that the claims of these are stored: the application may have them, or they may be parked."""
         assert self._granted is not None
         for item in items:
             lane = self._lanes.get(self._lane_of(item))
             if lane is None:
                 continue
-            if lane.out is item:
-                if not lane.parks:  # its claim had run out before its run
-                    self._hand_out.append(item)
+            if lane.out is item:  # its claim had run out before its run
+                (self._park if lane.parks else self._hand_out).append(item)
             elif item in lane.waiting:
                 self._granted.add(item)
                 self._advance(lane)
@@ -147,18 +146,12 @@ class Keyed(Generic[D]):
             del self._lanes[lane.name]
             return
         item = lane.waiting[0]
-        lane.parks = lane.name in self._parked
-        if lane.parks:
-            self._park.append(item)
-            if self._granted is not None:
-                self._granted.discard(item)
-        elif self._granted is None:
-            self._hand_out.append(item)
-        elif item in self._granted:
+        if self._granted is not None:
+            if item not in self._granted:
+                return
             self._granted.remove(item)
-            self._hand_out.append(item)
-        else:
-            return
+        lane.parks = lane.name in self._parked
+        (self._park if lane.parks else self._hand_out).append(item)
         lane.waiting.popleft()
         self.waiting -= 1
         lane.out = item

@@ -257,6 +257,24 @@ class Once(Generic[D]):
                 else:
                     wanted[message] = None
 
+    def comes_again(self, key: bytes, item: D, now_ms: int) -> None:
+        """Enter a delivery that has kept its place since its run failed: its copies wait for it again.
+
+        Those behind it in its lane could not end before it.
+        """
+        message = self._messages.get(key)
+        if message is None or message.step not in (WANTED, SUSPECT, HELD, GRANTED):
+            self.arrived([(key, item)], now_ms)
+            return
+        self._now_ms = now_ms
+        self.counters.deferred += 1
+        self._waiting += 1
+        message.copies = [message.item, *message.copies]
+        message.item = item
+        self._of[item] = message
+        if message.step == GRANTED:
+            self._order().hand_out.append(item)
+
     def _forget_recent(self, now_ms: int) -> None:
         """Begin a new time of recent keys; each is believed for two such times at most."""
         self._recent_before, self._recent = self._recent, set()
@@ -277,7 +295,7 @@ class Once(Generic[D]):
         self._of[item] = message
 
     def may_start(self, item: D, now_ms: int) -> bool:
-        """Return whether the run of a delivery may begin now.
+        """Return whether the run of a delivery may begin now, or its way into the parking queue.
 
         False: its claim ran out while it waited. It is asked for again, and handed out again.
         """
@@ -310,16 +328,8 @@ class Once(Generic[D]):
         return self._end(item, IS_DONE)
 
     def parked(self, item: D) -> None:
-        """Note that a copy is stored in the parking queue: `ack` follows.
-
-        The store is not told of a delivery that waits for another of its message: that one tells its own end.
-        """
-        message = self._of.get(item)
-        if message is not None and message.item != item:
-            self.dropped([item])
-            self._order().ack.append(item)
-        else:
-            self._end(item, IS_PARKED)
+        """Note that a copy is stored in the parking queue: `ack` follows."""
+        self._end(item, IS_PARKED)
 
     def given_back(self, item: D) -> None:
         """Note that a run failed or never was, and that the message is to come again: `released` follows.

@@ -184,6 +184,17 @@ class Deduplication:
             self._carry_out()
             self.talk()
 
+    def comes_again(self, delivery: Delivery) -> None:
+        """Claim a delivery that has kept its place since its run failed, before its copies."""
+        message_id = dedup_id_of(delivery)
+        if not message_id:
+            self.arrived(delivery._ledger, [delivery])
+            return
+        self._pending.setdefault(delivery._ledger, {})[delivery] = False
+        self._once.comes_again(self._key_of(message_id), delivery, now_ms())
+        self._carry_out()
+        self.talk()
+
     def fence(
         self, ledger: Ledger, transport: Transport, round_trip: Callable[[], Awaitable[object]]
     ) -> None:
@@ -223,13 +234,19 @@ class Deduplication:
     def take(self) -> Delivery | None:
         """Return the next delivery for the application whose claim still stands."""
         while (delivery := self._take_buffered()) is not None:
-            if self._once.may_start(delivery, now_ms()) or delivery in self._plain:
+            if self.may_start(delivery):
                 self._held.add(delivery)
                 return delivery
-            self._pending.setdefault(delivery._ledger, {})[delivery] = False
             self._inbox.untake(delivery)
-            self.talk()
         return None
+
+    def may_start(self, delivery: Delivery) -> bool:
+        """Return whether a delivery may be run or parked. False: its claim is asked for again."""
+        if self._once.may_start(delivery, now_ms()) or delivery in self._plain:
+            return True
+        self._pending.setdefault(delivery._ledger, {})[delivery] = False
+        self.talk()
+        return False
 
     def put_back(self, deliveries: Iterable[Delivery]) -> None:
         """Note that the application never saw deliveries that it took: they are handed out again."""
@@ -265,6 +282,7 @@ class Deduplication:
         if delivery not in self._overran and not self._is_plain(delivery):
             self._once.given_back(delivery)
             self._carry_out()
+            self.talk()
 
     async def released(self, delivery: Delivery) -> None:
         """Give a claim back, and return when the store knows; at once for a run that goes on."""

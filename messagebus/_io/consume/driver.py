@@ -66,6 +66,7 @@ DELETE_TIMEOUT_MS = 2_000
 DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 # Copies that another consumer runs wait here where order is kept, bounded by the prefetch of all brokers.
 DEFERRED_MAX = 100_000
+ENDED_EARLY = "ended while attaching"
 NOT_FOUND = 404
 # A frozen broker holds the word "applied" up for so long.
 APPLIED_HOLD_S = 1.0
@@ -157,7 +158,7 @@ class ConsumeDriver:
         from messagebus._io.consume.dedup import Deduplication  # only where it is used
 
         # A copy to the end of the queue would overtake, or be overtaken.
-        if self._config.order != "none":
+        if self._config.order != "none" or self._inbox.in_order:
             dedup = dataclasses.replace(dedup, deferred_max=DEFERRED_MAX)
         made = Deduplication(
             dedup,
@@ -529,7 +530,8 @@ class ConsumeDriver:
             if link is not None:
                 link.abort()
                 self._closing.spawn(link.hang_up())
-            self._dial_failed(broker, fault)
+            if self._dials.get(broker) is asyncio.current_task():  # its loss may be known by now
+                self._dial_failed(broker, fault)
         except asyncio.CancelledError:
             if link is not None:
                 await link.hang_up()
@@ -565,6 +567,8 @@ class ConsumeDriver:
         link.on_lost(lambda why: self._lost(broker, link, why))
         link.channel.add_on_cancel_callback(lambda _frame: link.abort())
         await self._set_prefetch(link)
+        if not link.is_open:  # its tag would be taken for that of the next link
+            raise LinkLost(broker, ENDED_EARLY)
         # After `rest` it stays idle, or `_consume_again` has been here.
         if not self.idle.is_idle(broker) and broker not in self._tags:
             tag = self._tags[broker] = f"messagebus-{epoch}"
@@ -575,7 +579,7 @@ class ConsumeDriver:
                 consumer_tag=tag,
             )
         if not link.is_open:
-            raise LinkLost(broker, "ended while attaching")
+            raise LinkLost(broker, ENDED_EARLY)
         self._members.opened(broker)
         if isinstance(self.fatal, LoginRefused):
             self.fatal = None

@@ -286,8 +286,6 @@ class Inbox:
             self._fanin.arrived(broker, deliveries)
         if self.dedup is not None:
             self.dedup.arrived(channel.ledger, deliveries)
-            if self.order is not None:
-                self.order.claimed()
         self.counters.delivered += len(deliveries)
         self.delivered[broker] += len(deliveries)
 

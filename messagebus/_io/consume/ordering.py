@@ -34,11 +34,14 @@ class Claims(ClaimsOfRuns, Protocol):
     def give_back(self, delivery: Delivery) -> None:
         """Let the message run again."""
 
-    def arrived(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> None:
-        """Claim deliveries; they are granted by `Inbox.hand_out`."""
+    def comes_again(self, delivery: Delivery) -> None:
+        """Claim a delivery for its next run, before its copies; it is granted by `Inbox.hand_out`."""
 
     def is_telling(self, delivery: Delivery) -> bool:
         """Return whether the store is still to be told about its last run."""
+
+    def may_start(self, delivery: Delivery) -> bool:
+        """Return whether its claim still stands. False: it is asked for again, and granted again."""
 
 
 class Inbox(Protocol):
@@ -80,20 +83,13 @@ class Ordering:
 
     # Deliveries come and go.
     def arrived(self, broker: str, deliveries: Iterable[Delivery]) -> None:
-        """Enter what one link brought, in that order. With claims `claimed` follows."""
+        """Enter what one link brought, in that order."""
         self.keyed.arrived(deliveries)
-        if self._claims is not None:
-            return
         hand_out, park = self.keyed.take()
         if hand_out:  # all of these have just arrived
             self._inbox.hand_over_of(broker, hand_out)
         if park:
             self._park(park)
-
-    def claimed(self) -> None:
-        """Carry out what follows from arrivals whose claims have been asked for: some are parked."""
-        if self.keyed.has_orders:
-            self._carry_out()
 
     def granted(self, deliveries: Iterable[Delivery]) -> None:
         """Note that the claims of these are stored."""
@@ -150,7 +146,8 @@ class Ordering:
 
     def _park(self, deliveries: Iterable[Delivery]) -> None:
         for delivery in deliveries:
-            self._inbox.park_behind(delivery, BEHIND_PARKED)
+            if self._claims is None or self._claims.may_start(delivery):
+                self._inbox.park_behind(delivery, BEHIND_PARKED)
 
     # Runs behind their limit: `ClaimsOfRuns`.
     def overran(self, deliveries: list[Delivery]) -> None:
@@ -211,7 +208,7 @@ class Ordering:
         if self._claims.is_telling(delivery):
             self._loop.call_later(ASK_AGAIN_MS / 1000, self._again, delivery)
         else:
-            self._claims.arrived(delivery._ledger, [delivery])
+            self._claims.comes_again(delivery)
 
     def stop(self) -> None:
         """Have nothing come due any more."""

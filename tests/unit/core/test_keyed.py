@@ -167,16 +167,18 @@ def test_a_claim_that_ran_out_before_the_run_is_handed_out_when_it_is_granted_ag
     assert out(machine) == [1]
 
 
-def test_what_is_on_its_way_into_the_parking_queue_is_not_handed_out_by_a_late_grant() -> None:
+def test_what_follows_a_parked_key_is_parked_when_it_is_granted() -> None:
     machine = keyed(claims=True)
     first, second, third = arrived(machine, "a", "a", "a")
     machine.granted([first, third])
     machine.take()
     assert machine.park(first)
     machine.answered(first)
-    assert machine.take() == ([], [second])
-    machine.granted([second])
     assert machine.take() == ([], [])
+    machine.granted([second])
+    assert machine.take() == ([], [second])
+    machine.granted([second])  # its claim had run out before it was parked
+    assert machine.take() == ([], [second])
     machine.answered(second)
     assert machine.take() == ([], [third])
 
@@ -225,14 +227,15 @@ class Oracle:
             first = lane[0]
             if first.state == "rests":
                 continue
+            if self.claims and not first.granted:
+                continue
+            first.granted = False
             if name in self.parked:
                 park.add(first.item)
                 first.state = "parks"
-            elif first.granted or not self.claims:
+            else:
                 hand_out.add(first.item)
                 first.state = "out"
-            if first.state != "waits":
-                first.granted = False
         return hand_out, park
 
 
@@ -274,10 +277,12 @@ class Lanes(RuleBasedStateMachine):
     def grant(self, data: st.DataObject) -> None:
         entry = data.draw(st.sampled_from(self.oracle.entries))
         self.real.granted([entry.item])
-        if entry.state == "out":  # its claim had run out before its run
-            assert self.real.take() == ([entry.item], [])
+        if entry.state in OUT:  # its claim had run out before its run
+            hand_out, park = self.real.take()
+            assert (park if entry.state == "parks" else hand_out) == [entry.item]
+            assert len(hand_out) + len(park) == 1
         else:
-            entry.granted = entry.state != "parks"
+            entry.granted = True
             self.agree()
 
     @precondition(lambda self: self.outs())

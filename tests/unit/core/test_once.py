@@ -269,7 +269,7 @@ def test_copies_wait_for_the_first_one_and_take_its_end(end: str) -> None:
     consumer.arrived("a3")
     assert consumer.talk() == Orders()
     assert not consumer.once.may_start("a2", consumer.now_ms)
-    consumer.once.ended("a2")  # which never ran
+    getattr(consumer.once, end)("a2")  # which never ran
     assert consumer.talk() == Orders()
     getattr(consumer.once, end)("a1")
     assert consumer.talk() == Orders(ack=["a1", "a2", "a3"])
@@ -277,17 +277,38 @@ def test_copies_wait_for_the_first_one_and_take_its_end(end: str) -> None:
     assert consumer.once.is_idle
 
 
-def test_a_copy_that_is_parked_by_itself_waits_for_nobody_and_keeps_its_first_one() -> None:
+@pytest.mark.parametrize("granted", [False, True])
+def test_one_that_comes_again_in_its_place_goes_before_its_copies(granted: bool) -> None:
     consumer = Consumer()
     consumer.start("a1")
     consumer.arrived("a2", "a3")
-    consumer.once.parked("a2")
-    assert consumer.talk() == Orders(ack=["a2"])
     consumer.once.given_back("a1")
-    assert consumer.talk() == Orders(released=["a1"], hand_out=["a3"])
-    assert consumer.once.may_start("a3", consumer.now_ms)
-    consumer.once.ended("a3")
-    assert consumer.talk() == Orders(ack=["a3"])
+    turn = consumer.turn()
+    assert turn is not None
+    consumer.once.answered(consumer.carry_out(turn), consumer.now_ms)
+    assert consumer.took() == Orders(released=["a1"])
+    if granted:
+        assert consumer.talk() == Orders(hand_out=["a2"])
+    consumer.once.comes_again(key_of("a1"), "a1", consumer.now_ms)
+    assert consumer.talk() == Orders(hand_out=["a1"])
+    assert not consumer.once.may_start("a2", consumer.now_ms)
+    assert consumer.once.may_start("a1", consumer.now_ms)
+    consumer.once.ended("a1")
+    assert consumer.talk() == Orders(ack=["a1", "a2", "a3"])
+    assert consumer.once.is_idle
+
+
+def test_one_that_comes_again_waits_for_a_copy_that_runs_by_now() -> None:
+    consumer = Consumer()
+    consumer.start("a1")
+    consumer.arrived("a2")
+    consumer.once.given_back("a1")
+    assert consumer.talk() == Orders(released=["a1"], hand_out=["a2"])
+    assert consumer.once.may_start("a2", consumer.now_ms)
+    consumer.once.comes_again(key_of("a1"), "a1", consumer.now_ms)
+    assert consumer.talk() == Orders()
+    consumer.once.ended("a2")
+    assert consumer.talk() == Orders(ack=["a2", "a1"])
     assert consumer.once.is_idle
 
 

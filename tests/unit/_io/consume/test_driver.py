@@ -205,6 +205,48 @@ async def test_brokers_that_swallow_their_dials_do_not_keep_others_from_being_di
         await driver.stop(0)
 
 
+class EndsWhileAttaching(MemoryWire):
+    """Wire whose first links end at the moment at which they are about to consume."""
+
+    def __init__(self, brokers: MemoryBrokers, count: int) -> None:
+        super().__init__(brokers)
+        self._left = count
+
+    async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
+        link = await super().dial(broker, timeout_ms=timeout_ms)
+        if self._left:
+            self._left -= 1
+            call = link.call
+
+            async def call_and_end(method: str, **arguments: Any) -> Any:
+                found = await call(method, **arguments)
+                link.abort()
+                return found
+
+            link.call = call_and_end  # type: ignore[method-assign]
+        return link
+
+
+@pytest.mark.parametrize("redial_first_ms", [0, 1])
+async def test_a_link_that_ends_while_it_attaches_leaves_the_next_one_to_consume(
+    redial_first_ms: int,
+) -> None:
+    brokers = MemoryBrokers(["mb1:5672"])
+    brokers.declare(Queue("q"))
+    wire = EndsWhileAttaching(brokers, 2)
+    wire.redial_first_ms = redial_first_ms
+    driver = ConsumeDriver(
+        BusConfig(), Queue("q"), ConsumerConfig(), lambda: None, wire, withdraw=nothing
+    )
+    driver.start()
+    try:
+        _put(brokers, brokers.all["mb1:5672"].queues["mb.queue/q"], 0, 1)
+        assert await driver.wait_until(lambda: _owed(driver) == 1, WAIT_S)
+        assert len(brokers.all["mb1:5672"].sites) == 1
+    finally:
+        await driver.stop(0)
+
+
 S = 1_000_000_000
 
 
