@@ -495,7 +495,13 @@ class MemoryBrokers:
             ]
 
     def _queues(self, name: str) -> list[MemoryQueue]:
-        return [b.queues[name] for b in self.all.values() if name in b.queues]
+        """Return the queues of this name, and those of its partitions."""
+        return [
+            queue
+            for broker in self.all.values()
+            for queue in broker.queues.values()
+            if _known_as(queue) == name
+        ]
 
     def open_work(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of waiting and unanswered messages by queue that is consumed from."""

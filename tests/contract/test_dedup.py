@@ -194,6 +194,35 @@ async def test_a_stop_gives_claims_back_at_once(bus: Bus) -> None:
     assert ids(handler) == Counter(names)
 
 
+@pytest.mark.guarantee("unseen-is-anybodys")
+async def test_a_stop_gives_the_claims_of_copies_back_too(bus: Bus) -> None:
+    dedup = Dedup(store(), lease_s=600)
+    first = await bus.consumer(dedup=dedup)
+    names = [f"m{number}" for number in range(5)]
+    await publish(bus, *names, times=3)
+    assert await first.call("receive", timeout_s=WITHIN_S) is not None
+    await counted(first, delivered=15)
+    await first.call("stop", 0)
+    assert isinstance(dedup.store, FaultyStore)
+    assert (await dedup.store.count()).running == 0
+
+
+@pytest.mark.guarantee("handled-once")
+async def test_a_run_whose_link_is_lost_is_waited_for_by_a_stop_and_done_for_good(bus: Bus) -> None:
+    records = store()
+    consumer, handler = await bus.consumer(dedup=Dedup(records, lease_s=600)), Slow()
+    work = run(consumer, handler)
+    await publish(bus, "a")
+    await eventually_async(lambda: handler.seen, within_s=WITHIN_S)
+    await bus.cut(consumer)
+    stopping = asyncio.create_task(consumer.call("stop"))
+    await eventually_async(lambda: consumer.status == "stopped", within_s=WITHIN_S)
+    handler.leave.set()
+    await stopping
+    await asyncio.wait_for(work, WITHIN_S)
+    assert (await records.count()).done == 1
+
+
 @pytest.mark.guarantee("claim-until-the-run-ends")
 async def test_a_run_over_its_time_keeps_its_message_until_it_really_ends(bus: Bus) -> None:
     consumer, leave, ran = await bus.consumer(dedup=store()), threading.Event(), []

@@ -350,10 +350,8 @@ class Deduplication:
         return bool(self._pending.get(ledger))
 
     def withdraw(self, ledger: Ledger) -> list[Delivery]:
-        """Take out the deliveries of a link that wait for their claim."""
-        found = list(self._pending.pop(ledger, ()))
-        self.dropped(found)
-        return found
+        """Take out what waits for its claim, of one link. `dropped` follows, with all of the link."""
+        return list(self._pending.pop(ledger, ()))
 
     def dropped(self, deliveries: Iterable[Delivery]) -> None:
         """Give the claims of deliveries up that go back unseen, or whose link has ended."""
@@ -368,6 +366,11 @@ class Deduplication:
             self._once.dropped(gone)
             self._carry_out()
             self.talk()
+
+    @property
+    def running(self) -> int:
+        """The deliveries that handlers run, whether their links live or not."""
+        return len(self._held) if self.runs_handlers else 0
 
     @property
     def pending(self) -> int:

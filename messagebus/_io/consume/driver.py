@@ -289,7 +289,7 @@ class ConsumeDriver:
         if not inbox.in_order:
             self._cancel_all()
         inbox.close(untouched)
-        await self.wait_until(lambda: not inbox.handed_out, drain_s)
+        await self.wait_until(lambda: not (inbox.handed_out or inbox.running), drain_s)
         left = inbox.handed_out
         if inbox.order is not None:
             inbox.order.stop()
@@ -506,6 +506,8 @@ class ConsumeDriver:
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Dial() if self._stopping:  # nobody would close its link
+                    pass
                 case Dial(broker, failures):
                     self._dials[broker] = self._tasks.spawn(self._dial(broker, failures))
                 case Drain(broker):
@@ -614,7 +616,12 @@ class ConsumeDriver:
 
     def _consume_again(self, broker: str) -> None:
         link = self._links.get(broker)
-        if link is None or broker in self._tags or broker in self._members.draining:
+        if (
+            link is None
+            or broker in self._tags
+            or broker in self._members.draining
+            or self._stopping
+        ):
             return  # a dialled link consumes at once, as it no longer rests
         self._consumed += 1
         tag = self._tags[broker] = f"messagebus-again-{self._consumed}"

@@ -578,6 +578,11 @@ class Inbox:
         return list(self._channels)
 
     @property
+    def running(self) -> int:
+        """Claimed deliveries that handlers run, also of lost links: their end is to be stored."""
+        return 0 if self.dedup is None else self.dedup.running
+
+    @property
     def is_full(self) -> bool:
         """True when the application holds as many deliveries as it may."""
         return self._fanin.is_full
@@ -624,13 +629,13 @@ class Inbox:
         self._fanin.put_back(broker, [each for each in taken if each._ledger is ledger])
         found = self._fanin.withdraw(broker)
         if self.dedup is not None:
-            self.dedup.dropped(found)
             found += self.dedup.withdraw(ledger)
         if self.order is not None:
-            waiting = self.order.withdraw(ledger, found)
-            if self.dedup is not None:
-                self.dedup.dropped(waiting)
-            found = list(dict.fromkeys([*found, *waiting]))
+            found = list(dict.fromkeys([*found, *self.order.withdraw(ledger, found)]))
+        if (
+            self.dedup is not None
+        ):  # all at once: of those that are copies none is to follow another
+            self.dedup.dropped(found)
         return found
 
     def _give_back_one(self, channel: _Channel, tag: int, parts: list[Delivery]) -> bool:

@@ -490,6 +490,8 @@ class PublishDriver:
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Dial() if self._stopping:  # nobody would close its link
+                    pass
                 case Dial(link, timeout_ms, by_name):
                     broker = self._choose(link) if by_name or self.route.stays else None
                     self._dials[link] = self._tasks.spawn(self._dial(link, timeout_ms, broker))

@@ -247,6 +247,32 @@ async def test_a_link_that_ends_while_it_attaches_leaves_the_next_one_to_consume
         await driver.stop(0)
 
 
+class CountsDials(MemoryWire):
+    dials = 0
+
+    async def dial(self, broker: Broker | None, *, timeout_ms: int) -> Link:
+        self.dials += 1
+        return await super().dial(broker, timeout_ms=timeout_ms)
+
+
+async def test_a_link_that_is_lost_during_a_stop_is_not_dialled_again() -> None:
+    brokers = MemoryBrokers(["mb1:5672"])
+    brokers.declare(Queue("q"))
+    wire = CountsDials(brokers)
+    driver = ConsumeDriver(
+        BusConfig(), Queue("q"), ConsumerConfig(), lambda: None, wire, withdraw=nothing
+    )
+    driver.start()
+    _put(brokers, brokers.all["mb1:5672"].queues["mb.queue/q"], 0, 1)
+    assert await driver.wait_until(lambda: _owed(driver) == 1, WAIT_S)
+    assert driver.take() is not None
+    stopping = asyncio.create_task(driver.stop(WAIT_S))
+    await asyncio.sleep(0)
+    brokers.lose(None)
+    assert await stopping == 0
+    assert wire.dials == 1, "nobody would close its link"
+
+
 S = 1_000_000_000
 
 
