@@ -292,7 +292,8 @@ async def play(case: Case) -> list[str]:
     for consumer in world.consumers:
         await consumer.stop()
     await asyncio.gather(*world.works)
-    return world.faults(confirmed)
+    left = [name for name, broker in world.bus._brokers.all.items() if broker.sites]
+    return [*(f"a link to {name} is left" for name in left), *world.faults(confirmed)]
 
 
 @pytest.mark.guarantee("options-together")
