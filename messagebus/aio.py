@@ -77,6 +77,7 @@ from messagebus.publisher import (
     raise_unless_confirmed,
     refuse_batches,
     refuse_unconfirmed,
+    stop_all,
     wait_connected,
     with_spool,
 )
@@ -174,7 +175,7 @@ class AsyncPublisher:
             return 0
         self._status = Status.STOPPED
         self._on_room()
-        return await (self._fleet or self._driver).stop(timeout_s)
+        return await stop_all(self._driver, lambda: self._fleet, timeout_s, self._config)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -320,8 +321,9 @@ class AsyncPublisher:
     def _adopt(self, address: Address, options: TopicOptions, items: list[Item]) -> str:
         """Publish a topic to the homes of its partitions."""
         if self._fleet is None:
+            assert self._driver is not None  # it calls, also while it stops
             self._fleet = new_fleet(
-                self._running(), self._bus, self._config, self._on_room, self._wire
+                self._driver, self._bus, self._config, self._on_room, self._wire
             )
         self._outgoing.partitioned(address.name)
         return self._fleet.adopt(address, options, items)

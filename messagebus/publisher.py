@@ -279,7 +279,7 @@ class Publisher:
 
     async def _stop(self, driver: PublishDriver, timeout_s: float) -> int:
         self._take_all(driver)
-        return await (self._fleet or driver).stop(timeout_s)
+        return await stop_all(driver, lambda: self._fleet, timeout_s, self._config)
 
     def __enter__(self) -> Self:
         self.start()
@@ -507,6 +507,21 @@ class Publisher:
     def _make_fleet(self, driver: PublishDriver) -> Fleet:
         self._fleet = new_fleet(driver, self._bus, self._config, self._take_inbox, self._wire)
         return self._fleet
+
+
+async def stop_all(
+    driver: PublishDriver,
+    fleet: Callable[[], Fleet | None],
+    timeout_s: float,
+    config: PublisherConfig,
+) -> int:
+    """Stop the drivers of a publisher, as `PublishDriver.stop`."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + timeout_s
+    if fleet() is None and config.spool is None:
+        # The first publishes to a topic with partitions wait for its homes, and make the fleet.
+        await driver.flush(timeout_s)
+    return await (fleet() or driver).stop(max(0.0, until_s - loop.time()))
 
 
 def new_fleet(

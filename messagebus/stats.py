@@ -198,11 +198,11 @@ class Outcome(enum.Enum):
     CONFIRMED = "confirmed"
     """A broker took responsibility."""
     REFUSED = "refused"
-    """A broker said no (basic.nack), or the deadline passed before anything was sent."""
+    """A broker said no (basic.nack), or the deadline passed before anything was sent: it is not stored."""
     UNROUTABLE = "unroutable"
     """No queue took it (basic.return)."""
     UNKNOWN = "unknown"
-    """The link ended first: it may or may not be stored. Publish again with the same id."""
+    """A link ended before the answer: it may or may not be stored. Publish again with the same id."""
     SPOOLED = "spooled"
     """No broker took it: it lies fsynced in the spool on this host's disk, and one will get it later.
     Only with `PublisherConfig.spool`."""

@@ -48,6 +48,7 @@ NO_DEADLINE_MS = 1 << 62
 NO_READER = "no queue took it; declare a subscription first"
 END_CONFIRMED, END_UNROUTABLE = End(CONFIRMED), End(UNROUTABLE, NO_READER)
 END_REFUSED = End(REFUSED, "the broker refused it")
+END_PERHAPS_STORED = End(UNKNOWN, "not taken, after an attempt whose link was lost")
 END_TAKEN_OUT = End(UNKNOWN, "taken out")
 
 
@@ -510,11 +511,19 @@ class PendingPublishes:
         if window is None:
             return []
         answered, unroutable = window.answered(tag, multiple=multiple)
-        settled = self._settle(answered, END_CONFIRMED if ok else END_REFUSED)
+        end, settle = (END_CONFIRMED, self._settle) if ok else (END_REFUSED, self._not_taken)
+        settled = settle(answered, end)
         if unroutable and self.seals:
             self._come_back(unroutable)
             return settled
-        return settled + self._settle(unroutable, END_UNROUTABLE) if unroutable else settled
+        return settled + self._not_taken(unroutable, END_UNROUTABLE) if unroutable else settled
+
+    def _not_taken(self, entries: Iterable[Entry], end: End) -> list[Item]:
+        """Settle what a broker did not take. What was sent before over a link that was lost may be stored."""
+        items = [item for entry in entries for item in _items(entry) if item.end is None]
+        for item in items:
+            self._settle([item], END_PERHAPS_STORED if item.attempts > 1 else end)
+        return items
 
     # Deadlines and the end.
     def expire(self, now_ms: int, reason: str = DEADLINE_PASSED) -> list[Item]:

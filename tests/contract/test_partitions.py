@@ -71,6 +71,19 @@ def in_order(handler: Recorder) -> bool:
     }
 
 
+@pytest.mark.guarantee("accepted-before-a-stop")
+async def test_what_was_accepted_before_a_stop_goes_to_its_home(bus: Bus) -> None:
+    """The stop comes while the topic is looked up."""
+    await declared(bus)
+    publisher = await bus.publisher()
+    ends = [await publisher.call("submit", bus.topic, Message.text(body)) for body in mixed()]
+    assert await publisher.call("stop") == 0
+    outcomes = [(await end_of(end)).outcome for end in ends]
+    assert outcomes == [Outcome.CONFIRMED] * len(ends)
+    consumer = await bus.consumer(order="key")
+    await counted(consumer, delivered=len(ends))
+
+
 @pytest.mark.guarantee("key-order-across-brokers")
 async def test_each_partition_has_one_home_and_each_key_its_order(bus: Bus) -> None:
     await declared(bus)

@@ -17,11 +17,17 @@ from dataclasses import dataclass
 
 from messagebus._io.amqp.link import Link
 from messagebus._io.loop import Tasks
-from messagebus._io.publish.publishes import Address
+from messagebus._io.publish.publishes import NO_SPOOL, Address
 from messagebus._io.wire import Topology
 from messagebus.core.pending import REFUSED, Item, PendingPublishes
 from messagebus.destination import Queue
-from messagebus.errors import ChannelRefused, LinkError, LoginRefused, MessageBusError
+from messagebus.errors import (
+    ChannelRefused,
+    LinkError,
+    LoginRefused,
+    MessageBusError,
+    reason_of,
+)
 from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
@@ -191,11 +197,14 @@ class Destinations:
         if address.routing_key:
             told = f"{address.name} has partitions: a delayed message has no place in their order"
         elif self.on_partitioned is None:
-            told = f"{address.name} has partitions: it is published to without a spool"
+            told = f"{address.name} {NO_SPOOL}"
         else:
             self.known.pop(address.destination, None)
             items = self._pending.take_out(lambda item: item.destination == address.destination)
-            told = self.on_partitioned(address, options, items)
+            try:
+                told = self.on_partitioned(address, options, items)
+            except MessageBusError as fault:
+                told = reason_of(fault)
             if not told:
                 return
             self._settle(self._pending.end(items, REFUSED, told))

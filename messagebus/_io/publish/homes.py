@@ -80,6 +80,7 @@ class HomeDriver(PublishDriver):
         wire: Wire,
     ) -> None:
         super().__init__(bus, config, on_room, wire, beside=first)
+        self._first = first
         self._beside = None  # it follows that one's list, and avoids nobody
         self.home = home
         self.pending.seals = True
@@ -104,6 +105,10 @@ class HomeDriver(PublishDriver):
         for exchange in self.exchanges:
             await link.try_call("exchange_declare", exchange=exchange, passive=True)
         await super()._verify(link)
+
+    def _tell(self, settled: list[Item]) -> None:
+        super()._tell(settled)
+        self._first.tell_flushes()  # a flush of that one may wait for what was handed on
 
     def end_unroutable(self, destination: str) -> None:
         """Settle what came back, since nobody reads there, and send what follows."""

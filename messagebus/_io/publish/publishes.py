@@ -23,7 +23,7 @@ from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
 from messagebus.core.pending import CONFIRMED, SPOOLED, Entry, Item
 from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
-from messagebus.destination import Delay, Destination, Queue, delay_step, parse_destination
+from messagebus.destination import Delay, Destination, Queue, Topic, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
 from messagebus.stats import Durability, Outcome, Published
@@ -156,6 +156,10 @@ def destination_name(exchange: str, routing_key: str) -> str:
     return f"{exchange} {routing_key}" if routing_key else exchange
 
 
+# What is said of a topic with partitions to a publisher with a spool.
+NO_SPOOL = "has partitions: it is published to without a spool"
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """A place that publishes go to. name: for people. wanted: what must exist before the first publish."""
@@ -276,6 +280,9 @@ class Targets:
                 raise ConfigError(
                     f"{name} has partitions: a delayed message has no place in their order"
                 )
+            is_partitioned = isinstance(destination, Topic) and destination.partitions > 0
+            if self._has_spool and (is_partitioned or redundancy == PARTITIONED):
+                raise ConfigError(f"{name} {NO_SPOOL}")
             if redundancy and self._has_spool:
                 raise ConfigError(f"{name}: {NOT_BOTH}")
             if redundancy and not target.confirms:

@@ -185,6 +185,24 @@ def test_what_cannot_be_sent_at_all_is_refused_and_counted() -> None:
     assert made.waiting == 0
 
 
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_no_broker_took_is_unknown_where_an_earlier_attempt_may_be_stored(
+    returned: bool,
+) -> None:
+    made = accepted(item("1"))
+    made.take(0)
+    made.link_lost(1, 0)
+    made.accept(item("2"))
+    made.link_opened(2, after=())
+    assert ids(made.take(0)) == ["1", "2"]
+    found = []
+    for tag, name in enumerate(["1", "2"], start=1):
+        if returned:
+            made.returned(2, "a", name)
+        found += made.answered(2, tag, multiple=False, ok=returned)
+    assert ends(found) == [("1", "unknown"), ("2", "unroutable" if returned else "refused")]
+
+
 def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
     made = accepted(item("1"), item("2"), links=())
     assert made.unanswered_ms(50) == 0

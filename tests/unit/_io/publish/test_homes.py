@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from messagebus import AsyncPublisher, Message, Outcome, PublisherConfig, Topic
+from messagebus import (
+    AsyncPublisher,
+    ConfigError,
+    Message,
+    Outcome,
+    PublisherConfig,
+    Spool,
+    Topic,
+)
 from messagebus._io.publish import homes
 from messagebus.core.homes import partition_of, read_homes
 from messagebus.testing import MemoryBus
@@ -111,6 +119,10 @@ async def test_a_spool_and_partitions_exclude_each_other(memory: MemoryBus, tmp_
     async with memory.async_publisher(spool=tmp_path) as publisher:
         end = await (await publisher.submit("orders", b"x", timeout_s=5))
         assert (end.outcome, "without a spool" in end.reason) == (Outcome.REFUSED, True)
+    async with memory.async_publisher(spool=Spool(tmp_path, always=True)) as publisher:
+        with pytest.raises(ConfigError, match="published to without a spool"):
+            await publisher.submit(Topic("orders", partitions=8), b"x")
+        assert publisher.stats().spooled == 0
 
 
 @pytest.mark.parametrize("key", ["k" * 255, "é" * 127, "hot"])
