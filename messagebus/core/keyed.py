@@ -40,16 +40,17 @@ class _Lane(Generic[D]):
     """One key or partition. out: its delivery that is out. late: the one whose run goes on behind its limit.
 
     parks: `out` is on its way into the parking queue. resting: the first of `waiting`, until this time.
-    A lane with nothing in it is forgotten.
+    unclaimed: the first of `waiting` is denied, and those behind it have no claims. A lane with nothing in it
+    is forgotten.
     """
 
-    __slots__ = ("late", "name", "out", "parks", "resting", "until_ms", "waiting")
+    __slots__ = ("late", "name", "out", "parks", "resting", "unclaimed", "until_ms", "waiting")
 
     def __init__(self, name: Hashable) -> None:
         self.name = name
         self.waiting: deque[D] = _NOTHING
         self.out: D | None = None
-        self.parks = False
+        self.parks = self.unclaimed = False
         self.late: D | None = None
         self.resting: D | None = None
         self.until_ms = 0
@@ -79,6 +80,9 @@ class Keyed(Generic[D]):
         """
         self._lane_of, self._link_of, self._lifts = lane_of, link_of, lifts
         self._granted: set[D] | None = set() if claims else None
+        self._denied: set[D] = set()
+        self._let_go: list[D] = []
+        self._ask: list[D] = []
         self._lanes: dict[Hashable, _Lane[D]] = {}
         self._out: dict[D, _Lane[D]] = {}
         self._late: dict[D, _Lane[D]] = {}
@@ -98,10 +102,16 @@ class Keyed(Generic[D]):
             self._park = []
         return hand_out, park
 
+    def take_claims(self) -> tuple[list[D], list[D]]:
+        """Return the deliveries whose claims to give up for now, and those to claim again."""
+        let_go, self._let_go = self._let_go, []
+        ask, self._ask = self._ask, []
+        return let_go, ask
+
     @property
     def has_orders(self) -> bool:
-        """True when `take` would return something."""
-        return bool(self._hand_out or self._park)
+        """True when `take` or `take_claims` would return something."""
+        return bool(self._hand_out or self._park or self._let_go or self._ask)
 
     # Deliveries come.
     def arrived(self, items: Iterable[D]) -> None:
@@ -135,8 +145,34 @@ class Keyed(Generic[D]):
             if lane.out is item:  # its claim had run out before its run
                 (self._park if lane.parks else self._hand_out).append(item)
             elif item in lane.waiting:
+                self._denied.discard(item)
+                if lane.unclaimed and item is not lane.waiting[0]:
+                    self._let_go.append(item)
+                    continue
                 self._granted.add(item)
+                self._claim_again(lane)
                 self._advance(lane)
+
+    def denied(self, items: Iterable[D]) -> None:
+        """Note that the application may not have these yet: somebody else runs their messages.
+
+        Nothing behind a denied first of a lane keeps its claim: the consumer that runs the first may wait for
+        one of them, and both would wait for ever.
+        """
+        assert self._granted is not None
+        for item in items:
+            lane = self._lanes.get(self._lane_of(item))
+            if lane is not None and item in lane.waiting:
+                self._denied.add(item)
+                self._granted.discard(item)
+                self._advance(lane)
+
+    def _claim_again(self, lane: _Lane[D]) -> None:
+        """Ask for the claims of a lane whose first is not denied any more."""
+        assert self._granted is not None
+        if lane.unclaimed:
+            lane.unclaimed = False
+            self._ask += [item for item in lane.waiting if item not in self._granted]
 
     def _advance(self, lane: _Lane[D]) -> None:
         """Let the first of a lane out, if nothing keeps it."""
@@ -148,6 +184,7 @@ class Keyed(Generic[D]):
         item = lane.waiting[0]
         if self._granted is not None:
             if item not in self._granted:
+                self._look_at_claims(lane, item)
                 return
             self._granted.remove(item)
         lane.parks = lane.name in self._parked
@@ -156,6 +193,17 @@ class Keyed(Generic[D]):
         self.waiting -= 1
         lane.out = item
         self._out[item] = lane
+
+    def _look_at_claims(self, lane: _Lane[D], first: D) -> None:
+        """Keep no claims behind a first that is denied; ask for them again when another is the first."""
+        assert self._granted is not None
+        if first not in self._denied:
+            self._claim_again(lane)
+            return
+        lane.unclaimed = True
+        behind = [item for item in lane.waiting if item in self._granted]
+        self._granted.difference_update(behind)
+        self._let_go += behind
 
     # Deliveries go.
     def answered(self, item: D) -> None:
@@ -258,6 +306,7 @@ class Keyed(Generic[D]):
         self.waiting -= len(gone)
         if self._granted is not None:
             self._granted -= without
+            self._denied -= without
         if lane.resting in without:
             lane.resting = None
         self._advance(lane)

@@ -91,6 +91,7 @@ class Orders(Generic[D]):
     park: store a copy in the parking queue with this reason, then call `parked`.
     defer: another runs it; let it come again after these ms by a copy that counts no attempt.
     released: `given_back` is stored; store its copy for another run, or return it.
+    held: somebody else runs it, or another delivery of it that is here; it waits.
     """
 
     hand_out: list[D] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Orders(Generic[D]):
     park: list[tuple[D, str]] = field(default_factory=list)
     defer: list[tuple[D, int]] = field(default_factory=list)
     released: list[D] = field(default_factory=list)
+    held: list[D] = field(default_factory=list, compare=False)
 
 
 @dataclass(slots=True)
@@ -270,10 +272,30 @@ class Once(Generic[D]):
         self.counters.deferred += 1
         self._waiting += 1
         message.copies = [message.item, *message.copies]
+        self._order().held.append(message.item)
         message.item = item
         self._of[item] = message
         if message.step == GRANTED:
             self._order().hand_out.append(item)
+        else:
+            self.ask([item])
+
+    def let_go(self, items: Iterable[D]) -> None:
+        """Give up the claims of deliveries that were granted and not begun, until `ask` names them."""
+        for item in items:
+            message = self._of.get(item)
+            if message is not None and message.item == item and message.step == GRANTED:
+                self._withdraw(message)
+                message.step = HELD
+                self._waiting += 1
+
+    def ask(self, items: Iterable[D]) -> None:
+        """Ask for the claims of deliveries that wait without one."""
+        for item in items:
+            message = self._of.get(item)
+            if message is not None and message.item == item and message.step == HELD:
+                self._waiting -= 1
+                self._want(message)
 
     def _forget_recent(self, now_ms: int) -> None:
         """Begin a new time of recent keys; each is believed for two such times at most."""
@@ -293,6 +315,7 @@ class Once(Generic[D]):
             message.copies = []
         message.copies.append(item)
         self._of[item] = message
+        self._order().held.append(item)
 
     def may_start(self, item: D, now_ms: int) -> bool:
         """Return whether the run of a delivery may begin now, or its way into the parking queue.
@@ -366,6 +389,8 @@ class Once(Generic[D]):
             self._waiting -= 1
             if message.step == GRANTED:
                 self._order().hand_out.append(message.item)
+            else:  # it may have been let go
+                self.ask([message.item])
 
     def _end(self, item: D, end: str) -> bool:
         message = self._of.get(item)
@@ -592,6 +617,7 @@ class Once(Generic[D]):
             return
         self._waiting += 1
         message.step = HELD
+        self._order().held.append(message.item)
         wait_ms = min(lease_ms, ASK_MAX_MS, ASK_FIRST_MS << min(message.asked, 10))
         message.asked += 1
         self._holds += 1  # no two are alike, so that messages are not compared

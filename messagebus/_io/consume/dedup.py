@@ -161,6 +161,8 @@ class Deduplication:
         self._is_closed = False
         self.grants_in_order = True
         """False where order is kept behind this: see `_io.consume.ordering`."""
+        self.on_held: Callable[[list[Delivery]], None] | None = None
+        """Called with deliveries that wait for somebody else's run, where order is kept behind this."""
         self.runs_handlers = False
         """True where handlers run: each delivery has an end then, whatever its link."""
         self._lapsed_s = self._loop.time()
@@ -193,6 +195,16 @@ class Deduplication:
         self._pending.setdefault(delivery._ledger, {})[delivery] = False
         self._once.comes_again(self._key_of(message_id), delivery, now_ms())
         self._carry_out()
+        self.talk()
+
+    def let_go(self, deliveries: Sequence[Delivery]) -> None:
+        """Give up the claims of deliveries that are granted and wait in their lanes, until `ask`."""
+        self._once.let_go(deliveries)
+        self.talk()
+
+    def ask(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask for the claims of these again."""
+        self._once.ask(deliveries)
         self.talk()
 
     def fence(
@@ -468,6 +480,8 @@ class Deduplication:
             self.settled(delivery)
             inbox.defer(delivery, delay_ms)
             self._tell(delivery, "deferred")
+        if orders.held and self.on_held is not None:
+            self.on_held(orders.held)
         if inbox.in_order and self.grants_in_order:
             self._hand_out_in_order(orders.hand_out)
         elif orders.hand_out:

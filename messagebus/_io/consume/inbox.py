@@ -130,6 +130,7 @@ class Inbox:
         self.order, self.in_order = order, True
         if self.dedup is not None:
             self.dedup.grants_in_order = False  # each lane keeps its own order
+            self.dedup.on_held = order.denied
 
     # Links.
     def connected(

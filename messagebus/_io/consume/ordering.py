@@ -37,6 +37,12 @@ class Claims(ClaimsOfRuns, Protocol):
     def comes_again(self, delivery: Delivery) -> None:
         """Claim a delivery for its next run, before its copies; it is granted by `Inbox.hand_out`."""
 
+    def let_go(self, deliveries: Sequence[Delivery]) -> None:
+        """Give up the claims of these until `ask` names them."""
+
+    def ask(self, deliveries: Sequence[Delivery]) -> None:
+        """Ask for the claims of these again."""
+
     def is_telling(self, delivery: Delivery) -> bool:
         """Return whether the store is still to be told about its last run."""
 
@@ -96,6 +102,11 @@ class Ordering:
         self.keyed.granted(deliveries)
         self._carry_out()
 
+    def denied(self, deliveries: Iterable[Delivery]) -> None:
+        """Note that these wait for somebody else's run of their messages."""
+        self.keyed.denied(deliveries)
+        self._carry_out()
+
     def answered(self, delivery: Delivery) -> None:
         """Note the end of a delivery; what follows in its lane is handed out."""
         keyed = self.keyed
@@ -132,13 +143,18 @@ class Ordering:
             log.error("too many keys are parked message=%s", printable(delivery.message_id))
 
     def _carry_out(self) -> None:
-        hand_out, park = self.keyed.take()
+        keyed = self.keyed
+        hand_out, park = keyed.take()
         if hand_out:
             self._inbox.hand_over(hand_out)
             if not self._woken:  # whoever waits for a delivery must hear of it, whatever let it out
                 self._woken = True
                 self._loop.call_soon(self._turn)
         self._park(park)
+        if self._claims is not None and keyed.has_orders:
+            let_go, ask = keyed.take_claims()
+            self._claims.let_go(let_go)
+            self._claims.ask(ask)
 
     def _turn(self) -> None:
         self._woken = False

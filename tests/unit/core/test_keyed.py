@@ -183,6 +183,33 @@ def test_what_follows_a_parked_key_is_parked_when_it_is_granted() -> None:
     assert machine.take() == ([], [third])
 
 
+def test_behind_a_denied_first_nothing_keeps_its_claim_until_the_first_has_its_own() -> None:
+    machine = keyed(claims=True)
+    first, second, third = arrived(machine, "a", "a", "a")
+    machine.granted([second])
+    machine.denied([first])
+    assert machine.take_claims() == ([second], [])
+    machine.granted([third])
+    assert machine.take_claims() == ([third], [])
+    machine.granted([first])
+    assert (out(machine), machine.take_claims()) == ([0], ([], [second, third]))
+    machine.granted([second, third])
+    machine.answered(first)
+    assert (out(machine), machine.take_claims()) == ([1], ([], []))
+
+
+def test_a_denied_first_that_goes_has_the_next_one_asked_for() -> None:
+    machine = keyed(claims=True)
+    first, second = arrived(machine, "a", "a")
+    machine.denied([first])
+    machine.granted([second])
+    assert machine.take_claims() == ([second], [])
+    machine.answered(first)  # somebody else has done it
+    assert machine.take_claims() == ([], [second])
+    machine.granted([second])
+    assert out(machine) == [1]
+
+
 def test_a_duplicate_behind_others_of_its_key_is_answered_where_it_waits() -> None:
     machine = keyed(claims=True)
     first, second, third = arrived(machine, "a", "a", "a")
@@ -200,16 +227,23 @@ class Entry:
     state: str = "waits"  # or out, parks, rests
     until_ms: int = 0
     granted: bool = False
+    denied: bool = False
 
 
 @dataclass
 class Oracle:
-    """All that is here, in order. late: runs behind their limit, by lane."""
+    """All that is here, in order. late: runs behind their limit, by lane.
+
+    unclaimed: lanes that have given up their claims. let_go, ask: what is to be given up, and asked for.
+    """
 
     claims: bool
     entries: list[Entry] = field(default_factory=list)
     late: dict[object, Item] = field(default_factory=dict)
     parked: set[object] = field(default_factory=set)
+    unclaimed: set[object] = field(default_factory=set)
+    let_go: set[Item] = field(default_factory=set)
+    ask: set[Item] = field(default_factory=set)
 
     def lane(self, name: object) -> list[Entry]:
         return [each for each in self.entries if lane_of(each.item) == name]
@@ -227,6 +261,15 @@ class Oracle:
             first = lane[0]
             if first.state == "rests":
                 continue
+            if self.claims and not first.granted and first.denied:
+                self.unclaimed.add(name)
+                for each in lane:
+                    self.let_go |= {each.item} if each.granted else set()
+                    each.granted = False
+                continue
+            if name in self.unclaimed:
+                self.unclaimed.remove(name)
+                self.ask |= {each.item for each in lane if not each.granted}
             if self.claims and not first.granted:
                 continue
             first.granted = False
@@ -249,7 +292,11 @@ class Lanes(RuleBasedStateMachine):
 
     def agree(self) -> None:
         hand_out, park = self.real.take()
-        assert (set(hand_out), set(park)) == self.oracle.next_out()
+        oracle = self.oracle
+        oracle.unclaimed &= {lane_of(each.item) for each in oracle.entries}
+        assert (set(hand_out), set(park)) == oracle.next_out()
+        assert [set(each) for each in self.real.take_claims()] == [oracle.let_go, oracle.ask]
+        oracle.let_go, oracle.ask = set(), set()
         assert len(set(hand_out) | set(park)) == len(hand_out) + len(park)
 
     def outs(self, *states: str) -> list[Item]:
@@ -282,8 +329,22 @@ class Lanes(RuleBasedStateMachine):
             assert (park if entry.state == "parks" else hand_out) == [entry.item]
             assert len(hand_out) + len(park) == 1
         else:
-            entry.granted = True
+            entry.denied = False
+            name = lane_of(entry.item)
+            if name in self.oracle.unclaimed and entry is not self.oracle.lane(name)[0]:
+                self.oracle.let_go = {entry.item}
+            else:
+                entry.granted = True
             self.agree()
+
+    @precondition(lambda self: self.claims and self.oracle.entries)
+    @rule(data=st.data())
+    def deny(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.oracle.entries))
+        self.real.denied([entry.item])
+        if entry.state not in OUT:
+            entry.granted, entry.denied = False, True
+        self.agree()
 
     @precondition(lambda self: self.outs())
     @rule(data=st.data(), parks=st.booleans())
@@ -388,6 +449,7 @@ class Lanes(RuleBasedStateMachine):
         assert set(self.real._out) == set(self.outs())
         granted = {each.item for each in self.oracle.entries if each.granted}
         assert (self.real._granted or set()) == granted
+        assert self.real._denied == {each.item for each in self.oracle.entries if each.denied}
 
 
 class ClaimedLanes(Lanes):

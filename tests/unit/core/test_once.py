@@ -298,6 +298,36 @@ def test_one_that_comes_again_in_its_place_goes_before_its_copies(granted: bool)
     assert consumer.once.is_idle
 
 
+def test_a_claim_that_is_let_go_is_anybodys_until_it_is_asked_for_again() -> None:
+    store = Store()
+    consumer, other = Consumer(store), Consumer(store)
+    consumer.arrived("a1", "b1")
+    assert consumer.talk() == Orders(hand_out=["a1", "b1"])
+    assert consumer.once.may_start("a1", consumer.now_ms)
+    consumer.once.let_go(["a1", "b1"])  # one of them runs
+    assert consumer.talk() == Orders()
+    other.start("b2")
+    consumer.once.ask(["b1"])
+    assert consumer.talk().held == ["b1"]
+    other.once.ended("b2")
+    assert other.talk() == Orders(ack=["b2"])
+    consumer.once.ask(["a1", "b1"])
+    assert consumer.talk() == Orders(ack=["b1"])
+    consumer.once.ended("a1")
+    assert consumer.talk() == Orders(ack=["a1"])
+    assert consumer.once.is_idle
+
+
+def test_a_copy_that_takes_the_place_of_one_whose_claim_was_let_go_is_asked_for() -> None:
+    consumer = Consumer()
+    consumer.arrived("a1", "a2")
+    assert consumer.talk() == Orders(hand_out=["a1"])
+    consumer.once.let_go(["a1"])
+    assert consumer.talk() == Orders()
+    consumer.once.dropped(["a1"])
+    assert consumer.talk() == Orders(hand_out=["a2"])
+
+
 def test_one_that_comes_again_waits_for_a_copy_that_runs_by_now() -> None:
     consumer = Consumer()
     consumer.start("a1")
