@@ -633,9 +633,8 @@ class Inbox:
             found += self.dedup.withdraw(ledger)
         if self.order is not None:
             found = list(dict.fromkeys([*found, *self.order.withdraw(ledger, found)]))
-        if (
-            self.dedup is not None
-        ):  # all at once: of those that are copies none is to follow another
+        # All at once: a copy is not to follow one that goes, too.
+        if self.dedup is not None:
             self.dedup.dropped(found)
         return found
 
