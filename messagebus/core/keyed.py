@@ -145,12 +145,14 @@ class Keyed(Generic[D]):
             if lane.out is item:  # its claim had run out before its run
                 (self._park if lane.parks else self._hand_out).append(item)
             elif item in lane.waiting:
-                self._denied.discard(item)
+                if self._denied:
+                    self._denied.discard(item)
                 if lane.unclaimed and item is not lane.waiting[0]:
                     self._let_go.append(item)
                     continue
                 self._granted.add(item)
-                self._claim_again(lane)
+                if lane.unclaimed:
+                    self._claim_again(lane)
                 self._advance(lane)
 
     def denied(self, items: Iterable[D]) -> None:
@@ -170,9 +172,8 @@ class Keyed(Generic[D]):
     def _claim_again(self, lane: _Lane[D]) -> None:
         """Ask for the claims of a lane whose first is not denied any more."""
         assert self._granted is not None
-        if lane.unclaimed:
-            lane.unclaimed = False
-            self._ask += [item for item in lane.waiting if item not in self._granted]
+        lane.unclaimed = False
+        self._ask += [item for item in lane.waiting if item not in self._granted]
 
     def _advance(self, lane: _Lane[D]) -> None:
         """Let the first of a lane out, if nothing keeps it."""
@@ -184,7 +185,8 @@ class Keyed(Generic[D]):
         item = lane.waiting[0]
         if self._granted is not None:
             if item not in self._granted:
-                self._look_at_claims(lane, item)
+                if self._denied or lane.unclaimed:
+                    self._look_at_claims(lane, item)
                 return
             self._granted.remove(item)
         lane.parks = lane.name in self._parked
@@ -198,7 +200,8 @@ class Keyed(Generic[D]):
         """Keep no claims behind a first that is denied; ask for them again when another is the first."""
         assert self._granted is not None
         if first not in self._denied:
-            self._claim_again(lane)
+            if lane.unclaimed:
+                self._claim_again(lane)
             return
         lane.unclaimed = True
         behind = [item for item in lane.waiting if item in self._granted]
