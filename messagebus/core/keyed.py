@@ -83,6 +83,8 @@ class Keyed(Generic[D]):
         self._denied: set[D] = set()
         self._let_go: list[D] = []
         self._ask: list[D] = []
+        self.has_claims = False
+        """True when `take_claims` would return something."""
         self._lanes: dict[Hashable, _Lane[D]] = {}
         self._out: dict[D, _Lane[D]] = {}
         self._late: dict[D, _Lane[D]] = {}
@@ -106,12 +108,13 @@ class Keyed(Generic[D]):
         """Return the deliveries whose claims to give up for now, and those to claim again."""
         let_go, self._let_go = self._let_go, []
         ask, self._ask = self._ask, []
+        self.has_claims = False
         return let_go, ask
 
     @property
     def has_orders(self) -> bool:
         """True when `take` or `take_claims` would return something."""
-        return bool(self._hand_out or self._park or self._let_go or self._ask)
+        return bool(self._hand_out or self._park or self.has_claims)
 
     # Deliveries come.
     def arrived(self, items: Iterable[D]) -> None:
@@ -149,6 +152,7 @@ class Keyed(Generic[D]):
                     self._denied.discard(item)
                 if lane.unclaimed and item is not lane.waiting[0]:
                     self._let_go.append(item)
+                    self.has_claims = True
                     continue
                 self._granted.add(item)
                 if lane.unclaimed:
@@ -172,7 +176,7 @@ class Keyed(Generic[D]):
     def _claim_again(self, lane: _Lane[D]) -> None:
         """Ask for the claims of a lane whose first is not denied any more."""
         assert self._granted is not None
-        lane.unclaimed = False
+        lane.unclaimed, self.has_claims = False, True
         self._ask += [item for item in lane.waiting if item not in self._granted]
 
     def _advance(self, lane: _Lane[D]) -> None:
@@ -203,7 +207,7 @@ class Keyed(Generic[D]):
             if lane.unclaimed:
                 self._claim_again(lane)
             return
-        lane.unclaimed = True
+        lane.unclaimed = self.has_claims = True
         behind = [item for item in lane.waiting if item in self._granted]
         self._granted.difference_update(behind)
         self._let_go += behind

@@ -246,9 +246,11 @@ class Deduplication:
     def take(self) -> Delivery | None:
         """Return the next delivery for the application whose claim still stands."""
         while (delivery := self._take_buffered()) is not None:
-            if self.may_start(delivery):
+            # `may_start` inlined: each delivery passes here.
+            if self._once.may_start(delivery, now_ms()) or delivery in self._plain:
                 self._held.add(delivery)
                 return delivery
+            self._claim_anew(delivery)
             self._inbox.untake(delivery)
         return None
 
@@ -256,9 +258,12 @@ class Deduplication:
         """Return whether a delivery may be run or parked. False: its claim is asked for again."""
         if self._once.may_start(delivery, now_ms()) or delivery in self._plain:
             return True
+        self._claim_anew(delivery)
+        return False
+
+    def _claim_anew(self, delivery: Delivery) -> None:
         self._pending.setdefault(delivery._ledger, {})[delivery] = False
         self.talk()
-        return False
 
     def put_back(self, deliveries: Iterable[Delivery]) -> None:
         """Note that the application never saw deliveries that it took: they are handed out again."""

@@ -151,7 +151,8 @@ class Ordering:
                 self._woken = True
                 self._loop.call_soon(self._turn)
         self._park(park)
-        if self._claims is not None and keyed.has_orders:
+        if keyed.has_claims:
+            assert self._claims is not None
             let_go, ask = keyed.take_claims()
             self._claims.let_go(let_go)
             self._claims.ask(ask)
