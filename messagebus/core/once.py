@@ -366,13 +366,13 @@ class Once(Generic[D]):
 
         Where a run or a copy is under way its end is still to be told, and its answer comes as ever.
         """
-        firsts: dict[_Message[D], None] = {}  # an item may be named twice
+        firsts = []
         for item in items:
             message = self._of.get(item)
             if message is None:
                 continue
             if message.item == item:
-                firsts[message] = None
+                firsts.append(message)
                 continue
             del self._of[item]
             message.copies = [each for each in message.copies if each != item]

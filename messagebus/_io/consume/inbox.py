@@ -156,13 +156,7 @@ class Inbox:
             self._remember(channel.ledger)
             channel.ledger.end()
             if self.dedup is not None or self.order is not None:
-                unseen = self._fanin.withdraw(broker)
-                if self.dedup is not None:
-                    unseen += self.dedup.withdraw(channel.ledger)
-                if self.order is not None:
-                    unseen += self.order.lost(channel.ledger, unseen)
-                if self.dedup is not None:
-                    self.dedup.dropped(unseen)
+                self._take_out(channel.ledger, is_lost=True)
             self._fanin.dropped(broker)
 
     def delivered_by(self, broker: str) -> int:
@@ -625,14 +619,19 @@ class Inbox:
         return count
 
     def _withdrawn(self, channel: _Channel, taken: Sequence[Delivery]) -> list[Delivery]:
-        """Take out all that the application has not seen of a link; claims on it are given up."""
+        """Take out all that the application has not seen of a link, also what it has taken."""
         ledger, broker = channel.ledger, channel.ledger.broker
         self._fanin.put_back(broker, [each for each in taken if each._ledger is ledger])
-        found = self._fanin.withdraw(broker)
+        return self._take_out(ledger, is_lost=False)
+
+    def _take_out(self, ledger: Ledger, *, is_lost: bool) -> list[Delivery]:
+        """Take out what waits of a link, and return it; claims on it are given up."""
+        found = self._fanin.withdraw(ledger.broker)
         if self.dedup is not None:
             found += self.dedup.withdraw(ledger)
         if self.order is not None:
-            found = list(dict.fromkeys([*found, *self.order.withdraw(ledger, found)]))
+            take_out = self.order.lost if is_lost else self.order.withdraw
+            found = list(dict.fromkeys([*found, *take_out(ledger, found)]))
         # All at once: a copy is not to follow one that goes, too.
         if self.dedup is not None:
             self.dedup.dropped(found)

@@ -6,10 +6,8 @@ Each publish has its end, and what is said of it is true.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,7 @@ from messagebus.testing import MemoryBus
 from messagebus.testing.journal import messages_of
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
+from tests.support.together import Drawn, break_links, links_left
 
 CASES = examples(320)
 SHARES = 8
@@ -39,15 +38,12 @@ WITHIN_S = 60.0
 FAULTS = ("cut all", "cut", "freeze", "refuse", "twice", "one away", "all away", "time")
 
 
-@dataclass
-class Case:
-    """A combination of options and faults, drawn from a seed."""
+class Case(Drawn):
+    """A combination of options and faults."""
 
-    seed: int
-    draw: random.Random = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.draw = draw = random.Random(self.seed)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        draw = self.draw
         self.kind = draw.choice(["topic", "queue", "partitions"])
         is_plain = self.kind != "partitions"
         self.spool = draw.choice(["", "", "behind", "always"]) if is_plain else ""
@@ -76,9 +72,6 @@ class Case:
             batch={"t": Batching(count_max=self.packed)} if self.packed else {},
             spool=Spool(str(folder), always=self.spool == "always") if self.spool else None,
         )
-
-    def __repr__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "draw")
 
 
 class World:
@@ -120,22 +113,12 @@ class World:
 
     def break_something(self) -> None:
         fault, bus, loop = self.draw.choice(self.case.faults), self.bus, asyncio.get_running_loop()
-        soon_s = self.draw.random() * 0.03
-        if fault == "cut all":
-            bus.lose_connection()
-        elif fault == "cut":
-            bus.lose_connection(self.draw.choice(bus.brokers))
-        elif fault == "freeze":
-            bus.freeze()
-            loop.call_later(soon_s, bus.thaw)
-        elif fault == "refuse":
+        soon_s = self.case.soon_s()
+        break_links(fault, bus, self.draw, soon_s)
+        if fault == "refuse":
             bus.refuse_next(self.destination)
         elif fault == "twice":
             bus.duplicate_next(self.destination)
-        elif fault == "one away":
-            name = self.draw.choice(bus.brokers)
-            bus.stop_brokers(name)
-            loop.call_later(soon_s, bus.start_brokers, name)
         elif fault == "all away":
             bus.stop_brokers()
             loop.call_later(soon_s, bus.start_brokers)
@@ -205,8 +188,7 @@ async def play(case: Case, folder: Path) -> list[str]:
     await publisher.stop()
     with pytest.raises(Stopped):
         await publisher.submit(world.destination, b"late")
-    left = [name for name, broker in world.bus._brokers.all.items() if broker.sites]
-    return [*(f"a link to {name} is left" for name in left), *world.faults()]
+    return [*links_left(world.bus), *world.faults()]
 
 
 @pytest.mark.guarantee("accepted-before-a-stop")

@@ -6,10 +6,8 @@ The oracle knows only what was published and confirmed, which runs there were, a
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -35,24 +33,22 @@ from messagebus.stores import Dedup
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
+from tests.support.together import Drawn, break_links, links_left
 
 CASES = examples(240)
 WITHIN_S = 60.0
 # Claims outlive all that the clock of the brokers is moved.
 LEASE_S = 86_400
 ENDS = ("fail", "fail once", "later", "park", "reject")
-FAULTS = ("cut all", "cut", "brokers", "freeze", "pause", "stop", "store", "reply")
+FAULTS = ("cut all", "cut", "one away", "freeze", "pause", "stop", "store", "reply")
 
 
-@dataclass
-class Case:
-    """A combination of options and faults, drawn from a seed."""
+class Case(Drawn):
+    """A combination of options and faults."""
 
-    seed: int
-    draw: random.Random = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.draw = draw = random.Random(self.seed)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        draw = self.draw
         self.source_kind = draw.choice(["topic", "topic", "queue", "single active", "partitions"])
         self.order: Literal["none", "key", "partition"] = draw.choice(
             ["none", "key", "key", "partition"]
@@ -87,9 +83,6 @@ class Case:
         if self.source_kind == "partitions":
             return Subscription(Topic("t", partitions=4), "s", ordered=self.order != "none")
         return Queue("q", single_active=self.source_kind == "single active")
-
-    def __repr__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "draw")
 
 
 class World:
@@ -195,20 +188,10 @@ class World:
     # Faults.
     async def break_something(self) -> None:
         fault, bus, loop = self.draw.choice(self.case.faults), self.bus, asyncio.get_running_loop()
-        soon_s = self.draw.random() * 0.03
-        self.links_lost |= fault in ("cut all", "cut", "brokers", "stop")
-        if fault == "cut all":
-            bus.lose_connection()
-        elif fault == "cut":
-            bus.lose_connection(self.draw.choice(bus.brokers))
-        elif fault == "brokers":
-            name = self.draw.choice(bus.brokers)
-            bus.stop_brokers(name)
-            loop.call_later(soon_s, bus.start_brokers, name)
-        elif fault == "freeze":
-            bus.freeze()
-            loop.call_later(soon_s, bus.thaw)
-        elif fault == "pause":
+        soon_s = self.case.soon_s()
+        self.links_lost |= fault in ("cut all", "cut", "one away", "stop")
+        break_links(fault, bus, self.draw, soon_s)
+        if fault == "pause":
             self.consumers[-1].pause()
             loop.call_later(soon_s, self.consumers[-1].resume)
         elif fault == "stop":
@@ -292,8 +275,7 @@ async def play(case: Case) -> list[str]:
     for consumer in world.consumers:
         await consumer.stop()
     await asyncio.gather(*world.works)
-    left = [name for name, broker in world.bus._brokers.all.items() if broker.sites]
-    return [*(f"a link to {name} is left" for name in left), *world.faults(confirmed)]
+    return [*links_left(world.bus), *world.faults(confirmed)]
 
 
 @pytest.mark.guarantee("options-together")

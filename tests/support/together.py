@@ -1,0 +1,48 @@
+"""Random combinations of options: cases drawn from a seed, and faults of a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from messagebus.testing import MemoryBus
+
+__all__ = ["Drawn", "break_links", "links_left"]
+
+# Longest time until a fault ends by itself.
+FAULT_S_MAX = 0.03
+
+
+class Drawn:
+    """A case drawn from a seed; its attributes are shown when it fails. soon_s: draws when a fault ends."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.draw = seed, random.Random(seed)
+
+    def soon_s(self) -> float:
+        return self.draw.random() * FAULT_S_MAX
+
+    def __repr__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "draw")
+
+
+def break_links(fault: str, bus: MemoryBus, draw: random.Random, soon_s: float) -> None:
+    """Carry out "cut all", "cut", and for this time "one away" or "freeze"; ignore other faults."""
+    loop = asyncio.get_running_loop()
+    if fault == "cut all":
+        bus.lose_connection()
+    elif fault == "cut":
+        bus.lose_connection(draw.choice(bus.brokers))
+    elif fault == "one away":
+        name = draw.choice(bus.brokers)
+        bus.stop_brokers(name)
+        loop.call_later(soon_s, bus.start_brokers, name)
+    elif fault == "freeze":
+        bus.freeze()
+        loop.call_later(soon_s, bus.thaw)
+
+
+def links_left(bus: MemoryBus) -> list[str]:
+    """Return a line for each broker to which a link is left."""
+    brokers = bus._brokers.all.items()
+    return [f"a link to {name} is left" for name, broker in brokers if broker.sites]
