@@ -11,7 +11,6 @@ from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from messagebus._io.consume.batches import Gathering
@@ -181,12 +180,7 @@ class AsyncPublisher:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def submit(
@@ -551,12 +545,7 @@ class AsyncConsumer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop(None if kind is None else 0)
 
     async def receive(self, timeout_s: float | None = None) -> Delivery | None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
 
 from messagebus._io.consume.runs import (
@@ -355,12 +355,7 @@ class App:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop(None if kind is None else 0)
 
     async def run(

@@ -9,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from messagebus._io.consume.driver import ConsumeDriver
@@ -269,12 +268,7 @@ class Consumer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for open answers as `stop` does, unless no thread is left that could give one."""
         self.stop(0 if kind is not None or _is_alone() else None)
 

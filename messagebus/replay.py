@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from messagebus._io.loop import LoopThread, run_blocking
@@ -165,12 +164,7 @@ class AsyncReplay:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:
@@ -255,12 +249,7 @@ class Replay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        fault: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from messagebus.errors import ConfigError, MessageBusError, RecordingFailed, Stopped, reason_of
@@ -213,12 +212,7 @@ class Uploads:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stats(self) -> UploadStats:

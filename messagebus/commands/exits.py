@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, NoReturn
@@ -146,34 +146,6 @@ def _told(fault: BaseException) -> str:
 Later = Mapping[str, tuple[str, str]]
 
 
-class _Commands(MutableMapping[str, click.Command]):
-    """The commands of a program by name; those of `later` are imported when they are asked for."""
-
-    def __init__(self, later: Later) -> None:
-        self._later, self._made = later, dict[str, click.Command]()
-
-    def __getitem__(self, name: str) -> click.Command:
-        if name not in self._made:
-            module, _, attribute = self._later[name][0].partition(":")
-            self._made[name] = getattr(_module(name, module), attribute)
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._later, **self._made})
-
-    def __len__(self) -> int:
-        return len({**self._later, **self._made})
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._made or name in self._later
-
-
 def beside(path: str, what: str) -> ModuleType:
     """Import a module of a distribution beside this one, which imports it. Raises UsageError without it."""
     try:
@@ -192,21 +164,51 @@ def _module(command: str, path: str) -> ModuleType:
     return beside(path, f"the command {command}")
 
 
-class Program(click.Group):
+class Group(click.Group):
+    """Group of commands. later: those that are imported when one is used.
+
+    Name -> (``module:attribute`` in this package or, with a dot in it, anywhere, and its line in the help).
+    """
+
+    def __init__(self, name: str, *, later: Later | None = None, **settings: Any) -> None:
+        """Settings: click.Group's."""
+        self._later = later or {}
+        super().__init__(name, **settings)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self._later, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._later and cmd_name not in self.commands:
+            module, _, attribute = self._later[cmd_name][0].partition(":")
+            self.commands[cmd_name] = getattr(_module(cmd_name, module), attribute)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command; none is imported for it."""
+        names = self.list_commands(ctx)
+        room = formatter.width - 6 - max(map(len, names), default=0)
+        rows = [
+            (each, self._later[each][1])
+            if each in self._later
+            else (each, self.commands[each].get_short_help_str(room))
+            for each in names
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class Program(Group):
     """Group of the commands of `messagebus` or of a kit, with the same help, version, completion and errors.
 
-    name: what errors begin with. codes: of its errors, see `run`. later: commands that are imported when one
-    is used: name -> (``module:attribute`` in this package or, with a
-    dot in it, anywhere, and its line in the help).
+    name: what errors begin with. codes: of its errors, see `run`.
     A shell completes the program under its name with _NAME_COMPLETE=bash_source, as click has it.
     """
 
-    def __init__(
-        self, name: str, *, codes: Codes = CODES, later: Later | None = None, **settings: Any
-    ) -> None:
-        """Settings: click.Group's."""
-        self._later = later or {}
-        super().__init__(name, _Commands(self._later), context_settings=HELP, **settings)
+    def __init__(self, name: str, *, codes: Codes = CODES, **settings: Any) -> None:
+        """Settings: those of a group."""
+        super().__init__(name, context_settings=HELP, **settings)
         self.codes, self.hint = codes, ""
         click.version_option(__version__, prog_name=name)(self)
 
@@ -227,20 +229,6 @@ class Program(click.Group):
         if asked := os.environ.get(variable):
             return shell_complete(self, {}, name, variable, asked)
         return run(self, args, prog_name=prog_name, codes=self.codes, hint=lambda: self.hint)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a line for each command; none is imported for it."""
-        names = self.list_commands(ctx)
-        room = formatter.width - 6 - max(map(len, names), default=0)
-        rows = [
-            (each, self._later[each][1])
-            if each in self._later
-            else (each, self.commands[each].get_short_help_str(room))
-            for each in names
-        ]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the commands."""

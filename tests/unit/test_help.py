@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from messagebus.__main__ import LATER, cli
+from messagebus.commands import outbox
 
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
@@ -32,8 +33,14 @@ def group(path: str) -> click.Command:
 def commands(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
     if isinstance(command, click.Group):
-        for name, inner in sorted(command.commands.items()):
-            yield from commands(inner, (*words, name))
+        for name in command.list_commands(click.Context(command)):
+            yield from commands(inner_of(command, name), (*words, name))
+
+
+def inner_of(command: click.Group, name: str) -> click.Command:
+    found = command.get_command(click.Context(command), name)
+    assert found is not None
+    return found
 
 
 # CliRunner's.
@@ -49,7 +56,7 @@ def context_of(name: str, path: str, words: tuple[str, ...]) -> click.Context:
     )
     for word in words:
         assert isinstance(command, click.Group)
-        command = command.commands[word]
+        command = inner_of(command, word)
         made = command.context_class(
             command, info_name=word, parent=made, **command.context_settings
         )
@@ -170,9 +177,9 @@ COMPLETES = {"_MESSAGEBUS_COMPLETE": "bash_complete", "COMP_WORDS": "messagebus 
 
 
 def test_commands_that_are_imported_later_are_told_by_their_own_words() -> None:
-    room = WIDTH
-    later = {name: line for name, (_place, line) in LATER.items()}
-    assert later == {name: cli.commands[name].get_short_help_str(room) for name in LATER}
+    for group_, known in ((cli, LATER), (outbox.group, outbox.LATER)):
+        later = {name: line for name, (_place, line) in known.items()}
+        assert later == {name: inner_of(group_, name).get_short_help_str(WIDTH) for name in known}
 
 
 def test_help_imports_no_client() -> None:
