@@ -59,7 +59,7 @@ from messagebus.consumer import (
 from messagebus.core.confirms import bundled
 from messagebus.core.pending import Item
 from messagebus.destination import Destination, Source
-from messagebus.errors import AlreadySettled, BacklogFull, ConfigError, NotReady, Stopped
+from messagebus.errors import AlreadySettled, ConfigError, MessageBusError, NotReady, Stopped
 from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message, Options, Payload
@@ -67,7 +67,7 @@ from messagebus.publisher import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     cannot_be_redundant,
-    ends_of,
+    ends_or_raise,
     make_driver,
     new_fleet,
     no_room,
@@ -245,13 +245,18 @@ class AsyncPublisher:
         **options: Unpack[Options],
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
+        failed: MessageBusError | None = None
         if self._hooks is not None:
+            ends: list[asyncio.Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
-                ends = [
-                    await self.submit(destination, payload, timeout_s=timeout_s, **options)
-                    for payload in payloads
-                ]
-                return [await end for end in ends]
+                try:
+                    for each in payloads:
+                        ends.append(
+                            await self.submit(destination, each, timeout_s=timeout_s, **options)
+                        )
+                except MessageBusError as fault:
+                    failed = fault
+                return ends_or_raise([await end for end in ends], failed)
         driver, read = self._running(), self._outgoing.read
         finished: asyncio.Future[None] = self._loop.create_future()
         many = Many(finished)
@@ -265,7 +270,6 @@ class AsyncPublisher:
         given: Iterable[Payload | list[bytes]] = payloads
         if packing is not None:
             given = bundled(payloads, packing)
-        full: BacklogFull | None = None
         try:
             for payload in given:
                 left_ms = timeout_ms
@@ -280,11 +284,11 @@ class AsyncPublisher:
                 if self._waiting or not driver.pending.has_room(len(body)):
                     left_ms = await self._wait_for_room(len(body), timeout_ms)
                 many.add(driver.submit(target, body, message, left_ms, many))
-        except BacklogFull as fault:
-            full = fault
+        except MessageBusError as fault:
+            failed = fault
         many.all_added()
         await finished
-        return ends_of(many, full)
+        return ends_or_raise(many.results(), failed)
 
     async def _send_redundant(
         self,
@@ -297,7 +301,7 @@ class AsyncPublisher:
     ) -> list[Published]:
         driver = self._running()
         timeout_ms, read = self._timeout_ms(timeout_s), self._outgoing.read
-        full: BacklogFull | None = None
+        failed: MessageBusError | None = None
         try:
             for payload in payloads:
                 outgoing = target, body, message = read(destination, payload, options)
@@ -306,11 +310,11 @@ class AsyncPublisher:
                     many.add(await self._accept_redundant(driver, outgoing, timeout_s, many))
                 else:
                     many.add(fleet.submit(target, body, message, timeout_ms, many))
-        except BacklogFull as fault:
-            full = fault
+        except MessageBusError as fault:
+            failed = fault
         many.all_added()
         await finished
-        return ends_of(many, full)
+        return ends_or_raise(many.results(), failed)
 
     def _adopt(self, address: Address, options: TopicOptions, items: list[Item]) -> str:
         """Publish a topic to the homes of its partitions."""

@@ -290,8 +290,7 @@ class Consumer:
         """Ask idle links for deliveries, because none is here."""
         thread, driver = self._running()
         if driver.idle:
-            with contextlib.suppress(Stopped):
-                thread.call_soon(driver.asked)
+            thread.try_call_soon(driver.asked)
 
     def receive_immediate(self) -> Delivery | None:
         """Return a delivery that has already arrived, or None."""
@@ -407,7 +406,7 @@ class Consumer:
         return left
 
     def _on_loop(self, function: Callable[[], None]) -> None:
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped):  # of `_running`
             self._running()[0].call_soon(function)
 
     # Answering.
@@ -503,9 +502,8 @@ class Consumer:
         if not self._woken:
             self._woken = True  # a race wakes twice, never not at all: cleared before taking
             thread, _driver = self._running()
-            # Stopped: the loop has ended and its links with it, the brokers deliver it again.
-            with contextlib.suppress(Stopped):
-                thread.call_soon(self._take_answers)
+            # Else the loop has ended and its links with it: the brokers deliver it again.
+            thread.try_call_soon(self._take_answers)
 
     def _close(self, delivery: Delivery) -> None:
         try:

@@ -75,7 +75,12 @@ __all__ = [
 
 
 class MessageBusError(Exception):
-    """Root of all errors of this library."""
+    """Root of all errors of this library.
+
+    ends: of `send_many`, the ends of the payloads that were accepted before, in order; the rest was not sent.
+    """
+
+    ends: Sequence[Published] = ()
 
 
 def reason_of(fault: BaseException) -> str:
@@ -147,12 +152,7 @@ class Unknown(PublishError):
 
 
 class BacklogFull(MessageBusError):
-    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later.
-
-    ends: of `send_many`, the ends of the payloads that were accepted before, in order; the rest was not sent.
-    """
-
-    ends: Sequence[Published] = ()
+    """Raised when the backlog had no room for timeout_s; nothing was accepted, try later."""
 
 
 class SpoolFull(BacklogFull):

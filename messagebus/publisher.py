@@ -35,6 +35,7 @@ from messagebus.destination import Destination
 from messagebus.errors import (
     BacklogFull,
     ConfigError,
+    MessageBusError,
     NotReady,
     PublishError,
     Refused,
@@ -116,12 +117,12 @@ def with_spool(config: PublisherConfig | None, spool: Spool | str | Path | None)
     return replace(config, spool=spool if isinstance(spool, Spool) else Spool(spool))
 
 
-def ends_of(many: Many, full: BacklogFull | None) -> list[Published]:
-    """Return the ends of those that were accepted; raise `full` with them, where one was not."""
-    if full is not None:
-        full.ends = many.results()
-        raise full
-    return many.results()
+def ends_or_raise(ends: list[Published], failed: MessageBusError | None) -> list[Published]:
+    """Return the ends of those that were accepted; raise the error with them, where one was not."""
+    if failed is not None:
+        failed.ends = ends
+        raise failed
+    return ends
 
 
 def no_room(size: int, timeout_ms: int, fault: str) -> BacklogFull:
@@ -344,27 +345,29 @@ class Publisher:
     ) -> list[Published]:
         """Publish all in flight together; return their ends, in order. Raises as `submit`.
 
-        timeout_s: for each of them. When one is not accepted, BacklogFull has the ends of those before it.
+        timeout_s: for each of them. When one is not accepted, the error has the ends of those before it.
         """
+        failed: MessageBusError | None = None
         if self._hooks is not None:
-            name = self._outgoing.name_of(destination)
-            with self._hooks.publishing_many(name):
-                ends = [
-                    self.submit(destination, p, timeout_s=timeout_s, **options) for p in payloads
-                ]
-                return [end.result() for end in ends]
-        finished: Future[None] = Future()
+            ends: list[Future[Published]] = []
+            with self._hooks.publishing_many(self._outgoing.name_of(destination)):
+                try:
+                    for each in payloads:
+                        ends.append(self.submit(destination, each, timeout_s=timeout_s, **options))
+                except MessageBusError as fault:
+                    failed = fault
+                return ends_or_raise([end.result() for end in ends], failed)
+        thread, finished, read = self._running()[0], Future[None](), self._outgoing.read
         many = Many(finished)
-        read = self._outgoing.read
-        full: BacklogFull | None = None
         try:
             for payload in payloads:
                 self._accept(read(destination, payload, options), timeout_s, many)
-        except BacklogFull as fault:
-            full = fault
-        self._running()[0].call_soon(many.all_added)  # behind them all, on the loop
+        except MessageBusError as fault:
+            failed = fault
+        if not thread.try_call_soon(many.all_added):  # behind them all, on the loop
+            many.all_added()  # it has ended, and all of them before it
         finished.result()
-        return ends_of(many, full)
+        return ends_or_raise(many.results(), failed)
 
     def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until everything accepted so far is settled. Returns how many are not, in time."""
@@ -417,7 +420,7 @@ class Publisher:
                 self._put_in(submitted)
             wake, self._woken = not self._woken, True
         if wake:
-            self._running()[0].call_soon(self._take_inbox)
+            self._running()[0].try_call_soon(self._take_inbox)  # or a stop has taken it
         if waiting is not None:
             self._wait_for_room(waiting, timeout_ms)
 
@@ -446,7 +449,7 @@ class Publisher:
                 return
             queue.remove(waiting)
             self._check_running()
-        self._running()[0].call_soon(self._take_inbox)  # there may be room for the next call
+        self._running()[0].try_call_soon(self._take_inbox)  # there may be room for the next call
         size = len(waiting.submitted.body)
         raise no_room(size, timeout_ms, self._running()[1].fault)
 

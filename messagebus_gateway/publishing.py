@@ -343,13 +343,13 @@ class Batch:
                 self._destination, payloads, timeout_s=self._timeout_s
             )
         except (BacklogFull, Stopped) as fault:
-            # No room: those before it have their ends, the rest was not sent. At the end of the publisher
-            # nobody knows.
-            ends = list(fault.ends) if isinstance(fault, BacklogFull) else []
-            outcome = Outcome.REFUSED if isinstance(fault, BacklogFull) else Outcome.UNKNOWN
+            # Those before it have their ends, the rest was not sent.
+            ends = list(fault.ends)
             rest = [each.message_id if isinstance(each, Message) else "" for each in payloads]
             return ends + [
-                Published(message_id, outcome, Durability.NONE, attempts=0, reason=str(fault))
+                Published(
+                    message_id, Outcome.REFUSED, Durability.NONE, attempts=0, reason=str(fault)
+                )
                 for message_id in rest[len(ends) :]
             ]
 

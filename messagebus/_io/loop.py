@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from messagebus.errors import Stopped
@@ -63,6 +63,8 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may call while its thread has it
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -70,34 +72,52 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._cancel_left()
         finally:
+            with self._lock:
+                self._is_ending = True
+            # What other threads gave it before still runs, or is cancelled: nobody waits for ever.
+            self._loop.run_until_complete(self._cancel_left())
             self._loop.close()
 
-    def _cancel_left(self) -> None:
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    async def _cancel_left(self) -> None:
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop. Raises Stopped once the loop has ended."""
         try:
-            self._check()
+            self.check_is_here()
+            with self._lock:
+                self._check()
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
         except Stopped:
             work.close()
             raise
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it, without a time limit of its own."""
+        """Run a coroutine on the loop and wait for it, without a time limit of its own. As `begin`."""
         assert threading.current_thread() is not self._thread, "a blocking call on the I/O thread"
-        return self.begin(work).result()
+        try:
+            return self.begin(work).result()
+        except CancelledError:
+            raise Stopped("stopped") from None
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Call this on the loop. Raises Stopped once the loop has ended."""
-        self._check()
-        self._loop.call_soon_threadsafe(function)
+        """Call this on the loop. Raises Stopped once the loop has ended; else it is called."""
+        self.check_is_here()
+        with self._lock:
+            self._check()
+            self._loop.call_soon_threadsafe(function)
+
+    def try_call_soon(self, function: Callable[[], None]) -> bool:
+        """Call this on the loop, as `call_soon`; return False where that raises Stopped."""
+        try:
+            self.call_soon(function)
+        except Stopped:
+            return False
+        return True
 
     @property
     def is_here(self) -> bool:
@@ -110,15 +130,15 @@ class LoopThread:
             raise Stopped("started in another process: start a client after fork, not before")
 
     def _check(self) -> None:
-        self.check_is_here()
-        if self._loop.is_closed():
+        if self._is_ending:
             raise Stopped("stopped")
 
     def stop(self) -> None:
         """End the loop. Tasks still running on it are cancelled."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(JOIN_TIMEOUT_S)
+        with self._lock:
+            if not self._is_ending:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(JOIN_TIMEOUT_S)
 
 
 class Tasks:

@@ -28,6 +28,7 @@ from messagebus import (
 )
 from messagebus.testing import MemoryBus
 from tests.contract.conftest import Bus, Client, end_of
+from tests.support.eventually import eventually_async
 
 WITHIN_S = 60
 
@@ -256,6 +257,31 @@ async def test_a_full_backlog_tells_the_ends_of_those_that_it_took(bus: Bus) -> 
     assert 1 <= len(told) < 7
     assert list(told) == [f"m{n}" for n in range(len(told))]
     assert Outcome.CONFIRMED not in told.values()
+
+
+async def test_a_stop_tells_the_ends_of_those_that_were_accepted(bus: Bus) -> None:
+    publisher = await bus.deaf_publisher(backlog_messages_max=5, window=1)
+    inner = publisher.inner
+    assert isinstance(inner, Publisher | AsyncPublisher)
+    payloads = [Message(body=b"x", message_id=f"m{n}") for n in range(7)]
+    sending = asyncio.create_task(publisher.call("send_many", bus.topic, payloads, timeout_s=60))
+    await eventually_async(lambda: inner.stats().backlog >= 4, within_s=WITHIN_S)
+    await publisher.call("stop", timeout_s=0.1)
+    with pytest.raises(Stopped) as stopped:
+        await sending
+    told = {end.message_id: end.outcome for end in stopped.value.ends}
+    assert 1 <= len(told) < 7
+    assert list(told) == [f"m{n}" for n in range(len(told))]
+    assert set(told.values()) <= {Outcome.REFUSED, Outcome.UNKNOWN}
+
+
+async def test_a_payload_that_is_none_tells_the_ends_of_those_before_it(bus: Bus) -> None:
+    await bus.consumer()
+    publisher = await bus.publisher()
+    payloads = [Message(body=b"1"), Message(body=b"2"), object(), Message(body=b"3")]
+    with pytest.raises(MessageInvalid) as invalid:
+        await publisher.call("send_many", bus.topic, payloads)
+    assert [end.outcome for end in invalid.value.ends] == [Outcome.CONFIRMED] * 2
 
 
 async def test_a_publish_ends_by_its_deadline(bus: Bus) -> None:

@@ -11,6 +11,7 @@ import threading
 import tomllib
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,42 @@ def test_what_still_runs_at_the_end_is_cancelled() -> None:
     thread.run(asyncio.sleep(0))
     thread.stop()
     assert cancelled.wait(WITHIN_S)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_comes_with_the_end_is_called_or_cancelled() -> None:
+    thread = LoopThread("test-loop")
+    go_on, called = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        go_on.wait(WITHIN_S)
+
+    thread.call_soon(holds)
+    thread._loop.call_soon_threadsafe(thread._loop.stop)
+    waiting = thread.begin(asyncio.sleep(WITHIN_S))
+    assert thread.try_call_soon(called.set)
+    go_on.set()
+    with pytest.raises(CancelledError):
+        waiting.result(WITHIN_S)
+    thread.stop()
+    assert called.is_set()
+    assert not thread.try_call_soon(called.set)
+
+
+def test_a_call_that_waits_at_the_end_says_so() -> None:
+    thread = LoopThread("test-loop")
+    began = threading.Event()
+
+    async def waits() -> None:
+        began.set()
+        await asyncio.sleep(WITHIN_S)
+
+    with ThreadPoolExecutor(1) as caller:
+        waiting = caller.submit(lambda: thread.run(waits()))
+        assert began.wait(WITHIN_S)
+        thread.stop()
+        with pytest.raises(Stopped):
+            waiting.result(WITHIN_S)
 
 
 def test_a_client_started_before_a_fork_says_so(
