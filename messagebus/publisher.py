@@ -163,11 +163,12 @@ class _Submitted:
 
 
 class _Waiting:
-    """Call that found no room."""
+    """Call that found no room. queue: of those that wait, until it is admitted."""
 
-    def __init__(self, submitted: _Submitted) -> None:
-        self.submitted = submitted
+    def __init__(self, submitted: _Submitted, queue: deque[_Waiting]) -> None:
+        self.submitted, self.queue = submitted, queue
         self.admitted = threading.Event()
+        queue.append(self)
 
 
 class Publisher:
@@ -413,8 +414,7 @@ class Publisher:
             self._check_running()
             queue = self._redundant_queue if target.redundancy else self._queue
             if queue or not self._has_room(submitted):
-                waiting = _Waiting(submitted)
-                queue.append(waiting)
+                waiting = _Waiting(submitted, queue)
             else:
                 waiting = None
                 self._put_in(submitted)
@@ -443,11 +443,11 @@ class Publisher:
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
         """Wait until the loop admits the call. Raises BacklogFull."""
         waiting.admitted.wait(timeout_ms / 1000)
-        queue = self._redundant_queue if waiting.submitted.target.redundancy else self._queue
+        # Its target may have got partitions since it began to wait: they would name the other queue.
         with self._lock:
-            if waiting not in queue:
+            if waiting not in waiting.queue:
                 return
-            queue.remove(waiting)
+            waiting.queue.remove(waiting)
             self._check_running()
         self._running()[0].try_call_soon(self._take_inbox)  # there may be room for the next call
         size = len(waiting.submitted.body)

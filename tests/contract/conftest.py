@@ -6,7 +6,6 @@ With MESSAGEBUS_CONTRACT_BROKER=host:port a single RabbitMQ (guest, guest) stand
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -38,6 +37,7 @@ from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
 from tests.support.eventually import FACTOR
+from tests.support.together import call
 
 READY_WITHIN_S = 60 * FACTOR
 # Nobody listens there.
@@ -56,11 +56,7 @@ class Client:
         return self.inner.status.value
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        function = getattr(self.inner, method)
-        if self.blocks:
-            return await asyncio.to_thread(function, *args, **kwargs)
-        result = function(*args, **kwargs)
-        return await result if inspect.iscoroutine(result) else result
+        return await call(self.inner, method, *args, **kwargs)
 
 
 async def end_of(future: Any) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
+from typing import Any
 
+from messagebus import AsyncConsumer, AsyncPublisher, Consumer, Publisher
 from messagebus.testing import MemoryBus
 
-__all__ = ["Drawn", "break_links", "links_left"]
+__all__ = ["Drawn", "break_links", "call", "links_left"]
 
 # Longest time until a fault ends by itself.
 FAULT_S_MAX = 0.03
@@ -24,6 +27,20 @@ class Drawn:
 
     def __repr__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "draw")
+
+
+async def call(
+    client: Publisher | AsyncPublisher | Consumer | AsyncConsumer,
+    method: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call a method of a client, blocking or asyncio, and wait for its result."""
+    function = getattr(client, method)
+    if isinstance(client, Publisher | Consumer):
+        return await asyncio.to_thread(function, *args, **kwargs)
+    result = function(*args, **kwargs)
+    return await result if inspect.iscoroutine(result) else result
 
 
 def break_links(fault: str, bus: MemoryBus, draw: random.Random, soon_s: float) -> None:

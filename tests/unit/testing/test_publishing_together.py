@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ import pytest
 from messagebus import (
     AsyncPublisher,
     Batching,
+    Hooks,
     Message,
     Outcome,
     Published,
+    Publisher,
     PublisherConfig,
     Queue,
     Spool,
@@ -30,7 +33,7 @@ from messagebus.testing import MemoryBus
 from messagebus.testing.journal import messages_of
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
-from tests.support.together import Drawn, break_links, links_left
+from tests.support.together import Drawn, break_links, call, links_left
 
 CASES = examples(320)
 SHARES = 8
@@ -60,6 +63,7 @@ class Case(Drawn):
         self.together = draw.choice([1, 1, 7])
         self.stops_early = draw.random() < 0.3
         self.faults = draw.sample(FAULTS, k=draw.choice([0, 1, 2]))
+        self.blocking, self.hooked = draw.random() < 0.3, draw.random() < 0.2
 
     def config(self, folder: Path) -> PublisherConfig:
         return PublisherConfig(
@@ -92,24 +96,34 @@ class World:
         self.bus.declare(self.source)
         self.ends: dict[str, str] = {}
 
-    async def publish(self, publisher: AsyncPublisher, bodies: Sequence[str]) -> None:
+    def publisher(self, folder: Path) -> Publisher | AsyncPublisher:
+        make = self.bus.publisher if self.case.blocking else self.bus.async_publisher
+        return make(self.case.config(folder), hooks=[Hooks()] if self.case.hooked else [])
+
+    async def publish(self, publisher: Publisher | AsyncPublisher, bodies: Sequence[str]) -> None:
         messages = [
             Message.text(body, key=self.draw.choice("ab"), message_id=f"id-{body}")
             for body in bodies
         ]
         redundant = self.case.redundant
-        ends: list[Published] | list[str]
+        told = ""
+        ends: Sequence[Published] = ()
         try:
             if len(bodies) == 1:
-                ends = [await publisher.send_safe(self.destination, *messages, redundant=redundant)]
+                ends = [
+                    await call(
+                        publisher, "send_safe", self.destination, *messages, redundant=redundant
+                    )
+                ]
             else:
-                ends = await publisher.send_many(self.destination, messages, redundant=redundant)
+                ends = await call(
+                    publisher, "send_many", self.destination, messages, redundant=redundant
+                )
         except MessageBusError as fault:
-            # Of several, those before it may have been accepted.
-            told = type(fault).__name__ if len(bodies) == 1 else "some"
-            self.ends |= dict.fromkeys(bodies, told)
-            return
-        self.ends |= {body: end.outcome.value for body, end in zip(bodies, ends, strict=True)}
+            told, ends = type(fault).__name__, fault.ends
+        rest = [told] * (len(bodies) - len(ends)) if told else []
+        outcomes = [end.outcome.value for end in ends]
+        self.ends |= dict(zip(bodies, outcomes + rest, strict=True))
 
     def break_something(self) -> None:
         fault, bus, loop = self.draw.choice(self.case.faults), self.bus, asyncio.get_running_loop()
@@ -164,8 +178,10 @@ class World:
 async def play(case: Case, folder: Path) -> list[str]:
     """Publish through all faults, stop, and return what was said and is not so."""
     world, draw = World(case), case.draw
-    publisher = world.bus.async_publisher(case.config(folder))
-    await publisher.start()
+    # A blocking call each of a thread.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(case.count + 2))
+    publisher = world.publisher(folder)
+    await call(publisher, "start")
     works = []
     for number in range(0, case.count, case.together):
         bodies = [str(number + more) for more in range(case.together)]
@@ -176,7 +192,7 @@ async def play(case: Case, folder: Path) -> list[str]:
             world.break_something()
     if case.stops_early:
         await asyncio.sleep(0)
-        await publisher.stop(draw.choice((0, 0.05, 2)))
+        await call(publisher, "stop", draw.choice((0, 0.05, 2)))
     await asyncio.sleep(0.03)
     world.mend()
     done, late = await asyncio.wait(works, timeout=case.deadline_ms / 1000 + WITHIN_S)
@@ -185,9 +201,9 @@ async def play(case: Case, folder: Path) -> list[str]:
         return [f"{len(late)} calls have no end"]
     if case.spool and not case.stops_early:
         await eventually_async(lambda: not publisher.stats().spool_messages, within_s=WITHIN_S)
-    await publisher.stop()
+    await call(publisher, "stop")
     with pytest.raises(Stopped):
-        await publisher.submit(world.destination, b"late")
+        await call(publisher, "submit", world.destination, b"late")
     return [*links_left(world.bus), *world.faults()]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from messagebus import (
     AsyncPublisher,
+    BacklogFull,
     ConfigError,
     Message,
     Outcome,
@@ -21,7 +23,7 @@ from messagebus import (
 from messagebus._io.publish import homes
 from messagebus.core.homes import partition_of, read_homes
 from messagebus.testing import MemoryBus
-from tests.support.eventually import eventually_async
+from tests.support.eventually import eventually, eventually_async
 
 WITHIN_S = 60
 PARTITIONS = 6
@@ -113,6 +115,26 @@ async def test_what_was_accepted_before_the_partitions_were_known_keeps_its_orde
             assert delivery is not None
             assert int(delivery.body) == number
             consumer.ack(delivery)
+
+
+def test_a_call_that_waits_for_room_waits_on_when_its_topic_turns_out_to_have_partitions(
+    memory: MemoryBus,
+) -> None:
+    """Calls for topics without and with partitions wait in two queues: it must be found in its own."""
+    memory.declare(Topic("plain"))
+    memory.stop_brokers()
+    with (
+        memory.publisher(PublisherConfig(backlog_messages_max=1)) as publisher,
+        ThreadPoolExecutor(1) as caller,
+    ):
+        publisher.submit("plain", b"x", timeout_s=WITHIN_S)
+        late = caller.submit(publisher.submit, "plain", b"y", timeout_s=1)
+        eventually(lambda: publisher._queue, within_s=WITHIN_S)
+        publisher._outgoing.partitioned("plain")
+        with pytest.raises(BacklogFull):
+            late.result(WITHIN_S)
+        assert not publisher._queue
+        publisher.stop(0)
 
 
 async def test_a_spool_and_partitions_exclude_each_other(memory: MemoryBus, tmp_path: Path) -> None:
