@@ -6,8 +6,11 @@ The oracle knows only what was published and confirmed, which runs there were, a
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from messagebus import (
     AsyncConsumer,
     Batching,
+    Consumer,
     ConsumerConfig,
     Delivery,
     Message,
@@ -33,10 +37,11 @@ from messagebus.stores import Dedup
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 from tests.support.examples import examples
-from tests.support.together import Drawn, break_links, links_left
+from tests.support.together import Drawn, break_links, call, links_left
 
 CASES = examples(240)
 WITHIN_S = 60.0
+THREADS_MAX = 32
 # Claims outlive all that the clock of the brokers is moved.
 LEASE_S = 86_400
 ENDS = ("fail", "fail once", "later", "park", "reject")
@@ -75,6 +80,7 @@ class Case(Drawn):
         self.copies = draw.choice([0, 0.2]) if self.store_away else 0
         self.bad = draw.choice([0, 0.1, 0.3])
         self.faults = draw.sample(FAULTS, k=draw.choice([0, 1, 2]))
+        self.blocking = self.batch is None and draw.random() < 0.3
 
     @property
     def source(self) -> Source:
@@ -92,7 +98,8 @@ class World:
         self.case, self.draw = case, case.draw
         self.bus = MemoryBus(brokers=case.brokers)
         self.source = case.source
-        self.consumers: list[AsyncConsumer] = []
+        self.consumers: list[Consumer | AsyncConsumer] = []
+        self.lock = threading.Lock()
         self.works: list[asyncio.Task[int]] = []
         self.stopping: list[asyncio.Task[int]] = []
         self.ends: dict[str, str] = {}
@@ -109,8 +116,9 @@ class World:
         if case.store_away:
             dedup = Dedup(self.bus.store, lease_s=LEASE_S, on_store_away=case.store_away)
         config = ConsumerConfig(prefetch=case.prefetch, handed_out_max=case.held, order=case.order)
-        consumer = self.bus.async_consumer(self.source, config=config, dedup=dedup)
-        await consumer.start(require="all")
+        make = self.bus.consumer if case.blocking else self.bus.async_consumer
+        consumer = make(self.source, config=config, dedup=dedup)
+        await call(consumer, "start", require="all")
         number = len(self.works)
         self.consumers.append(consumer)
         policy = RetryPolicy(
@@ -119,12 +127,14 @@ class World:
             jitter=0,
             then=case.then,  # type: ignore[arg-type]
         )
-        work = consumer.run(
+        options = {} if case.batch is None else {"batch": case.batch, "linger_s": 0.001}
+        work = call(
+            consumer,
+            "run",
             self._handler(number),
             concurrency=case.concurrency,
             retry=policy,
-            batch=case.batch,
-            linger_s=None if case.batch is None else 0.001,
+            **options,
         )
         self.works.append(asyncio.create_task(work))
 
@@ -153,6 +163,20 @@ class World:
                     raised[each] = fault
             return raised
 
+        def handle_blocking(delivery: Delivery) -> None:
+            with self.lock:
+                self._begin(number, delivery)
+                wait_s = self.draw.choice((0, 0, 0.001))
+            try:
+                time.sleep(wait_s)
+            finally:
+                with self.lock:
+                    self._finish(number, delivery)
+            with self.lock:
+                self._end(delivery)
+
+        if self.case.blocking:
+            return handle_blocking
         return handle if self.case.batch is None else handle_some
 
     def _lane(self, number: int, delivery: Delivery) -> object:
@@ -195,7 +219,7 @@ class World:
             self.consumers[-1].pause()
             loop.call_later(soon_s, self.consumers[-1].resume)
         elif fault == "stop":
-            self.stopping.append(asyncio.create_task(self.consumers.pop(0).stop()))
+            self.stopping.append(asyncio.create_task(call(self.consumers.pop(0), "stop")))
             await self.consume()
         elif fault == "store":
             bus.store.lose()
@@ -242,6 +266,7 @@ class World:
 async def play(case: Case) -> list[str]:
     """Publish through all faults, wait until everything is quiet, and return the broken promises."""
     world, draw = World(case), case.draw
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS_MAX))
     if isinstance(world.source, Subscription):
         world.bus.declare(world.source.topic)
     world.bus.declare(world.source)
@@ -273,7 +298,7 @@ async def play(case: Case) -> list[str]:
             *world.faults(confirmed),
         ]
     for consumer in world.consumers:
-        await consumer.stop()
+        await call(consumer, "stop")
     await asyncio.gather(*world.works)
     return [*links_left(world.bus), *world.faults(confirmed)]
 
