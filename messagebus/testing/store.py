@@ -26,6 +26,7 @@ class FaultyStore:
         self._is_away = False
         self._replies_lost = 0
         self._before: dict[bytes, Record | None] = {}
+        self._fences = Counter[bytes]()
         self.turns = 0
 
     # Faults.
@@ -70,6 +71,12 @@ class FaultyStore:
         if is_lost:
             raise StoreAway("the reply was lost")
         return answer
+
+    async def next_fence(self, key: bytes) -> int:
+        self._check()
+        with self._lock:
+            self._fences[key] += 1
+            return self._fences[key]
 
     async def forget(self, keys: Sequence[bytes]) -> int:
         self._check()

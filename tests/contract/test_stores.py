@@ -25,6 +25,7 @@ from messagebus.stores.memory import MemoryStore
 from messagebus.stores.redis import RedisStore
 from messagebus.stores.sql import SqlStore
 from messagebus.stores.sqlite import SqliteStore
+from messagebus.testing.store import FaultyStore
 from tests.support.examples import examples
 
 LONG_MS, SHORT_MS = 60_000, 1
@@ -34,6 +35,11 @@ MEMORY = MemoryStore()
 
 def _memory(_request: pytest.FixtureRequest, _folder: Path) -> Callable[[], Store]:
     return lambda: MEMORY
+
+
+def _of_a_bus(_request: pytest.FixtureRequest, _folder: Path) -> Callable[[], Store]:
+    store = FaultyStore(lambda: time.time_ns() // 1_000_000)
+    return lambda: store
 
 
 def _sqlite(_request: pytest.FixtureRequest, folder: Path) -> Callable[[], Store]:
@@ -64,6 +70,7 @@ def _sql(fixture: str) -> Callable[[pytest.FixtureRequest, Path], Callable[[], S
 # Name -> a function that returns a function, each call of which opens the same records anew.
 STORES = {
     "memory": _memory,
+    "of-a-bus": _of_a_bus,
     "sqlite": _sqlite,
     "redis": _redis,
     "sql-sqlite": _sql(""),

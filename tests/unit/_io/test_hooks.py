@@ -188,6 +188,17 @@ def test_a_handlers_error_reaches_every_hook_and_then_the_runner() -> None:
     assert notes == ["a in", "b in", "b saw it", "b out", "a saw it", "a out"]
 
 
+def test_a_batch_is_the_run_of_each_of_its_deliveries_for_hooks_of_single_ones() -> None:
+    notes: list[Any] = []
+    chain = HookChain([Noting("a", notes), Hooks()])
+    with chain.handling_many([DELIVERY, DELIVERY]):
+        notes.append("handler")
+    assert notes == ["a in", "a in", "handler", "a out", "a out"]
+    with pytest.raises(ValueError, match="of the handler"), chain.handling_many([DELIVERY]):
+        raise ValueError("of the handler")
+    assert notes[-2:] == ["a saw it", "a out"]
+
+
 TEXT = st.text(max_size=20)
 
 
