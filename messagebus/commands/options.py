@@ -159,7 +159,7 @@ def _inline(value: Any) -> str:
     """Write a value in TOML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{json.dumps(k)} = {_inline(v)}' for k, v in value.items())}}}"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 class Duration(click.ParamType[float]):
