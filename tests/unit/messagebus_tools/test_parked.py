@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from messagebus._io.consume.dedup import dedup_id
 from messagebus.admin.parked import ParkedCount, ParkedMessage
-from messagebus.commands.options import Duration, iso
+from messagebus.commands.options import iso
 from messagebus.core.claims import Turn, key_of
 from messagebus.errors import ConfigError, NameInvalid
 from messagebus.recording.events import SCHEMA
@@ -40,20 +39,6 @@ MESSAGE = ParkedMessage(
     body=b"hello",
     body_bytes=5,
 )
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800)],
-)
-def test_durations_have_a_unit(text: str, seconds: float) -> None:
-    assert Duration().convert(text, None, None) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "h", "-1s", "5x", "1e3", "1 h"])
-def test_what_is_no_duration_is_told(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="such as 90s"):
-        Duration().convert(text, None, None)
 
 
 def test_a_message_is_told_with_what_it_says() -> None:
