@@ -29,8 +29,11 @@ test: install ## everything that CI runs
 	@$(PYTHON) -m tests.run
 
 check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory
-	@$(PYTEST) -q -n auto --dist loadfile --ignore=tests/unit/spark tests/unit
-	@$(PYTEST) -q -n 8 -k memory tests/contract # mostly waits
+	@mkdir -p .cache; status=0; \
+	$(PYTEST) -q -n 6 -k memory tests/contract > .cache/contract.txt 2>&1 & contract=$$!; \
+	$(PYTEST) -q -n 4 --dist loadfile --ignore=tests/unit/spark tests/unit || status=1; \
+	wait $$contract || status=1; \
+	cat .cache/contract.txt; exit $$status # both wait for half of their time
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up
