@@ -25,7 +25,7 @@ from pathlib import Path
 
 from messagebus.errors import MessageBusError
 from tests import versions
-from tests.support import eventually, starts
+from tests.support import beside, eventually, starts
 from tests.support.examples import THOROUGH
 
 TESTS = Path(__file__).resolve().parent
@@ -38,9 +38,9 @@ PARTS = {
 }
 # Parts that wait for little: they run one after the other beside those that wait for brokers.
 IN_TURN = ("unit", "spark")
-# Several files of a part run at once, the longest first (tests/conftest.py). With more of them, two
-# processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": 2}
+# Several files of a part run at once, the longest first (tests/conftest.py); the third when no other part
+# runs any more. With three beside the others two processors are so busy that tests fail by their time limits.
+FILES_AT_ONCE = {"real": 3}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
@@ -164,7 +164,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tests-", dir=cache) as folder:
         scratch = Path(folder)
         starts_file = scratch / "starts.txt"
-        os.environ |= {THOROUGH: "1", starts.FILE: str(starts_file)}
+        busy = scratch / "busy"
+        busy.touch()
+        os.environ |= {
+            THOROUGH: "1",
+            starts.FILE: str(starts_file),
+            beside.BUSY_FILE: str(busy),
+        }
         # Everything beside each other on two processors: no time limit of a test is about that.
         os.environ.setdefault(eventually.ENV_FACTOR, "2")
         known = {name: Part(name, paths, scratch) for name, paths in _paths().items()}
@@ -176,12 +182,15 @@ def main() -> int:
         said_of_style = scratch / "style.txt"
 
         def one_by_one() -> None:
-            with said_of_style.open("wb") as out:
-                style = subprocess.Popen(
-                    CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
-                )
-            codes["style and types"] = running.wait(style)[0]
-            running.one_by_one(after, codes)
+            try:
+                with said_of_style.open("wb") as out:
+                    style = subprocess.Popen(
+                        CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
+                    )
+                codes["style and types"] = running.wait(style)[0]
+                running.one_by_one(after, codes)
+            finally:
+                busy.unlink()
 
         chain = threading.Thread(target=one_by_one)
         chain.start()
