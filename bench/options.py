@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from messagebus.commands.options import NumberRange
 from ops.local.layout import DEFAULT_NETWORK
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -25,6 +26,6 @@ def number(
     *names: str, default: float, help: str, least: float = 1, most: float | None = None
 ) -> Option:
     """Return an option of a number with a default, whole as that is, and its bounds."""
-    kind = click.IntRange if isinstance(default, int) else click.FloatRange
+    kind = click.IntRange if isinstance(default, int) else NumberRange
     bounds: Any = kind(min=least, max=most)  # type: ignore[arg-type]
     return click.option(*names, type=bounds, default=default, show_default=True, help=help)

@@ -22,7 +22,7 @@ from consumer_lists.nodes import Cluster, Node
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, load
 from messagebus.broker import AGENT_PORT, Broker, BrokerList
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import option_anywhere, said
+from messagebus.commands.options import NumberRange, option_anywhere, said
 from messagebus.errors import ListInvalid
 from messagebus.terminal import plural, say
 from ops.errors import CommandFailed
@@ -216,6 +216,7 @@ def remove_command(source: Source, broker: Broker, if_needed: bool) -> None:
     default=pushing.SERVED_WITHIN_S,
     show_default=True,
     help="Seconds to wait until every node serves it.",
+    type=NumberRange(min=0),
 )
 @click.option(
     "--without",

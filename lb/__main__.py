@@ -22,7 +22,7 @@ from lb.fleet import Fleet, apply_absent, apply_all, check_all
 from lb.hosts import Machine
 from lb.render import gate_check_steps, render
 from messagebus.commands.exits import Exit, Program
-from messagebus.commands.options import option_anywhere, said
+from messagebus.commands.options import NumberRange, option_anywhere, said
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
 from ops.run import shell
@@ -164,7 +164,7 @@ def prepare_start_command() -> None:
 @click.option(
     "--every-s",
     "every_s",
-    type=click.FloatRange(min=0.1),
+    type=NumberRange(min=0.1),
     help="Repeat after this many seconds; default once.",
 )
 def save_state_command(every_s: float | None) -> None:
@@ -224,6 +224,7 @@ _within = click.option(
     default=agents.SEEN_WITHIN_S,
     show_default=True,
     help="Seconds to wait.",
+    type=NumberRange(min=0),
 )
 _by_hand = click.option(
     "--by-hand", is_flag=True, help="Change HAProxy directly, for a broker whose agent is dead."

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from messagebus.commands.options import NumberRange
 from messagebus.errors import ConfigError, MessageBusError
 from messagebus_conform.cases import CASES, MUST
 from messagebus_conform.run import FAILED, PASSED, Result, local_bus, run_all
@@ -26,7 +27,7 @@ BROKERS_MIN = 3
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a case.")
 @click.option(
     "--patience",
-    type=click.FloatRange(1, 20),
+    type=NumberRange(1, 20),
     default=1.0,
     show_default=True,
     help="Factor on all times, for a busy machine.",

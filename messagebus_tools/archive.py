@@ -39,6 +39,7 @@ from messagebus.commands.flow import (
 )
 from messagebus.commands.options import (
     Duration,
+    NumberRange,
     bus_settings,
     durability_option,
     subscription_option,
@@ -251,9 +252,7 @@ def open_archive(path: Path) -> Iterator[IO[bytes]]:
     show_default=True,
     help="Try so long to write while the disk is full, then end.",
 )
-@click.option(
-    "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."
-)
+@click.option("--idle-exit-s", type=NumberRange(min=0), help="Stop when that long nothing came.")
 @durability_option
 def to_file(
     topic: str,

@@ -16,7 +16,7 @@ from messagebus._io.agents.subscriptions import abandon, count, move, topology
 from messagebus.admin.directory import brokers as listed_brokers
 from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, confirm
+from messagebus.commands.options import NumberRange, bus_settings, confirm
 from messagebus.config import BusConfig
 from messagebus.core.homes import Chain, Home, joined, read_chains, segment_of
 from messagebus.destination import Topic
@@ -220,7 +220,7 @@ _within_option = click.option(
     "--within-s",
     default=300.0,
     show_default=True,
-    type=float,
+    type=NumberRange(min=0),
     help="Seconds to wait for the end.",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")

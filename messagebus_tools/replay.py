@@ -22,7 +22,7 @@ from messagebus.admin import directory
 from messagebus.aio import AsyncPublisher
 from messagebus.commands.exits import Exit
 from messagebus.commands.flow import layout_option
-from messagebus.commands.options import Duration, bus_settings
+from messagebus.commands.options import Duration, NumberRange, bus_settings
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Subscription, parse_destination
 from messagebus.envelope import Layout, as_envelope, write_envelope
@@ -65,7 +65,7 @@ class _Begin(click.ParamType[Any]):
 @click.option("--key", help="Only messages with this key.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
 @click.option("--to", help="Publish them: to TOPIC/SUBSCRIPTION alone, TOPIC, or queue:NAME.")
-@click.option("--rate", type=click.FloatRange(min=0.001), help="So many a second at most.")
+@click.option("--rate", type=NumberRange(min=0.001), help="So many a second at most.")
 @click.option(
     "--checkpoint",
     "file",

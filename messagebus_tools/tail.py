@@ -20,7 +20,7 @@ from messagebus.admin import directory
 from messagebus.broker import ListedBroker
 from messagebus.commands.exits import Exit
 from messagebus.commands.flow import layout_option
-from messagebus.commands.options import bus_settings
+from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import BusConfig
 from messagebus.destination import Topic, parse_destination
 from messagebus.envelope import Layout
@@ -52,7 +52,7 @@ BODIES = Layout("{body}{body_base64}")
 @click.option("--broker", "brokers", multiple=True, help="Tap this HOST:PORT; may be said again.")
 @click.option("--grep", help="Only with this regular expression in their envelope.")
 @click.option("--key", help="Their key, whole.")
-@click.option("--sample", type=click.FloatRange(0, 1), help="Only this share, such as 0.01.")
+@click.option("--sample", type=NumberRange(0, 1), help="Only this share, such as 0.01.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
 @click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
 @layout_option

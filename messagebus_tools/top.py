@@ -18,7 +18,7 @@ import click
 
 from messagebus._io.agents.subscriptions import topology
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings
+from messagebus.commands.options import NumberRange, bus_settings
 from messagebus.config import BusConfig
 from messagebus.destination import Queue, Topic
 from messagebus.terminal import duration, plural, say
@@ -96,7 +96,7 @@ def ages_ms(bus: Bus) -> dict[tuple[str, str], int | None]:
 @click.option("--exact", is_flag=True, help="Whole numbers instead of 12.3k, and milliseconds.")
 @click.option(
     "--every-s",
-    type=click.FloatRange(min=1.0),
+    type=NumberRange(min=1.0),
     default=EVERY_S,
     show_default=True,
     help="Seconds between two looks.",

@@ -30,7 +30,12 @@ from messagebus import __version__
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
 from messagebus.commands.exits import Exit
-from messagebus.commands.options import bus_settings, durability_option, subscription_option
+from messagebus.commands.options import (
+    NumberRange,
+    bus_settings,
+    durability_option,
+    subscription_option,
+)
 from messagebus.config import ConsumerConfig
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
@@ -267,7 +272,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 )
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(min=0.1),
+    type=NumberRange(min=0.1),
     default=TIMEOUT_S,
     show_default=True,
     help="For connecting and for the answer, each.",

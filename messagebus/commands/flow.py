@@ -22,6 +22,7 @@ from messagebus.admin import directory
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import (
     Duration,
+    NumberRange,
     bus_settings,
     durability_option,
     subscription_option,
@@ -53,7 +54,7 @@ def destination_of(text: str, durability: str) -> Destination:
 
 def rate_option(command: Any) -> Any:
     return click.option(
-        "--rate", "rate_per_s", type=click.FloatRange(min=0.001), help="So many a second at most."
+        "--rate", "rate_per_s", type=NumberRange(min=0.001), help="So many a second at most."
     )(command)
 
 
@@ -81,8 +82,11 @@ class Sending:
         self._publisher.start(require="one" if self._config.spool is None else None)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the ends; tell those of the messages before an error."""
         self._publisher.stop(PUBLISH_STOP_S)
+        if kind is not None and self.ends:
+            self._tell()
 
     def send(self, destination: Destination, message: Message, options: Options) -> None:
         if self._pause_s:
@@ -110,13 +114,16 @@ class Sending:
     def _safe(self) -> int:
         return sum(self.ends[outcome] for outcome in SAFE)
 
+    def _tell(self) -> None:
+        told = ", ".join(f"{end.value} {n}" for end, n in sorted(self.ends.items(), key=str))
+        say(f"published {self.ends.total()}: {told or 'nothing to publish'}", err=True)
+
     def told(self) -> Exit:
         """Tell the outcomes and return the exit code."""
         ends = self.ends
         if self.unroutable and (near := directory.nearest(self.bus, self.unroutable)):
             say(f"messagebus: did you mean {near}?", err=True)
-        told = ", ".join(f"{outcome.value} {n}" for outcome, n in sorted(ends.items(), key=str))
-        say(f"published {ends.total()}: {told or 'nothing to publish'}", err=True)
+        self._tell()
         if ends.total() == self._safe:
             return Exit.DONE
         if self._safe:
@@ -325,9 +332,7 @@ def layout_option(command: Any) -> Any:
 @click.argument("topic")
 @subscription_option
 @click.option("--count", type=click.IntRange(min=1), help="Stop after that many messages.")
-@click.option(
-    "--idle-exit-s", type=click.FloatRange(min=0), help="Stop when that long nothing came."
-)
+@click.option("--idle-exit-s", type=NumberRange(min=0), help="Stop when that long nothing came.")
 @click.option("--ndjson", is_flag=True, help="Print envelopes: id, key, headers, body as JSON.")
 @layout_option
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -7,7 +7,6 @@ of a file. Kinds of options that several commands have are here, too.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -24,6 +23,8 @@ if TYPE_CHECKING:  # imports no client while only help is wanted
     from messagebus.config import BusConfig
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+# Beyond every count and time in s that can be meant; the library's own waits end with 292 years.
+NUMBER_MAX = 1e9
 _UNITS_S = {None: 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 # Settings that say the same: one of a profile removes the others of the environment.
 _SAME = (("LIST_URL", "LIST_URLS"), ("PASSWORD", "PASSWORD_FILE"), ("USER", "USER_FILE"))
@@ -33,14 +34,14 @@ profiled: dict[str, str] = {}
 
 
 class NumberRange(click.FloatRange):
-    """Type of a number within limits. Click lets "nan" pass, which is neither below nor above any limit."""
+    """Type of a number within limits, and below 1e9 in any case. Click lets "nan" pass every limit."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail("nan is no number", param, ctx)
+        if not abs(found) < NUMBER_MAX:
+            self.fail(f"{value}: a number below 1,000,000,000 wanted", param, ctx)
         return found
 
 

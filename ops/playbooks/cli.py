@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from messagebus.commands.options import NumberRange
 from messagebus.errors import ConfigError
 from messagebus.terminal import say
 from ops.cluster.absent import find_absent
@@ -40,7 +41,7 @@ _moves = click.option(
 _held = click.option(
     "--held-s",
     "held_within_s",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=HELD_WITHIN_S,
     show_default=True,
     help="Seconds that a consumer may keep deliveries unacknowledged.",

@@ -31,6 +31,7 @@ import click
 import numpy as np
 
 from messagebus.commands.exits import HELP
+from messagebus.commands.options import NumberRange
 from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.page import Bar, Bars, Figure, Page, section_of
@@ -408,7 +409,7 @@ def _page(
     )
 
 
-_PART = click.FloatRange(min=0, max=1, min_open=True)
+_PART = NumberRange(min=0, max=1, min_open=True)
 
 
 @click.command(
@@ -429,7 +430,7 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
     "--rate",
     "rate_per_s",
     required=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     help="Messages published a second.",
 )
 @click.option(
@@ -442,7 +443,7 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
 @click.option(
     "--fan-out",
     default=1,
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     show_default=True,
     help="Subscriptions that get each message; a mean may be given.",
 )
@@ -456,7 +457,7 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
 @click.option(
     "--cores",
     default=4,
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     show_default=True,
     help="Of each broker.",
 )
@@ -473,7 +474,7 @@ _PART = click.FloatRange(min=0, max=1, min_open=True)
 @click.option(
     "--syncs",
     "syncs_per_s",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     help="A second, of each broker's disk. Default: the most of any run.",
 )
 @click.option(

@@ -19,6 +19,7 @@ if __package__ in (None, ""):
 import click
 
 from messagebus.commands.exits import HELP
+from messagebus.commands.options import NumberRange
 from messagebus.recording.events import FAULTS
 from reports.charts import DASHED, Series, percentiles
 from reports.page import Figure, Page, Section
@@ -63,7 +64,7 @@ MORE_IS_BETTER = (RATE, CONFIRMED)
     "--worse-max",
     default=0.2,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     help="Part by which the second may be worse.",
 )
 @click.argument("first", metavar="RUN[@DATE]")

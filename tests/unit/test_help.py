@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from messagebus.__main__ import LATER, cli
 from messagebus.commands import outbox
+from messagebus.commands.options import NumberRange
 
 GROUPS = {
     "messagebus": "messagebus.__main__:cli",
@@ -164,6 +165,15 @@ def test_the_inventory_is_said_before_or_behind_a_command(words: list[str]) -> N
     done = CliRunner().invoke(group(GROUPS[words[0]]), words[1:])
     assert done.exit_code != 0
     assert "nowhere.toml" in f"{done.output}{done.exception}"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "words"), EVERY, ids=[" ".join([name, *words]) for name, _, words in EVERY]
+)
+def test_no_option_takes_nan_for_a_number(name: str, path: str, words: tuple[str, ...]) -> None:
+    for param in context_of(name, path, words).command.params:
+        if isinstance(param.type, click.types.FloatParamType):
+            assert isinstance(param.type, NumberRange), param.name
 
 
 def test_every_command_completes_in_bash() -> None:

@@ -152,9 +152,10 @@ def test_what_is_no_duration_is_said_with_examples(text: str) -> None:
         Duration().convert(text, None, None)
 
 
-def test_nan_is_within_no_limits() -> None:
-    with pytest.raises(click.BadParameter, match="nan is no number"):
-        NumberRange(min=0).convert("nan", None, None)
+@pytest.mark.parametrize("text", ["nan", "-nan", "inf", "1e300"])
+def test_nan_and_what_nobody_waits_for_is_within_no_limits(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="a number below 1,000,000,000 wanted"):
+        NumberRange(min=0).convert(text, None, None)
     assert NumberRange(min=0).convert("1.5", None, None) == 1.5
 
 

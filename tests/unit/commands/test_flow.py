@@ -1,0 +1,129 @@
+"""`messagebus publish`: what its options become, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from click.testing import CliRunner, Result
+
+from messagebus import Destination, Durability, Message
+from messagebus.__main__ import cli
+from messagebus.commands import flow
+from messagebus.commands.exits import Exit
+from messagebus.errors import MessageInvalid
+
+
+class Sent(list[tuple[str, Message, Mapping[str, Any]]]):
+    """Stands for `flow.Sending`, and keeps what it is given."""
+
+    def __call__(self, rate_per_s: float | None) -> Self:
+        self.rate_per_s = rate_per_s
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send(self, to: Destination, message: Message, options: Mapping[str, Any]) -> None:
+        self.destination = to
+        self.append((str(to), message, options))
+
+    def told(self) -> Exit:
+        return Exit.DONE
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    made = Sent()
+    monkeypatch.setattr(flow, "Sending", made)
+    return made
+
+
+def publish(*words: str, given: bytes = b"hello") -> Result:
+    return CliRunner().invoke(cli, ["publish", *words], input=given, catch_exceptions=True)
+
+
+def test_options_become_those_of_the_message(sent: Sent) -> None:
+    words = ["--key", "k", "--type", "t", "--id", "mine", "--delay", "90s", "--expires", "2h"]
+    words += ["--priority", "3", "--redundant", "--header", "a=1", "--header", "b=x=y"]
+    assert publish("orders", "-", *words, "--rate", "50").exit_code == Exit.DONE
+    [(to, message, options)] = sent
+    assert (to, message.body, sent.rate_per_s) == ("orders", b"hello", 50)
+    assert options == {
+        **{"key": "k", "type": "t", "message_id": "mine", "deliver_after_s": 90.0},
+        **{"ttl_s": 7_200.0, "priority": 3, "redundant": True, "headers": {"a": "1", "b": "x=y"}},
+    }
+
+
+def test_a_time_is_this_hosts_unless_it_says_otherwise(sent: Sent) -> None:
+    for said in ("2030-01-31T08:00", "2030-01-31T08:00+00:00"):
+        publish("queue:jobs", "-", "--at", said, "--durability", "none")
+        assert sent[-1][2]["deliver_at"] == datetime.fromisoformat(said).astimezone()
+    assert sent.destination.durability is Durability.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "content_type"),
+    [
+        ("order.json", [], "application/json"),
+        ("order", [], "application/octet-stream"),
+        ("order.json", ["--lines"], "text/plain"),
+        ("order.txt", ["--ndjson"], "application/json"),
+        ("order.txt", ["--content-type", "text/x"], "text/x"),
+    ],
+)
+def test_a_content_type_is_that_of_the_suffix_unless_it_is_said(
+    sent: Sent, tmp_path: Path, name: str, words: list[str], content_type: str
+) -> None:
+    (tmp_path / name).write_bytes(b"{}\n\n{}\n")
+    publish("orders", str(tmp_path / name), *words)
+    assert {message.content_type for _, message, _ in sent} == {content_type}
+    assert len(sent) == (3 if "--lines" in words else 2 if "--ndjson" in words else 1)
+
+
+def test_what_is_said_goes_before_what_an_envelope_says(sent: Sent) -> None:
+    envelope = {"body": "x", "id": "mine", "delay_s": 60, "headers": {"a": "old", "c": "kept"}}
+    given = json.dumps(envelope).encode()
+    publish("orders", "-", "--envelope", given=given)
+    words = ["--new-ids", "--delay", "5s", "--header", "a=new", "--content-type", "text/x"]
+    publish("orders", "-", "--envelope", *words, given=given)
+    (_, old, kept), (_, new, said) = sent
+    assert (old.message_id, kept) == ("mine", {"deliver_after_s": 60})
+    assert said == {"message_id": "", "deliver_after_s": 5, "headers": {"a": "new", "c": "kept"}}
+    assert new.content_type == "text/x"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--id", "x", "--lines"], "--id is for a single message, not for --lines"),
+        (["--new-ids"], "--new-ids is for --envelope"),
+        (["--delay", "5s", "--at", "2030-01-31"], "--delay or --at, not both"),
+        (["--at", "soon"], "--at 'soon': a time wanted, such as 2030-01-31T08:00"),
+        (["--at", "0001-01-01"], "--at '0001-01-01': a time wanted"),
+        (["--header", "shop"], "--header 'shop': NAME=VALUE wanted"),
+        (["--header", "=12"], "--header '=12': NAME=VALUE wanted"),
+        (["--priority", "10"], "10 is not in the range 0<=x<=9"),
+        (["--rate", "nan"], "nan: a number below 1,000,000,000 wanted"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_sent(
+    sent: Sent, words: list[str], told: str
+) -> None:
+    done = publish("orders", "-", *words)
+    assert done.exit_code == Exit.USAGE
+    assert told in done.stderr
+    assert not sent
+
+
+def test_a_bad_line_is_named_and_those_before_it_are_sent(sent: Sent) -> None:
+    done = publish("orders", "-", "--ndjson", given=b"1\n\nnonsense\n2\n")
+    assert isinstance(done.exception, SystemExit | MessageInvalid)
+    assert "line 3: not JSON" in f"{done.stderr}{done.exception}"
+    assert [message.body for _, message, _ in sent] == [b"1"]
