@@ -25,7 +25,15 @@ from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.message import Delivery, Message, decode_json
 from messagebus.terminal import did_you_mean, printable
 
-__all__ = ["Enveloped", "Layout", "as_envelope", "delivered", "read_envelope", "write_envelope"]
+__all__ = [
+    "Enveloped",
+    "Layout",
+    "as_envelope",
+    "delivered",
+    "read_envelope",
+    "tagged",
+    "write_envelope",
+]
 
 FIELDS_OF_MESSAGE = ("key", "content_type", "type", "correlation_id", "reply_to")
 KNOWN = frozenset(
@@ -64,7 +72,7 @@ def as_envelope(
         told["expires_s"] = message.ttl_ms / MS_PER_S
     told["time_ms"] = time_ms
     if message.headers:
-        told["headers"] = {name: _tagged(value) for name, value in message.headers.items()}
+        told["headers"] = {name: tagged(value) for name, value in message.headers.items()}
     if received is not None:
         told["received"] = received
     try:
@@ -151,7 +159,8 @@ def _seconds(told: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _tagged(value: Any) -> Any:
+def tagged(value: Any) -> Any:
+    """Return a header's value as JSON can hold it: bytes, times and decimals as an object of one member."""
     match value:
         case bytes():
             return {"base64": base64.b64encode(value).decode()}
@@ -162,9 +171,9 @@ def _tagged(value: Any) -> Any:
         case float() if value - value != 0:  # JSON has neither infinity nor NaN
             return str(value)
         case list():
-            return [_tagged(each) for each in value]
+            return [tagged(each) for each in value]
         case dict():
-            inner = {name: _tagged(each) for name, each in value.items()}
+            inner = {name: tagged(each) for name, each in value.items()}
             return {"object": inner} if len(inner) == 1 and inner.keys() <= TAGS else inner
         case _:
             return value

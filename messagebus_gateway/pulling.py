@@ -24,6 +24,7 @@ from messagebus import (
     Source,
     Status,
 )
+from messagebus.envelope import tagged
 from messagebus_gateway.clients import Bus, now_ms
 from messagebus_gateway.config import Limits
 from messagebus_gateway.demand import LINGER_MS, TICK_MS, Demand, LetGo, Rest
@@ -423,7 +424,7 @@ def as_json(lease: Lease[Held]) -> dict[str, Any]:
         "attempt": delivery.attempt,
         "key": message.key,
         "content_type": message.content_type,
-        "headers": {name: _plain(value) for name, value in message.headers.items()},
+        "headers": {name: tagged(value) for name, value in message.headers.items()},
     }
     for name in ("type", "correlation_id", "reply_to", "priority"):
         if value := getattr(message, name):
@@ -436,15 +437,3 @@ def _written(until_ms: int) -> str:
     """Return a time of the monotonic clock as text, by the clock of now."""
     until = datetime.now(UTC) + timedelta(milliseconds=until_ms - now_ms())
     return until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _plain(value: Any) -> Any:
-    """Return a header's value for JSON; bytes are tagged."""
-    match value:
-        case bytes():
-            return {"base64": base64.b64encode(value).decode()}
-        case list():
-            return [_plain(each) for each in value]
-        case dict():
-            return {name: _plain(each) for name, each in value.items()}
-    return value

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import hmac
 import ipaddress
-import json
 import logging
 import socket
 import time
@@ -36,6 +35,7 @@ from messagebus.topology import parse_wanted
 from messagebus_gateway.clients import Bus
 from messagebus_gateway.config import PushConfig
 from messagebus_gateway.metrics import Metrics
+from messagebus_gateway.problems import encoded
 from messagebus_integrations import cloudevents
 
 __all__ = ["Push", "read_secret", "signed"]
@@ -116,7 +116,7 @@ class Push:
         headers, body = {"content-type": delivery.content_type}, delivery.body
         if config.format == "cloudevents":
             headers = {"content-type": cloudevents.STRUCTURED}
-            body = json.dumps(cloudevents.as_event(delivery), ensure_ascii=False).encode()
+            body = encoded(cloudevents.as_event(delivery))
         headers |= signed(self._secret, delivery.message_id, int(time.time()), body)
         status, retry_after, shown = 0, "", b""
         try:

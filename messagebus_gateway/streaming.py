@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 
 from starlette.responses import StreamingResponse
 
 from messagebus_gateway.leases import Lease
 from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import encoded
 from messagebus_gateway.pulling import HOLDING_WAIT_S, Held, Holding, Pulls, Reader, as_json
 
 __all__ = ["Stream"]
@@ -79,5 +79,4 @@ class Stream:
 
 
 def _event(lease: Lease[Held]) -> bytes:
-    told = json.dumps(as_json(lease), ensure_ascii=False, separators=(",", ":"))
-    return f"id: {lease.token}\nevent: message\ndata: {told}\n\n".encode()
+    return b"id: %b\nevent: message\ndata: %b\n\n" % (lease.token.encode(), encoded(as_json(lease)))

@@ -7,13 +7,15 @@ The id is the message's id where it may be one, else a header; other attributes 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from messagebus import Delivery, Message, MessageInvalid
+from messagebus import Delivery, Message, MessageInvalid, WrongPayload
+from messagebus.message import decode_json
 
 __all__ = ["BATCH", "STRUCTURED", "as_event", "binary_headers", "is_event", "of_headers", "of_json"]
 
@@ -26,6 +28,8 @@ _REQUIRED = ("id", "source", "specversion", "type")
 _TRACE = ("traceparent", "tracestate")
 # JSON writes these as members; all else is a text.
 _JSON_TYPES = (str, int, bool)
+# Containers within each other that can always be written, and those that may stand around a body.
+DEPTH_MAX, DEPTH_SPARE = 300, 50
 _NOT_ESCAPED = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
 
 
@@ -133,10 +137,21 @@ def as_event(delivery: Delivery) -> dict[str, Any]:
     if not body:
         return event
     try:
-        event["data"] = json.loads(body) if _is_json(kind) else body.decode()
-    except ValueError:
+        event["data"] = _json_of(body) if _is_json(kind) else body.decode()
+    except (UnicodeDecodeError, WrongPayload, RecursionError):
         event["data_base64"] = base64.b64encode(body).decode()
     return event
+
+
+def _json_of(body: bytes) -> Any:
+    """Decode JSON that can be written again inside of other values. Raises WrongPayload, RecursionError.
+
+    NaN is none: one such body would spoil an answer with others.
+    """
+    found = decode_json(body)
+    if body.count(b"[") + body.count(b"{") > DEPTH_MAX:  # it may be as deep, or is only long
+        json.dumps(functools.reduce(lambda inner, _: [inner], range(DEPTH_SPARE), found))
+    return found
 
 
 def binary_headers(delivery: Delivery) -> dict[str, str]:

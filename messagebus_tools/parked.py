@@ -23,6 +23,7 @@ from messagebus.admin.parked import (
 )
 from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
+from messagebus.envelope import tagged
 from messagebus.terminal import escaped, plural, printable, say
 
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
@@ -229,7 +230,7 @@ def _message_row(each: ParkedMessage) -> dict[str, Any]:
         "first": iso(each.first_ms),
         "parked": iso(each.parked_ms),
         "redriven": each.redriven,
-        "headers": dict(each.headers),
+        "headers": {name: tagged(value) for name, value in each.headers.items()},
         "content_type": each.content_type,
         "body_bytes": each.body_bytes,
         **body,
@@ -400,7 +401,7 @@ class _Progress:
 
 # Words.
 def _print_json(told: Mapping[str, Any], faults: Mapping[str, str]) -> None:
-    click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2, default=str))
+    click.echo(json.dumps({**told, "faults": dict(faults)}, indent=2))
 
 
 def _tell(answer: ParkedCounts | ParkedMessages | ParkedMoved) -> int:

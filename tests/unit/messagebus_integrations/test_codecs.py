@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -341,3 +342,23 @@ def test_a_message_that_was_no_event_becomes_one() -> None:
     found = cloudevents.as_event(delivered(Message(body=b"\xff", message_id="7", key="k")))
     assert found["source"] == "/orders/billing"
     assert (found["id"], found["partitionkey"], found["data_base64"]) == ("7", "k", "/w==")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"NaN", b'{"a": [Infinity]}', b"1" * 5_000, b"{", b"\xff", b"[" * 100_000],
+    ids=["nan", "infinity", "digits", "cut off", "binary", "deep"],
+)
+def test_a_body_that_no_reader_of_json_takes_travels_as_bytes(body: bytes) -> None:
+    message = Message(body=body, content_type="application/json")
+    event = cloudevents.as_event(delivered(message))
+    assert (base64.b64decode(event["data_base64"]), "data" in event) == (body, False)
+
+
+def test_however_deep_a_body_is_an_event_can_be_written_among_others() -> None:
+    for depth in (10, 290, *range(600, 1_000, 10), 10_000):
+        body = b"[" * depth + b"]" * depth
+        message = Message(body=body, content_type="application/json")
+        event = cloudevents.as_event(delivered(message))
+        assert json.dumps({"deliveries": [{"lease": "x", "event": event}]})
+        assert "data" in event or base64.b64decode(event["data_base64"]) == body
