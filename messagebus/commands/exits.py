@@ -188,15 +188,11 @@ class Group(click.Group):
         """Write a line for each command; none is imported for it."""
         names = self.list_commands(ctx)
         room = formatter.width - 6 - max(map(len, names), default=0)
-        rows = [
-            (each, self._later[each][1])
-            if each in self._later
-            else (each, self.commands[each].get_short_help_str(room))
-            for each in names
-        ]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+        told = {name: line for name, (_place, line) in self._later.items()}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(n, told.get(n) or self.commands[n].get_short_help_str(room)) for n in names]
+            )
 
 
 class Program(Group):

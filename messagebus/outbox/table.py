@@ -27,7 +27,6 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})
 Statement = tuple[str, tuple[object, ...]]
 """Text with ``?`` for each parameter, and the parameters."""
 
-
 COLUMNS = (
     *("message_id", "destination", "msg_key", "shard", "content_type"),
     *("headers", "options", "body", "created_ms"),

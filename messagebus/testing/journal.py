@@ -20,7 +20,6 @@ MESSAGES_MAX = 1_000_000
 PARK_REASON = "mb-park-reason"
 REJECTED = "rejected"
 
-
 Order = tuple[Address, bytes, bytes]
 """One AMQP message as it was published: where, properties, body."""
 

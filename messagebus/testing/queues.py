@@ -19,7 +19,6 @@ NEVER_MS = 1 << 62
 # Flag in the first byte of a property list: the message has a time to live.
 EXPIRATION = 1
 
-
 Arrived = tuple[int, bool, bytes, bytes]
 """A delivery on its way to its taker: tag, whether redelivered, properties, body."""
 

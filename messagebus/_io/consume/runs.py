@@ -68,7 +68,6 @@ PARK_KEY = "mb-park-key"
 # Delay of a retry that never comes: the key of its delivery is stopped.
 STOP_MS = -1
 
-
 _handled_by: ContextVar[object] = ContextVar("messagebus_handled_by", default=None)
 
 
