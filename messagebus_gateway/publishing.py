@@ -31,7 +31,9 @@ from messagebus import (
     Outcome,
     Published,
     Stopped,
+    WrongPayload,
 )
+from messagebus.message import decode_json
 from messagebus_gateway.clients import now_ms
 from messagebus_gateway.problems import Problem, encoded, seconds
 from messagebus_integrations import cloudevents
@@ -158,9 +160,9 @@ def _of_event(event: Message, key: str, own: Mapping[str, Any], fields: dict[str
 
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise MessageInvalid("not JSON") from None
+        return decode_json(body)
+    except WrongPayload as fault:
+        raise MessageInvalid(str(fault)) from None
 
 
 def _bad(detail: str) -> Problem:

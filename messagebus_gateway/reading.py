@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
 
-from messagebus import MessageInvalid
+from messagebus import MessageInvalid, WrongPayload
+from messagebus.message import decode_json
 from messagebus_gateway.problems import Problem
 from messagebus_gateway.publishing import BATCH_MAX, BODY_BYTES_MAX, Wanted
 from messagebus_integrations import cloudevents
@@ -60,9 +60,9 @@ async def read_body(request: Request, most: int) -> bytes:
 async def read_events(request: Request, timeout_s: float) -> list[Wanted]:
     """Read a batch of CloudEvents; all of it is checked before anything is sent."""
     try:
-        found = json.loads(await read_body(request, BODY_BYTES_MAX))
-    except (ValueError, RecursionError):
-        raise Problem(400, "not JSON", outcome="not sent") from None
+        found = decode_json(await read_body(request, BODY_BYTES_MAX))
+    except WrongPayload as fault:
+        raise Problem(400, str(fault), outcome="not sent") from None
     if not isinstance(found, list) or not found:
         raise Problem(400, "a list of CloudEvents wanted", outcome="not sent")
     if len(found) > BATCH_MAX:
@@ -80,9 +80,9 @@ async def read_object(request: Request, known: set[str]) -> dict[str, Any]:
     """Read a JSON object; nothing is an empty one. Raises Problem 400."""
     body = await read_body(request, JSON_BYTES_MAX)
     try:
-        found = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError):
-        raise Problem(400, "not JSON") from None
+        found = decode_json(body) if body.strip() else {}
+    except WrongPayload as fault:
+        raise Problem(400, str(fault)) from None
     if not isinstance(found, dict):
         raise Problem(400, "an object wanted")
     if unknown := sorted(set(found) - known):

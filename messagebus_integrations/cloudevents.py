@@ -72,9 +72,11 @@ def of_json(event: Any) -> Message:
         return _message(attributes, b"", kind or "")
     if isinstance(data, str) and kind is not None and not _is_json(kind):
         return _message(attributes, data.encode(errors="surrogatepass"), kind)
-    body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
-        errors="surrogatepass"
-    )
+    try:
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (ValueError, RecursionError) as fault:
+        raise MessageInvalid(f"data: {fault}") from None
+    body = text.encode(errors="backslashreplace")  # half of a pair, as JSON writes it
     return _message(attributes, body, kind or "application/json")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -353,6 +354,27 @@ def test_a_body_that_no_reader_of_json_takes_travels_as_bytes(body: bytes) -> No
     message = Message(body=body, content_type="application/json")
     event = cloudevents.as_event(delivered(message))
     assert (base64.b64decode(event["data_base64"]), "data" in event) == (body, False)
+
+
+def deep(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "data", [math.nan, [[math.inf]], deep(10_000)], ids=["nan", "infinity", "deep"]
+)
+def test_data_that_no_json_has_is_refused(data: Any) -> None:
+    event = {"specversion": "1.0", "id": "1", "type": "t", "source": "/s", "data": data}
+    with pytest.raises(MessageInvalid, match="data: "):
+        cloudevents.of_json(event)
+
+
+def test_half_of_a_pair_stays_json() -> None:
+    event = {"specversion": "1.0", "id": "1", "type": "t", "source": "/s", "data": {"a": "\ud800"}}
+    assert json.loads(cloudevents.of_json(event).body) == event["data"]
 
 
 def test_however_deep_a_body_is_an_event_can_be_written_among_others() -> None:
