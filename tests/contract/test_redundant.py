@@ -155,8 +155,10 @@ async def test_a_cut_of_all_links_ends_every_publish_once(bus: Bus) -> None:
     ends = [await end_of(future) for future in futures]
     assert {(end.outcome, len(set(end.brokers))) for end in ends} == {(Outcome.CONFIRMED, 2)}
     ids = {end.message_id for end in ends}
-    got = await receive(consumer, 2 * COUNT + 2)
-    assert ids <= {each.message_id for each in got}
+    # A copy whose confirm was cut off is stored again: there may be more than two of a message.
+    got: set[str] = set()
+    while not ids <= got:
+        got |= {each.message_id for each in await receive(consumer, 1)}
 
 
 async def test_flush_and_stop_wait_for_both_copies(bus: Bus) -> None:
