@@ -47,6 +47,7 @@ INSIDE = {
         "as_envelope",
         "delivered",
         "read_envelope",
+        "tagged",
         "write_envelope",
     },
     "messagebus.handling": {
