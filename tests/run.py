@@ -38,9 +38,9 @@ PARTS = {
 }
 # Parts that wait for little: they run one after the other beside those that wait for brokers.
 IN_TURN = ("unit", "spark")
-# Several files of a part run at once, the longest first (tests/conftest.py); the third when no other part
-# runs any more. With three beside the others two processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": 3}
+# Several files of a part run at once, the longest first (tests/conftest.py); the last when no other part
+# runs any more. With it beside the others two processors are so busy that tests fail by their time limits.
+FILES_AT_ONCE = {"real": beside.FIRST_LATE + 1}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED = 1  # pytest's exit code
 LATE_MAX = 2  # tests that may pass at their second try only
