@@ -165,8 +165,10 @@ def read_secret(key: str, path: str) -> Secret:
     """Read a file's text without surrounding blanks. Raises ConfigError naming the key."""
     try:
         text = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"{key}: {fault}") from fault
+    except (OSError, ValueError) as fault:
+        # The text of a decoding error would show a byte of the secret.
+        told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
+        raise ConfigError(f"{key}: {told}") from None
     if not text:
         raise ConfigError(f"{key}: {path} is empty")
     return Secret(text)

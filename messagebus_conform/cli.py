@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,13 +14,22 @@ from pathlib import Path
 
 import click
 
+from messagebus import BusConfig
+from messagebus.broker import Broker
+from messagebus.commands.exits import Exit, run
 from messagebus.commands.options import NumberRange
-from messagebus.errors import ConfigError, MessageBusError
+from messagebus.errors import ConfigError
 from messagebus_conform.cases import CASES, MUST
 from messagebus_conform.run import FAILED, PASSED, Result, local_bus, run_all
 from messagebus_conform.stage import Bus
 
 BROKERS_MIN = 3
+LOGIN = (
+    "MESSAGEBUS_USER",
+    "MESSAGEBUS_USER_FILE",
+    "MESSAGEBUS_PASSWORD",
+    "MESSAGEBUS_PASSWORD_FILE",
+)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -51,7 +62,7 @@ def conform(
     """Judge COMMAND, a client of the bus in any language, by the cases of docs/conformance.md.
 
     Starts a cluster of its own, which needs the operators' kit (`python -m ops`). On a given bus
-    (--brokers, --agents; MESSAGEBUS_USER, MESSAGEBUS_PASSWORD_FILE) cases that break brokers do not run.
+    (--brokers, --agents; login as of any client) cases that break brokers do not run.
     Exit code 7 when a client fails what it must do.
 
     \b
@@ -62,6 +73,10 @@ def conform(
     unknown = set(cases) - {case.number for case in CASES}
     if unknown:
         raise click.UsageError(f"--case {min(unknown)}: 1 to {len(CASES)}")
+    if shutil.which(command[0]) is None:
+        raise click.UsageError(f"{command[0]}: no program that can be run")
+    # The cluster must not outlive us.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(Exit.TERMINATED))
     folder = Path(tempfile.mkdtemp(prefix="conform-"))
     show = _print_json if as_json else _print_row
     try:
@@ -75,8 +90,6 @@ def conform(
         raise click.UsageError(
             f"no kit here that starts brokers ({fault.name}): --brokers"
         ) from fault
-    except OSError as fault:
-        raise MessageBusError(str(fault)) from fault
     finally:
         if keep:
             click.echo(f"what the client wrote to standard error: {folder}", err=True)
@@ -86,20 +99,31 @@ def conform(
 
 
 def _given(brokers: str, agents: str, cluster: str, folder: Path, patience: float) -> Bus:
-    at, asked = brokers.split(","), agents.split(",")
+    at, asked = _addresses("--brokers", brokers), _addresses("--agents", agents)
     if len(at) < BROKERS_MIN or len(at) != len(asked):
         raise ConfigError(f"--brokers and --agents: {BROKERS_MIN} or more of each, in one order")
-    password = Path(os.environ.get("MESSAGEBUS_PASSWORD_FILE", "/dev/null")).read_text().strip()
+    login = {name: os.environ[name] for name in LOGIN if name in os.environ}
+    bus = BusConfig.from_env({**login, "MESSAGEBUS_BROKER": at[0]})
     return Bus(
         brokers=at[:BROKERS_MIN],
         agents=asked[:BROKERS_MIN],
         cluster=cluster or "conform",
-        user=os.environ.get("MESSAGEBUS_USER", "guest"),
-        password=password,
+        user=bus.current_user(),
+        password=bus.current_password().reveal(),
         folder=folder,
         begin=f"cf{secrets.token_hex(2)}-",
         patience=patience,
     )
+
+
+def _addresses(option: str, text: str) -> list[str]:
+    found = text.split(",") if text else []
+    for each in found:
+        try:
+            Broker.parse(each)
+        except ValueError as fault:
+            raise ConfigError(f"{option}: {fault}") from fault
+    return found
 
 
 def _print_row(result: Result) -> None:
@@ -117,7 +141,8 @@ def _print_json(result: Result) -> None:
 def _verdict(results: Sequence[Result]) -> int:
     passed = sum(each.result == PASSED for each in results)
     click.echo(f"{passed} of {len(results)} passed", err=True)
-    return 7 if any(e.result == FAILED and e.level == MUST for e in results) else 0
+    failed = any(each.result == FAILED and each.level == MUST for each in results)
+    return Exit.FOUND if failed else Exit.DONE
 
 
 def _remove(folder: Path) -> None:
@@ -128,10 +153,4 @@ def _remove(folder: Path) -> None:
 
 def main() -> None:
     """Run the command by itself, with errors in one line."""
-    try:
-        sys.exit(conform.main(prog_name="messagebus_conform", standalone_mode=False))
-    except click.ClickException as fault:
-        fault.show()
-        sys.exit(fault.exit_code)
-    except MessageBusError as fault:
-        sys.exit(f"messagebus_conform: {fault}")
+    sys.exit(run(conform, prog_name="python -m messagebus_conform"))

@@ -23,6 +23,8 @@ from messagebus_conform.witness import Witness
 REGISTER_WITHIN_S = 60.0
 HTTP_TIMEOUT_S = 30.0
 KNOWN_S = 0.3
+REFUSED = (401, 403)
+TOLD_SHOWN = 300
 DELAYS = ("delay:1000", "delay:2000")
 
 
@@ -51,11 +53,16 @@ class Bus:
         body = json.dumps({"wanted": list(wanted), "alive": True})
         told = ""
         while time.monotonic() < until_s:
-            status, told = _post(self.agents[0], body, self.user, self.password)
+            try:
+                status, told = _post(self.agents[0], body, self.user, self.password)
+            except (OSError, http.client.HTTPException) as fault:
+                raise OSError(f"agent {self.agents[0]}: {fault}") from fault
             if status == 200 and json.loads(told)["complete"]:
                 return
+            if status in REFUSED:
+                raise OSError(f"agent {self.agents[0]}: HTTP {status}: {told[:TOLD_SHOWN]}")
             time.sleep(0.2)
-        raise OSError(f"topology of the kit is not complete: {told[:300]}")
+        raise OSError(f"topology of the kit is not complete: {told[:TOLD_SHOWN]}")
 
 
 def _post(agent: str, body: str, user: str, password: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 ANONYMOUS = ("", "publish", "consume", "all")
 FORMATS = ("raw", "cloudevents")
+STOP_S_MAX, PUSH_TIMEOUT_S_MAX = 3_600, 3_600
+ORIGIN_SLASHES = 2
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -53,10 +56,9 @@ class Limits:
             for each in dataclasses.fields(self)
             if isinstance(value := getattr(self, each.name), bool)
             or not isinstance(value, int | float)
-            or value <= 0
+            or not 0 < value < math.inf
         ]
-        if faults:
-            raise ConfigError("; ".join(faults))
+        _raise_all(faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,9 @@ class PushConfig:
     """One subscription that is pushed to an address, by signed webhooks.
 
     subscription: ``orders/billing`` or ``queue:jobs``. url: https, or http. format: "raw" or "cloudevents".
-    secret_file: the secret of Standard Webhooks, ``whsec_...``. concurrency: requests at once. private: the
-    address may be one of this host or of a private network. attempts_max: then it is parked.
+    secret_file: the secrets of Standard Webhooks, ``whsec_...``, one a line. concurrency: requests at once.
+    timeout_s: for connecting, for the answer's status and for its text, each. private: the address may be one
+    of this host or of a private network. attempts_max: then it is parked.
     """
 
     subscription: str
@@ -79,14 +82,17 @@ class PushConfig:
 
     def __post_init__(self) -> None:
         faults = []
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).hostname:
+        if not _is_http(self.url):
             faults.append(f"push.url {self.url!r}: http:// or https:// address")
         if self.format not in FORMATS:
             faults.append(f"push.format {self.format!r}: {' or '.join(FORMATS)}")
         if not 1 <= self.concurrency <= 1_000:
             faults.append(f"push.concurrency {self.concurrency!r}: 1 to 1,000")
-        if faults:
-            raise ConfigError("; ".join(faults))
+        if not 1 <= self.attempts_max <= 1_000:
+            faults.append(f"push.attempts_max {self.attempts_max!r}: 1 to 1,000")
+        if not 0.1 <= self.timeout_s <= PUSH_TIMEOUT_S_MAX:
+            faults.append(f"push.timeout_s {self.timeout_s!r}: 0.1 to {PUSH_TIMEOUT_S_MAX:,}")
+        _raise_all(faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +138,21 @@ class GatewayConfig:
         if not (self.name.isascii() and self.name.isalnum() and len(self.name) <= 40):
             faults.append(f"name {self.name!r}: 1 to 40 letters and digits")
         faults += [
+            f"{name} {value!r}: 0 to {STOP_S_MAX:,}"
+            for name in ("drain_s", "grace_s")
+            if not 0 <= (value := getattr(self, name)) <= STOP_S_MAX
+        ]
+        faults += [
+            f"origins: {each!r}: an origin such as https://shop.example"
+            for each in self.origins
+            if not _is_http(each) or each.count("/") != ORIGIN_SLASHES
+        ]
+        faults += [
             f"peers.{name} {url!r}: http:// or https:// address of another gateway"
             for name, url in self.peers.items()
-            if name == self.name or urlsplit(str(url)).scheme not in ("http", "https")
+            if name == self.name or not _is_http(url)
         ]
-        if faults:
-            raise ConfigError("; ".join(faults))
+        _raise_all(faults)
 
     def _address_fault(self, key: str) -> str:
         try:
@@ -162,17 +177,27 @@ class GatewayConfig:
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Take settings by name; tables ``limits``, ``bus``, ``publisher`` and a list ``push``."""
         given = dict(values)
+        faults = [
+            f"{key}: a table wanted, not {type(given[key]).__name__}"
+            for key in ("bus", "publisher", "limits", "peers")
+            if not isinstance(given.get(key, {}), Mapping)
+        ]
+        faults += [
+            f"{key}: a list of {what} wanted"
+            for key, kind, what in (("push", Mapping, "tables"), ("origins", str, "texts"))
+            if not isinstance(found := given.get(key, ()), list | tuple)
+            or not all(isinstance(each, kind) for each in found)
+        ]
+        _raise_all(faults)
         for key, read in (("bus", BusConfig), ("publisher", PublisherConfig)):
-            if key in given:
-                given[key] = read.from_mapping(given[key])
+            try:
+                given[key] = read.from_mapping(given.get(key, {}))
+            except ConfigError as fault:
+                raise ConfigError(f"{key}: {fault}") from fault
         if "limits" in given:
             given["limits"] = _made(Limits, given["limits"], "limits.")
-        if "push" in given:
-            given["push"] = tuple(_made(PushConfig, each, "push.") for each in given["push"])
-        if not isinstance(given.get("peers", {}), dict):
-            raise ConfigError("peers: a table of names and addresses")
-        if "origins" in given:
-            given["origins"] = tuple(given["origins"])
+        given["push"] = tuple(_made(PushConfig, each, "push.") for each in given.get("push", ()))
+        given["origins"] = tuple(given.get("origins", ()))
         return _made(cls, given, "")
 
 
@@ -192,9 +217,23 @@ def _made(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
             not isinstance(value, wanted) or isinstance(value, bool) != (wanted == (bool,))
         ):
             faults.append(f"{prefix}{name} {value!r}: {each.type} wanted")
+        elif isinstance(value, str) and not value.isprintable():
+            faults.append(f"{prefix}{name} {value!r}: a character that does not print")
+    _raise_all(faults)
+    return kind(**values)
+
+
+def _raise_all(faults: list[str]) -> None:
     if faults:
         raise ConfigError("; ".join(faults))
-    return kind(**values)
+
+
+def _is_http(url: object) -> bool:
+    try:
+        parts = urlsplit(str(url))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _parsed(address: str) -> Broker:

@@ -1,34 +1,18 @@
-"""Push: the deliveries of a subscription as signed webhooks (Standard Webhooks).
-
-2xx acks. 408, 425, 429, 5xx and no answer: another run, as `RetryPolicy` says, or after the answer's
-Retry-After. 410: stop, and say so. Any other answer parks. Redirects are never followed.
-"""
+"""Push: the deliveries of a subscription as signed webhooks, see `messagebus_tools.webhook`."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
-import ipaddress
+import contextlib
 import logging
-import socket
-import time
-from pathlib import Path
-from urllib.parse import urlsplit
-
-import httpx
 
 from messagebus import (
     AsyncConsumer,
     ConfigError,
     ConsumerConfig,
     Delivery,
-    Park,
     Queue,
-    RetryLater,
     RetryPolicy,
-    Secret,
     Subscription,
 )
 from messagebus.topology import parse_wanted
@@ -37,40 +21,13 @@ from messagebus_gateway.config import PushConfig
 from messagebus_gateway.metrics import Metrics
 from messagebus_gateway.problems import encoded
 from messagebus_integrations import cloudevents
+from messagebus_tools.webhook import Posting, Refused, Target, as_body, opened, read_secrets
 
-__all__ = ["Push", "read_secret", "signed"]
+__all__ = ["Push"]
 
 log = logging.getLogger("messagebus.gateway")
 
-AGAIN = {408, 425, 429}
-GONE = 410
-RETRY_AFTER_S_MAX = 3_600
-SHOWN_BYTES = 1_024
 FIRST_DELAY_S, STOP_S = 1.0, 5.0
-
-
-def read_secret(path: str) -> Secret:
-    """Read a secret of Standard Webhooks, ``whsec_`` and Base64. Raises ConfigError, which shows nothing."""
-    try:
-        text = Path(path).read_text().strip()
-        if not base64.b64decode(text.removeprefix("whsec_"), validate=True):
-            raise ValueError
-    except OSError as fault:
-        raise ConfigError(f"push.secret_file {path}: {fault.strerror}") from fault
-    except ValueError:
-        raise ConfigError(f"push.secret_file {path}: whsec_ and Base64 wanted") from None
-    return Secret(text)
-
-
-def signed(secret: Secret, message_id: str, at_s: int, body: bytes) -> dict[str, str]:
-    """Return the headers that sign a webhook."""
-    key = base64.b64decode(secret.reveal().removeprefix("whsec_"))
-    made = hmac.new(key, f"{message_id}.{at_s}.".encode() + body, hashlib.sha256).digest()
-    return {
-        "webhook-id": message_id,
-        "webhook-timestamp": str(at_s),
-        "webhook-signature": f"v1,{base64.b64encode(made).decode()}",
-    }
 
 
 class Push:
@@ -79,7 +36,11 @@ class Push:
     def __init__(self, config: PushConfig, bus: Bus, metrics: Metrics) -> None:
         """Read its settings. Raises ConfigError."""
         self._config, self._metrics = config, metrics
-        self._secret = read_secret(config.secret_file)
+        try:
+            self._target = Target(config.url, ["*"] if config.private else [], config.timeout_s)
+            self._keys = read_secrets(config.secret_file)
+        except ConfigError as fault:
+            raise ConfigError(f"push {config.subscription}: {fault}") from fault
         source = parse_wanted(config.subscription)
         if not isinstance(source, Subscription | Queue):
             raise ConfigError(
@@ -89,79 +50,58 @@ class Push:
         self._consumer: AsyncConsumer = bus.consumer(
             source, ConsumerConfig(prefetch=prefetch), None
         )
-        self._http = httpx.AsyncClient(timeout=config.timeout_s, trust_env=False)
+        self._stack = contextlib.AsyncExitStack()
         self._running: asyncio.Task[int] | None = None
-        self._ending: asyncio.Task[int] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin. Raises ConfigError for an address of this host or a private network, unless allowed."""
-        if not self._config.private:
-            await _check_public(self._config.url)
+        config = self._config
+        try:
+            await self._target.request({}, b"")
+        except Refused as fault:
+            raise ConfigError(f"push.url: {fault}; private = true allows it") from fault
+        except OSError as fault:  # each request looks again
+            log.warning("push url=%s reason=%r", self._target.url.host, str(fault))
+        posting = Posting(
+            await self._stack.enter_async_context(opened(config.concurrency)),
+            self._target,
+            self._keys,
+            form=_as_event if config.format == "cloudevents" else as_body,
+            on_answer=self._count,
+        )
         await self._consumer.start()
-        policy = RetryPolicy(attempts_max=self._config.attempts_max, first_delay_s=FIRST_DELAY_S)
+        policy = RetryPolicy(attempts_max=config.attempts_max, first_delay_s=FIRST_DELAY_S)
         running = self._consumer.run(
-            self._handle, concurrency=self._config.concurrency, retry=policy, grace_s=STOP_S
+            posting.__call__, concurrency=config.concurrency, retry=policy, grace_s=STOP_S
         )
         self._running = asyncio.create_task(running)
+        self._running.add_done_callback(self._tell)
+        self._ending = asyncio.create_task(self._end_when_gone(posting))
 
     async def stop(self) -> None:
         """End, with the requests that are under way."""
         await self._consumer.stop(STOP_S)
-        if self._running is not None:
-            await self._running
-        await self._http.aclose()
+        tasks = [each for each in (self._running, self._ending) if each is not None]
+        if self._ending is not None:
+            self._ending.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
 
-    async def _handle(self, delivery: Delivery) -> None:
-        config = self._config
-        headers, body = {"content-type": delivery.content_type}, delivery.body
-        if config.format == "cloudevents":
-            headers = {"content-type": cloudevents.STRUCTURED}
-            body = encoded(cloudevents.as_event(delivery))
-        headers |= signed(self._secret, delivery.message_id, int(time.time()), body)
-        status, retry_after, shown = 0, "", b""
-        try:
-            async with (
-                asyncio.timeout(config.timeout_s),
-                self._http.stream("POST", config.url, content=body, headers=headers) as answer,
-            ):
-                status = answer.status_code
-                retry_after = answer.headers.get("retry-after", "")
-                # The status decides. A body may have no end.
-                async for part in answer.aiter_raw():
-                    shown += part[:SHOWN_BYTES]
-                    if len(shown) >= SHOWN_BYTES:
-                        break
-        except (httpx.HTTPError, TimeoutError) as fault:
-            if not status:
-                self._count("none")
-                raise RetryLater(reason=f"no answer: {type(fault).__name__}") from None
-        self._count(str(status))
-        if 200 <= status < 300:
-            return
-        if status == GONE:
-            log.error("push ends subscription=%s reason='410 Gone'", config.subscription)
-            self._ending = self._ending or asyncio.create_task(self._consumer.stop(STOP_S))
-            raise RetryLater(reason="410 Gone")
-        if status in AGAIN or status >= 500:
-            is_said = retry_after.isascii() and retry_after.isdigit()
-            after_s = min(int(retry_after[:9]), RETRY_AFTER_S_MAX) if is_said else None
-            raise RetryLater(after_s, reason=f"answered {status}")
-        raise Park(f"answered {status}: {shown[:SHOWN_BYTES].decode(errors='replace')}")
+    async def _end_when_gone(self, posting: Posting) -> None:
+        await posting.gone.wait()
+        log.error("push ends subscription=%s reason='410 Gone'", self._config.subscription)
+        assert self._running is not None
+        self._running.cancel()
+        await self._consumer.stop(STOP_S)
+
+    def _tell(self, running: asyncio.Task[int]) -> None:
+        if not running.cancelled() and (fault := running.exception()) is not None:
+            log.error("push ends subscription=%s reason=%r", self._config.subscription, str(fault))
 
     def _count(self, status: str) -> None:
         self._metrics.pushes.labels(self._config.subscription, status).inc()
 
 
-async def _check_public(url: str) -> None:
-    parts = urlsplit(url)
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            parts.hostname, parts.port or 443, type=socket.SOCK_STREAM
-        )
-    except OSError as fault:
-        raise ConfigError(f"push.url {url}: {fault.strerror or fault}") from fault
-    for *_, address in found:
-        if not ipaddress.ip_address(str(address[0])).is_global:
-            raise ConfigError(
-                f"push.url {url}: {address[0]} is of a private network; private = true allows it"
-            )
+def _as_event(delivery: Delivery) -> tuple[bytes, str]:
+    return encoded(cloudevents.as_event(delivery)), cloudevents.STRUCTURED

@@ -210,7 +210,7 @@ def _only(entry: Any, *known: str) -> Mapping[str, Any]:
 
 
 def _role(said: Any) -> Role:
-    if said not in ROLES:
+    if not isinstance(said, str) or said not in ROLES:
         raise ValueError(f"role {said!r}: {', '.join(ROLES)}")
     return ROLES[said]
 
@@ -240,8 +240,13 @@ def _token(entry: Any) -> Token:
 def _proxy(faults: list[str], values: Mapping[str, Any]) -> Proxy | None:
     try:
         said = _only(values["proxy"], "header", "from", "roles", "others")
-        networks = tuple(ipaddress.ip_network(each) for each in said["from"])
-        roles = {_name(who): _role(role) for who, role in dict(said.get("roles", {})).items()}
+        named, told = said["from"], said.get("roles", {})
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            raise TypeError("from: a list of networks wanted")
+        if not isinstance(told, Mapping):
+            raise TypeError("roles: a table wanted")
+        networks = tuple(ipaddress.ip_network(each) for each in named)
+        roles = {_name(who): _role(role) for who, role in told.items()}
         others = _role(said["others"]) if said.get("others") else None
         return Proxy(str(said["header"]).lower(), networks, roles, others)
     except (KeyError, TypeError, ValueError) as fault:

@@ -228,7 +228,9 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @partitions.command("move", short_help="Move partitions of TOPIC to another broker.")
 @click.argument("topic")
-@click.argument("numbers", metavar="PARTITION...", nargs=-1, required=True, type=int)
+@click.argument(
+    "numbers", metavar="PARTITION...", nargs=-1, required=True, type=click.IntRange(min=0)
+)
 @click.option("--to", required=True, metavar="BROKER", help="Its next home, as the list names it.")
 @_within_option
 @token_option

@@ -150,8 +150,10 @@ def token_of(path: Path) -> Secret:
     """Read the operators' token. Raises UsageError."""
     try:
         text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as fault:
-        raise click.UsageError(f"--token-file {path}: {fault}") from fault
+    except OSError as fault:
+        raise click.UsageError(f"--token-file {path}: {fault.strerror}") from fault
+    except UnicodeDecodeError:  # which would show a byte
+        raise click.UsageError(f"--token-file {path}: not UTF-8") from None
     if not text:
         raise click.UsageError(f"--token-file {path}: empty")
     return Secret(text)

@@ -96,6 +96,10 @@ def tail(
         raise ConfigError("list_urls: must be given, because agents tap")
     if everywhere and brokers:
         raise click.UsageError("--all or --broker, not both")
+    try:
+        pattern = re.compile(grep) if grep else None
+    except re.error as fault:
+        raise click.UsageError(f"--grep {grep!r}: {fault}") from fault
     directory.reach(bus)
     listed = list(directory.brokers(bus))
     chosen = [each for each in listed if not brokers or each.broker.name in brokers]
@@ -107,10 +111,6 @@ def tail(
         chosen = [random.choice(fit)]
         told = f"of {plural(len(listed), 'broker')}; --all taps all"
         say(f"messagebus: tapping {chosen[0].broker}, 1 {told}", err=True)
-    try:
-        pattern = re.compile(grep) if grep else None
-    except re.error as fault:
-        raise click.UsageError(f"--grep {grep!r}: {fault}") from fault
     shown = layout or (SHOWN if sys.stdout.isatty() else BODIES)
     printing = _Printing(pattern, key, sample, count, None if ndjson else shown)
     run_blocking(_tap_all(bus, chosen, str(destination), rate_per_s, printing))

@@ -1,14 +1,14 @@
-"""`messagebus to-http`: each message as a POST, signed by Standard Webhooks, retried by our policy.
+"""Webhooks: each message as a POST, signed by Standard Webhooks, retried by our policy; `messagebus to-http`.
 
 2xx acks. 408, 425, 429, 5xx and no answer lead to another run, after `Retry-After` where it is said. 410
-ends the command. Everything else, redirects too, parks the message with the answer's status and text.
+ends it. Everything else, redirects too, parks the message with the answer's status and text. The gateway's
+pushes are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import email.utils
 import fnmatch
@@ -18,7 +18,7 @@ import ipaddress
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -56,6 +56,8 @@ GRACE_S = 20.0
 # Addresses that lead to IPv4 addresses, which may be inside.
 TUNNELS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "2002::/16", "2001::/32")))
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Form = Callable[[Delivery], tuple[bytes, str]]
+"""Makes the body of a request, and its content type."""
 
 
 class Refused(Exception):
@@ -65,7 +67,7 @@ class Refused(Exception):
 class Target:
     """The receiver. allow: shell patterns of hosts that may be anywhere, on this host too.
 
-    timeout_s: for connecting and for the answer, each.
+    timeout_s: for connecting, for the answer's status, and for its text, each.
     """
 
     def __init__(self, url: str, allow: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> None:
@@ -77,6 +79,7 @@ class Target:
         if self.url.scheme not in ("http", "https") or not self.url.host or self.url.userinfo:
             raise ConfigError("URL: http:// or https://, a host, and no login in it")
         self._anywhere = any(fnmatch.fnmatchcase(self.url.host, each) for each in allow)
+        self.timeout_s = timeout_s
         self._checked, self._until_s = self.url, 0.0
         self._headers = {"Host": self.url.netloc.decode(), "Accept": "*/*", "User-Agent": AGENT}
         timeouts = httpx.Timeout(timeout_s).as_dict()
@@ -105,11 +108,15 @@ class Target:
     async def _resolved(self) -> str:
         port = self.url.port or (443 if self.url.scheme == "https" else 80)
         host = self.url.raw_host.decode().strip("[]")
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        except UnicodeError:
+            raise Refused(f"{host}: no host name") from None
         addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
         for each in addresses:
             if not (self._anywhere or is_public(each)):
-                raise Refused(f"{host} is at {each}, which is not public: --allow-host {host}")
+                at = "" if host == str(each) else f" at {each}, which is"
+                raise Refused(f"{host} is{at} not public")
         return str(addresses[0])
 
 
@@ -123,16 +130,21 @@ def is_public(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
-def read_secrets(text: str) -> list[bytes]:
+def read_secrets(path: str | Path) -> list[bytes]:
     """Read the keys of signatures, one a line, so that they can rotate. Raises ConfigError."""
     keys = []
-    for number, line in enumerate(text.split(), start=1):
-        try:
-            keys.append(base64.b64decode(line.removeprefix(SECRET_PREFIX), validate=True))
-        except binascii.Error:
-            raise ConfigError(f"secret file: line {number}: whsec_ and base64 wanted") from None
+    try:
+        for number, line in enumerate(Path(path).read_text().split(), start=1):
+            try:
+                keys.append(base64.b64decode(line.removeprefix(SECRET_PREFIX), validate=True))
+            except ValueError:  # also for letters that are not ASCII
+                raise ConfigError(f"{path}: line {number}: whsec_ and base64 wanted") from None
+    except OSError as fault:
+        raise ConfigError(f"{path}: {fault.strerror}") from fault
+    except UnicodeDecodeError:  # which would show a byte
+        raise ConfigError(f"{path}: not UTF-8") from None
     if not keys or not all(keys):
-        raise ConfigError("secret file: empty")
+        raise ConfigError(f"{path}: empty")
     return keys
 
 
@@ -158,9 +170,20 @@ def retry_after_s(text: str, now_s: float) -> float | None:
         return None
 
 
+def as_body(delivery: Delivery) -> tuple[bytes, str]:
+    """Return the message's body as it is."""
+    return delivery.message.body, delivery.message.content_type
+
+
+def as_envelope(delivery: Delivery) -> tuple[bytes, str]:
+    """Return the delivery's envelope."""
+    return write_envelope(delivered(delivery)), "application/json"
+
+
 class Posting:
     """The handler: one POST a delivery. gone: set when the receiver answers 410.
 
+    form: makes bodies. on_answer: gets each status, "none" for no answer.
     transports: one for each delivery under way, with a connection of its own each. httpcore 1.0 looks through
     all connections of a pool for each request: 2.0 ms of CPU with 32 in one. Clients of httpx around them
     (redirects, cookies, proxies: none is wanted here) make it 0.6 ms instead of 0.3.
@@ -172,10 +195,11 @@ class Posting:
         target: Target,
         keys: Sequence[bytes],
         *,
-        envelope: bool,
+        form: Form = as_body,
+        on_answer: Callable[[str], None] = lambda _status: None,
     ) -> None:
         self._free = list(transports)
-        self._target, self._keys, self._envelope = target, keys, envelope
+        self._target, self._keys, self._form, self._on_answer = target, keys, form, on_answer
         self.gone = asyncio.Event()
         self.posted = 0
 
@@ -190,17 +214,17 @@ class Posting:
     async def _post(self, http: httpx.AsyncBaseTransport, delivery: Delivery) -> None:
         headers, body = self._request(delivery)
         try:
-            answer = await http.handle_async_request(await self._target.request(headers, body))
-            try:
-                text = await _beginning(answer)
-            finally:
-                await answer.aclose()
+            # httpx bounds each read alone: an answer that comes a byte at a time would last for ever.
+            async with asyncio.timeout(2 * self._target.timeout_s):
+                answer = await http.handle_async_request(await self._target.request(headers, body))
         except Refused as fault:
             raise Park(str(fault)) from fault
         except (httpx.TransportError, OSError) as fault:
             self._target.forget()
+            self._on_answer("none")
             raise RetryLater(reason=f"no answer: {reason_of(fault)}") from fault
-        code = answer.status_code
+        code, text = answer.status_code, await _beginning(answer, self._target.timeout_s)
+        self._on_answer(str(code))
         if 200 <= code < 300:
             self.posted += 1
             return
@@ -214,11 +238,8 @@ class Posting:
         raise Park(told)
 
     def _request(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
-        message = delivery.message
-        body, kind = message.body, message.content_type
-        if self._envelope:
-            body, kind = write_envelope(delivered(delivery)), "application/json"
-        message_id = message.message_id or f"sha256-{hashlib.sha256(body).hexdigest()}"
+        body, kind = self._form(delivery)
+        message_id = delivery.message_id or f"sha256-{hashlib.sha256(body).hexdigest()}"
         headers = signed(self._keys, _fit(message_id), int(time.time()), body)
         headers["content-type"] = _fit(kind or BINARY)
         return headers, body
@@ -229,14 +250,35 @@ def _fit(text: str) -> str:
     return text if text.isascii() and text.isprintable() and text == text.strip() else quote(text)
 
 
-async def _beginning(answer: httpx.Response) -> bytes:
+async def _beginning(answer: httpx.Response, within_s: float) -> bytes:
+    """Return the beginning of an answer's text, and end the answer: its status decides, whatever follows."""
     text = b""
     assert isinstance(answer.stream, httpx.AsyncByteStream)
-    async for chunk in answer.stream:
-        text += chunk
-        if len(text) > ANSWER_BYTES_MAX:
-            break
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in answer.stream:
+                text += chunk
+                if len(text) > ANSWER_BYTES_MAX:
+                    break
+    except (httpx.TransportError, TimeoutError):
+        pass
+    finally:
+        await answer.aclose()
     return text
+
+
+@contextlib.asynccontextmanager
+async def opened(count: int) -> AsyncIterator[list[httpx.AsyncHTTPTransport]]:
+    """Open transports of one connection each."""
+    limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+    trusted = httpx.create_ssl_context(trust_env=False)
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                httpx.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False)
+            )
+            for _ in range(count)
+        ]
 
 
 @click.command("to-http", short_help="Post each message of TOPIC to a URL and ack it.")
@@ -275,7 +317,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
     type=NumberRange(min=0.1),
     default=TIMEOUT_S,
     show_default=True,
-    help="For connecting and for the answer, each.",
+    help="For connecting, for the answer's status and for its text, each.",
 )
 @durability_option
 def to_http(
@@ -302,12 +344,7 @@ def to_http(
       messagebus to-http orders https://shop.example/hook -s hook --secret-file /etc/shop/whsec
     """
     target = Target(url, allow, timeout_s)
-    keys: list[bytes] = []
-    if secret_file is not None:
-        try:
-            keys = read_secrets(secret_file.read_text())
-        except (OSError, UnicodeDecodeError) as fault:
-            raise click.UsageError(f"--secret-file {secret_file}: cannot be read") from fault
+    keys = [] if secret_file is None else read_secrets(secret_file)
     bus, config = bus_settings(), ConsumerConfig.from_env(os.environ)
     config = replace(config, handed_out_max=max(config.handed_out_max, 2 * concurrency))
     place = replace(parse_destination(topic), durability=Durability(durability))
@@ -316,20 +353,12 @@ def to_http(
     policy = RetryPolicy(attempts_max=attempts_max)
 
     async def run() -> Exit:
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
-        trusted = httpx.create_ssl_context(trust_env=False)
-        async with contextlib.AsyncExitStack() as stack:
-            transports = [
-                await stack.enter_async_context(
-                    httpx.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False)
-                )
-                for _ in range(concurrency)
-            ]
-            posting = Posting(transports, target, keys, envelope=envelope)
+        async with opened(concurrency) as transports:
+            posting = Posting(transports, target, keys, form=as_envelope if envelope else as_body)
             try:
                 await target.request({}, b"")
             except Refused as fault:
-                raise ConfigError(str(fault)) from fault
+                raise ConfigError(f"{fault}: --allow-host {target.url.host}") from fault
             except OSError as fault:
                 raise NotReady(f"{target.url.host}: {fault}") from fault
             await consumer.start(require="one")

@@ -164,7 +164,10 @@ def test_webhooks_are_signed_retried_parked_and_ended_by_410(
     words = ("to-http", topic, url, "-s", "hook", "--secret-file", str(tmp_path / "secret"))
     with running(cluster, *words) as process:
         _out, err = process.communicate(timeout=WITHIN_S)
-    assert (process.returncode, "not public: --allow-host 127.0.0.1" in err) == (2, True), err
+    assert (process.returncode, "127.0.0.1 is not public: --allow-host 127.0.0.1" in err) == (
+        2,
+        True,
+    ), err
     codes = {"good": [200], "again": [503, 204], "bad": [422]}
     with (
         Publisher(bus) as publisher,

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from messagebus import ConfigError, Message, Subscription, Topic
 from messagebus.testing import MemoryBus
-from messagebus_gateway import pulling, pushing, server
+from messagebus_gateway import pulling, server
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.demand import HOLD_MS
 from messagebus_gateway.server import Server, listen
@@ -626,7 +626,7 @@ async def test_a_webhook_whose_answer_has_no_end_holds_nothing_up(
 
 
 async def test_no_webhook_goes_to_a_private_address_unless_it_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="private network"):
+    with pytest.raises(ConfigError, match="not public; private = true allows it"):
         async with pushed(make_bus(), tmp_path, private=False):
             raise AssertionError
 
@@ -638,20 +638,34 @@ async def test_a_gateway_that_may_not_start_listens_no_longer(tmp_path: Path) ->
     config = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "anonymous": "all", "push": [push]}
     gateway = Gateway(GatewayConfig.from_mapping(config), MemoryGatewayBus(make_bus()))
     addresses = [httpx.URL(url) for url in (gateway.url, gateway.admin_url)]
-    with pytest.raises(ConfigError, match="private network"):
+    with pytest.raises(ConfigError, match="not public; private = true allows it"):
         await gateway.start()
     for address in addresses:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(address.host, address.port)
 
 
-def test_a_secret_that_is_none_is_told_and_not_shown(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
+async def test_a_secret_that_is_none_is_told_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "other"
     path.write_text("not-base64!")
-    with pytest.raises(ConfigError) as caught:
-        pushing.read_secret(str(path))
+    with pytest.raises(ConfigError, match="whsec_ and base64 wanted") as caught:
+        async with pushed(make_bus(), tmp_path, secret_file=str(path)):
+            raise AssertionError
     assert "not-base64" not in str(caught.value)
     assert pulling.LEASE_S_MAX < 1_800
+
+
+async def test_a_receiver_that_is_gone_ends_the_push_and_its_message_stays(tmp_path: Path) -> None:
+    bus = make_bus()
+    async with pushed(bus, tmp_path) as (served, receiver):
+        receiver.statuses = [410] * 3
+        for number in range(3):
+            await served.publish(str(number))
+        await eventually_async(lambda: bus.waiting(BILLING) == 3, within_s=60)
+        await served.publish("3")
+    assert bus.answers(BILLING) == []
+    assert len(receiver.taken) <= 3
+    assert bus.waiting(BILLING) == 4
 
 
 @pytest.mark.parametrize("confirmed", ["", "?confirmed=true"])

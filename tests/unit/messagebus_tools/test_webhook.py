@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +26,9 @@ from messagebus_tools.webhook import (
     Posting,
     Refused,
     Target,
+    as_envelope,
     is_public,
+    opened,
     read_secrets,
     retry_after_s,
     signed,
@@ -33,13 +37,21 @@ from tests.support.eventually import eventually_async
 
 KEY = b"k" * 32
 SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
+
+
+def keys(folder: Path, text: str | bytes) -> list[bytes]:
+    path = folder / "secret"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_secrets(path)
+
+
 NOW_S = 1_700_000_000.0
 
 
 @given(st.text(alphabet="abc-_0.", min_size=1, max_size=30), st.text(max_size=50))
 def test_a_signature_is_that_of_the_reference(message_id: str, body: str) -> None:
     stamp = datetime.fromtimestamp(NOW_S, tz=UTC)
-    headers = signed(read_secrets(SECRET), message_id, int(NOW_S), body.encode())
+    headers = signed([KEY], message_id, int(NOW_S), body.encode())
     assert headers["webhook-signature"] == Webhook(SECRET).sign(message_id, stamp, body)
 
 
@@ -48,16 +60,22 @@ def test_a_receiver_with_the_reference_takes_it() -> None:
     assert Webhook(SECRET).verify(body, signed([KEY], "m", int(time.time()), body)) == {"a": 1}
 
 
-def test_both_keys_of_a_rotation_sign() -> None:
+def test_both_keys_of_a_rotation_sign(tmp_path: Path) -> None:
     other = f"whsec_{base64.b64encode(b'other').decode()}"
-    headers = signed(read_secrets(f"{SECRET}\n{other}\n"), "m", int(NOW_S), b"{}")
+    headers = signed(keys(tmp_path, f"{SECRET}\n{other}\n"), "m", int(NOW_S), b"{}")
     assert headers["webhook-signature"].count("v1,") == 2
 
 
-@pytest.mark.parametrize("text", ["", "whsec_", "whsec_*", "whsec_a"])
-def test_a_secret_file_that_holds_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="secret file"):
-        read_secrets(text)
+@pytest.mark.parametrize("text", ["", "whsec_", "whsec_*", "whsec_a", "whsec_ü", b"whsec_\xfe"])
+def test_a_secret_file_that_holds_none_is_refused_and_not_shown(
+    text: str | bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path}/secret: ") as refused:
+        keys(tmp_path, text)
+    shown = str(refused.value).removeprefix(f"{tmp_path}/secret: ")
+    assert shown in ("empty", "not UTF-8", "line 1: whsec_ and base64 wanted")
+    with pytest.raises(ConfigError, match="No such file"):
+        read_secrets(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +123,7 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
     "host", ["127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "0x7f000001", "0"]
 )
 async def test_this_host_is_not_asked_unless_it_is_allowed(host: str) -> None:
-    with pytest.raises(Refused, match="--allow-host"):
+    with pytest.raises(Refused, match=" not public"):
         await Target(f"http://{host}:1/").request({}, b"")
     request = await Target(f"http://{host}:1/x", ["*"]).request({}, b"")
     assert (request.headers["Host"], request.url.path) == (f"{host}:1", "/x")
@@ -136,7 +154,7 @@ async def test_a_name_is_asked_at_the_address_that_was_checked(
 
 def posting(answer: Callable[[httpx.Request], httpx.Response], **how: Any) -> Posting:
     http = httpx.MockTransport(answer)
-    return Posting([http], Target("http://127.0.0.1/", ["*"]), [KEY], **{"envelope": False, **how})
+    return Posting([http], Target("http://127.0.0.1/", ["*"]), [KEY], **how)
 
 
 def delivery(message: Message) -> Delivery:
@@ -189,8 +207,46 @@ async def test_a_receiver_that_never_answers_is_given_up() -> None:
         target = Target(f"http://127.0.0.1:{port}/", ["*"], timeout_s=0.05)
         async with httpx.AsyncHTTPTransport(trust_env=False) as http:
             with pytest.raises(RetryLater, match="ReadTimeout"):
-                await Posting([http], target, [], envelope=False)(delivery(Message(body=b"")))
+                await Posting([http], target, [])(delivery(Message(body=b"")))
         await hung_up.wait()
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", ""),
+        (b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP 400"),
+        (b"HTTP/1.1 200 OK\r\n", "no answer: TimeoutError"),
+    ],
+)
+async def test_an_answer_that_comes_a_byte_at_a_time_holds_nothing_up_and_its_status_decides(
+    head: bytes, told: str
+) -> None:
+    """Each read has its byte in time; the whole would last for ever."""
+    part = b"1\r\nx\r\n" if head.endswith(b"\r\n\r\n") else b"x: y\r\n"
+    hung_up = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            while not reader.at_eof():
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        hung_up.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        target = Target(f"http://127.0.0.1:{port}/", ["*"], timeout_s=0.5)
+        statuses: list[str] = []
+        async with opened(1) as transports:
+            sent = Posting(transports, target, [], on_answer=statuses.append)
+            ended = await asyncio.gather(sent(delivery(Message(body=b""))), return_exceptions=True)
+            await hung_up.wait()
+    assert told in str(ended[0] or "")
+    assert statuses == [told[5:] if "HTTP" in told else "none" if told else "200"]
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 400, 401, 404, 422])
@@ -236,7 +292,7 @@ async def test_no_text_of_a_message_makes_another_header(message: Message) -> No
 
 async def test_an_envelope_is_posted_where_it_is_wanted() -> None:
     asked: list[httpx.Request] = []
-    sent = posting(lambda each: asked.append(each) or httpx.Response(200), envelope=True)  # type: ignore[func-returns-value]
+    sent = posting(lambda each: asked.append(each) or httpx.Response(200), form=as_envelope)  # type: ignore[func-returns-value]
     message = Message(body=b"\xff", message_id="m1", headers={"b": b"x"})
     await sent(delivery(message))
     assert read_envelope(asked[0].content).message == message
