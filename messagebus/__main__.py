@@ -114,7 +114,6 @@ def cli(verbose: bool, profile: str | None) -> None:
         apply_profile(profile)
 
 
-# Declare, brokers.
 @cli.command(short_help="Make topics, subscriptions and queues exist.")
 @click.argument("wanted", nargs=-1, required=True)
 @click.option(
@@ -220,7 +219,6 @@ def brokers(as_json: bool) -> int:
     return 0
 
 
-# Agent, a distribution of its own.
 @cli.command(short_help="Serve the list, topology and health of one broker.")
 @click.option(
     "--config",
@@ -238,7 +236,6 @@ def agent(config: Path) -> int:
     return int(beside("messagebus_agent", "the agent").run(config))
 
 
-# Monitor.
 @cli.command(short_help="Serve one live page about all brokers.")
 @click.option(
     "--config",
@@ -266,7 +263,6 @@ def monitor(config: Path | None, hash_password: bool, listen: str | None) -> int
     return int(page.run(config, listen=listen))
 
 
-# Gateway, a distribution of its own.
 @cli.command(short_help="Serve HTTP to programs without AMQP.")
 @click.option(
     "--config",
@@ -285,7 +281,6 @@ def gateway(config: Path) -> int:
     return int(served.serve_file(config))
 
 
-# The conformance kit, a distribution of its own.
 class _Unread(click.Command):
     """Command that hands on its words as they are, the -- among them."""
 

@@ -9,17 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from messagebus.errors import ListInvalid
 
-__all__ = ["AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "Broker", "BrokerList", "ListedBroker"]
+__all__ = [
+    *("AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"),
+    *("Broker", "BrokerList", "ListedBroker", "is_http"),
+]
 
 AMQP_PORT = 5672
 AGENT_PORT = 8081
 # 1,000 brokers of 60 bytes are 60 kB; an answer above this is not a list.
 LIST_BYTES_MAX = 1 << 20
 
-_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_HOST = re.compile(
+    r"(?ai)(?!.*\.\.|.*[^.]{64}|.{254})[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]{2,45}\]"
+)
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER = re.compile(r"#\s*(cluster|generation)\s*:\s*(.*)")
 
@@ -161,3 +167,13 @@ def _read_entry(line: str, number: int) -> ListedBroker | None:
         return ListedBroker(broker=Broker.parse(words[0]), draining=draining, agent_port=agent_port)
     except ValueError as fault:
         raise ListInvalid(str(fault), line=number) from None
+
+
+def is_http(url: str) -> bool:
+    """Return whether a text is an http:// or https:// address that can be looked up."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:
+        return False

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from urllib.parse import urlsplit
 
-from messagebus.broker import Broker
+from messagebus.broker import Broker, is_http
 from messagebus.core.redundancy import MODES, REQUIRED
 from messagebus.destination import parse_destination
 from messagebus.errors import ConfigError, NameInvalid
@@ -157,7 +156,7 @@ class BusConfig(_Settings):
                 *(
                     f"list_urls {_without_login(url)!r}: http:// or https:// address"
                     for url in self.list_urls
-                    if not _is_http(url)
+                    if not is_http(url)
                 ),
                 *self._client_id_faults(),
                 *self._broker_faults(),
@@ -542,6 +541,7 @@ def _convert(type_name: str, value: Any) -> Any:
             return value if isinstance(value, Secret) else Secret(_expect(str, value))
         case "tuple[str, ...]":
             words = value.split(",") if isinstance(value, str) else value
+            words = words if isinstance(words, tuple) else _expect(list, words)
             found = tuple(_expect(str, word).strip() for word in words)
             return () if found == ("",) else found  # a variable that is set and empty
         case "int":
@@ -614,14 +614,6 @@ def _ranges(config: object, **allowed: tuple[int, int]) -> list[str]:
 def _raise_all(faults: list[str]) -> None:
     if faults:
         raise ConfigError("; ".join(faults))
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _without_login(url: str) -> str:

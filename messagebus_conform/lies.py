@@ -59,6 +59,7 @@ LIES: dict[str, Callable[[bytes, int, Stage], Raw]] = {
     "port in words": _with_line("10.0.0.1:amqp"),
     "no host": _with_line(":5672"),
     "bad host": _with_line("-mb1.example:5672"),
+    "empty label": _with_line("mb1..example:5672"),
     "twice": lambda good, generation, stage: Raw(good + f"{stage.line(1)}\n".encode()),
     "not UTF-8": lambda good, generation, stage: Raw(good + b"# \xff\xfe\n"),
     "too large": lambda good, generation, stage: Raw(good + b"# filler\n" * (MEBIBYTE // 9 + 1)),

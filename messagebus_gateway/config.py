@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
+from messagebus.broker import is_http
 from messagebus.terminal import did_you_mean
 
 __all__ = ["GatewayConfig", "Limits", "PushConfig"]
@@ -82,7 +82,7 @@ class PushConfig:
 
     def __post_init__(self) -> None:
         faults = []
-        if not _is_http(self.url):
+        if not is_http(self.url):
             faults.append(f"push.url {self.url!r}: http:// or https:// address")
         if self.format not in FORMATS:
             faults.append(f"push.format {self.format!r}: {' or '.join(FORMATS)}")
@@ -145,12 +145,12 @@ class GatewayConfig:
         faults += [
             f"origins: {each!r}: an origin such as https://shop.example"
             for each in self.origins
-            if not _is_http(each) or each.count("/") != ORIGIN_SLASHES
+            if not is_http(each) or each.count("/") != ORIGIN_SLASHES
         ]
         faults += [
             f"peers.{name} {url!r}: http:// or https:// address of another gateway"
             for name, url in self.peers.items()
-            if name == self.name or not _is_http(url)
+            if name == self.name or not is_http(str(url))
         ]
         _raise_all(faults)
 
@@ -226,14 +226,6 @@ def _made(kind: type[T], values: Mapping[str, Any], prefix: str) -> T:
 def _raise_all(faults: list[str]) -> None:
     if faults:
         raise ConfigError("; ".join(faults))
-
-
-def _is_http(url: object) -> bool:
-    try:
-        parts = urlsplit(str(url))
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _parsed(address: str) -> Broker:

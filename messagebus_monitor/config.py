@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from messagebus import BusConfig, ConfigError, Secret
-from messagebus.broker import Broker
+from messagebus.broker import Broker, is_http
 from messagebus.terminal import did_you_mean
 from messagebus_monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 
@@ -75,7 +75,7 @@ class MonitorConfig:
                 *(("balancers", each) for each in self.balancers),
                 *([("prometheus", self.prometheus)] if self.prometheus else []),
             )
-            if not url.startswith(("http://", "https://"))
+            if not is_http(url)
         ]
         for what, named in (("people", self.people), ("tokens", self.tokens)):
             names = [each.name for each in named]
@@ -124,7 +124,8 @@ def _read(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         made["state_dir"] = str(folder / made["state_dir"])
     balancers = _table(faults, values, "balancers", {"stats"})
     made["balancers"] = tuple(
-        _text(faults, "balancers.stats", each) for each in _list(faults, balancers, "stats")
+        _text(faults, "balancers.stats", each)
+        for each in _list(faults, balancers, "stats", "balancers.")
     )
     for key, inner, name in (
         ("journal", "folder", "journal"),
@@ -178,11 +179,11 @@ def _table(faults: list[str], values: Mapping[str, Any], key: str, known: set[st
     return table
 
 
-def _list(faults: list[str], values: Mapping[str, Any], key: str) -> list[Any]:
+def _list(faults: list[str], values: Mapping[str, Any], key: str, table: str = "") -> list[Any]:
     found = values.get(key, [])
     if isinstance(found, list):
         return found
-    faults.append(f"{key}: a list wanted")
+    faults.append(f"{table}{key}: a list wanted")
     return []
 
 

@@ -33,6 +33,7 @@ var (
 	clusterName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 	digits      = regexp.MustCompile(`^[0-9]{1,18}$`)
 	hostName    = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])$`)
+	labels      = regexp.MustCompile(`^[^.]{1,63}(\.[^.]{1,63})*$`)
 )
 
 // ParseList reads a list; one bad line refuses the whole.
@@ -73,7 +74,7 @@ func ParseList(text []byte) (*List, error) {
 			broker += ":5672"
 		}
 		at := strings.LastIndex(broker, ":")
-		if len(broker[:at]) > 253 || !hostName.MatchString(broker[:at]) || !isPort(broker[at+1:]) || seen[broker] {
+		if len(broker[:at]) > 253 || !hostName.MatchString(broker[:at]) || !labels.MatchString(broker[:at]) || !isPort(broker[at+1:]) || seen[broker] {
 			return nil, fmt.Errorf("bad broker %q", broker)
 		}
 		seen[broker] = true

@@ -3,7 +3,7 @@ import { ask, Backoff, sleep, BODY_BYTES_MAX, DIAL_TIMEOUT_MS } from './settings
 
 const WAIT_S = 30;
 const ASK_EVERY_MS = 1000;
-const HOST = /^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])$/;
+const HOST = /^(?!.*\.\.|.*[^.]{64})([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])$/;
 const isPort = (text) => /^[0-9]{1,5}$/.test(text) && Number(text) >= 1 && Number(text) <= 65535;
 
 // Reads a list; one bad line throws.

@@ -6,7 +6,7 @@ require_relative "settings"
 class List
   WAIT_S = 30
   ASK_EVERY_S = 1
-  HOST = /\A(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])\z/
+  HOST = /\A(?!.*\.\.|.*[^.]{64})(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])\z/
   HEADERS = { "cluster" => /\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z/, "generation" => /\A[0-9]{1,18}\z/ }.freeze
   Known = Struct.new(:cluster, :generation, :brokers, :draining)
 

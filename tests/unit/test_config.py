@@ -67,7 +67,13 @@ def test_all_faults_are_told_at_once() -> None:
     assert all(key in told for key in ("broker 'lb:0'", "list_urls 'ftp://x'", "heartbeat_s -1"))
 
 
-@pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "http://[::1", "http://x:99999/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "x", "ftp://x", "http://", "http://[::1", "http://x:99999/", "http://a..b/"),
+        f"https://{'a' * 64}.example/",
+    ],
+)
 def test_a_list_address_is_http(url: str) -> None:
     with pytest.raises(ConfigError, match="list_urls"):
         BusConfig(list_urls=(url,))

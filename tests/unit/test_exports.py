@@ -31,7 +31,7 @@ NOT_EXPORTED = {
 # Public in their module for its neighbours, and not for applications.
 INSIDE = {
     "messagebus.app": {"Clients"},
-    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"},
+    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "is_http"},
     "messagebus.consumer": {"as_dedup", "as_source", "fulfilled"},
     "messagebus.destination": {
         "DELAY_STEPS_MS",

@@ -26,7 +26,8 @@ fn is_host(text: &str) -> bool {
     }
     let end = |b: Option<u8>| b.is_some_and(|b| b.is_ascii_alphanumeric());
     let good = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-    good && text.len() <= 253 && end(text.bytes().next()) && end(text.bytes().last())
+    let labels = text.split('.').all(|label| (1..=63).contains(&label.len()));
+    good && labels && text.len() <= 253 && end(text.bytes().next()) && end(text.bytes().last())
 }
 
 fn port(text: &str) -> Option<u16> {

@@ -1,15 +1,29 @@
-"""Questions of a gateway whether a subscription is there."""
+"""Clients of the bus behind a gateway: whose they are, and whether a subscription is there."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from messagebus import BusConfig, ListUnavailable, PublisherConfig, Subscription, Topic
+from messagebus import (
+    BusConfig,
+    ListUnavailable,
+    LoginRefused,
+    MessageBusError,
+    NotReady,
+    PublisherConfig,
+    Secret,
+    Subscription,
+    Topic,
+)
 from messagebus_gateway import clients
-from messagebus_gateway.clients import RealBus
+from messagebus_gateway.clients import Publishers, RealBus
+from messagebus_gateway.people import Principal
+from messagebus_gateway.problems import Problem
 
 BILLING = Subscription(Topic("orders"), "billing")
 
@@ -31,6 +45,108 @@ async def test_agents_are_counted_once_for_all_who_ask_at_once(
     found = await asyncio.gather(*(bus.exists(each) for each in (BILLING, *names)))
     assert found == [True] + [False] * 100
     assert len(counts) <= 3
+
+
+class FakePublisher:
+    """A publisher whose start ends with this, and which counts its stops."""
+
+    def __init__(self, fault: MessageBusError | None = None) -> None:
+        self._fault, self.stops = fault, 0
+
+    async def start(self, **_: object) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    async def stop(self, _timeout_s: float) -> int:
+        self.stops += 1
+        return 1
+
+
+class Logins:
+    """A bus that makes these publishers, the gateway's own first."""
+
+    def __init__(self, *publishers: FakePublisher) -> None:
+        self._publishers = list(publishers)
+        self.logins: list[Any] = []
+
+    def publisher(self, login: Any) -> FakePublisher:
+        self.logins.append(login)
+        return self._publishers.pop(0)
+
+
+def caller(name: str = "ann") -> Principal:
+    return Principal(name, login=(name, Secret("pw")))
+
+
+async def used(publishers: Publishers, who: Principal) -> object:
+    async with publishers.of(who) as publisher:
+        return publisher
+
+
+async def test_a_login_has_one_publisher_until_it_was_idle_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, ann = FakePublisher(), FakePublisher()
+    bus = Logins(own, ann)
+    publishers = Publishers(cast(Any, bus))
+    assert await used(publishers, Principal("token")) is own
+    found = await asyncio.gather(*(used(publishers, caller()) for _ in range(5)))
+    assert found == [ann] * 5
+    assert [login and login[0] for login in bus.logins] == [None, "ann"]
+    await publishers.close_idle()
+    assert ann.stops == 0
+    monkeypatch.setattr(clients, "IDLE_S", -1.0)
+    async with publishers.of(caller()):
+        await publishers.close_idle()
+        assert ann.stops == 0, "in use"
+    await publishers.close_idle()
+    assert (ann.stops, own.stops) == (1, 0)
+    assert await publishers.stop() == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(LoginRefused("mb1", "ACCESS_REFUSED"), 401), (NotReady("nobody answers"), 503)],
+)
+async def test_a_login_that_is_refused_leaves_nothing_behind(
+    fault: MessageBusError, status: int
+) -> None:
+    again = FakePublisher()
+    publishers = Publishers(cast(Any, Logins(FakePublisher(), FakePublisher(fault), again)))
+    with pytest.raises(Problem) as problem:
+        await used(publishers, caller())
+    assert problem.value.status == status
+    assert await used(publishers, caller()) is again
+
+
+async def test_the_number_of_logins_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "LOGINS_MAX", 1)
+    publishers = Publishers(cast(Any, Logins(FakePublisher(), FakePublisher())))
+    await used(publishers, caller("ann"))
+    with pytest.raises(Problem) as problem:
+        await used(publishers, caller("bob"))
+    assert problem.value.status == 503
+
+
+async def test_a_bus_login_is_used_instead_of_the_gateways_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "password"
+    path.write_text("own")
+    asked: list[BusConfig] = []
+
+    def declared(bus: BusConfig, names: list[str]) -> object:
+        asked.append(bus)
+        return SimpleNamespace(missing=dict.fromkeys(names, "away"))
+
+    monkeypatch.setattr(clients, "declare", declared)
+    bus = RealBus(BusConfig(user="gw", password_file=str(path)), PublisherConfig())
+    assert await bus.declare("orders", ("ann", Secret("pw"))) == {"orders": "away"}
+    assert await bus.declare("orders", None) == {"orders": "away"}
+    assert [(each.current_user(), each.current_password().reveal()) for each in asked] == [
+        ("ann", "pw"),
+        ("gw", "own"),
+    ]
 
 
 @pytest.mark.parametrize("answered", [None, ()])

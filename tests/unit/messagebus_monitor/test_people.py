@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
+import operator
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +151,56 @@ def test_a_wrong_setting_is_one_clear_line(tmp_path: Path, text: str, told: str)
         MonitorConfig.from_file(written(tmp_path, text))
     assert told in str(fault.value)
     assert "\n" not in str(fault.value)
+
+
+WHOLE: dict[str, Any] = {
+    "listen": "127.0.0.1:8085",
+    "state_dir": "state",
+    "manual": "https://manual.example/",
+    "bus": {"list_urls": ["http://127.0.0.1:8080/list"]},
+    "balancers": {"stats": ["http://lb1:8404"]},
+    "journal": {"folder": "journal"},
+    "actions": {"token_file": "token"},
+    "people": [{"name": "a", "password": KEPT, "role": "admin"}],
+    "tokens": [{"name": "ci", "sha256": "0a" * 32, "role": "viewer"}],
+    "proxy": {"header": "X-User", "from": ["10.0.0.5/32"], "roles": {"b": "admin"}, "others": ""},
+}
+WRONG: list[Any] = [5, -1, 1.5, math.nan, True, "x", "\0", [], [1], [[]], [{}], {}, {"x": 1}]
+
+
+def places(values: Any, begin: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a file's tables and lists."""
+    for key in values if isinstance(values, dict) else range(len(values)):
+        yield (*begin, key)
+        if isinstance(values[key], dict | list):
+            yield from places(values[key], (*begin, key))
+
+
+def test_a_whole_file_as_it_should_be_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tomllib, "loads", lambda _text: WHOLE)
+    config = MonitorConfig.from_file(written(tmp_path, ""))
+    assert (config.proxy is None, len(config.people), len(config.tokens)) == (False, 1, 1)
+
+
+@pytest.mark.parametrize("place", list(places(WHOLE)), ids=lambda place: ".".join(map(str, place)))
+def test_any_value_anywhere_is_taken_or_refused_in_one_line_that_names_it(
+    place: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "")
+    for value in WRONG:
+        values = copy.deepcopy(WHOLE)
+        holder = functools.reduce(operator.getitem, place[:-1], values)
+        holder[place[-1]] = value
+        monkeypatch.setattr(tomllib, "loads", lambda _text, values=values: values)
+        try:
+            MonitorConfig.from_file(path)
+        except ConfigError as fault:
+            told = str(fault).removeprefix(f"{path}: ")
+            assert "\n" not in told, value
+            assert place[0] in told or told.startswith("list_urls "), value
+            assert not {"unhashable", "object", "argument"} & set(told.split()), (value, told)
 
 
 def test_without_a_list_there_is_nobody_to_ask() -> None:

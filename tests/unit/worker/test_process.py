@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -12,10 +13,16 @@ from collections.abc import Callable
 import pytest
 
 from messagebus import App
-from messagebus.worker import process
+from messagebus.worker import process, supervisor
 from messagebus.worker.process import STOP, Parent, unfinished
-from messagebus.worker.supervisor import child_command, how_it_ended, is_polite, together
-from tests.support.eventually import eventually
+from messagebus.worker.supervisor import (
+    Supervisor,
+    child_command,
+    how_it_ended,
+    is_polite,
+    together,
+)
+from tests.support.eventually import eventually, eventually_async
 
 
 def test_what_was_not_finished_is_told_by_name() -> None:
@@ -160,6 +167,52 @@ def test_a_child_may_be_ended_by_the_signal_before_it_hears_it(
     code: int, heard: bool, polite: bool
 ) -> None:
     assert is_polite(code, heard=heard) is polite
+
+
+async def ended(supervisor: Supervisor, said: list[str], told: str) -> int:
+    """Run it until it says this, and stop it then. Returns its exit code."""
+    running = asyncio.create_task(supervisor.run())
+    await eventually_async(lambda: any(told in each for each in said), within_s=60, what=told)
+    supervisor._stop()
+    return await running
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["/no/such/python"], "worker 1 cannot be started: No such file or directory"),
+        (
+            [sys.executable, "-c", "import os, sys; os.write(int(sys.argv[2]), b'rubbish\\n')"],
+            "worker 1 cannot be understood: JSONDecodeError",
+        ),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "worker 1 ended with exit code 3; again"),
+    ],
+)
+async def test_a_child_that_cannot_be_started_or_understood_is_told(
+    command: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_FIRST_MS", 1)
+    said: list[str] = []
+    await ended(Supervisor(command, 1, grace_s=0, say=said.append), said, told)
+
+
+async def test_a_child_that_does_not_end_is_killed_after_its_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "LEAVE_AFTER_S", 0.1)
+    text = (
+        "import os, sys, time\n"
+        'os.write(int(sys.argv[2]), b\'{"look": {"ready": true}, "port": null}\\n\')\n'
+        "time.sleep(600)\n"
+    )
+    said: list[str] = []
+    deaf = Supervisor([sys.executable, "-c", text], 1, grace_s=0, say=said.append)
+    running = asyncio.create_task(deaf.run())
+    await eventually_async(lambda: deaf.ask()("/ready").code == 200, within_s=60)
+    deaf._stop()
+    assert await running == 1
+    assert "does not end: killed" in said[-1]
+    assert deaf.ask()("/ready").code == 503
 
 
 def test_all_children_must_be_ready() -> None:

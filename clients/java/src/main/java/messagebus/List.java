@@ -16,7 +16,7 @@ record List(String cluster, long generation, Set<String> brokers) {
     private static final Pattern HEADER = Pattern.compile("#\\s*(cluster|generation)\\s*:\\s*(.*)");
     private static final Pattern CLUSTER = Pattern.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}");
     private static final Pattern HOST =
-            Pattern.compile("[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]{2,45}\\]");
+            Pattern.compile("(?!.*\\.\\.|.*[^.]{64})[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\\[[0-9A-Fa-f:.]{2,45}\\]");
 
     /** Reads a list; one bad line throws. */
     static List parse(byte[] raw) throws Exception {
