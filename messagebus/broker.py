@@ -23,9 +23,7 @@ AGENT_PORT = 8081
 # 1,000 brokers of 60 bytes are 60 kB; an answer above this is not a list.
 LIST_BYTES_MAX = 1 << 20
 
-_HOST = re.compile(
-    r"(?ai)(?!.*\.\.|.*[^.]{64}|.{254})[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]{2,45}\]"
-)
+_HOST = re.compile(r"(?ai)(?!.*\.\.|.*[^.]{64}|.{254})[^\W_]([\w.-]*[^\W_])?|\[[0-9a-f:.]{2,45}\]")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER = re.compile(r"#\s*(cluster|generation)\s*:\s*(.*)")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -239,7 +240,8 @@ class Layout:
 
 def _look_up(told: Mapping[str, Any], name: str, path: list[str]) -> Any:
     if name == _TIME:
-        return datetime.fromtimestamp(told["time_ms"] / MS_PER_S).isoformat(" ", "milliseconds")
+        with contextlib.suppress(OverflowError, ValueError, OSError):  # beyond the calendar
+            return datetime.fromtimestamp(told["time_ms"] / MS_PER_S).isoformat(" ", "milliseconds")
     if name == _JSON:
         try:
             value: Any = decode_json(told.get("body", "").encode())
@@ -251,8 +253,8 @@ def _look_up(told: Mapping[str, Any], name: str, path: list[str]) -> Any:
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)
-        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
-            value = value[int(step)]
+        elif isinstance(value, list) and step.isdecimal() and int(step[:9]) < len(value):
+            value = value[int(step[:9])]
         else:
             return None
     return value

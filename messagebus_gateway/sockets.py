@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from messagebus import MessageBusError
+from messagebus.message import decode_json
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem, encoded
 from messagebus_gateway.pulling import Holding, Pulls, Reader, as_json
@@ -96,7 +96,7 @@ class Socket:
     async def _read(self) -> None:
         """Take the client's frames; the first that is none of ours ends it."""
         while True:
-            frame = json.loads(await self._socket.receive_text())
+            frame = decode_json((await self._socket.receive_text()).encode())
             kind = frame.pop("t")
             if kind == "credit":
                 self._credit = min(CREDIT_MAX, self._credit + max(0, int(frame["n"])))

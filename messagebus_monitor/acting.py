@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def _order(fields: dict[str, str]) -> Order:
     if not 0 < len(about) <= ABOUT_CHARS_MAX:
         raise NotDone("What is it about? A name of 1 to 1,000 characters is wanted.")
     rate = fields.get("rate", "") or str(RATE_PER_S)
-    if not (rate.isascii() and rate.isdecimal() and 0 < int(rate) <= RATE_MAX_PER_S):
+    if not (re.fullmatch("[0-9]{1,9}", rate) and 0 < int(rate) <= RATE_MAX_PER_S):
         raise NotDone(f"Messages a second: 1 to {RATE_MAX_PER_S:,}.")
     reason = fields.get("reason", "").strip()[:REASON_CHARS_MAX]
     return Order(

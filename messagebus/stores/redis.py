@@ -155,7 +155,7 @@ class RedisStore:
         replicas = given.pop("wait_replicas", str(wait_replicas))
         if given:
             raise ConfigError(f"{self._shown}: unknown: {', '.join(sorted(given))}")
-        if not str(replicas).isdecimal() or int(replicas) > 100:
+        if len(str(replicas)) > 3 or not str(replicas).isdecimal() or int(replicas) > 100:
             raise ConfigError(f"{self._shown}: wait_replicas {replicas!r}: 0 to 100")
         self._make: Callable[[], Redis] = make
         self._wait_replicas = int(replicas)
@@ -303,10 +303,11 @@ def _parse(url: str) -> tuple[dict[str, str], Callable[[], Redis], str]:
     service = path.pop(0) if is_sentinel and path else ""
     if is_sentinel != bool(service) or (len(addresses) > 1 and not is_sentinel):
         raise ConfigError(f"{shown}: redis+sentinel://host[,host…]/SERVICE, or redis://host")
-    if len(path) > 1 or not (path[0] if path else "0").isdecimal():
+    number = path[0] if path else "0"
+    if len(path) > 1 or len(number) > 9 or not number.isdecimal():
         raise ConfigError(f"{shown}: the number of a database wanted at its end")
     options: dict[str, Any] = {
-        "db": int(path[0]) if path else 0,
+        "db": int(number),
         "username": unquote(user) or None,
         "password": unquote(password) or None,
         "socket_timeout": TIMEOUT_S,

@@ -86,7 +86,7 @@ def finished(entries: Mapping[str, Entry], queue: str) -> str:
         return ""
     partition, _, epoch = segment.partition(".")
     chains = chains_of(entry)
-    if not (partition.isdigit() and epoch.isdigit() and int(partition) < len(chains)):
+    if not (partition.isdecimal() and epoch.isdecimal() and int(partition) < len(chains)):
         return ""
     gone = int(epoch) < chains[int(partition)].homes[0].epoch
     return f"{SEGMENTS}{topic}/{segment}" if gone else ""

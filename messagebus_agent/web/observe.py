@@ -46,6 +46,7 @@ COUNT_EVERY_MS, COUNT_MANY_EVERY_MS = 2_000, 10_000
 COUNTS_A_S = 100
 # A change of the state is told within this time, to whoever waits for it.
 LOOK_S = 0.1
+DIGITS_MAX = 18
 MISSING_TOLD = LOSSES_TOLD = 20
 
 Key = tuple[str, Kind]
@@ -217,7 +218,8 @@ class Observer:
     def _number_of(self, mark: str) -> int:
         """Return the number in a mark; -1 for none, and for one of another agent or run."""
         numbers_of, _, number = mark.partition("-")
-        return int(number) if numbers_of == self._numbers_of and number.isdecimal() else -1
+        is_ours = numbers_of == self._numbers_of and number.isdecimal()
+        return int(number) if is_ours and len(number) <= DIGITS_MAX else -1
 
     def _chosen(self, seen: Collection[str] | None, wanted: set[str], after: int) -> list[Row]:
         return [

@@ -145,6 +145,16 @@ def test_a_layout_shows_fields_and_nothing_else(layout: str, line: str) -> None:
     assert Layout(layout).line(TOLD) == line
 
 
+@pytest.mark.parametrize("time_ms", [10**18, -(10**17), 2**63 * 1_000])
+def test_a_time_that_no_calendar_has_is_empty(time_ms: int) -> None:
+    assert Layout("{time}|{id}").line(TOLD | {"time_ms": time_ms}) == f"|{TOLD['id']}"
+
+
+@pytest.mark.parametrize("step", ["-1", "2", "\u00b2", "9" * 5_000, "x"])
+def test_a_place_that_a_list_does_not_have_is_empty(step: str) -> None:
+    assert Layout(f"{{json[{step}]}}").line(TOLD | {"body": "[0, 1]"}) == ""
+
+
 @pytest.mark.parametrize("layout", ["{boody}", "{id.__class__}", "{id", "{0}", "{id!r}"])
 def test_a_layout_with_an_unknown_place_is_refused(layout: str) -> None:
     with pytest.raises(ValueError, match=r"no field|a brace"):

@@ -32,6 +32,34 @@ GOOD: dict[str, Any] = {
 CERTIFICATES = {"ca": "ca.pem", "cert": "mb1.pem", "key": "mb1.key"}
 
 
+def test_an_agent_that_cannot_start_or_is_interrupted_says_so_by_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "none.toml") == 2
+    assert capsys.readouterr().err.startswith(f"messagebus agent: {tmp_path}/none.toml: ")
+    path = tmp_path / "agent.toml"
+    path.write_text("\n".join(f'{key} = "{value}"' for key, value in GOOD.items()))
+
+    async def interrupted(_config: AgentConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("messagebus_agent._serve", interrupted)
+    assert run(path) == 130
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe", None])
+def test_a_secret_that_cannot_be_read_is_told_and_not_shown(
+    text: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_bytes(text)
+    config = AgentConfig.from_mapping({**GOOD, "token_file": str(path)})
+    with pytest.raises(ConfigError, match=r"token_file: .*token") as refused:
+        _ = config.token
+    assert "0xff" not in str(refused.value)
+
+
 def test_what_must_be_given_is_enough() -> None:
     config = AgentConfig.from_mapping(GOOD)
     assert config.address.name == "127.0.0.11:5672"

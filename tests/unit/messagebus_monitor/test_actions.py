@@ -313,6 +313,26 @@ async def test_the_end_of_the_monitor_ends_a_run_and_the_journal_says_how_far_it
     assert "cancelled: 1 message until then" in desk.told()[-1][0]
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"do": "explode", "about": NAME}, "There is no such action: explode"),
+        ({"do": "redrive", "about": " "}, "What is it about?"),
+        ({"do": "redrive", "about": "x" * 1_001}, "What is it about?"),
+        *(
+            ({"do": "redrive", "about": NAME, "rate": rate}, "Messages a second: 1 to")
+            for rate in ("0", "-1", "fast", "\u0661", "1e3", "9" * 12, "9" * 5_000)
+        ),
+    ],
+)
+async def test_a_form_that_says_nothing_that_can_be_done_is_told_why(
+    fields: dict[str, str], told: str, desk: Desk, library: Library
+) -> None:
+    answer = await desk.post("o.one", "/plans", **fields)
+    assert (answer.status_code, told in answer.text) == (409, True)
+    assert library.calls == []
+
+
 async def test_only_names_can_be_declared_and_what_exists_is_told(
     desk: Desk, library: Library
 ) -> None:

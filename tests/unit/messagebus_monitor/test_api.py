@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from messagebus import Secret
+from messagebus.__main__ import cli
 from messagebus_monitor.config import MonitorConfig
+from messagebus_monitor.people import is_password
 from messagebus_monitor.playbooks import BYTES_MAX, Playbook, Playbooks
 from ops.run.journal import Journal, abandon
 from tests.support.watched import PROXIED
@@ -46,6 +50,20 @@ async def test_what_there_is_not_is_named_and_nobody_gets_nothing() -> None:
     async with client_of(monitor) as client:
         for address in ("/api/v1/overview", "/metrics"):
             assert (await client.get(address)).status_code == 401
+
+
+@pytest.mark.parametrize("id", ["abc", "a%00b" * 2, "x" * 300])
+async def test_an_id_that_is_none_is_no_trace(id: str) -> None:
+    status, text = await answered(f"/api/v1/trace/{id}")
+    assert status == 422
+    assert json.loads(text)["error"]
+
+
+def test_a_password_is_kept_as_what_stands_for_it() -> None:
+    done = CliRunner().invoke(cli, ["monitor", "--hash-password"], input="correct horse\n")
+    assert done.exit_code == 0
+    assert is_password("correct horse", Secret(done.stdout.strip()))
+    assert "correct horse" not in done.output
 
 
 async def test_metrics_are_of_the_monitor_itself() -> None:

@@ -35,6 +35,9 @@ def keys(first: int, count: int) -> list[bytes]:
     return [number.to_bytes(KEY_BYTES) for number in range(first, first + count)]
 
 
+MANY = "9" * 5_000  # more digits than int() takes
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -73,6 +76,7 @@ def test_a_store_is_opened_by_its_url_and_shows_no_password(url: str, shown: str
         ),
         *("redis://u:1?hidden=1@h", "postgresql://u:[hidden]@h/d", "mysql://u:[hidden@h/d"),
         *("memory://[hidden", "sqlite://[hidden", "sqlite:///a%00b"),
+        *(f"memory:?max={MANY}", f"redis://h/{MANY}", f"redis://h?wait_replicas={MANY}"),
     ],
 )
 def test_a_wrong_url_is_one_line_without_a_password(url: str) -> None:

@@ -77,7 +77,9 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "8080", "host:", "host:http", "host:65536", "host:-1"])
+@pytest.mark.parametrize(
+    "text", ["", "8080", "host:", "host:http", "host:65536", "host:-1", "h:" + "9" * 5_000]
+)
 def test_what_is_no_address_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT wanted"):
         parse_address(text)

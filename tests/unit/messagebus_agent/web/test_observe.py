@@ -210,7 +210,7 @@ async def test_a_mark_of_another_run_of_the_agent_has_everything_told(rig: Rig) 
     await rig.sweep(load(BILLING, 3))
     first = await rig.ask()
     number = first.mark.partition("-")[2]
-    for mark in ("", "0", number, f"ffffffff-{number}", first.mark + "x"):
+    for mark in ("", "0", number, f"ffffffff-{number}", first.mark + "x", first.mark + "9" * 5_000):
         assert (await rig.ask(since=mark)).whole
 
 
