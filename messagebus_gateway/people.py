@@ -20,6 +20,7 @@ import binascii
 import fnmatch
 import hashlib
 import logging
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -216,7 +217,9 @@ def read_tokens(path: str | Path) -> dict[bytes, Principal]:
     faults = [f"{key}: unknown; tables [[token]] wanted" for key in values if key != "token"]
     found: dict[bytes, Principal] = {}
     entries = values.get("token", [])
-    for place, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
+    if not isinstance(entries, list):
+        entries, faults = [], [*faults, "token: tables [[token]] wanted"]
+    for place, entry in enumerate(entries, start=1):
         try:
             digest, principal = _read_token(entry)
         except (ValueError, TypeError, KeyError) as fault:
@@ -230,7 +233,9 @@ def read_tokens(path: str | Path) -> dict[bytes, Principal]:
     return found
 
 
-def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
+def _read_token(entry: Any) -> tuple[bytes, Principal]:
+    if not isinstance(entry, Mapping):
+        raise TypeError("a table wanted")
     if unknown := set(entry) - _KEYS:
         raise ValueError(f"{min(unknown)}: unknown")
     name, digest, rate = entry.get("name"), entry.get("sha256"), entry.get("rate_per_s", 0)
@@ -245,7 +250,7 @@ def _read_token(entry: Mapping[str, Any]) -> tuple[bytes, Principal]:
         raise ValueError("sha256: 64 hexadecimal digits wanted")
     if str(digest).lower() == hashlib.sha256().hexdigest():
         raise ValueError("sha256: it is that of an empty text, which is no token")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
         raise ValueError("rate_per_s: a number from 0")
     rights: dict[str, tuple[str, ...]] = {}
     for right in ("publish", "consume", "declare"):

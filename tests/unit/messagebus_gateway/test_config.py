@@ -16,6 +16,7 @@ from messagebus import BusConfig, ConfigError, PublisherConfig
 from messagebus.testing import MemoryBus
 from messagebus_gateway.config import GatewayConfig, Limits, PushConfig
 from messagebus_gateway.metrics import Metrics
+from messagebus_gateway.people import read_tokens
 from messagebus_gateway.pushing import Push
 from messagebus_gateway.testing import MemoryGatewayBus
 
@@ -92,6 +93,26 @@ def test_what_is_right_is_taken() -> None:
     )
     assert made.origins == ("https://shop.example", "http://localhost:3000")
     assert made.push == (PushConfig(**PUSH),)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[token]\nname = "shop"', r"token: tables \[\[token\]\] wanted"),
+        ("token = 5", r"token: tables \[\[token\]\] wanted"),
+        ('token = ["shop"]', "token 1: a table wanted"),
+        ("token = [[]]", "token 1: a table wanted"),
+        (f'[[token]]\nname = "a"\nsha256 = "{"0a" * 32}"\nrate_per_s = nan', "rate_per_s"),
+        (f'[[token]]\nname = "a"\nsha256 = "{"0a" * 32}"\nrate_per_s = inf', "rate_per_s"),
+    ],
+)
+def test_a_file_of_tokens_that_names_nobody_is_no_file_of_nobody(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        read_tokens(path)
 
 
 # Pushes.
