@@ -46,6 +46,7 @@ ANSWER_WITHIN_S = 5.0
 ANSWER_BYTES_MAX = 10_000_000
 LOCK_WITHIN_S = 20.0
 POLL_S = 0.1
+EVERY_S_MIN, EVERY_S_MAX = 0.1, 3_600
 
 
 def main() -> None:
@@ -57,6 +58,8 @@ def main() -> None:
     asked.add_argument("--cold", action="store_true", help="before a start from nothing")
     asked.add_argument("--config", type=Path, help="with --cold: names the brokers")
     wanted = asked.parse_args()
+    if wanted.every is not None and not EVERY_S_MIN <= wanted.every <= EVERY_S_MAX:
+        asked.error(f"--every: {EVERY_S_MIN} to {EVERY_S_MAX} seconds")
     if wanted.cold:
         with locked(wanted.lock):
             config = read(wanted.config) if wanted.config else ""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
+import socket
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -371,3 +376,102 @@ def test_it_does_not_write_while_another_does(
         assert "somebody else holds" in keeper.save(
             tmp_path / "none", tmp_path / "x", tmp_path / "lock"
         )
+
+
+class AdminSocket:
+    """HAProxy's admin socket, which gives the next of these answers to each question; the last stays."""
+
+    def __init__(self, path: Path, *answers: bytes) -> None:
+        self.path, self._answers = path, [*answers]
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._server.accept()
+                with client:
+                    assert client.recv(100) == b"show servers state\n"
+                    with contextlib.suppress(BrokenPipeError):
+                        client.sendall(
+                            self._answers.pop(0) if self._answers[1:] else self._answers[0]
+                        )
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
+    """The keeper's command, over an admin socket that gives these answers."""
+    sockets: list[AdminSocket] = []
+
+    def run(*answers: bytes, words: Sequence[str] = ()) -> object:
+        admin = tmp_path / f"{len(sockets)}.sock"
+        sockets.append(AdminSocket(admin, *answers))
+        said = ["--socket", str(admin), "--file", str(tmp_path / "state"), *words]
+        monkeypatch.setattr(sys, "argv", ["keeper.py", *said])
+        with pytest.raises(SystemExit) as ended:
+            keeper.main()
+        return ended.value.code
+
+    yield run
+    for each in sockets:
+        each.close()
+
+
+def test_what_a_process_says_is_saved_and_rubbish_is_not(
+    keeping: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "state"
+    assert keeping(SAID.encode()) == 0
+    assert file.read_text() == keeper.brokers_of(SAID)
+    assert keeping(b"\xff\n") == 1
+    assert "no format that is known" in capsys.readouterr().err
+    monkeypatch.setattr(keeper, "ANSWER_BYTES_MAX", 10)
+    assert keeping(SAID.encode()) == 1
+    assert "an answer above 10 bytes" in capsys.readouterr().err
+    assert file.read_text() == keeper.brokers_of(SAID)
+
+
+def test_it_saves_for_ever_and_tells_a_fault_once(
+    keeping: Callable[..., object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 5:
+            raise SystemExit(9)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    answers = (SAID.encode(), b"", b"", SAID.encode(), b"")
+    assert keeping(*answers, words=["--every", "2"]) == 9
+    assert slept == [2.0] * 5
+    assert capsys.readouterr().err.count("not saved: ") == 2
+    assert (tmp_path / "state").read_text() == keeper.brokers_of(SAID)
+
+
+@pytest.mark.parametrize("every", ["nan", "0", "-1", "1e9", "often"])
+def test_it_saves_in_times_that_are_times(every: str, keeping: Callable[..., object]) -> None:
+    assert keeping(b"", words=["--every", every]) == 2
+
+
+def test_without_a_socket_it_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["keeper.py", "--file", str(tmp_path / "state")])
+    with pytest.raises(SystemExit):
+        keeper.main()
+    assert "--socket or --cold" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import threading
 from pathlib import Path
 
 import click
@@ -146,6 +147,65 @@ def test_orders_by_hand_go_to_the_socket_and_are_read_back(monkeypatch: pytest.M
         {"drained": True},
         {"drained": False},
     ]
+
+
+def test_a_balancer_that_is_left_out_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Applied(changed=True, reloaded=True, pid=7)
+    tried: list[object] = ["no route to it", Applied(changed=False, reloaded=False, pid=7)]
+    two = inventory()
+    second = dataclasses.replace(two.balancer, name="lb2")
+    both = dataclasses.replace(two, balancers=(two.balancer, second))
+    monkeypatch.setattr(command, "load", lambda _path: both)
+    monkeypatch.setattr(command, "apply_all", lambda *_, **__: [(both.balancer, done)])
+    monkeypatch.setattr(command, "apply_absent", lambda *_: tried.pop(0))
+    assert run("apply", "--without", "lb2").output.splitlines() == [
+        "haproxy: reloaded: process 7 serves",
+        "lb2: left out: no route to it",
+    ]
+    assert run("apply", "--without", "lb2").output.splitlines()[1] == "lb2: nothing to do"
+
+
+def test_an_inventory_is_checked_and_one_balancer_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "check_all", lambda *_: None)
+    assert run("check").output == "good: 2 brokers of test\n"
+    assert "server mb1 10.0.1.1:5672" in run("render", "--balancer", "haproxy").output
+    assert run("render", "--balancer", "lb9").exit_code == 2
+
+
+def test_a_start_is_prepared_and_a_state_saved_on_the_balancer_s_own_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(command, "prepare_start", lambda _: done.append("prepared"))
+    monkeypatch.setattr(command, "save_state", lambda _: done.append("saved"))
+    assert (run("prepare-start").exit_code, run("save-state").exit_code) == (0, 0)
+    assert done == ["prepared", "saved"]
+    read = inventory()
+    away = read.at(dataclasses.replace(read.balancer, host="a1"))
+    monkeypatch.setattr(command, "load", lambda _path: away)
+    refused = run("save-state")
+    assert (refused.exit_code, "see lb/keeper.py" in refused.stderr) == (2, True)
+
+
+def test_a_state_that_cannot_be_saved_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[BalancerUnreachable | None] = [
+        *(BalancerUnreachable("nobody"), BalancerUnreachable("nobody"), None),
+        BalancerUnreachable("nobody"),
+    ]
+
+    def save(_read: Inventory) -> None:
+        if not ends:
+            raise KeyboardInterrupt
+        if fault := ends.pop(0):
+            raise fault
+
+    monkeypatch.setattr(command, "save_state", save)
+    monkeypatch.setattr(threading.Event, "wait", lambda *_: False)
+    ended = run("save-state", "--every-s", "0.1")
+    assert ended.exit_code == 130
+    assert ended.stderr.count("not saved: nobody") == 2
 
 
 def test_a_weight_out_of_range_is_wrong_use() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -119,3 +123,86 @@ def test_files_of_others_are_those_of_the_manifest() -> None:
 def test_another_package_of_the_same_name_is_refused() -> None:
     with pytest.raises(OpsError, match="not the one of the MANIFEST"):
         vendor.unpack(vendor.manifest()[0], os.urandom(100))
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    """Return a package of the registry."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+        for name, body in files.items():
+            about = tarfile.TarInfo(f"package/{name}")
+            about.size = len(body)
+            archive.addfile(about, io.BytesIO(body))
+    return whole.getvalue()
+
+
+class Registry:
+    """A registry that an `npm` of ours fetches one package from, and a folder with its manifest."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.vendored, self._bin = folder / "vendor", folder / "bin"
+        self.vendored.mkdir()
+        self._bin.mkdir()
+        self.tarball = folder / "made.tgz"
+        self.tarball.write_bytes(packed({"dist/a.js": b"one"}))
+        integrity = base64.b64encode(hashlib.sha512(self.tarball.read_bytes()).digest()).decode()
+        (self.vendored / "MANIFEST").write_text(
+            f"""[[package]]
+name = "made"
+version = "1.0.0"
+licence = "MIT"
+integrity = "sha512-{integrity}"
+[package.files."a.js"]
+from = "dist/a.js"
+sha256 = "{hashlib.sha256(b"one").hexdigest()}"
+"""
+        )
+        monkeypatch.setenv("PATH", f"{self._bin}:{os.environ['PATH']}")
+        monkeypatch.setattr(vendor, "FOLDER", self.vendored)
+        for function in (vendor.manifest, vendor.faults):
+            monkeypatch.setattr(function, "__defaults__", (self.vendored,))
+        self.npm(f'cp {self.tarball} "$4/made-1.0.0.tgz"')
+
+    def npm(self, line: str) -> None:
+        path = self._bin / "npm"
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    return Registry(tmp_path, monkeypatch)
+
+
+def test_files_of_others_are_put_in_place_from_the_registry(
+    registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vendor.main()
+    assert (registry.vendored / "a.js").read_bytes() == b"one"
+    assert capsys.readouterr().out == "made 1.0.0 (MIT)\n"
+
+
+def test_what_is_not_of_the_manifest_is_told_and_not_put_in_place(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (registry.vendored / "stray.js").write_bytes(b"whose?")
+    with pytest.raises(SystemExit, match=r"not of the MANIFEST: stray\.js"):
+        vendor.main()
+    (registry.vendored / "a.js").unlink()
+    registry.tarball.write_bytes(packed({"dist/a.js": b"another"}))
+    with pytest.raises(SystemExit, match=r"made@1\.0\.0: the registry's package is not the one"):
+        vendor.main()
+    registry.npm("echo 'no such package' >&2; exit 1")
+    with pytest.raises(SystemExit, match=r"npm pack made@1\.0\.0: no such package"):
+        vendor.main()
+    monkeypatch.setenv("PATH", str(registry.vendored))
+    with pytest.raises(SystemExit, match="npm: No such file or directory"):
+        vendor.main()
+    assert not (registry.vendored / "a.js").exists()
+
+
+def test_a_file_that_changed_in_its_package_is_refused(registry: Registry) -> None:
+    (package,) = vendor.manifest()
+    package["files"]["a.js"]["sha256"] = "0" * 64
+    with pytest.raises(OpsError, match=r"dist/a\.js is not the one of the MANIFEST"):
+        vendor.unpack(package, registry.tarball.read_bytes())
