@@ -37,7 +37,7 @@ RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPL
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
 # A larger time stamp is not in seconds; in ms this one still fits a header.
-STAMP_S_MAX = 1 << 40
+STAMP_S_MAX = 253_402_128_000  # 9999-12-30: the calendar of every time zone has it
 # RabbitMQ's own headers of dead-lettering, by which a delayed message leaves its step.
 OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
 # Header of a message in a stream: its offset.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -21,6 +21,7 @@ from messagebus._io.amqp.properties import (
     KEY_HEADER,
     NO_TRACEPARENT,
     OF_DEAD_LETTERING,
+    STAMP_S_MAX,
     bare_entry_shape,
     bare_shape,
     decode,
@@ -32,6 +33,7 @@ from messagebus._io.amqp.properties import (
     read_content_type,
     read_key,
     read_message_id,
+    read_stamp_ms,
     with_headers,
 )
 from messagebus.message import Message
@@ -127,6 +129,20 @@ def test_a_bare_message_is_its_shape_around_its_id(content_type: str) -> None:
 )
 def test_what_says_more_than_its_body_is_not_bare(fields: dict[str, Any]) -> None:
     assert not is_bare(Message(body=b"", **fields))
+
+
+@pytest.mark.parametrize(
+    "stamp_s", [0, STAMP_S_MAX, STAMP_S_MAX + 1, 253_402_300_800, 1 << 40, (1 << 64) - 1]
+)
+@pytest.mark.parametrize("headers", [{}, {"a": 1}])
+def test_a_time_of_sending_has_a_date_in_every_time_zone_or_is_none(
+    stamp_s: int, headers: dict[str, Any]
+) -> None:
+    stamp_ms = read_stamp_ms(encode(Message(body=b"", headers=headers), "id", stamp_s))
+    assert stamp_ms == (stamp_s * 1_000 if stamp_s <= STAMP_S_MAX else None)
+    for hours in (-12, 14):
+        zone = timezone(timedelta(hours=hours))
+        assert datetime.fromtimestamp((stamp_ms or 0) / 1_000, zone).year <= 9999
 
 
 def test_every_message_is_persistent_and_says_when_it_was_made() -> None:
