@@ -15,6 +15,7 @@ from messagebus import (
     RetryPolicy,
     Subscription,
 )
+from messagebus.errors import reason_of
 from messagebus.topology import parse_wanted
 from messagebus_gateway.clients import Bus
 from messagebus_gateway.config import PushConfig
@@ -58,11 +59,12 @@ class Push:
         """Begin. Raises ConfigError for an address of this host or a private network, unless allowed."""
         config = self._config
         try:
-            await self._target.request({}, b"")
+            async with asyncio.timeout(config.timeout_s):
+                await self._target.request({}, b"")
         except Refused as fault:
             raise ConfigError(f"push.url: {fault}; private = true allows it") from fault
         except OSError as fault:  # each request looks again
-            log.warning("push url=%s reason=%r", self._target.url.host, str(fault))
+            log.warning("push url=%s reason=%r", self._target.url.host, reason_of(fault))
         posting = Posting(
             await self._stack.enter_async_context(opened(config.concurrency)),
             self._target,
