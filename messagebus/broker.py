@@ -23,6 +23,7 @@ AGENT_PORT = 8081
 # 1,000 brokers of 60 bytes are 60 kB; an answer above this is not a list.
 LIST_BYTES_MAX = 1 << 20
 
+# A name of parts of 1 to 63 characters, or an IPv6 address in brackets.
 _HOST = re.compile(r"(?ai)(?!.*\.\.|.*[^.]{64}|.{254})[^\W_]([\w.-]*[^\W_])?|\[[0-9a-f:.]{2,45}\]")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HEADER = re.compile(r"#\s*(cluster|generation)\s*:\s*(.*)")
@@ -168,7 +169,7 @@ def _read_entry(line: str, number: int) -> ListedBroker | None:
 
 
 def is_http(url: str) -> bool:
-    """Return whether a text is an http:// or https:// address that can be looked up."""
+    """Return whether a text is an http:// or https:// address with a host and a right port."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").encode("idna")

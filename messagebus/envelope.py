@@ -207,7 +207,7 @@ def _of_tag(tag: str, value: Any) -> Any:
 
 
 _PLACE = re.compile(r"\{([a-z_0-9]+)((?:\[[^\]{}]*\])*)(?::\.(\d{1,5}))?\}")
-_TIME, _HEADER, _JSON = "time", "header", "json"
+_TIME, _HEADER, _JSON, _INDEX = "time", "header", "json", re.compile("[0-9]{1,9}")
 
 
 class Layout:
@@ -253,8 +253,8 @@ def _look_up(told: Mapping[str, Any], name: str, path: list[str]) -> Any:
     for step in path:
         if isinstance(value, dict):
             value = value.get(step)
-        elif isinstance(value, list) and step.isdecimal() and int(step[:9]) < len(value):
-            value = value[int(step[:9])]
+        elif isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):
+            value = value[int(step)]
         else:
             return None
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import click
 
 from messagebus import BusConfig
-from messagebus.broker import Broker
+from messagebus.broker import AGENT_PORT, AMQP_PORT, Broker
 from messagebus.commands.exits import Exit, run
 from messagebus.commands.options import NumberRange
 from messagebus.errors import ConfigError
@@ -99,7 +100,8 @@ def conform(
 
 
 def _given(brokers: str, agents: str, cluster: str, folder: Path, patience: float) -> Bus:
-    at, asked = _addresses("--brokers", brokers), _addresses("--agents", agents)
+    at = _addresses("--brokers", brokers, AMQP_PORT)
+    asked = _addresses("--agents", agents, AGENT_PORT)
     if len(at) < BROKERS_MIN or len(at) != len(asked):
         raise ConfigError(f"--brokers and --agents: {BROKERS_MIN} or more of each, in one order")
     login = {name: os.environ[name] for name in LOGIN if name in os.environ}
@@ -116,14 +118,14 @@ def _given(brokers: str, agents: str, cluster: str, folder: Path, patience: floa
     )
 
 
-def _addresses(option: str, text: str) -> list[str]:
-    found = text.split(",") if text else []
-    for each in found:
-        try:
-            Broker.parse(each)
-        except ValueError as fault:
-            raise ConfigError(f"{option}: {fault}") from fault
-    return found
+def _addresses(option: str, text: str, port: int) -> list[str]:
+    """Return the addresses of an option, with a port each. Raises ConfigError."""
+    given = text.split(",") if text else []
+    try:
+        hosts = [each if re.search(r":[^]]*$", each) else f"{each}:{port}" for each in given]
+        return [Broker.parse(each).name for each in hosts]
+    except ValueError as fault:
+        raise ConfigError(f"{option}: {fault}") from fault
 
 
 def _print_row(result: Result) -> None:

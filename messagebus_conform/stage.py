@@ -24,7 +24,7 @@ REGISTER_WITHIN_S = 60.0
 HTTP_TIMEOUT_S = 30.0
 KNOWN_S = 0.3
 REFUSED = (401, 403)
-TOLD_SHOWN = 300
+TOLD_CHARS_MAX = 300
 DELAYS = ("delay:1000", "delay:2000")
 
 
@@ -60,9 +60,9 @@ class Bus:
             if status == 200 and json.loads(told)["complete"]:
                 return
             if status in REFUSED:
-                raise OSError(f"agent {self.agents[0]}: HTTP {status}: {told[:TOLD_SHOWN]}")
+                raise OSError(f"agent {self.agents[0]}: HTTP {status}: {told[:TOLD_CHARS_MAX]}")
             time.sleep(0.2)
-        raise OSError(f"topology of the kit is not complete: {told[:TOLD_SHOWN]}")
+        raise OSError(f"topology of the kit is not complete: {told[:TOLD_CHARS_MAX]}")
 
 
 def _post(agent: str, body: str, user: str, password: str) -> tuple[int, str]:

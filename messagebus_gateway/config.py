@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,8 +22,10 @@ T = TypeVar("T")
 
 ANONYMOUS = ("", "publish", "consume", "all")
 FORMATS = ("raw", "cloudevents")
+# Nobody waits longer for an end, or for an answer.
 STOP_S_MAX, PUSH_TIMEOUT_S_MAX = 3_600, 3_600
-ORIGIN_SLASHES = 2
+# What browsers say: no login, path or query.
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "int": (int,),
@@ -67,8 +70,8 @@ class PushConfig:
 
     subscription: ``orders/billing`` or ``queue:jobs``. url: https, or http. format: "raw" or "cloudevents".
     secret_file: the secrets of Standard Webhooks, ``whsec_...``, one a line. concurrency: requests at once.
-    timeout_s: for connecting, for the answer's status and for its text, each. private: the address may be one
-    of this host or of a private network. attempts_max: then it is parked.
+    timeout_s: for connecting, and for each part of the answer; three times that for all of it. private: the
+    address may be one of this host or of a private network. attempts_max: then it is parked.
     """
 
     subscription: str
@@ -145,7 +148,7 @@ class GatewayConfig:
         faults += [
             f"origins: {each!r}: an origin such as https://shop.example"
             for each in self.origins
-            if not is_http(each) or each.count("/") != ORIGIN_SLASHES
+            if not _ORIGIN.fullmatch(each)
         ]
         faults += [
             f"peers.{name} {url!r}: http:// or https:// address of another gateway"

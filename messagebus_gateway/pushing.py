@@ -28,7 +28,7 @@ __all__ = ["Push"]
 
 log = logging.getLogger("messagebus.gateway")
 
-FIRST_DELAY_S, STOP_S = 1.0, 5.0
+FIRST_DELAY_S, LOOK_S, STOP_S = 1.0, 3.0, 5.0
 
 
 class Push:
@@ -59,7 +59,7 @@ class Push:
         """Begin. Raises ConfigError for an address of this host or a private network, unless allowed."""
         config = self._config
         try:
-            async with asyncio.timeout(config.timeout_s):
+            async with asyncio.timeout(min(LOOK_S, config.timeout_s)):
                 await self._target.request({}, b"")
         except Refused as fault:
             raise ConfigError(f"push.url: {fault}; private = true allows it") from fault
@@ -93,9 +93,9 @@ class Push:
     async def _end_when_gone(self, posting: Posting) -> None:
         await posting.gone.wait()
         log.error("push ends subscription=%s reason='410 Gone'", self._config.subscription)
+        await self._consumer.stop(STOP_S)  # requests under way may end
         assert self._running is not None
         self._running.cancel()
-        await self._consumer.stop(STOP_S)
 
     def _tell(self, running: asyncio.Task[int]) -> None:
         if not running.cancelled() and (fault := running.exception()) is not None:

@@ -112,8 +112,10 @@ class Gateway:
         """Serve; returns when connections are taken. Raises ConfigError for a push that may not be."""
         try:
             await self._publishers.start()
-            for push in self._pushes:
-                await push.start()
+            begun = [each.start() for each in self._pushes]
+            for fault in await asyncio.gather(*begun, return_exceptions=True):
+                if fault is not None:
+                    raise fault
         except BaseException:
             for push in self._pushes:
                 await push.stop()

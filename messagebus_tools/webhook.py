@@ -29,6 +29,7 @@ import httpx
 from messagebus import __version__
 from messagebus.admin import directory
 from messagebus.aio import AsyncConsumer
+from messagebus.broker import is_http
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import (
     NumberRange,
@@ -67,7 +68,7 @@ class Refused(Exception):
 class Target:
     """The receiver. allow: shell patterns of hosts that may be anywhere, on this host too.
 
-    timeout_s: for connecting, for the answer's status, and for its text, each.
+    timeout_s: for connecting, and for each part of the answer. A whole request ends within three times that.
     """
 
     def __init__(self, url: str, allow: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> None:
@@ -75,15 +76,25 @@ class Target:
         try:
             self.url = httpx.URL(url)
         except (httpx.InvalidURL, ValueError) as fault:
-            raise ConfigError(f"{url!r}: {fault}") from fault
-        if self.url.scheme not in ("http", "https") or not self.url.host or self.url.userinfo:
+            raise ConfigError(f"URL: {fault}") from fault
+        if not is_http(url) or self.url.userinfo:
             raise ConfigError("URL: http:// or https://, a host, and no login in it")
         self._anywhere = any(fnmatch.fnmatchcase(self.url.host, each) for each in allow)
         self.timeout_s = timeout_s
-        self._checked, self._until_s = self.url, 0.0
+        self._checked, self._until_s = [self.url], 0.0
         self._headers = {"Host": self.url.netloc.decode(), "Accept": "*/*", "User-Agent": AGENT}
         timeouts = httpx.Timeout(timeout_s).as_dict()
         self._extensions = {"timeout": timeouts, "sni_hostname": self.url.raw_host.decode()}
+
+    @property
+    def addresses(self) -> int:
+        """The number of addresses that the name has."""
+        return len(self._checked)
+
+    def skip(self, address: httpx.URL) -> None:
+        """Ask another address first from now on: this one takes no connection."""
+        if self._checked[0] == address:
+            self._checked = [*self._checked[1:], address]
 
     def forget(self) -> None:
         """Resolve the name again for the next request."""
@@ -95,29 +106,26 @@ class Target:
         Raises Refused, OSError.
         """
         if time.monotonic() >= self._until_s:
-            self._checked = self.url.copy_with(host=await self._resolved())
+            self._checked = [self.url.copy_with(host=each) for each in await self._resolved()]
             self._until_s = time.monotonic() + ADDRESS_S
         return httpx.Request(
             "POST",
-            self._checked,
+            self._checked[0],
             headers={**self._headers, **headers},
             content=body,
             extensions=self._extensions,
         )
 
-    async def _resolved(self) -> str:
+    async def _resolved(self) -> list[str]:
         port = self.url.port or (443 if self.url.scheme == "https" else 80)
         host = self.url.raw_host.decode().strip("[]")
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-        except UnicodeError:
-            raise Refused(f"{host}: no host name") from None
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
         addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
         for each in addresses:
             if not (self._anywhere or is_public(each)):
                 at = "" if host == str(each) else f" at {each}, which is"
                 raise Refused(f"{host} is{at} not public")
-        return str(addresses[0])
+        return [str(each) for each in addresses]
 
 
 def is_public(address: Address) -> bool:
@@ -216,10 +224,8 @@ class Posting:
         try:
             # httpx bounds each read alone: an answer that comes a byte at a time would last for ever.
             async with asyncio.timeout(2 * self._target.timeout_s):
-                answer = await http.handle_async_request(await self._target.request(headers, body))
-        except Refused as fault:
-            raise Park(str(fault)) from fault
-        except (httpx.TransportError, OSError) as fault:
+                answer = await self._answered(http, headers, body)
+        except (httpx.TransportError, OSError, Refused) as fault:
             self._target.forget()
             self._on_answer("none")
             raise RetryLater(reason=f"no answer: {reason_of(fault)}") from fault
@@ -236,6 +242,21 @@ class Posting:
             after_s = retry_after_s(answer.headers.get("Retry-After", ""), time.time())
             raise RetryLater(after_s, reason=told)
         raise Park(told)
+
+    async def _answered(
+        self, http: httpx.AsyncBaseTransport, headers: dict[str, str], body: bytes
+    ) -> httpx.Response:
+        """Return the answer of the first address that takes a connection. Raises Refused, OSError."""
+        tried = 0
+        while True:
+            request = await self._target.request(headers, body)
+            try:
+                return await http.handle_async_request(request)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                tried += 1
+                if tried >= self._target.addresses:
+                    raise
+                self._target.skip(request.url)
 
     def _request(self, delivery: Delivery) -> tuple[dict[str, str], bytes]:
         body, kind = self._form(delivery)
@@ -317,7 +338,7 @@ async def opened(count: int) -> AsyncIterator[list[httpx.AsyncHTTPTransport]]:
     type=NumberRange(min=0.1),
     default=TIMEOUT_S,
     show_default=True,
-    help="For connecting, for the answer's status and for its text, each.",
+    help="For connecting, and for each part of the answer; three times that for all of it.",
 )
 @durability_option
 def to_http(

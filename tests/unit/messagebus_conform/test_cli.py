@@ -152,6 +152,14 @@ def test_bad_input_is_one_line_before_anything_is_started(
     assert judge.asked == []
 
 
+def test_addresses_have_a_port_each(judge: Judge) -> None:
+    given = ("--brokers", "b1,[::1],b3:3", "--agents", "b1,[::1]:2,b3")
+    assert conform(*given, *CLIENT) == Exit.DONE
+    ((bus_asked, _),) = judge.asked
+    assert bus_asked.brokers == ["b1:5672", "[::1]:5672", "b3:3"]
+    assert bus_asked.agents == ["b1:8081", "[::1]:2", "b3:8081"]
+
+
 def test_without_the_operators_kit_it_says_what_it_needs(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

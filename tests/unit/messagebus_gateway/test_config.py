@@ -68,6 +68,8 @@ def test_any_value_of_a_setting_is_taken_or_refused_in_one_line(place: tuple[str
         (("origins",), "https://shop.example"),
         (("origins",), ["https://shop.example/"]),
         (("origins",), ["shop.example"]),
+        (("origins",), ["https://u:p@shop.example"]),
+        (("origins",), ["https://shop.example?x"]),
         (("peers",), {"gw2": "ftp://x/"}),
         (("peers",), {"gw": "http://x/"}),
         (("push",), "orders/billing"),
@@ -87,11 +89,12 @@ def test_what_would_never_work_is_refused(place: tuple[str, ...], value: Any) ->
 
 
 def test_what_is_right_is_taken() -> None:
-    more = {"origins": ["https://shop.example", "http://localhost:3000"], "drain_s": 0}
+    origins = ["https://shop.example", "http://[::1]:3000", "capacitor://localhost", "null", "*"]
+    more = {"origins": origins, "drain_s": 0}
     made = GatewayConfig.from_mapping(
         {**NEEDED, **more, "peers": {"gw2": "https://gw2:8080"}, "push": [PUSH]}
     )
-    assert made.origins == ("https://shop.example", "http://localhost:3000")
+    assert made.origins == tuple(origins)
     assert made.push == (PushConfig(**PUSH),)
 
 

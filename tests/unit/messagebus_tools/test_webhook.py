@@ -111,11 +111,16 @@ def test_addresses_inside_are_known(address: str, public: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x/", "/x", "http://", "http://u:p@x/", "http://[::1", "file:///etc/passwd"]
+    "url",
+    [
+        *("ftp://x/", "/x", "http://", "http://u:hidden@x/", "http://[::1", "file:///etc/passwd"),
+        *("http://a..b/", f"http://{'a' * 64}.example/", "http://u:hidden@[::1/", "http://h:x/"),
+    ],
 )
-def test_a_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
+def test_a_url_that_is_none_is_refused_and_no_login_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         Target(url)
+    assert "hidden" not in str(refused.value)
 
 
 # Hosts that are addresses in forms that a resolver reads.
@@ -150,6 +155,53 @@ async def test_a_name_is_asked_at_the_address_that_was_checked(
         target.forget()
         with pytest.raises(Refused, match=r"10\.0\.0\.1"):
             await target.request({}, b"")
+
+
+async def test_every_address_of_a_name_is_tried_and_one_that_answers_comes_first_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of localhost: its server listens at one of two addresses."""
+    answers = [["127.0.0.3", "127.0.0.2", "127.0.0.1"]] * 2
+    asked: list[str] = []
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, 1, 6, "", (each, 80)) for each in answers.pop(0)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        if request.url.host == away or away == "all":
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    target = Target("http://shop.example/", ["*"])
+    sent = Posting([httpx.MockTransport(answer)], target, [])
+    away = "127.0.0.3"
+    for _ in range(3):
+        await sent(delivery(Message(body=b"")))
+    assert asked == ["127.0.0.3", *["127.0.0.2"] * 3]
+    away = "all"
+    with pytest.raises(RetryLater, match="refused"):
+        await sent(delivery(Message(body=b"")))
+    assert sorted(asked[4:]) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+
+
+async def test_an_address_inside_is_tried_again_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server may be wrong for a moment, and the message would be parked for it."""
+    answers, statuses = ["10.0.0.1", "93.184.216.34"], list[str]()
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, 1, 6, "", (answers.pop(0), 80))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    http = httpx.MockTransport(lambda _: httpx.Response(200))
+    sent = Posting([http], Target("http://shop.example/"), [], on_answer=statuses.append)
+    with pytest.raises(RetryLater, match=r"10\.0\.0\.1, which is not public"):
+        await sent(delivery(Message(body=b"")))
+    await sent(delivery(Message(body=b"")))
+    assert statuses == ["none", "200"]
 
 
 def posting(answer: Callable[[httpx.Request], httpx.Response], **how: Any) -> Posting:
