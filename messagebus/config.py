@@ -27,7 +27,7 @@ from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean
 from messagebus.tls import TlsFiles
 
-__all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig", "Spool"]
+__all__ = ["Batching", "BusConfig", "ConsumerConfig", "PublisherConfig", "Spool", "read_secret"]
 
 ENV_PREFIX = "MESSAGEBUS_"
 # Variables of that prefix that belong to commands, the operators' kits, the tests and the hot path's switch.
@@ -219,13 +219,13 @@ class BusConfig(_Settings):
 
     def current_user(self) -> str:
         """Return the current user. Raises ConfigError when the file cannot be read."""
-        return _read_secret("user_file", self.user_file) if self.user_file else self.user
+        return read_secret("user_file", self.user_file) if self.user_file else self.user
 
     def current_password(self) -> Secret:
         """Return the current password: the file is read again at every dial, so that it can rotate."""
         if not self.password_file:
             return self.password
-        return Secret(_read_secret("password_file", self.password_file))
+        return Secret(read_secret("password_file", self.password_file))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -621,10 +621,10 @@ def _without_login(url: str) -> str:
     return f"***@{url.rpartition('@')[2]}" if "@" in url else url
 
 
-def _read_secret(key: str, path: str) -> str:
+def read_secret(key: str, path: str) -> str:
+    """Read a secret's file, without surrounding blanks. Raises ConfigError, which shows no byte of it."""
     try:
         return Path(path).read_text().strip()
     except (OSError, ValueError) as fault:
-        # The text of a decoding error would show a byte of the secret.
         told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
         raise ConfigError(f"{key}: {told}") from None

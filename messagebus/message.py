@@ -38,7 +38,7 @@ RESERVED_PREFIX = "mb-"
 # Headers of copies for another run: number of the run, and time of the first publish.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
 # Any publisher may write any number there: beyond these bounds the headers are ignored.
-ATTEMPT_MAX, FIRST_MS_MAX = 1_000_000, 253_402_128_000_000  # 9999-12-30, as of stamps
+ATTEMPT_MAX, FIRST_MS_MAX = 1_000_000, 253_402_128_000_000  # 9999-12-30: every time zone has it
 
 Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]
 NO_HEADERS: Mapping[str, Header] = MappingProxyType({})

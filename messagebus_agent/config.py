@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from messagebus import config
 from messagebus.broker import Broker
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
@@ -163,12 +164,7 @@ class AgentConfig:
 
 def read_secret(key: str, path: str) -> Secret:
     """Read a file's text without surrounding blanks. Raises ConfigError naming the key."""
-    try:
-        text = Path(path).read_text().strip()
-    except (OSError, ValueError) as fault:
-        # The text of a decoding error would show a byte of the secret.
-        told = fault if isinstance(fault, OSError) else f"{path} is not UTF-8 text"
-        raise ConfigError(f"{key}: {told}") from None
+    text = config.read_secret(key, path)
     if not text:
         raise ConfigError(f"{key}: {path} is empty")
     return Secret(text)

@@ -45,7 +45,7 @@ class MemoryStore:
         parts = split_address(url)
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
         text = given.pop("max", "1000000")
-        if parts.netloc or parts.path.strip("/") or given or text[18:] or not text.isdecimal():
+        if parts.netloc or parts.path.strip("/") or given or len(text) > 18 or not text.isdecimal():
             raise ConfigError("memory: takes ?max=RECORDS alone")
         return cls(int(text))
 

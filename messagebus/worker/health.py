@@ -51,7 +51,7 @@ Ask = Callable[[str], Answer]
 def parse_address(text: str) -> tuple[str, int]:
     """Parse ``HOST:PORT``, ``:PORT`` for all addresses, or ``[::1]:PORT``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or port[5:] or not 0 <= int(port) <= 65_535:
+    if not colon or not port.isdecimal() or len(port) > 5 or not 0 <= int(port) <= 65_535:
         raise ConfigError(f"health {text!r}: HOST:PORT wanted")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -32,6 +32,7 @@ NOT_EXPORTED = {
 INSIDE = {
     "messagebus.app": {"Clients"},
     "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "is_http"},
+    "messagebus.config": {"read_secret"},
     "messagebus.consumer": {"as_dedup", "as_source", "fulfilled"},
     "messagebus.destination": {
         "DELAY_STEPS_MS",

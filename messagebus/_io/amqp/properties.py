@@ -16,7 +16,7 @@ import pika.data
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.amqp.header_table import read_table
 from messagebus.core.parking import TTL_HEADER, read_ttl_ms
-from messagebus.message import BINARY, NO_HEADERS, RESERVED_PREFIX, Message
+from messagebus.message import BINARY, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
 KEY_HEADER = "mb-key"
 # The field of a header table: length and text of the name, S for a text; its length and itself follow.
@@ -36,8 +36,8 @@ RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPL
 
 BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
-# A larger time stamp is not in seconds; in ms this one still fits a header.
-STAMP_S_MAX = 253_402_128_000  # 9999-12-30: the calendar of every time zone has it
+# A larger time stamp is not in seconds, or of no calendar.
+STAMP_S_MAX = FIRST_MS_MAX // 1_000
 # RabbitMQ's own headers of dead-lettering, by which a delayed message leaves its step.
 OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
 # Header of a message in a stream: its offset.

@@ -7,9 +7,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -208,19 +207,6 @@ def test_an_agent_that_is_away_or_refuses_is_named(
     assert answers == []
 
 
-class NoStage:
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __enter__(self) -> NoStage:
-        return self
-
-    def __exit__(
-        self, _k: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
-    ) -> None:
-        pass
-
-
 def case(number: int, run: Any, *, alone: bool = False) -> Case:
     return Case(number=number, level=MUST, told="", run=run, alone=alone)
 
@@ -246,7 +232,7 @@ def test_cases_end_in_their_order_each_with_its_reason(
     registered: list[str] = []
     told: list[int] = []
     monkeypatch.setattr(running, "CASES", cases)
-    monkeypatch.setattr(running, "Stage", NoStage)
+    monkeypatch.setattr(running, "Stage", lambda *_: nullcontext())
     monkeypatch.setattr(Bus, "register", lambda _self, names: registered.extend(names))
     results = run_all(given, ["client"], on_result=lambda each: told.append(each.number))
     assert [(each.result, each.told) for each in results] == [

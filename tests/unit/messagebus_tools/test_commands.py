@@ -1,4 +1,4 @@
-"""What commands print, ask and end with, over answers of agents and brokers that are made up."""
+"""Commands over made-up answers of agents and brokers: their text, questions and exit codes."""
 
 from __future__ import annotations
 
@@ -327,43 +327,20 @@ def test_what_would_move_is_told_before_and_what_moved_after(
     assert (told["total"], told[did][0]["count"]) == (3, 3)
 
 
-class Terminal:
-    """Standard stream that a person sits at."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def isatty(self) -> bool:
-        return True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_a_person_is_asked_and_sees_how_far_it_is(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers(monkeypatch, parked, "count_parked", PARKED)
-    progress = parked_command._Progress("dropped", 3)
-    progress._is_seen = True
-    monkeypatch.setattr(parked_command, "_Progress", lambda _verb, _expected: progress)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    person = SimpleNamespace(stdin=terminal, stderr=terminal)
+    monkeypatch.setattr(parked_command, "sys", person)
 
     def purge(*_: object, on_progress: Callable[[ParkedProgress], None], **__: object) -> Any:
         on_progress(ParkedProgress(name="orders/billing", broker=ONE, moved=2, total=2))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(parked, "purge_parked", purge)
-
-    class Sys:
-        """`sys` of a terminal."""
-
-        def __getattr__(self, name: str) -> Any:
-            import sys
-
-            return Terminal(getattr(sys, name)) if name.startswith("std") else getattr(sys, name)
-
-    monkeypatch.setattr(parked_command, "sys", Sys())
     done = run("parked", "purge", "orders/billing", told=f"{answer}\n")
     assert "Drop 3 messages of orders/billing?" in done.stderr
     if answer == "n":
@@ -477,7 +454,7 @@ def answer_of(status: int, body: bytes) -> httpx.Response:
 
 @pytest.fixture
 def tapped(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
-    """What agents answer; as long as it is empty, with LINES."""
+    """Answers of agents, which give LINES while it is empty."""
     given: list[httpx.Response] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
