@@ -57,7 +57,6 @@ NAMED = (
     (
         "tests/fault/test_handlers.py",
         "tests/fault/test_messages_of_foreign_clients.py",
-        "tests/fault/test_distinct_brokers.py",
         "tests/fault/test_brokers_that_misbehave.py",
     ),
     (

@@ -19,8 +19,7 @@ from importlib.metadata import PackageNotFoundError, metadata
 
 from messagebus._io.agents.consumer_list import ListFollower
 from messagebus._io.agents.registration import credentials, topology_for
-from messagebus._io.amqp.dialer import dial_named
-from messagebus._io.amqp.link import Link, dial
+from messagebus._io.amqp.link import Link, dial, dial_named
 from messagebus._io.wire import Topology
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig

@@ -176,6 +176,22 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class LogLimit:
+    """At most one log line within interval_ms, of all that share this object."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._last_ms: int | None = None
+
+    def allows(self) -> bool:
+        """Return whether a line may be logged now, and count it as logged if so."""
+        now = now_ms()
+        if self._last_ms is not None and now - self._last_ms < self._interval_ms:
+            return False
+        self._last_ms = now
+        return True
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it as asyncio.run, but close a refused coroutine and say what to do instead."""
     try:

@@ -30,7 +30,6 @@ from messagebus import (
 )
 from messagebus._io import amqp_wire
 from messagebus._io.amqp import link
-from messagebus._io.amqp.dialer import dial_named
 from messagebus.broker import Broker
 from messagebus.core.homes import Home
 from ops.local.cluster import LocalCluster
@@ -151,7 +150,7 @@ class Relay:
     async def dial(self, to: Broker, *args: Any, **settings: Any) -> link.Link:
         """Dial a broker as a publisher does, this one through the relay."""
         if to.name != self.broker:
-            return await dial_named(to, *args, **settings)
+            return await link.dial_named(to, *args, **settings)
         return await link.dial(Broker("127.0.0.1", self.port.result()), *args, **settings)
 
 

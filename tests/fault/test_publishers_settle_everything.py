@@ -31,6 +31,8 @@ OPEN = 50
 WARM_UPS = 2
 READY_WITHIN_S = 60.0
 STOP_S = 1.0
+# leastconn gives one of three in turn: some of them would go to the frozen broker.
+STARTS = 6
 DEADLINE_MS = 1_500
 # Higher than any wait here: the broker is not left for being slow.
 NEVER_SLOW_MS = 600_000
@@ -147,6 +149,37 @@ def test_a_broker_in_alarm_is_left_and_its_consumers_go_on_acking(
     assert set(load.outcomes()) == {Outcome.CONFIRMED}
 
 
+@pytest.mark.guarantee("one-broker-delays-no-other", "frozen-or-silent-link")
+def test_publishers_leave_a_frozen_broker_and_every_publish_ends(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with publishing(bus, f"queue:{topic}", config=PublisherConfig()) as load:
+        eventually(lambda: len(load.sent) > 100, within_s=READY_WITHIN_S)
+        frozen = load.publishers[0].stats().broker
+        broken.freeze(broken.name_of(frozen))
+        frozen_ns = time.monotonic_ns()
+        for publisher in load.publishers:
+            _wait_elsewhere(publisher, frozen)
+        eventually(lambda: len(load.confirmed(since_ns=frozen_ns)) > 100, within_s=READY_WITHIN_S)
+        broken.thaw(broken.name_of(frozen))
+    assert load.left_open == 0
+    assert set(load.outcomes()) == {Outcome.CONFIRMED}
+
+
+def test_a_publisher_that_starts_while_a_broker_is_frozen_is_served_by_another(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    with Publisher(bus) as publisher:
+        publisher.send_safe(Queue(topic, create=True), b"before")
+    broken.freeze("mb3")
+    for _ in range(STARTS):
+        with Publisher(bus) as publisher:
+            published = publisher.send_safe(
+                Queue(topic, create=True), b"x", timeout_s=READY_WITHIN_S
+            )
+        assert published.broker != broken.node("mb3").broker
+
+
 def _leave_open(
     cluster: LocalCluster, publisher: Publisher, destination: str
 ) -> tuple[list[Future[Published]], str]:
@@ -171,3 +204,11 @@ def _ready_on(cluster: LocalCluster, name: str, queue: str) -> int:
     with cluster.management(name) as management:
         queues = management.get("/api/queues/%2F?columns=name,messages").raise_for_status().json()
     return next(int(each.get("messages", 0)) for each in queues if each["name"] == queue)
+
+
+def _wait_elsewhere(publisher: Publisher, broker: str) -> None:
+    eventually(
+        lambda: publisher.stats().broker not in ("", broker),
+        within_s=READY_WITHIN_S,
+        what="a link to another broker",
+    )

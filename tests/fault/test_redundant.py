@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 WITHIN_S = 60.0
 SOON_S = 3.0
+# leastconn gives one of three in turn: some of them would go to the broker that is away.
+STARTS = 3
 
 
 def redundant(
@@ -130,6 +132,37 @@ async def _read(cluster: LocalCluster, broker: Broker, queue: str) -> list[Arriv
     await eventually_async(lambda: len(found) >= count, within_s=WITHIN_S, what=f"{count} messages")
     await link.close()
     return found
+
+
+@pytest.mark.guarantee("two-distinct-brokers")
+@pytest.mark.parametrize("fault", ["frozen", "killed"])
+def test_redundant_publishes_find_the_two_other_brokers_while_one_is_away(
+    broken: LocalCluster, bus: BusConfig, topic: str, fault: str
+) -> None:
+    register(broken, f"{topic}/all")
+    away = broken.freeze if fault == "frozen" else broken.kill
+    away("mb1")
+    others = {broken.node("mb2").broker, broken.node("mb3").broker}
+    for _ in range(STARTS):
+        with Publisher(bus, redundant(topic)) as publisher:
+            found = publisher.send_safe(topic, b"x", timeout_s=WITHIN_S * FACTOR)
+        assert found.outcome is Outcome.CONFIRMED
+        assert set(found.brokers) == others
+
+
+@pytest.mark.guarantee("every-wait-is-bounded")
+def test_a_redundant_publish_ends_at_its_deadline_while_two_of_three_brokers_are_frozen(
+    broken: LocalCluster, bus: BusConfig, topic: str
+) -> None:
+    register(broken, f"{topic}/all")
+    with Publisher(bus, redundant(topic)) as publisher:
+        assert len(set(publisher.send_safe(topic, b"x", timeout_s=WITHIN_S).brokers)) == 2
+        broken.freeze("mb1")
+        broken.freeze("mb2")
+        left = broken.node("mb3").broker
+        eventually(lambda: publisher.stats().broker == left, within_s=WITHIN_S)
+        ended = publisher.submit(topic, b"x", timeout_s=SOON_S).result(WITHIN_S * FACTOR)
+    assert (ended.outcome, ended.brokers) == (Outcome.UNKNOWN, (left,))
 
 
 @pytest.mark.guarantee("two-copies-two-brokers", "one-broker-left")

@@ -98,10 +98,6 @@ class Inspection:
     ready: int
     seen: int
 
-    @property
-    def all_seen(self) -> bool:
-        return self.seen >= self.ready
-
 
 class Parking:
     """The parking queues of one broker."""

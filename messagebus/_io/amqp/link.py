@@ -402,6 +402,20 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
     return Link(address, connection, channel)
 
 
+async def dial_named(broker: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
+    """Dial as `dial` does. Raises LinkLost also when another broker answers, or one without a name."""
+    link = await dial(broker, credentials, timeout_ms=timeout_ms)
+    if link.broker != broker.name:
+        await link.hang_up()
+        said = (
+            f"{link.broker} answers there"
+            if link.broker
+            else "the broker there does not say its name"
+        )
+        raise LinkLost(broker.name, said)
+    return link
+
+
 def _parameters(
     address: Broker, credentials: Credentials, timeout_ms: int
 ) -> pika.ConnectionParameters:

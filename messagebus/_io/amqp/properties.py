@@ -64,12 +64,6 @@ def encode(message: Message, message_id: str, stamp_s: int, *, persistent: bool 
     return _encode(message, message_id, b"\x02" if persistent else b"\x01", stamp)
 
 
-def with_headers(message: Message, headers: Mapping[str, Any]) -> Message:
-    """Return a copy of the message with headers of the library, which no application may set."""
-    fields = {name: getattr(message, name) for name in Message.__slots__}
-    return _arrived(**{**fields, "headers": {**message.headers, **headers}})
-
-
 def due_first(message: Message) -> Message:
     """Return a copy to be delayed: its time to live moves into a header, hidden from the broker."""
     fields = {name: getattr(message, name) for name in Message.__slots__}

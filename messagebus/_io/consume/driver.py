@@ -95,8 +95,10 @@ class ConsumeDriver:
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
+        self.dedup: Deduplication | None = None
+        """The claims on its deliveries; None without deduplication."""
         if dedup is not None:
-            self._deduplicate(dedup, chain)
+            self.dedup = self._deduplicate(dedup, chain)
         if config.order != "none":
             self._keep_order(config.order)
         self.fatal: LoginRefused | TopologyMismatch | None = None
@@ -148,13 +150,7 @@ class ConsumeDriver:
         self._prefetch = config.prefetch
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
-    @property
-    def dedup(self) -> Deduplication | None:
-        """The claims on its deliveries; None without deduplication."""
-        # An attribute of its own would be the 31st, and all of them slower.
-        return self._inbox.dedup
-
-    def _deduplicate(self, dedup: Dedup, chain: HookChain | None) -> None:
+    def _deduplicate(self, dedup: Dedup, chain: HookChain | None) -> Deduplication:
         from messagebus._io.consume.dedup import Deduplication  # only where it is used
 
         # A copy to the end of the queue would overtake, or be overtaken.
@@ -170,15 +166,16 @@ class ConsumeDriver:
             timeout_s=self._config.consumer_timeout_s,
         )
         self._inbox.deduplicate(made)
+        return made
 
     def _keep_order(self, order: str) -> None:
         from messagebus._io.consume.ordering import Ordering  # only where it is used
 
-        self._inbox.keep_order(Ordering(order, self._inbox, self._inbox.dedup, self._turn))
+        self._inbox.keep_order(Ordering(order, self._inbox, self.dedup, self._turn))
 
     def run_handlers(self) -> ClaimsOfRuns | None:
         """Note that each delivery has an end, as handlers run; return what late ends are told to."""
-        order, dedup = self._inbox.order, self._inbox.dedup
+        order, dedup = self._inbox.order, self.dedup
         if order is not None:
             order.runs_handlers = True
         if dedup is not None:

@@ -22,7 +22,7 @@ import pika.exceptions
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import LogLimit, Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Address,
@@ -56,15 +56,14 @@ from messagebus.message import Message
 from messagebus.topology import Options
 
 log = logging.getLogger("messagebus.publisher")
-_refused_told_ms = -1_000_000
 
 # Interval of the check for deadlines, slow confirms, links to hang up, and due dials. A due dial may
 # come after TICK_MIN_MS: publishers wait for it.
 TICK_MS, TICK_MIN_MS = 100, 5
 # A retiring link waits this long for open answers; then these outcomes are unknown.
 RETIRE_MS = 10_000
-# One line for all refused logins of this process within this time.
-REFUSED_TOLD_EVERY_MS = 1_000
+# One line a second for all refused logins of this process: a gateway logs in for many clients.
+_refusals = LogLimit(1_000)
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
@@ -553,7 +552,8 @@ class PublishDriver:
     def _dial_failed(self, number: int, fault: Exception) -> None:
         log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
-            self._tell_refused(fault)
+            if _refusals.allows():
+                log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
             self.fatal = fault
             self.connected.set()
         self._last_fault = f"; last fault: {str(fault) or TOO_LATE}"
@@ -561,14 +561,6 @@ class PublishDriver:
         refused, absent = type(fault) is LoginRefused, getattr(fault, "absent", False)
         self.route.lost(number, now_ms(), random.random(), refused=refused, absent=absent)
         self._arm()
-
-    @staticmethod
-    def _tell_refused(fault: LoginRefused) -> None:
-        """Log a refusal; a program that logs in for others, as a gateway, may have many."""
-        global _refused_told_ms
-        if now_ms() - _refused_told_ms >= REFUSED_TOLD_EVERY_MS:
-            _refused_told_ms = now_ms()
-            log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
 
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link

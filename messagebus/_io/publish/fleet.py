@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import cast
 
 from messagebus._io.amqp.properties import bare_shape
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import LogLimit, Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver, encode_publish
 from messagebus._io.publish.homes import Homes
 from messagebus._io.publish.publishes import (
@@ -174,7 +174,7 @@ class Fleet:
         self._retired: Counter[str] = Counter()  # what drivers counted that have ended
         self._used_ms = 0
         self._stuck_since_ms: dict[PublishDriver, int] = {}  # without a link for copies
-        self._warned_ms: int | None = None
+        self._warnings = LogLimit(WARN_EVERY_MS)
         self._ids = message_ids()
         self._bare: dict[Target, tuple[int, Shape, int]] = {}
         self._loop = asyncio.get_running_loop()
@@ -422,9 +422,7 @@ class Fleet:
 
     def _warn(self, brokers: tuple[str, ...]) -> None:
         self.downgraded += 1
-        now = now_ms()
-        if self._warned_ms is None or now - self._warned_ms >= WARN_EVERY_MS:
-            self._warned_ms = now
+        if self._warnings.allows():
             log.warning(
                 "no second broker broker=%s downgraded=%d",
                 brokers[0] if brokers else "",

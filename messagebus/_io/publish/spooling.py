@@ -187,6 +187,7 @@ class SpoolingDriver(PublishDriver):
         self._usable_ms = self._written_ms = self._saved_ms = self._adopted_ms = now_ms()
         self._disk_retry_ms = self._confirms = 0
         self._is_tidying, self._tidy_at_ms = False, 0
+        self._is_full = False  # and `fault` says so
         self._replay_fault = self._tidy_fault = ""  # the last ones that were logged
         # Messages sent from the spool: as of the last tick, and those for which others were written.
         self._seen_replayed = self._paid = 0
@@ -580,6 +581,7 @@ class SpoolingDriver(PublishDriver):
 
     def _full(self) -> None:
         if not self.fault:
+            self._is_full = True
             self.fault = f"it is full: {self.messages} messages, {self.spool_bytes} bytes"
             log.error("spool is full messages=%d bytes=%d", self.messages, self.spool_bytes)
 
@@ -623,7 +625,7 @@ class SpoolingDriver(PublishDriver):
         self._written_ms = now_ms()
         if self.fault:
             log.warning("spool takes messages again after reason=%r", self.fault)
-            self.fault = ""
+            self._no_fault()
         self._dequeued(group)
         self._settle(self._end(group, SPOOLED))
         self._to_replay.set()
@@ -653,7 +655,10 @@ class SpoolingDriver(PublishDriver):
             log.error(
                 "spool fails folder=%s reason=%r", self._root, _told(fault), exc_info=unexpected
             )
-        self.fault = _told(fault)
+        self.fault, self._is_full = _told(fault), False
+
+    def _no_fault(self) -> None:
+        self.fault, self._is_full = "", False
 
     def _file_gone(self, own: Store) -> None:
         """Give up what somebody deleted. Write to another sub-folder from now on, if it was all of ours."""
@@ -852,8 +857,8 @@ class SpoolingDriver(PublishDriver):
                     log.info("spool sent folder=%s", store.folder.path)
                     await self._disk.call(self._leave_folder, store)
                 if gone:
-                    if self.fault.startswith("it is full"):
-                        self.fault = ""
+                    if self._is_full:
+                        self._no_fault()
                     self._reflect()
             self._tidy_fault = ""
         except OSError as fault:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pika
 import pytest
 
-from messagebus._io.amqp.properties import encode, with_headers
+from messagebus._io.amqp.properties import encode
 from messagebus.destination import Queue, Subscription, Topic
 from messagebus.message import Message
 from messagebus.testing import journal as module
@@ -20,7 +21,7 @@ PLAIN = encode(Message(body=b"", message_id="one"), "one", 17)
 
 def marked(**headers: Any) -> bytes:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return encode(with_headers(Message(body=b""), names), "one", 17)
+    return b"".join(pika.BasicProperties(message_id="one", headers=names).encode())
 
 
 def route(exchange: str, key: str = "") -> Any:

@@ -34,7 +34,6 @@ from messagebus._io.amqp.properties import (
     read_key,
     read_message_id,
     read_stamp_ms,
-    with_headers,
 )
 from messagebus.message import Message
 from tests.support.examples import examples
@@ -162,17 +161,6 @@ def test_the_key_is_carried_in_a_header_that_the_application_does_not_see() -> N
     assert as_pika_reads(raw).headers == {"a": 1, KEY_HEADER: "k"}
     arrived = decode(raw, b"")
     assert (arrived.key, arrived.headers) == ("k", {"a": 1})
-
-
-def test_headers_of_ours_are_added_and_nothing_else_changes() -> None:
-    message = Message(body=b"x", key="k", headers={"a": 1}, priority=3)
-    marked = with_headers(message, {"mb-park-reason": "why"})
-    assert as_pika_reads(encode(marked, "id", 17)).headers == {
-        "a": 1,
-        "mb-park-reason": "why",
-        KEY_HEADER: "k",
-    }
-    assert message.headers == {"a": 1}
 
 
 @given(st.binary(max_size=200), st.binary(max_size=5))
