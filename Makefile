@@ -12,12 +12,16 @@ KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent mes
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
 
-.PHONY: image deb demo test check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock install help
+.PHONY: image deb demo test test-all check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock install help
 
 demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
 
-test: install ## everything that CI runs
+test: install ## what a change can break: units, contract, each promise, one of each real part; 12 minutes
+	@ops/local/install.sh --also redis-server postgresql mariadb-server chromium
+	@$(PYTHON) -m tests.run
+
+test-all: install ## the same, then everything that CI runs: releases, hosts, Java, languages; 40 minutes
 	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
 	@ops/local/install.sh --also redis-server redis-sentinel postgresql mariadb-server || \
 		echo "without these servers the tests of stores and databases fail"
@@ -26,14 +30,10 @@ test: install ## everything that CI runs
 	@ops/local/install.sh --also chromium || echo "without chromium the monitor's pages are not tested"
 	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh --also golang nodejs npm || \
 		echo "without these the clients of other languages are not tested"
-	@$(PYTHON) -m tests.run
+	@$(PYTHON) -m tests.run --all
 
-check: lint types ## before each commit: style, types, unit tests without Spark, the contract in memory
-	@mkdir -p .cache; status=0; \
-	$(PYTEST) -q -n 6 -k memory tests/contract > .cache/contract.txt 2>&1 & contract=$$!; \
-	$(PYTEST) -q -n 4 --dist loadfile --ignore=tests/unit/spark tests/unit || status=1; \
-	wait $$contract || status=1; \
-	cat .cache/contract.txt; exit $$status # both wait for half of their time
+check: lint types ## before each commit: style, types, units of the heart and of what changed, the contract in memory
+	@$(PYTEST) -q -n 4 --dist loadfile --part=unit $$($(PYTHON) -m tests.tiers) tests/contract
 
 up: install ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up

@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["PAGE", "marked", "page", "promises"]
+__all__ = ["PAGE", "is_long", "marked", "page", "promises"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "GUARANTEES.md"
@@ -25,8 +25,9 @@ HEAD = """\
 
 Made by `python -m docs.guarantees` from docs/guarantees.toml and from the markers of the tests.
 Tests are named after what they show. Those in `tests/fault` and `tests/integration` run on real
-brokers, those in `tests/hosts` on two virtual hosts with real disks: they need root's rights, and
-where they cannot run `make test` says so loudly; in CI that is a failure.
+brokers, those in `tests/hosts` on two virtual hosts with real disks, which need root's rights.
+`make test` runs at least one test of each promise, `make test-all` all of them; a promise that is shown on
+virtual hosts alone is marked *in `test-all`*.
 
 The order that is kept is that of *first* deliveries: per publisher, per key, per broker; of topics with
 partitions that of first completions, per key, over all publishers and brokers. What comes again comes
@@ -62,12 +63,17 @@ def page(
     for title, texts in groups.items():
         lines.append(f"## {title}\n")
         for key, text in texts.items():
-            lines.append(f"**{text}.**\n")
-            lines += [
-                f"- `{name}` ([{Path(file).name}](../{file}))" for file, name in tests.get(key, [])
-            ]
+            shown = tests.get(key, [])
+            mark = " *In `test-all`.*" if is_long(shown) else ""
+            lines.append(f"**{text}.**{mark}\n")
+            lines += [f"- `{name}` ([{Path(file).name}](../{file}))" for file, name in shown]
             lines.append("")
     return "\n".join(lines)
+
+
+def is_long(tests: Sequence[tuple[str, str]]) -> bool:
+    """Return whether only tests on virtual hosts show it."""
+    return all(file.startswith("tests/hosts/") for file, _ in tests)
 
 
 def _markers_of(file: Path) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from messagebus import BusConfig, Stream, count_subscriptions, delete_subscripti
 from messagebus._io.agents.subscriptions import topology
 from messagebus.errors import MessageBusError
 from ops.local.cluster import LocalCluster
+from tests import tiers
 from tests.support.beside import wait_for_room
 from tests.support.cluster import MakeCluster, cluster_factory, end
 from tests.support.examples import examples
@@ -38,28 +39,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A suite that is told to end (a time limit, CI) stops what it started, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# Several files run at once: these take minutes, and would be waited for at the end. The longest are the first
-# of them, and the two with virtual hosts are apart. The last ones share the cluster.
-LONGEST = (
-    "test_failover.py",
-    "test_playbooks_under_load.py",
-    "test_demo.py",
-    "test_playbooks.py",
-    "test_docs_operations.py",
-    "test_provision.py",
-    "test_live_source.py",
-    "test_bench_run.py",
-    "test_topics_reach_every_subscription.py",
-    "test_confirmed_survives_a_kill.py",
-    "test_outbox.py",
-    "test_moves.py",
-    "test_once_trial.py",
-    "test_gateway_kills.py",
-)
+# Files that take longer than this begin first, the longest of all before the others.
+LONG_S = 60
 SHARED = pytest.StashKey[LocalCluster]()
-RANK = pytest.StashKey[int]()
-# The last rank: files that neither take minutes nor share the cluster.
-WITHOUT = len(LONGEST) + 1
+ENDED = pytest.StashKey[bool]()
+RANK = pytest.StashKey[tuple[int, float, str]]()
+LONG, SHARING, APART = range(3)
 
 # The duration of one example shows how busy the machine is.
 settings.register_profile("patient", settings.default, deadline=None, max_examples=examples(100))
@@ -100,17 +85,50 @@ def _shares(item: pytest.Item) -> bool:
     return ("cluster" in item.fixturenames and not is_own) or params.get("bus_config") == "rabbitmq"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and those whose tests share the cluster before all that do not."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=tiers.TIERS, help="what `make test` runs, or the rest")
+    parser.addoption("--part", choices=tuple(tiers.PARTS), help="one part of the suite")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tier and the part that were asked for, in the order that takes least.
+
+    The longest files come first. Those that share the cluster come before all that do not.
+    """
+    kept = _selected(config, items)
+    if dropped := [item for item in items if item not in kept]:
+        config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
+    if not config.getoption("--part"):
+        return
     sharing = {item.path for item in items if _shares(item)}
+    seconds = tiers.read_durations()["files"]
     for item in items:
-        item.stash[RANK] = _rank(item, item.path in sharing)
+        file = item.path.relative_to(config.rootpath).as_posix()
+        file_s = seconds.get(file, 0.0)
+        group = LONG if file_s > LONG_S else SHARING if item.path in sharing else APART
+        item.stash[RANK] = (group, -file_s, file)
     items.sort(key=lambda item: item.stash[RANK])
 
 
-def _rank(item: pytest.Item, shares: bool) -> int:
-    name = item.path.name
-    return LONGEST.index(name) if name in LONGEST else WITHOUT - shares
+def _selected(config: pytest.Config, items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """Return the tests that were asked for, in their order."""
+    tier, part = config.getoption("--tier"), config.getoption("--part")
+    is_in = tiers.is_selected(items, tier) if tier else [True] * len(items)
+    return {
+        item: None
+        for item, is_selected in zip(items, is_in, strict=True)
+        if is_selected and part in {None, tiers.part_of(item)}
+    }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start the shared cluster again for a file that comes after its end: not every order is ours."""
+    stash = item.config.stash
+    if SHARED in stash and _shares(item) and item.config.stash.get(ENDED, False):
+        stash[SHARED].up()
+        stash[ENDED] = False
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,11 +136,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Empty the shared cluster behind a file, and end it behind the last; its fixture clears it away."""
     yield
     stash = item.config.stash
-    if SHARED not in stash or nextitem is None:
+    if SHARED not in stash or nextitem is None or stash.get(ENDED, False):
         return
-    if nextitem.stash[RANK] == WITHOUT:
+    if RANK in nextitem.stash and nextitem.stash[RANK][0] == APART:
         end(stash[SHARED])
-        del stash[SHARED]
+        stash[ENDED] = True
     elif nextitem.path != item.path and _shares(item):
         _empty(stash[SHARED])
 

@@ -1,50 +1,51 @@
-"""Runner of the whole suite, in parts beside each other.
+"""Runner of the tiers of the suite, in parts beside each other.
 
-Each part is a pytest of its own, with clusters of its own. Beside them, one after the other, go style and
-types, the unit tests, Spark's jobs, and the runs on other versions (`tests.versions`). A failed test is run
-once more, by itself, when all are done: brokers that are killed on a shared machine are not always in time.
-More than some that pass at their second try only fail the run. The end names all runs, those tests, and where
-the time went.
+    python -m tests.run          what `make test` runs: a test that fails, fails it
+    python -m tests.run --all    the same, then everything else: style, types, other releases
 
-    python -m tests.run
+The parts are in `tests.tiers`. Each is a pytest of its own, with clusters of its own: those that wait for
+brokers run beside those that wait for little. With --all a failed test is run once more, by itself, when
+all are done: on a shared machine a broker that is killed is not always in time. Such a test is named with its
+first failure, and more than LATE_MAX of them fail the run. The end says where the time went. It names the
+files that take a third more than in tests/durations.json, which --all writes anew when nothing has failed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from messagebus.errors import MessageBusError
-from tests import versions
+from tests import tiers, versions
 from tests.support import beside, eventually, starts
 from tests.support.examples import THOROUGH
 
-TESTS = Path(__file__).resolve().parent
-CHECKOUT = TESTS.parent
-PARTS = {
-    # All that no other part has.
-    "real": (),
-    "unit": ("model", "unit"),
-    "spark": ("integration/test_spark_hdfs.py", "integration/test_spark_jobs.py"),
-}
-# Parts that wait for little: they run one after the other beside those that wait for brokers.
-IN_TURN = ("unit", "spark")
-# Several files of a part run at once, the longest first (tests/conftest.py); the last when no other part
-# runs any more. With it beside the others two processors are so busy that tests fail by their time limits.
-FILES_AT_ONCE = {"real": beside.FIRST_LATE + 1}
+CHECKOUT = Path(__file__).resolve().parents[1]
+# The part that waits for brokers. The others run one after the other beside it.
+WAITS = "real"
+# Several of its files run at once, the longest first (tests/conftest.py), and one more when nothing else runs
+# any more: with that one from the beginning two processors are so busy that nothing is in time.
+FILES_AT_ONCE = beside.FIRST_LATE + 1
 CHECKS = ("make", "--no-print-directory", "lint", "types")
-SOME_FAILED = 1  # pytest's exit code
-LATE_MAX = 2  # tests that may pass at their second try only
+SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
+LATE_MAX = 2  # tests of a whole run that may pass at their second try only
 SLOWEST_SHOWN = 20
+GROWN, GROWN_BY_S = 4 / 3, 5.0
+KEPT_S = 0.5  # tests that take less are not in tests/durations.json
 
 Command = Callable[[Sequence[str]], tuple[list[str], dict[str, str]]]
 
@@ -55,24 +56,29 @@ def _here(pytest: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of the suite. command: makes the argv and the environment of a pytest; may take a minute."""
+    """Part of a tier. command: makes the argv and the environment of a pytest; may take a minute."""
 
     name: str
-    paths: tuple[str, ...]
+    options: tuple[str, ...]
     scratch: Path
     command: Command = _here
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *options: str, to_file: bool) -> subprocess.Popen[bytes]:
         """Start it in a session of its own, so that Ctrl-C reaches it once, through us."""
         cache = f"cache_dir={CHECKOUT}/.pytest_cache/{self.name}"
-        if several := FILES_AT_ONCE.get(self.name):
-            options += ("-n", str(several), "--dist", "loadfile", "--no-loadscope-reorder")
-        pytest = ["-m", "pytest", *options, *self.paths, "-o", cache]
-        argv, environ = self.command([*pytest, f"--junitxml={self._report}"])
+        argv, environ = self.command(
+            ["-m", "pytest", *self.options, *options, "-o", cache, f"--junitxml={self._report}"]
+        )
         self._report.unlink(missing_ok=True)
         out = self.output.open("wb") if to_file else None
         return subprocess.Popen(
-            argv, cwd=CHECKOUT, env=environ, stdout=out, stderr=out, start_new_session=True
+            argv,
+            cwd=CHECKOUT,
+            env=environ | dict(self.environ),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
 
     @property
@@ -96,20 +102,19 @@ class Part:
         suite = self._suite()
         return 0.0 if suite is None else float(suite.attrib["time"])
 
-    def failed(self) -> set[str]:
-        """Return the names of the tests that failed in its last run."""
-        return {
-            _name_of(case)
-            for case in self._cases()
-            if case.find("failure") is not None or case.find("error") is not None
-        }
+    def failed(self) -> dict[str, str]:
+        """Return the tests that failed in its last run, each with the first line of its failure."""
+        found = {}
+        for case in self._cases():
+            fault = case.find("failure")
+            fault = case.find("error") if fault is None else fault
+            if fault is not None:
+                found[_name_of(case)] = fault.attrib.get("message", "").partition("\n")[0]
+        return found
 
-    def durations(self) -> list[tuple[float, str, str]]:
-        """Return seconds, file and name of each test of its last run, with its fixtures."""
-        return [
-            (float(case.attrib["time"]), _file_of(case), f"{self.name}: {_name_of(case)}")
-            for case in self._cases()
-        ]
+    def durations(self) -> dict[str, float]:
+        """Return the seconds of each test of its last run, with its fixtures."""
+        return {_name_of(case): float(case.attrib["time"]) for case in self._cases()}
 
     def _cases(self) -> Iterable[ElementTree.Element]:
         """Return the test cases that ended; one that was cut off has no name."""
@@ -124,7 +129,7 @@ class Part:
 
 @dataclass(slots=True)
 class Running:
-    """Processes of parts. When told to end, they stop what they started first, and none is started."""
+    """Processes of parts. Asked to end, they stop what they started first, and none is started."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     ending: bool = False
@@ -142,7 +147,7 @@ class Running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)  # workers of pytest-xdist, too
 
-    def one_by_one(self, parts: list[Part], codes: dict[str, int]) -> None:
+    def one_by_one(self, parts: Sequence[Part], codes: dict[str, int]) -> None:
         """Run parts in turn. A release that cannot be had is a failure in CI, and reported elsewhere."""
         for part in parts:
             if self.ending:
@@ -153,130 +158,223 @@ class Running:
                 part.output.write_text(f"NOT RUN: {part.name}: {fault}\n")
                 codes[part.name] = 2 if os.environ.get("CI") == "true" else 0
 
+    def style(self, out: Path) -> int:
+        """Run the checks of style and types; return their exit code."""
+        with out.open("wb") as file:
+            return self.wait(
+                subprocess.Popen(
+                    CHECKS, cwd=CHECKOUT, stdout=file, stderr=file, start_new_session=True
+                )
+            )[0]
+
 
 def main() -> int:
-    running, codes = Running(), dict[str, int]()
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="everything, not only the first tier")
+    is_all = parser.parse_args().all
+    running, began_s, load = Running(), time.monotonic(), os.getloadavg()[0]
     signal.signal(signal.SIGINT, running.end)
     signal.signal(signal.SIGTERM, running.end)
     cache = CHECKOUT / ".cache"
     cache.mkdir(exist_ok=True)
+    busy_s = _busy_s()
     # Inside of the checkout: what runs in a root folder sees nothing else.
     with tempfile.TemporaryDirectory(prefix="tests-", dir=cache) as folder:
         scratch = Path(folder)
-        starts_file = scratch / "starts.txt"
-        busy = scratch / "busy"
-        busy.touch()
-        os.environ |= {
-            THOROUGH: "1",
-            starts.FILE: str(starts_file),
-            beside.BUSY_FILE: str(busy),
-        }
-        # Everything beside each other on two processors: no time limit of a test is about that.
+        os.environ[starts.FILE] = str(scratch / "starts.txt")
+        # Parts beside each other on two processors: no time limit of a test is about that.
         os.environ.setdefault(eventually.ENV_FACTOR, "2")
-        known = {name: Part(name, paths, scratch) for name, paths in _paths().items()}
-        others = [Part(s.name, s.paths, scratch, s.command) for s in versions.shares()]
-        parts = [part for name, part in known.items() if name not in IN_TURN]
-        after = [*(known[name] for name in IN_TURN), *others]
-        for part in others:
-            print(f"{part.name}: {' '.join(part.paths)}", flush=True)
-        said_of_style = scratch / "style.txt"
-
-        def one_by_one() -> None:
-            try:
-                with said_of_style.open("wb") as out:
-                    style = subprocess.Popen(
-                        CHECKS, cwd=CHECKOUT, stdout=out, stderr=out, start_new_session=True
-                    )
-                codes["style and types"] = running.wait(style)[0]
-                running.one_by_one(after, codes)
-            finally:
-                busy.unlink()
-
-        chain = threading.Thread(target=one_by_one)
-        chain.start()
-        started = [part.start(to_file=number > 0) for number, part in enumerate(parts)]
-        names = [part.name for part in parts]
-        codes |= zip(names, running.wait(*started), strict=True)
-        chain.join()
-        parts += after
-        for part in parts[1:]:
-            if part.output.exists():
-                sys.stdout.write(f"\n{part.name}:\n{part.output.read_text(errors='replace')}")
-        sys.stdout.write(said_of_style.read_text(errors="replace"))
+        codes = dict[str, int]()
+        parts = _parts("test", scratch)
+        _run(parts, running, codes, scratch)
+        if is_all and not running.ending:
+            more = _parts("rest", scratch)
+            _run(more, running, codes, scratch, style=True)
+            parts += more
         counts = {part.name: part.counts() for part in parts}
         took = ", ".join(f"{part.name} {part.took_s():.0f} s" for part in parts)
-        slowest = _slowest([each for part in parts for each in part.durations()])
-        late: list[str] = []
-        for part in parts:
+        seconds = {part.name: part.durations() for part in parts}
+        late: dict[str, str] = {}
+        for part in parts if is_all else ():
             if codes.get(part.name) == SOME_FAILED and not running.ending:
-                print(f"what failed of the part {part.name}, once more:", flush=True)
-                failed_first = part.failed()
-                only_failed = ("--last-failed", "--last-failed-no-failures=none")
-                codes[part.name] = running.wait(part.start(*only_failed, to_file=False))[0]
-                mended, _ = part.counts()
-                late += sorted(failed_first - part.failed())
-                passed, failed = counts[part.name]
-                counts[part.name] = (passed + mended, failed - mended)
-        waited = starts.summed(starts_file)
-        left = sorted(name for part in parts if codes.get(part.name) for name in part.failed())
+                late |= _once_more(part, running, codes, counts)
+        waited = starts.summed(scratch / "starts.txt")
+        left = {
+            name: said
+            for part in parts
+            if codes.get(part.name)
+            for name, said in part.failed().items()
+        }
+    codes = {
+        name: 0 if code == NO_TESTS and counts.get(name) else code for name, code in codes.items()
+    }
     passed, failed = (sum(column) for column in zip(*counts.values(), strict=True))
-    print("\n".join([*slowest, f"parts: {took}", waited, *(f"failed: {name}" for name in left)]))
+    tests = _summed(seconds.values())
+    grown = _grown(_by_file(tests), tiers.read_durations()["files"])
+    print("\n".join([*_slowest(tests), f"parts: {took}", waited]))
+    print(_cost(began_s, busy_s, load))
+    print(
+        "\n".join(f"takes a third more than before: {line}" for line in grown),
+        end="\n" if grown else "",
+    )
     print("\n".join(f"ended with {code}: {name}" for name, code in codes.items() if code))
-    print(", ".join([f"{passed} passed, {failed} failed", *_words_of(late)]))
-    return _verdict(codes.values(), late)
+    print("\n".join(f"failed: {name}: {said}" for name, said in left.items()))
+    print("\n".join(_lines_of(late)))
+    print(f"{passed} passed, {failed} failed")
+    code = _verdict(codes.values(), late)
+    if is_all and code == 0:
+        _keep(tests)
+    return code
 
 
-def _words_of(late: Sequence[str]) -> list[str]:
+def _parts(tier: str, scratch: Path) -> list[Part]:
+    """Return the parts of a tier, the one that waits for brokers first."""
+    parts = []
+    for name in (WAITS, *(each for each in tiers.PARTS if each != WAITS)):
+        several = ("-n", str(FILES_AT_ONCE), "--dist", "loadfile") if name == WAITS else ()
+        options = (f"--tier={tier}", f"--part={name}", *several, *tiers.paths_of(name))
+        # All examples of properties: once more in the second tier.
+        environ = {THOROUGH: "1"} if tier == "rest" else {}
+        parts.append(Part(f"{tier}-{name}", options, scratch, environ=environ))
+    if tier == "rest":
+        for share in versions.shares():
+            print(f"{share.name}: {' '.join(share.paths)}", flush=True)
+            parts.append(Part(share.name, share.paths, scratch, share.command))
+    return parts
+
+
+def _run(
+    parts: Sequence[Part],
+    running: Running,
+    codes: dict[str, int],
+    scratch: Path,
+    *,
+    style: bool = False,
+) -> None:
+    """Run the first part beside the others, which go one after the other; print what each has printed."""
+    busy = scratch / "busy"
+    busy.touch()
+    os.environ[beside.BUSY_FILE] = str(busy)
+    said = scratch / "style.txt"
+
+    def in_turn() -> None:
+        try:
+            if style:
+                codes["style and types"] = running.style(said)
+            running.one_by_one(parts[1:], codes)
+        finally:
+            busy.unlink()
+
+    chain = threading.Thread(target=in_turn)
+    chain.start()
+    codes[parts[0].name] = running.wait(parts[0].start(to_file=False))[0]
+    chain.join()
+    for file in (*(part.output for part in parts[1:]), said):
+        if file.exists():
+            sys.stdout.write(f"\n{file.stem}:\n{file.read_text(errors='replace')}")
+    sys.stdout.flush()
+
+
+def _once_more(
+    part: Part, running: Running, codes: dict[str, int], counts: dict[str, tuple[int, int]]
+) -> dict[str, str]:
+    """Run the failed tests of a part again; return those that pass now, each with its first failure."""
+    print(f"what failed of the part {part.name}, once more:", flush=True)
+    before = part.failed()
+    only_failed = ("--last-failed", "--last-failed-no-failures=none")
+    codes[part.name] = running.wait(part.start(*only_failed, to_file=False))[0]
+    mended, _ = part.counts()
+    passed, failed = counts[part.name]
+    counts[part.name] = (passed + mended, failed - mended)
+    again = part.failed()
+    return {name: said for name, said in before.items() if name not in again}
+
+
+def _lines_of(late: Mapping[str, str]) -> list[str]:
     if not late:
         return []
     too_many = f", more than {LATE_MAX}" if len(late) > LATE_MAX else ""
-    return [f"{len(late)} at the second try only{too_many}: {' '.join(late)}"]
+    head = f"{len(late)} at the second try only{too_many}:"
+    return [head, *(f"  {name}: {said}" for name, said in sorted(late.items()))]
 
 
-def _verdict(codes: Iterable[int], late: Sequence[str]) -> int:
+def _verdict(codes: Iterable[int], late: Mapping[str, str]) -> int:
     """Return the exit code of the run. codes: of pytest; of one ended by a signal its number, below zero."""
     worst = max(map(abs, codes))
     return SOME_FAILED if not worst and len(late) > LATE_MAX else worst
 
 
-def _file_of(case: ElementTree.Element) -> str:
-    """Return the file of a class or module in JUnit's format: tests.unit.test_docs."""
-    *folders, name = case.attrib["classname"].split(".")
-    return "/".join([*folders, f"{name}.py"])
+def _busy_s() -> float:
+    """Return the seconds that the processors of this machine have worked since its start."""
+    user, nice, system, _idle, _wait, *rest = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8]
+    )
+    return float(user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def _cost(began_s: float, busy_s: float, load: float) -> str:
+    """Say what the run took: time, its own processes, and all others, which are brokers mostly."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own_s = used.ru_utime + used.ru_stime
+    all_s = _busy_s() - busy_s
+    wall_s = time.monotonic() - began_s
+    return (
+        f"wall {wall_s // 60:.0f} min {wall_s % 60:.0f} s, CPU {own_s:.0f} s of the tests' own processes and "
+        f"{max(0.0, all_s - own_s):.0f} s of all others (brokers, agents), on {os.cpu_count()} processors; "
+        f"load {load:.1f} when it began"
+    )
 
 
 def _name_of(case: ElementTree.Element) -> str:
-    return f"{_file_of(case)}::{case.attrib['name']}"
+    """Return pytest's name of a test from JUnit's: tests.unit.test_docs, test_links."""
+    *folders, name = case.attrib["classname"].split(".")
+    return f"{'/'.join([*folders, f'{name}.py'])}::{case.attrib['name']}"
 
 
-def _slowest(durations: Sequence[tuple[float, str, str]]) -> list[str]:
-    """Return lines with the files and the tests that took longest."""
-    files: dict[str, float] = defaultdict(float)
-    for seconds, file, _ in durations:
-        files[file] += seconds
-    by_file = sorted(((seconds, file) for file, seconds in files.items()), reverse=True)
-    by_test = sorted(((seconds, name) for seconds, _, name in durations), reverse=True)
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return seconds by test, over all parts: other releases and thorough properties count, too."""
+    found: dict[str, float] = defaultdict(float)
+    for tests in parts:
+        for name, seconds in tests.items():
+            found[name] = max(found[name], seconds)
+    return found
+
+
+def _by_file(tests: Mapping[str, float]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for name, seconds in tests.items():
+        found[name.partition("::")[0]] += seconds
+    return found
+
+
+def _grown(files: Mapping[str, float], before: Mapping[str, float]) -> list[str]:
+    """Name the files that take a third more than before; the median file says how quick the machine is."""
+    both = [name for name in files if before.get(name)]
+    if not both:
+        return []
+    machine = statistics.median(files[name] / before[name] for name in both)
     return [
-        "the slowest files:",
-        *(f"{seconds:7.1f} s  {file}" for seconds, file in by_file[:SLOWEST_SHOWN]),
-        "the slowest tests:",
-        *(f"{seconds:7.1f} s  {name}" for seconds, name in by_test[:SLOWEST_SHOWN]),
+        f"{name}, {files[name]:.0f} s for {before[name] * machine:.0f} s"
+        for name in sorted(both)
+        if files[name] > before[name] * machine * GROWN
+        and files[name] - before[name] * machine > GROWN_BY_S
     ]
 
 
-def _paths() -> dict[str, tuple[str, ...]]:
-    """Return pytest's paths by part: a file goes to the part that names it, or else with its folder."""
-    there = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
-    named = {name for names in PARTS.values() for name in names}
-    files = {name for name in named if name.endswith(".py")}
-    parts = PARTS | {"real": tuple(sorted(there - named))}
-    return {
-        part: (
-            *(f"tests/{name}" for name in names),
-            *(f"--ignore=tests/{name}" for name in sorted(files.difference(names))),
-        )
-        for part, names in parts.items()
-    }
+def _keep(tests: Mapping[str, float]) -> None:
+    """Write tests/durations.json: all files, and the tests that take long enough to be chosen by it."""
+    files = {name: round(seconds, 1) for name, seconds in sorted(_by_file(tests).items())}
+    long = {name: round(seconds, 1) for name, seconds in sorted(tests.items()) if seconds >= KEPT_S}
+    tiers.DURATIONS.write_text(json.dumps({"files": files, "tests": long}, indent=0) + "\n")
+
+
+def _slowest(tests: Mapping[str, float]) -> list[str]:
+    """Return lines with the files and the tests that took longest."""
+    lines = []
+    for title, seconds in (("files", _by_file(tests)), ("tests", tests)):
+        longest = sorted(seconds.items(), key=lambda each: -each[1])[:SLOWEST_SHOWN]
+        lines += [f"the slowest {title}:", *(f"{took:7.1f} s  {name}" for name, took in longest)]
+    return lines
 
 
 if __name__ == "__main__":

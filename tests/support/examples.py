@@ -6,7 +6,7 @@ import os
 
 __all__ = ["THOROUGH", "examples"]
 
-# Set to 1 by `make test`, `make mutants`, and by whoever wants to know.
+# Set to 1 by `make test-all`, `make mutants`, and by whoever wants to know.
 THOROUGH = "TESTS_THOROUGH"
 QUICK_SHARE = 4
 

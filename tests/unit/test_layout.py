@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from docs import guarantees
 from ops.local.cluster import LocalCluster
+from tests import tiers
 from tests.mutants.run import load
-from tests.run import CHECKOUT, LATE_MAX, _paths, _verdict, _words_of
+from tests.run import CHECKOUT, LATE_MAX, _grown, _lines_of, _verdict
 from tests.support import starts
 from tests.versions import NEWEST, OTHERS, SHARES, shares
 
@@ -104,24 +106,76 @@ def test_every_machine_has_its_planted_faults() -> None:
 
 
 def test_more_than_some_tests_that_pass_at_their_second_try_only_fail_the_run() -> None:
-    some = [f"tests/fault/test_{n}.py::test" for n in range(LATE_MAX)]
-    assert _verdict([0, 0], []) == _verdict([0, 0], some) == 0
-    assert _verdict([0, 0], [*some, "one more"]) == 1
-    assert _verdict([0, -2], [*some, "one more"]) == 2
-    assert _words_of([]) == []
-    assert _words_of(some) == [f"2 at the second try only: {' '.join(some)}"]
-    assert "more than 2: " in _words_of([*some, "one more"])[0]
+    some = {f"tests/fault/test_{n}.py::test": "TimeoutError" for n in range(LATE_MAX)}
+    more = some | {"one more": "AssertionError"}
+    assert _verdict([0, 0], {}) == _verdict([0, 0], some) == 0
+    assert _verdict([0, 0], more) == 1
+    assert _verdict([0, -2], more) == 2
+    assert _lines_of({}) == []
+    assert _lines_of(some)[:2] == [
+        "2 at the second try only:",
+        "  tests/fault/test_0.py::test: TimeoutError",
+    ]
+    assert "more than 2:" in _lines_of(more)[0]
+
+
+def test_a_file_that_takes_a_third_more_is_named_on_a_machine_of_any_speed() -> None:
+    before = {"a": 10.0, "b": 20.0, "c": 30.0, "d": 40.0, "new": 0.0}
+    twice_as_slow = {name: 2 * seconds for name, seconds in before.items()}
+    assert _grown(twice_as_slow, before) == []
+    grown = twice_as_slow | {"d": 2 * 40 * 1.4, "new": 50.0}
+    assert _grown(grown, before) == ["d, 112 s for 80 s"]
+    assert _grown(before, {}) == []
 
 
 def test_every_file_of_tests_is_in_one_part() -> None:
     taken: list[Path] = []
-    for paths in _paths().values():
-        ignored = {CHECKOUT / path.removeprefix("--ignore=") for path in paths if path[0] == "-"}
+    for part in tiers.PARTS:
+        paths = tiers.paths_of(part)
+        ignored = [CHECKOUT / path.removeprefix("--ignore=") for path in paths if path[0] == "-"]
         for path in (CHECKOUT / each for each in paths if each[0] != "-"):
             assert path.exists()
             files = [path] if path.is_file() else path.rglob("test_*.py")
-            taken += [file for file in files if file not in ignored]
-    assert sorted(taken) == sorted((CHECKOUT / "tests").rglob("test_*.py"))
+            taken += [file for file in files if not {file, *file.parents} & {*ignored}]
+    # The contract is in two parts: in memory, and on brokers.
+    contract = [*CHECKOUT.glob("tests/contract/test_*.py")]
+    assert sorted(taken) == sorted([*(CHECKOUT / "tests").rglob("test_*.py"), *contract])
+
+
+def test_every_promise_has_a_test_in_the_first_tier_or_is_marked_on_its_page() -> None:
+    marked = guarantees.marked()
+    named = [f"{file}::{name}" for tests in marked.values() for file, name in tests]
+    elsewhere = {
+        key: [f"{file}::{name}" for file, name in tests if not file.startswith("tests/hosts/")]
+        for key, tests in marked.items()
+    }
+    chosen = tiers.one_of_each(elsewhere, tiers.read_durations()["tests"])
+    assert chosen <= {*named}
+    for key, tests in elsewhere.items():
+        assert chosen.intersection(tests) or guarantees.is_long(marked[key])
+    assert "tests/hosts/" in str(guarantees.marked()["mirrored-survives-the-host"])
+
+
+def test_of_tests_that_show_a_promise_the_quickest_is_chosen_and_one_for_two_promises() -> None:
+    seconds = {"slow": 60.0, "quick": 1.0, "both": 5.0}
+    assert tiers.one_of_each({"a": ["slow", "quick"]}, seconds) == {"quick"}
+    assert tiers.one_of_each({"a": ["both"], "b": ["quick", "both"]}, seconds) == {"both"}
+    assert tiers.one_of_each({"a": []}, seconds) == set()
+
+
+def test_what_the_first_tier_runs_beside_promises_is_there() -> None:
+    for name in tiers.EXTRAS:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text()
+
+
+def test_a_change_touches_the_tests_that_import_what_has_changed() -> None:
+    heart = tiers.touched([])
+    assert "tests/unit/core" in heart
+    more = set(tiers.touched(["lb/render.py", "docs/order.md", "tests/unit/lb/test_main.py"]))
+    assert {"tests/unit/lb/test_render.py", "tests/unit/lb/test_main.py", *heart} <= more
+    assert "tests/unit/lb/test_health.py" not in more
+    assert "tests/unit/reports" not in more
 
 
 def test_starts_are_summed_up_also_those_that_failed(

@@ -1,0 +1,204 @@
+"""Tiers of the suite, and the parts of it that run beside each other.
+
+The tier `test` is what `make test` runs: all unit tests and models, the contract in memory and, through the
+asyncio clients, on RabbitMQ, the tests of EXTRAS, and one test of every promise of docs/guarantees.toml that
+has none among these: the quickest by tests/durations.json. A promise that is shown on virtual hosts alone
+(tests/hosts) has its tests in the tier `rest`.
+
+The tier `rest` is everything else. `make test-all` runs it behind `make test`, and tries the properties
+again with all their examples.
+
+tests/conftest.py gives pytest the options:
+
+    pytest --tier=test --part=real tests/contract tests/fault tests/integration
+
+`make check` runs what this prints, the unit tests of the heart and of what differs from the last commit:
+
+    python -m tests.tiers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from docs import guarantees
+
+__all__ = [
+    "DURATIONS",
+    "EXTRAS",
+    "PARTS",
+    "TIERS",
+    "is_selected",
+    "one_of_each",
+    "part_of",
+    "read_durations",
+]
+
+TESTS = Path(__file__).resolve().parent
+CHECKOUT = TESTS.parent
+# Unit tests that `make check` always runs: what every message passes through.
+HEART = ("_io", "core", "outbox", "stores", "testing")
+DURATIONS = TESTS / "durations.json"
+TIERS = ("test", "rest")
+# Folders and files that a part collects.
+PARTS = {
+    "unit": ("contract", "model", "unit"),
+    "spark": ("integration/test_spark_hdfs.py", "integration/test_spark_jobs.py", "unit/spark"),
+    "real": ("contract", "fault", "hosts", "integration"),
+}
+# What the tier `test` shows beside promises, each on the real thing.
+EXTRAS = {
+    "tests/integration/test_playbooks_under_load.py::"
+    "test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys",
+    "tests/integration/test_spark_recorder.py::test_the_report_reads_every_row_and_holds",
+    "tests/integration/test_monitor_browser.py::"
+    "test_no_page_has_a_fault_of_script_policy_access_or_width",
+    "tests/integration/test_gateway_docs.py::test_curl_alone_declares_publishes_pulls_and_acks",
+    "tests/integration/test_docs_cluster.py::test_the_readme_s_clients_work_on_a_cluster",
+}
+SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
+# A test that tests/durations.json does not name.
+UNKNOWN_S = 0.5
+
+
+def part_of(item: pytest.Item) -> str:
+    """Return the part of a test: `unit` without servers, `spark`, or `real`."""
+    path = item.path.relative_to(TESTS).as_posix()
+    if any(path == name or path.startswith(f"{name}/") for name in PARTS["spark"]):
+        return "spark"
+    folder = path.partition("/")[0]
+    if folder == "contract":
+        return "real" if _parameters(item) & SERVERS else "unit"
+    return "unit" if folder in PARTS["unit"] else "real"
+
+
+def paths_of(part: str) -> tuple[str, ...]:
+    """Return pytest's paths of a part, without what another part names more exactly."""
+    others = {name for other, names in PARTS.items() if other != part for name in names}
+    inside = sorted(
+        name for name in others for folder in PARTS[part] if name.startswith(f"{folder}/")
+    )
+    return (
+        *(f"tests/{name}" for name in PARTS[part]),
+        *(f"--ignore=tests/{name}" for name in inside),
+    )
+
+
+def touched(changed: Collection[str]) -> list[str]:
+    """Return the unit tests to run before a commit, as paths below the checkout.
+
+    changed: files below the checkout. A test is touched when it has changed, or imports a module that has.
+    """
+    modules = [
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in changed
+        if name.endswith(".py") and not name.startswith("tests/")
+    ]
+    imports = re.compile("|".join(map(_import_of, modules)) or "(?!)", re.MULTILINE)
+    found = {f"tests/unit/{name}" for name in HEART}
+    for file in sorted((TESTS / "unit").rglob("test_*.py")):
+        name, text = file.relative_to(CHECKOUT).as_posix(), file.read_text()
+        if any(name.startswith(f"{folder}/") for folder in found):
+            continue
+        if name in changed or imports.search(text):
+            found.add(name)
+    return sorted(found)
+
+
+def is_selected(items: Sequence[pytest.Item], tier: str) -> list[bool]:
+    """Return of each collected test whether it belongs to the tier."""
+    shown = one_of_each(_candidates(items), read_durations()["tests"])
+    return [_is_of_test(item, shown) == (tier == "test") or _is_again(item, tier) for item in items]
+
+
+def one_of_each(candidates: Mapping[str, Sequence[str]], seconds: Mapping[str, float]) -> set[str]:
+    """Return one test of each promise: few tests, and quick ones.
+
+    candidates: the tests of each promise; none leaves the promise out. seconds: of tests.
+    """
+    chosen: set[str] = set()
+    for tests in sorted(candidates.values(), key=len):
+        if tests and not chosen.intersection(tests):
+            chosen.add(min(tests, key=lambda test: (seconds.get(test, UNKNOWN_S), test)))
+    return chosen
+
+
+def read_durations() -> dict[str, dict[str, float]]:
+    """Return seconds by file and by test of the last whole run that was kept: `files`, `tests`."""
+    if not DURATIONS.exists():
+        return {"files": {}, "tests": {}}
+    read: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text())
+    return read
+
+
+def _is_of_test(item: pytest.Item, shown: set[str]) -> bool:
+    function = item.nodeid.partition("[")[0]
+    match part_of(item), item.path.relative_to(TESTS).parts[0]:
+        case "unit", _:
+            return True
+        case "spark", "unit":
+            return True
+        case "real", "contract":
+            return "rabbitmq" in (names := _parameters(item)) and "blocking" not in names
+    return function in EXTRAS or item.nodeid in shown
+
+
+def _is_again(item: pytest.Item, tier: str) -> bool:
+    """Return whether a property is tried once more, with all its examples."""
+    return tier == "rest" and part_of(item) == "unit" and _is_property(item)
+
+
+def _is_property(item: pytest.Item) -> bool:
+    module = getattr(item, "module", None)
+    return item.get_closest_marker("hypothesis") is not None or hasattr(module, "examples")
+
+
+def _parameters(item: pytest.Item) -> set[str]:
+    return set(item.callspec.id.split("-")) if hasattr(item, "callspec") else set()
+
+
+def _candidates(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
+    """Return the tests by promise, of those promises that no unit, model or contract test shows."""
+    wanted: dict[str, list[str]] = {
+        key: []
+        for key, tests in guarantees.marked().items()
+        if not any(file.split("/")[1] in PARTS["unit"] for file, _ in tests)
+    }
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] == "hosts":
+            continue
+        for marker in item.iter_markers("guarantee"):
+            for key in marker.args:
+                if key in wanted:
+                    wanted[key].append(item.nodeid)
+    return wanted
+
+
+def _import_of(module: str) -> str:
+    """Return a pattern of the lines that import the module."""
+    package, _, name = module.rpartition(".")
+    lines = rf"^\s*(?:from|import) {re.escape(module)}\b"
+    if not package:
+        return lines
+    return rf"{lines}|^\s*from {re.escape(package)} import (?:\([^)]*|.*)\b{name}\b"
+
+
+def _changed() -> set[str]:
+    """Return the files that differ from the last commit; all are new where git does not know the checkout."""
+    found = set()
+    for asked in (("diff", "--name-only", "HEAD"), ("ls-files", "--others", "--exclude-standard")):
+        git = subprocess.run(
+            ["git", *asked], cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=60
+        )
+        found |= set(git.stdout.splitlines())
+    return found
+
+
+if __name__ == "__main__":
+    print(" ".join(touched(_changed())))
