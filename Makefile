@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent messagebus_conform messagebus_gateway messagebus_integrations messagebus_monitor messagebus_tools
 # Of the figures, those that take a minute each when they are measured once.
-SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency way
+SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency
 
 .PHONY: image deb demo test test-all check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock install help
 
@@ -88,10 +88,7 @@ bench-all: install ## all figures, repeated: two hours or three; bench/results k
 	@test -e out/hosts/failover-1.json || echo "without \`make hosts\` before, power-offs are not measured"
 	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
 	@status=0; \
-	$(PYTHON) -m bench figures client --name client || status=1; \
-	$(PYTHON) -m bench figures way --name way || status=1; \
-	$(PYTHON) -m bench figures measure --name measure || status=1; \
-	$(PYTHON) -m bench figures ops --name ops || status=1; \
+	$(PYTHON) -m bench figures --name figures || status=1; \
 	$(PYTHON) -m bench overhead --name measure || status=1; \
 	for workload in seed-s1 seed-s2; do \
 		$(PYTHON) -m bench run $$workload --repeat 3 --part 4 --name seed || status=1; \

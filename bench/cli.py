@@ -25,7 +25,7 @@ LATER = {
     ),
     "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),
     "profile": (
-        "bench.figures.turns:profile",
+        "bench.figures.full_speed:profile",
         "Show what a message costs, function by function.",
     ),
     "readme": ("bench.figures.cli:readme", "Write the newest figures into the pages."),

@@ -41,7 +41,7 @@ from bench.audit_report import print_audit
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures.cli import RESULTS, keep
-from bench.figures.form import Figure
+from bench.figures.figure import Figure
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
 from bench.harness.workers import made, made_empty

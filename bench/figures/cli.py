@@ -15,14 +15,11 @@ from rich.console import Console
 from bench import options
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import again, clients, gateway, gateway_kills, once, order, order_faults
-from bench.figures.client import gap, latency, memory, mesh, speed
-from bench.figures.form import Figure, Results, figures_table, update
-from bench.figures.measure import audit, scans
-from bench.figures.ops import playbooks, way
-from bench.figures.scene import BEHIND_HAPROXY, DEFAULT_REPEAT, Group, Scene, Stage
-from bench.figures.see import fresh, scale, tools, trial
-from bench.figures.turns import group
+from bench.figures import audit, feature_costs, gateway, monitor_page, playbooks
+from bench.figures.client import gaps, latency, mesh, speed
+from bench.figures.figure import Figure, Results, figures_table, update
+from bench.figures.full_speed import group
+from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
 from bench.harness.loop import best_loop
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
@@ -31,47 +28,17 @@ GROUPS = (
     group("client.consume", speed.consume),
     group("client.batch", speed.batch),
     group("client.threads", speed.threads),
-    latency.LATENCY,
-    memory.STREAM,
+    group("client.handlers", speed.handlers),
+    group("client.redundant", speed.redundant, brokers=3, path=BEHIND_HAPROXY),
+    latency.GROUP,
     mesh.GROUP,
-    latency.DELAY,
-    group("comfort.handlers", speed.handlers),
-    Group("comfort.memory", 0, "no broker: in memory", speed.memory_bus_figures),
-    once.DEDUP,
+    *feature_costs.GROUPS,
     gateway.GROUP,
-    clients.GROUP,
-    once.OUTBOX,
-    once.SPOOL,
-    group("once.redundant", speed.redundant, brokers=3, path=BEHIND_HAPROXY),
-    group(
-        "way.publish",
-        speed.through_haproxy,
-        brokers=3,
-        path=BEHIND_HAPROXY,
-        repeats=False,
-    ),
-    memory.AT_WORK,
-    way.ATTACH,
-    way.KILL,
-    gap.GROUP,
+    monitor_page.GROUP,
+    audit.GROUP,
+    gaps.GROUP,
     playbooks.GROUP,
     playbooks.FAILOVER,
-    gateway_kills.GROUP,
-    audit.GROUP,
-    *scans.GROUPS,
-    audit.MEMORY_GROUP,
-    order.GROUP,
-    *again.GROUPS,
-    scale.GROUP,
-    *fresh.GROUPS,
-    tools.GROUP,
-    *trial.GROUPS,
-    order.PARTITIONED_GROUP,
-    order.MOVES_GROUP,
-    order.SEGMENTS_GROUP,
-    order_faults.FAULTS_GROUP,
-    order_faults.JOINS_GROUP,
-    order_faults.KAFKA_GROUP,
 )
 
 
@@ -133,15 +100,15 @@ def figures(
     wanted = chosen(groups)
     folder = (folder or Path(tempfile.mkdtemp(prefix="messagebus-figures-"))).resolve()
     name = name or time.strftime("%Y-%m-%d-%H%M%S")
-    scene = Scene(folder, console.print, repeat=repeat, quick=quick)
+    setup = Setup(folder, console.print, repeat=repeat, quick=quick)
     path = RESULTS / f"{name}.json"
     found: list[Figure] = []
     failed: list[str] = []
-    with Stage(folder, network, console.print).open() as stage:
+    with Clusters(folder, network, console.print).open() as clusters:
         for group in wanted:
             console.print(f"measuring {group.name}: {group.path}")
             try:
-                measured, environment = _measure(group, stage, scene)
+                measured, environment = _measure(group, clusters, setup)
             except BenchError as fault:
                 # A failed group must not lose the results of an hour of other groups.
                 console.print(f"{group.name} failed: {fault}")
@@ -158,15 +125,17 @@ def figures(
         raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 
 
-def _measure(group: Group, stage: Stage, scene: Scene) -> tuple[list[Figure], dict[str, object]]:
+def _measure(
+    group: Group, clusters: Clusters, setup: Setup
+) -> tuple[list[Figure], dict[str, object]]:
     """Measure the figures of one group; return them with the environment of the measurement."""
     environment: dict[str, object] = {
         **describe(),
         "loop": best_loop(),
         "path": group.path,
-        "quick": scene.quick,
+        "quick": setup.quick,
     }
-    measured = list(group.measure(stage.scene(group, scene)))
+    measured = list(group.measure(clusters.setup(group, setup)))
     return measured, {**environment, "load_after": load_average()}
 
 

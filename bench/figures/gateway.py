@@ -1,125 +1,153 @@
-"""The HTTP gateway: rates, what it adds to a confirm, how long it keeps what nobody asks for, CPU and memory.
+"""The HTTP gateway: rates, CPU time, memory, and what it adds to a confirm.
 
 One gateway process before three brokers behind HAProxy; the callers are this process, over keep-alive
-connections. RabbitMQ's management publish is measured beside it with the same bodies.
+connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import httpx
 
 from bench.errors import BenchError
-from bench.figures.client.latency import percentile_ms
-from bench.figures.form import Figure, Maker, at_least, at_most
-from bench.figures.gateways import GatewayProcess
-from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
-from bench.harness.loop import best_loop, event_loop
+from bench.figures.figure import Figure, Maker, at_least, at_most
+from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
+from bench.harness.loop import run_on_best_loop
+from bench.processes import free_port
 from messagebus import AsyncPublisher, BusConfig, declare
-from messagebus.destination import Topic
-from ops.local.cluster import LocalCluster
 
-NAME = "gateway"
-TOPIC, PACKED, STALE, QUIET, SUBSCRIPTION = "figures", "packed", "stale", "quiet", "reader"
-CONNECTIONS, BODY = 64, b"x" * 1024
-PUBLISHES, BATCHES, A_BATCH, LINE_BYTES, BESIDE = 20_000, 100, 500, 200, 500
-A_PULL = 100
+NAME, HOST = "gateway", "127.0.0.1"
+START_WITHIN_S, END_WITHIN_S = 60.0, 60.0
+TOPIC, PACKED, SUBSCRIPTION = "figures", "packed", "reader"
+CONNECTIONS, BATCH_CONNECTIONS, PULLERS, BODY = 64, 4, 4, b"x" * 1024
+PUBLISHES, BATCHES, A_BATCH, LINE_BYTES, A_PULL = 20_000, 100, 500, 200, 100
 # Short windows by turns: what else the machine does for a moment spoils one of them.
 RATE_PER_S, WINDOW_S, TURNS = 500.0, 0.5, 24
-AHEAD, STREAMS, START_WITHIN_S = 1_000, 1_000, 60.0
-GOAL_PER_S, GOAL_US, GOAL_BATCH_PER_S, GOAL_TIMES, GOAL_PULL_PER_S = 5_000, 180, 60_000, 50, 20_000
-GOAL_MB, GOAL_STREAMS_MB, GOAL_LINE_US, GOAL_PULL_US = 60, 120, 16, 50
-GOAL_P50_MS, GOAL_P99_MS, GOAL_STAY_S = 1, 5, 1.5
 
 
-def _figures(scene: Scene) -> Iterator[Figure]:
-    make = Maker(NAME, repeat_command(NAME, scene.repeat))
-    bus = BusConfig.from_env(scene.cluster.client_env())
-    declare(bus, [f"{topic}/{SUBSCRIPTION}" for topic in (TOPIC, PACKED, STALE, QUIET)])
+class GatewayProcess:
+    """A gateway that admits everybody, on loopback. more: further lines of its file of settings."""
+
+    def __init__(self, folder: Path, name: str, bus: BusConfig, more: str = "") -> None:
+        self.port, self._admin = free_port(), free_port()
+        self.url, self.admin_url = (f"http://{HOST}:{port}" for port in (self.port, self._admin))
+        self._path = folder / f"{name}.toml"
+        of_bus: dict[str, object] = {"broker": bus.broker, "list_urls": list(bus.list_urls)}
+        of_bus["user"] = bus.user
+        if bus.password_file:
+            of_bus["password_file"] = bus.password_file
+        else:
+            of_bus["password"] = bus.password.reveal()
+        self._path.touch(mode=0o600)
+        self._path.write_text(
+            f'name = "{name}"\nanonymous = "all"\nlisten = "{HOST}:{self.port}"\n'
+            f'admin = "{HOST}:{self._admin}"\ndrain_s = 0.1\ngrace_s = 1.0\n[bus]\n'
+            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in of_bus.items())
+            + more
+        )
+        self._start()
+
+    def _start(self) -> None:
+        argv = [sys.executable, "-m", "messagebus", "gateway", "--config", str(self._path)]
+        self._process = subprocess.Popen(argv)
+        until_s = time.monotonic() + START_WITHIN_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > until_s:
+                self.end()
+                raise BenchError("the gateway does not start")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.admin_url}/readyz", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    def kill(self) -> None:
+        """Kill it by SIGKILL, and start it again."""
+        self._process.kill()
+        self._process.wait()
+        self._start()
+
+    def end(self) -> int:
+        """End it politely. Returns its exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(END_WITHIN_S)
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time that it has used."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_mb(self) -> float:
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def gateway_figures(setup: Setup) -> Iterator[Figure]:
+    make = Maker(NAME, repeat_command(NAME, setup.repeat))
+    bus = BusConfig.from_env(setup.cluster.client_env())
+    declare(bus, [f"{topic}/{SUBSCRIPTION}" for topic in (TOPIC, PACKED)])
+    packed = f"[publisher.batch]\n{PACKED} = {{count_max = 100}}\n"
+    gateway = GatewayProcess(setup.folder, "gw1", bus, packed)
     found: dict[str, list[float]] = {}
-    streams = scene.part(STREAMS)
-    with _gateway(scene.folder, "gw1", bus) as gateway:
-        found["idle"] = [gateway.memory_mb]
-        for _ in range(scene.repeat):
-            for name, value in (*_added_ms(scene, bus, gateway.port), *_once(scene, gateway)):
-                found.setdefault(name, []).append(value)
-    with _gateway(scene.folder, "gw1", bus) as one, _gateway(scene.folder, "gw2", bus) as two:
-        stays = [
-            _stays_s(one, two, leased=leased)
-            for _ in range(scene.repeat)
-            for leased in (True, False)
-        ]
-        found["streams"] = [_streams_mb(two, streams)]
-    beside = [_management_rate(scene.cluster, scene.part(BESIDE)) for _ in range(scene.repeat)]
-    what = f"HTTP gateway: publishes of 1 KB over {CONNECTIONS} connections, each confirmed"
-    yield make("publish_rate", what, found["publish"], "/s", (at_least, GOAL_PER_S))
-    yield make("publish_cpu_us", f"{what}: CPU time", found["cpu"], "us", (at_most, GOAL_US))
-    what = f"HTTP gateway: time added to a confirm over AsyncPublisher, {RATE_PER_S:g}/s of 1 KB"
-    for percent, goal in ((50, GOAL_P50_MS), (99, GOAL_P99_MS)):
-        told, values = f"{what}: p{percent}", found[f"added_p{percent}"]
-        yield make(f"added_p{percent}_ms", told, values, "ms", (at_most, goal))
-    alone = f"HTTP gateway: NDJSON, {A_BATCH} x {LINE_BYTES} B a request, each its own AMQP message"
-    yield make("batch_alone_rate", alone, found["alone"], "/s")
-    told = f"{alone}: CPU time a message"
-    yield make("batch_alone_cpu_us", told, found["alone_cpu"], "us", (at_most, GOAL_LINE_US))
-    what = f"HTTP gateway: NDJSON, {A_BATCH} x {LINE_BYTES} B a request, packed ([publisher.batch])"
-    yield make("batch_rate", what, found["batch"], "/s", (at_least, GOAL_BATCH_PER_S))
-    told = f"{what}: CPU time a message"
-    yield make("batch_cpu_us", told, found["batch_cpu"], "us", (at_most, GOAL_LINE_US))
-    times = [ours / theirs for ours, theirs in zip(found["batch"], beside, strict=True)]
-    told = f"{what}: times RabbitMQ's management publish"
-    yield make("batch_times", told, times, "x", (at_least, GOAL_TIMES))
-    what = f"HTTP gateway: pulled by {A_PULL} and acked in one call"
-    yield make("pull_rate", what, found["pull"], "/s", (at_least, GOAL_PULL_PER_S))
-    told = f"{what}: CPU time a delivery"
-    yield make("pull_cpu_us", told, found["pull_cpu"], "us", (at_most, GOAL_PULL_US))
-    what = "HTTP gateway: stay of a message that nobody asks for, until it comes by another gateway"
-    yield make("stay_s", what, stays, "s", (at_most, GOAL_STAY_S), max)
-    yield make("idle_mb", "HTTP gateway: memory when idle", found["idle"], "MB", (at_most, GOAL_MB))
-    what = f"HTTP gateway: memory with {streams:,} streams of server-sent events"
-    yield make("streams_mb", what, found["streams"], "MB", (at_most, GOAL_STREAMS_MB))
-
-
-@contextmanager
-def _gateway(folder: Path, name: str, bus: BusConfig) -> Iterator[GatewayProcess]:
-    made = GatewayProcess(folder, name, bus, f"[publisher.batch]\n{PACKED} = {{count_max = 100}}\n")
     try:
-        yield made
+        found["idle_mb"] = [gateway.memory_mb]
+        for _ in range(setup.repeat):
+            for id, value in (*_added_ms(setup, bus, gateway.port), *_rates(setup, gateway)):
+                found.setdefault(id, []).append(value)
     finally:
-        made.end()
+        gateway.end()
+    for id, what, unit, goal in FIGURES:
+        yield make(id, f"HTTP gateway: {what}", found[id], unit, goal)
 
 
-def _once(scene: Scene, gateway: GatewayProcess) -> Iterator[tuple[str, float]]:
-    path = f"/v1/topics/{TOPIC}/messages"
-    publishes, port = scene.part(PUBLISHES), gateway.port
-    before_s = gateway.cpu_s
-    yield (
-        "publish",
-        publishes / asyncio.run(_post(port, path, "a/b", [BODY] * publishes, CONNECTIONS)),
-    )
-    yield "cpu", (gateway.cpu_s - before_s) / publishes * 1e6
+_PUBLISH = f"publishes of 1 KB over {CONNECTIONS} connections, each confirmed"
+_BATCH = f"NDJSON, {A_BATCH} x {LINE_BYTES} B a request, packed ([publisher.batch])"
+_PULL = f"pulled by {A_PULL} and acked in one call"
+_ADDED = f"time added to a confirm over AsyncPublisher, {RATE_PER_S:g}/s of 1 KB"
+FIGURES = (
+    ("publish_rate", _PUBLISH, "/s", (at_least, 5_000)),
+    ("publish_cpu_us", f"{_PUBLISH}: CPU time", "us", (at_most, 180)),
+    ("added_p50_ms", f"{_ADDED}: p50", "ms", (at_most, 1)),
+    ("added_p99_ms", f"{_ADDED}: p99", "ms", (at_most, 5)),
+    ("batch_rate", _BATCH, "/s", (at_least, 60_000)),
+    ("batch_cpu_us", f"{_BATCH}: CPU time a message", "us", (at_most, 16)),
+    ("pull_rate", _PULL, "/s", (at_least, 20_000)),
+    ("pull_cpu_us", f"{_PULL}: CPU time a delivery", "us", (at_most, 50)),
+    ("idle_mb", "memory when idle", "MB", (at_most, 60)),
+)
+
+
+def _rates(setup: Setup, gateway: GatewayProcess) -> Iterator[tuple[str, float]]:
+    publishes, batches = setup.part(PUBLISHES), setup.part(BATCHES, least=4)
+    post = functools.partial(_post, gateway.port)
+    before_s, path = gateway.cpu_s, f"/v1/topics/{TOPIC}/messages"
+    took_s = asyncio.run(post(path, "a/b", [BODY] * publishes, CONNECTIONS))
+    yield "publish_rate", publishes / took_s
+    yield "publish_cpu_us", (gateway.cpu_s - before_s) / publishes * 1e6
     line = json.dumps({"body": "x" * LINE_BYTES}).encode()
-    batches = scene.part(BATCHES, least=4)
-    bodies = [b"\n".join([line] * A_BATCH)] * batches
-    kind = "application/x-ndjson"
-    for name, topic in (("alone", TOPIC), ("batch", PACKED)):
-        before_s, path = gateway.cpu_s, f"/v1/topics/{topic}/messages:batch"
-        took_s = asyncio.run(_post(port, path, kind, bodies, 4))
-        yield f"{name}_cpu", (gateway.cpu_s - before_s) / batches / A_BATCH * 1e6
-        yield name, batches * A_BATCH / took_s
-    before_s, count = gateway.cpu_s, publishes + batches * A_BATCH
-    yield "pull", asyncio.run(_pull_rate(port, count))
-    yield "pull_cpu", (gateway.cpu_s - before_s) / count * 1e6
+    bodies, messages = [b"\n".join([line] * A_BATCH)] * batches, batches * A_BATCH
+    before_s, path = gateway.cpu_s, f"/v1/topics/{PACKED}/messages:batch"
+    took_s = asyncio.run(post(path, "application/x-ndjson", bodies, BATCH_CONNECTIONS))
+    yield "batch_rate", messages / took_s
+    yield "batch_cpu_us", (gateway.cpu_s - before_s) / messages * 1e6
+    before_s = gateway.cpu_s
+    yield "pull_rate", asyncio.run(_pull_rate(gateway.port, publishes))
+    yield "pull_cpu_us", (gateway.cpu_s - before_s) / publishes * 1e6
 
 
 async def _request(
@@ -141,7 +169,7 @@ async def _post(port: int, path: str, kind: str, bodies: list[bytes], connection
     left = iter(bodies)
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(HOST, port)
         for body in left:
             await _request(reader, writer, path, kind, body)
         writer.close()
@@ -152,13 +180,13 @@ async def _post(port: int, path: str, kind: str, bodies: list[bytes], connection
 
 
 async def _pull_rate(port: int, count: int) -> float:
-    """Pull and ack this many by four callers. Returns the deliveries a second."""
+    """Pull and ack this many by several callers. Returns the deliveries a second."""
     left, kind = [count], "application/json"
     path = f"/v1/subscriptions/{TOPIC}/{SUBSCRIPTION}/pull"
     asked = json.dumps({"max": A_PULL, "wait_s": 1}).encode()
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(HOST, port)
         while left[0] > 0:
             found = json.loads(await _request(reader, writer, path, kind, asked))["deliveries"]
             if found:
@@ -168,35 +196,19 @@ async def _pull_rate(port: int, count: int) -> float:
         writer.close()
 
     began_s = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(4)))
+    await asyncio.gather(*(one() for _ in range(PULLERS)))
     return count / (time.perf_counter() - began_s)
 
 
-def _management_rate(cluster: LocalCluster, count: int) -> float:
-    """Return the publishes a second over RabbitMQ's management interface, one after the other."""
-    body = {
-        "properties": {"delivery_mode": 2},
-        "routing_key": "",
-        "payload": base64.b64encode(b"x" * LINE_BYTES).decode(),
-        "payload_encoding": "base64",
-    }
-    with cluster.management("mb1") as http:
-        path = f"/api/exchanges/%2F/{quote(Topic(TOPIC).exchange, safe='')}/publish"
-        began_s = time.perf_counter()
-        for _ in range(count):
-            http.post(path, json=body).raise_for_status()
-        return count / (time.perf_counter() - began_s)
-
-
-def _added_ms(scene: Scene, bus: BusConfig, port: int) -> Iterator[tuple[str, float]]:
+def _added_ms(setup: Setup, bus: BusConfig, port: int) -> Iterator[tuple[str, float]]:
     """Publish at a light rate by `AsyncPublisher` and by HTTP in turns; yield what HTTP adds.
 
     Of each percentile the median over the windows counts; each goes first in every second turn.
     """
 
     async def both() -> list[list[list[float]]]:
-        messages, turns = int(RATE_PER_S * WINDOW_S), scene.part(TURNS, least=2)
-        connect = functools.partial(asyncio.open_connection, "127.0.0.1", port)
+        messages, turns = int(RATE_PER_S * WINDOW_S), setup.part(TURNS, least=2)
+        connect = functools.partial(asyncio.open_connection, HOST, port)
         idle = [await connect() for _ in range(CONNECTIONS)]
 
         async def by_http() -> None:
@@ -218,14 +230,13 @@ def _added_ms(scene: Scene, bus: BusConfig, port: int) -> Iterator[tuple[str, fl
                     windows.append(await _paced(send, messages))
             return [ours, http]
 
-    with asyncio.Runner(loop_factory=event_loop(best_loop())) as runner:
-        ours, http = runner.run(both())
+    ours, http = run_on_best_loop(both())
     for percent in (50, 99):
         by_ours, by_http = (
-            statistics.median(percentile_ms(each, percent) for each in windows)
+            statistics.median(sorted(each)[len(each) * percent // 100] * 1e3 for each in windows)
             for windows in (ours, http)
         )
-        yield f"added_p{percent}", by_http - by_ours
+        yield f"added_p{percent}_ms", by_http - by_ours
 
 
 async def _paced(send: Callable[[], Awaitable[None]], count: int) -> list[float]:
@@ -246,75 +257,4 @@ async def _paced(send: Callable[[], Awaitable[None]], count: int) -> list[float]
     return took
 
 
-def _stays_s(one: GatewayProcess, two: GatewayProcess, *, leased: bool) -> float:
-    """Return how long the last message took to come by one gateway after another had fetched it ahead.
-
-    leased: others stay in the hands of who pulled there, so its links cannot be closed.
-    """
-
-    async def stays_s() -> float:
-        path = f"/v1/subscriptions/{STALE}/{SUBSCRIPTION}/pull"
-        async with httpx.AsyncClient(trust_env=False, timeout=START_WITHIN_S) as http:
-
-            async def pull(where: GatewayProcess, most: int) -> list[str]:
-                asked = {"max": most, "wait_s": 5}
-                found = (await http.post(where.url + path, json=asked)).json()["deliveries"]
-                return [each["lease"] for each in found]
-
-            async def ack(where: GatewayProcess, leases: list[str]) -> None:
-                answer = await http.post(f"{where.url}/v1/leases/ack", json={"leases": leases})
-                answer.raise_for_status()
-
-            line = json.dumps({"body": "x" * LINE_BYTES}).encode()
-            kind = {"Content-Type": "application/x-ndjson"}
-            told = f"{one.url}/v1/topics/{STALE}/messages:batch"
-            body = b"\n".join([line] * AHEAD)
-            (await http.post(told, content=body, headers=kind)).raise_for_status()
-            held, count = list[str](), 0
-            # A caller who takes ever more makes it fetch ahead.
-            while one.metric("messagebus_gateway_buffered") < AHEAD // 20:
-                found = await pull(one, AHEAD // 20)
-                count += len(found)
-                if leased:
-                    held += found
-                else:
-                    await ack(one, found)
-                if count >= AHEAD * 3 // 4:
-                    raise BenchError("the gateway fetches nothing ahead")
-            begun_s = time.perf_counter()
-            while count < AHEAD:
-                found = await pull(two, AHEAD)
-                count += len(found)
-                await ack(two, found)
-            took_s = time.perf_counter() - begun_s
-            if leased:
-                await ack(one, held)
-            return took_s
-
-    return asyncio.run(stays_s())
-
-
-async def _open_streams(port: int, count: int) -> list[asyncio.StreamWriter]:
-    """Open streams of server-sent events that nothing comes by."""
-    head = f"GET /v1/subscriptions/{QUIET}/{SUBSCRIPTION}/events HTTP/1.1\r\nHost: x\r\n\r\n"
-    writers = []
-    for _ in range(count):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head.encode())
-        await reader.readuntil(b": messagebus\n")
-        writers.append(writer)
-    return writers
-
-
-def _streams_mb(gateway: GatewayProcess, count: int) -> float:
-    async def opened_mb() -> float:
-        writers = await _open_streams(gateway.port, count)
-        found = gateway.memory_mb
-        for each in writers:
-            each.close()
-        return found
-
-    return asyncio.run(opened_mb())
-
-
-GROUP = Group(NAME, 3, BEHIND_HAPROXY, _figures)
+GROUP = Group(NAME, 3, BEHIND_HAPROXY, gateway_figures)

@@ -30,7 +30,7 @@ from bench.audit_report import disagreements, read_report
 from bench.environment import describe
 from bench.errors import BenchError, DoesNotHold
 from bench.figures.cli import RESULTS
-from bench.figures.form import Figure, Maker, Results, at_least, at_most
+from bench.figures.figure import Figure, Maker, Results, at_least, at_most
 from bench.processes import run as run_to_end
 from bench.processes import wait_until
 from bench.rows import read_events

@@ -26,7 +26,7 @@ from bench.analysis.series import (
     trusted,
     turns_of,
 )
-from bench.figures.form import Figure, Maker
+from bench.figures.figure import Figure, Maker
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed, Constant

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.figures.form import Figure, Maker, Wanted, at_most
+from bench.figures.figure import Figure, Maker, Wanted, at_most
 from bench.harness.consuming import Consuming
 from bench.harness.histograms import Latencies
 from bench.harness.interface import Delivered, End

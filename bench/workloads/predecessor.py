@@ -16,7 +16,7 @@ from typing import Any
 from bench.analysis.compare import Ratio, ratio_of
 from bench.analysis.result import numbers_of
 from bench.analysis.series import Step, Summary, faults_of
-from bench.figures.form import Figure, Maker
+from bench.figures.figure import Figure, Maker
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
 from reports.page import Bar

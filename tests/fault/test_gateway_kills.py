@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures.gateway_kills import (
+from bench.figures.gateway import GatewayProcess
+from messagebus import BusConfig
+from ops.local.cluster import LocalCluster
+from tests.support.gateway_programs import (
     MESSAGES_A_ROUND,
     ROUNDS,
     SENDERS,
     TROUBLES,
     run_kills,
 )
-from bench.figures.gateways import GatewayProcess
-from messagebus import BusConfig
-from ops.local.cluster import LocalCluster
 
 
 @pytest.fixture
@@ -35,10 +35,7 @@ def gateways(
 def test_nothing_that_was_answered_with_201_is_lost_when_brokers_and_gateways_fail(
     broken: LocalCluster, bus: BusConfig, topic: str, gateways: list[GatewayProcess]
 ) -> None:
-    """Four kills, of a broker and a gateway at once too; a frozen broker; one in alarm.
-
-    `python -m bench figures gateway-kills`: 50 kills.
-    """
+    """Four kills, of a broker and a gateway at once too; a frozen broker; one in alarm."""
     rounds = (*ROUNDS, *TROUBLES)
     programs = run_kills(broken, gateways, bus, topic, rounds)
     assert programs.lost == set()

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from bench.figures.client.gap import Relay
+from bench.figures.client.gaps import Relay
 
 TIMEOUT_S = 10.0
 SILENCE_S = 0.3

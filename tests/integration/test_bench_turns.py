@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.figures.scene import Scene
-from bench.figures.turns import direct_task, fill, take_turn
+from bench.figures.full_speed import direct_task, fill, take_turn
+from bench.figures.groups import Setup
 from bench.harness.turn import Task
 from ops.local.cluster import LocalCluster
 
@@ -17,8 +17,8 @@ MESSAGES, WARM_UP = 300, 100
 
 @pytest.fixture
 def task(cluster: LocalCluster, topic: str, tmp_path: Path) -> Task:
-    scene = Scene(tmp_path, print, started=cluster)
-    made = direct_task(scene, topic)
+    setup = Setup(tmp_path, print, started=cluster)
+    made = direct_task(setup, topic)
     return replace(made, way="submit", window=50, messages=MESSAGES, warm_up=WARM_UP)
 
 

@@ -1,8 +1,7 @@
 """A full mesh: 64 brokers, 50 consumer processes, a link from each to each.
 
 The brokers are no RabbitMQ but speak AMQP, all in one process, so the figures measure the needs of the
-clients. All consumers attach at the same moment; then they idle, with heartbeats. The same processes show
-what one publisher or consumer costs at rest.
+clients. All consumers attach at the same moment; then they idle, with heartbeats.
 
 ``python -m bench.figures.client.mesh COUNT SUBSCRIPTION`` is the process of the brokers: it prints the
 address of their list and serves until its standard input ends.
@@ -22,10 +21,9 @@ from typing import Any
 import psutil
 
 from bench.errors import BenchError
-from bench.figures.form import Figure, Maker, below
-from bench.figures.scene import Group, Scene, repeat_command
+from bench.figures.figure import Figure, Maker, below
+from bench.figures.groups import Group, Setup, repeat_command
 from bench.processes import Answering
-from ops.local.cluster import LocalCluster
 
 NAME = "client.mesh"
 TOPIC, SUBSCRIPTION = "mesh", "sink"
@@ -39,28 +37,25 @@ GOAL_CPU_PERCENT, GOAL_MB = 1.0, 100.0
 # all of them. 3,200 handshakes at once take it longer than that, and an abandoned dial is lost work.
 DIAL_MS = "60000"
 DIAL = dict.fromkeys(("MESSAGEBUS_DIAL_TIMEOUT_MS", "MESSAGEBUS_DIAL_TIMEOUT_MAX_MS"), DIAL_MS)
-REST_SETTLE_S, REST_S = 2.0, 10.0
-GOAL_REST_MB = 60.0
-REST_REPEAT = "python -m bench figures way.memory"
 MB = 1e6
 Answer = Mapping[str, Any]
 
 
-def mesh_figures(scene: Scene) -> Iterator[Figure]:
-    brokers, consumers = scene.part(BROKERS, 8), scene.part(CONSUMERS, 5)
+def mesh_figures(setup: Setup) -> Iterator[Figure]:
+    brokers, consumers = setup.part(BROKERS, 8), setup.part(CONSUMERS, 5)
     with ExitStack() as stack:
         server = _child(stack, "mesh", str(brokers), f"{TOPIC}/{SUBSCRIPTION}")
         env = {"MESSAGEBUS_LIST_URL": server.line(), **DIAL}
         before = rss_bytes_of(server.pid)
         clients = [
-            _child(stack, "idle", "consumer", TOPIC, SUBSCRIPTION, **env) for _ in range(consumers)
+            _child(stack, "idle_client", TOPIC, SUBSCRIPTION, **env) for _ in range(consumers)
         ]
         for client in clients:
             client.answer()
-        scene.say(f"{consumers} consumers are about to attach to {brokers} brokers")
+        setup.say(f"{consumers} consumers are about to attach to {brokers} brokers")
         attached = _asked(clients)
-        scene.say(f"the last has attached after {max(a['attach_s'] for a in attached):.1f} s")
-        time.sleep(SETTLE_S + (IDLE_S if not scene.quick else 5.0))
+        setup.say(f"the last has attached after {max(a['attach_s'] for a in attached):.1f} s")
+        time.sleep(SETTLE_S + (IDLE_S if not setup.quick else 5.0))
         server_link_bytes = (rss_bytes_of(server.pid) - before) / (brokers * consumers)
         idle = _asked(clients)
     if any(answer["links"] != brokers for answer in [*attached, *idle]):
@@ -93,25 +88,6 @@ def figures_of(
     yield make("link_kb", f"{mesh}: memory of one link in the consumer", of_link / 1e3, "KB")
     what = f"{mesh}: memory of one link in the process of the brokers, which are not RabbitMQ"
     yield make("server_link_kb", what, server_link_bytes / 1e3, "KB")
-
-
-def rest_figures(
-    cluster: LocalCluster, kind: str, topic: str, subscription: str, rest_s: float = REST_S
-) -> Iterator[Figure]:
-    """Measure one publisher or consumer of a cluster at rest."""
-    with ExitStack() as stack:
-        client = _child(stack, "idle", kind, topic, subscription, **cluster.client_env())
-        client.answer()
-        _asked([client])
-        time.sleep(REST_SETTLE_S)
-        _asked([client])
-        time.sleep(rest_s)
-        (found,) = _asked([client])
-    make = Maker("way.rest", REST_REPEAT)
-    what = f"Memory of a {kind} at rest, the interpreter included"
-    yield make(f"{kind}_mb", what, found["rss_bytes"] / MB, "MB", (below, GOAL_REST_MB))
-    what, goal = f"CPU of a {kind} at rest, of one core", (below, GOAL_CPU_PERCENT)
-    yield make(f"{kind}_cpu_percent", what, found["cpu_percent"], "%", goal)
 
 
 def rss_bytes_of(pid: int) -> int:

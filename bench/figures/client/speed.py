@@ -8,17 +8,13 @@ their interface allows it; aio-pika has no other way than to answer each by itse
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bench.figures.form import Figure, Maker, below
-from bench.figures.scene import Scene, repeat_command
-from bench.figures.turns import Against, Line, Table, Turns, interleaved, sized
+from bench.figures.full_speed import Against, Line, Table, sized
+from bench.figures.groups import Setup
 from bench.harness.loop import best_loop
 from bench.harness.turn import Task
-from bench.processes import run
 
 # A turn lasts some 2 s: long against the window, short against changes of the machine's load.
 SENT, PIKA, AIO_PIKA, ONE_BY_ONE = 60_000, 40_000, 15_000, 2_500
@@ -44,17 +40,15 @@ OF_ANY_WINDOW = {
 OF_EACH_WINDOW = {"pika_async": "pika's asynchronous adapter by hand", "perf_test": "Java PerfTest"}
 # Publisher.send_safe: threads -> messages of a turn, summed over all of them; the wanted ratio to one thread.
 THREADS, THREADS_GOALS = {1: 2_500, 8: 10_000, 64: 30_000}, {64: 5.0}
-# The window of a publisher without settings.
-DEFAULT_WINDOW = 512
 
 
-def publish(task: Task, scene: Scene) -> Table:
+def publish(task: Task, setup: Setup) -> Table:
     """Our clients and the peers, in the order of the first repetition."""
     table = Table()
 
     def line(name: str, id: str, what: str, messages: int, **options: Any) -> Line:
         cpu = options.pop("cpu", None)
-        task_of = replace(sized(task, scene, messages), **options)
+        task_of = replace(sized(task, setup, messages), **options)
         table.lines.append(Line(name, id, what, task_of, cpu=cpu))
         return table.lines[-1]
 
@@ -71,7 +65,7 @@ def publish(task: Task, scene: Scene) -> Table:
         said, of = f"{OF_EACH_WINDOW['pika_async']}, window {window}", {"window": window}
         line(f"{at}.pika_async", f"{at}.pika_async_", said, PIKA, system="pika", **of)
         said = f"{OF_EACH_WINDOW['perf_test']}, window {window}"
-        of |= {"seconds": 2.0 if scene.quick else PERF_TEST_SENDS_S}
+        of |= {"seconds": 2.0 if setup.quick else PERF_TEST_SENDS_S}
         line(f"{at}.perf_test", f"{at}.perf_test_", said, SENT, system="perf-test", **of)
     what, of = OF_ANY_WINDOW["aio_pika"], {"window": AIO_PIKA_WINDOW, "loop": loop}
     line("aio_pika", "aio_pika_", what, AIO_PIKA, system="aio-pika", **of)
@@ -87,12 +81,12 @@ def publish(task: Task, scene: Scene) -> Table:
     return table
 
 
-def threads(task: Task, scene: Scene) -> Table:
+def threads(task: Task, setup: Setup) -> Table:
     """`Publisher.send_safe` from several threads at once, which share one window."""
     table, sending = Table(), replace(task, way="send_safe", window=1000)
     for count, messages in THREADS.items():
         words = "one thread" if count == 1 else f"{count} threads"
-        shared, what = sized(sending, scene, messages), f"Publisher.send_safe of 1 KB from {words}"
+        shared, what = sized(sending, setup, messages), f"Publisher.send_safe of 1 KB from {words}"
         table.lines.append(Line(f"{count}", f"{count}.", what, replace(shared, threads=count)))
         if count > 1:
             ratio = f"Publisher.send_safe: {words}, how many times as fast as one"
@@ -122,7 +116,7 @@ SIZES = (
 BATCHES, PREFETCH, UNBATCHED_WINDOW = 50, 200, 1000
 
 
-def batch(task: Task, scene: Scene) -> Table:
+def batch(task: Task, setup: Setup) -> Table:
     """Several messages in one AMQP message, each with its own id, outcome and ack; and one by one."""
     table = Table()
     for verb, way, done in (
@@ -136,8 +130,8 @@ def batch(task: Task, scene: Scene) -> Table:
                 what += f", {BATCHES} batches in the window, AsyncPublisher.send_many"
                 window = BATCHES
             common = replace(task, verb=verb, way=way, body_bytes=size.body_bytes, loop=best_loop())
-            packed = replace(sized(common, scene, size.messages), batch=size.batch, window=window)
-            single = replace(sized(common, scene, size.unbatched), window=UNBATCHED_WINDOW)
+            packed = replace(sized(common, setup, size.messages), batch=size.batch, window=window)
+            single = replace(sized(common, setup, size.unbatched), window=UNBATCHED_WINDOW)
             alone = f"{name}.unbatched"
             table.lines.append(Line(name, f"{name}.", what, packed, size.rate, size.cpu))
             table.lines.append(Line(alone, f"{alone}_", f"{said}, unbatched", single))
@@ -146,26 +140,12 @@ def batch(task: Task, scene: Scene) -> Table:
     return table
 
 
-def through_haproxy(task: Task, scene: Scene) -> Table:
-    """Our blocking client against pika's, both through HAProxy."""
-    task = replace(task, env=scene.cluster.client_env(), window=DEFAULT_WINDOW)
-    ours = replace(sized(task, scene, 20_000), way="submit_blocking")
-    peer = replace(sized(task, scene, 1_500), system="pika-blocking")
-    what = "Safe publishes of 1 KB through HAProxy, pipelined, one process"
-    other = "The same with pika's BlockingConnection and confirms"
-    ratio = "How many times faster than pika's BlockingConnection"
-    return Table(
-        [Line("ours", "", what, ours), Line("pika", "pika_", other, peer)],
-        [Against("ours", "pika", "ratio", ratio, 8.0)],
-    )
-
-
-def redundant(task: Task, scene: Scene) -> Table:
+def redundant(task: Task, setup: Setup) -> Table:
     """Two confirms of two brokers against one of one, through HAProxy."""
     table = Table()
-    base = replace(task, env=scene.cluster.client_env(), window=1000, loop=best_loop())
+    base = replace(task, env=setup.cluster.client_env(), window=1000, loop=best_loop())
     for way, infix in WAYS.items():
-        once = replace(sized(base, scene, SENT), way=way)
+        once = replace(sized(base, setup, SENT), way=way)
         twice = replace(once, redundant=True)
         what = f"Safe publishes of 1 KB through HAProxy, window 1000, AsyncPublisher.{way}"
         both = f"{what}, confirmed by two brokers"
@@ -199,16 +179,16 @@ PEERS = {
 MESSAGES, PERF_TEST_S = 100_000, 6.0
 
 
-def consume(task: Task, scene: Scene) -> Table:
+def consume(task: Task, setup: Setup) -> Table:
     """Every client with the same window, from a quorum queue at one broker."""
     task, table = replace(task, verb="consume", window=WINDOW), Table()
     for name, (way, what, cpu) in OURS.items():
         loop = "asyncio" if name.startswith("blocking") else best_loop()
-        made = replace(sized(task, scene, MESSAGES), way=way, loop=loop)
+        made = replace(sized(task, setup, MESSAGES), way=way, loop=loop)
         id, what = "" if name == "ours" else f"{name}_", f"{WHAT}, {what}"
         table.lines.append(Line(name, id, what, made, cpu=cpu))
     for name, (system, what, messages, goal) in PEERS.items():
-        made = replace(sized(task, scene, messages), system=system)
+        made = replace(sized(task, setup, messages), system=system)
         if name == "aio_pika":
             made = replace(made, loop=best_loop())
         if name == "perf_test":
@@ -240,10 +220,10 @@ HANDLERS = {
 HANDLED = 60_000
 
 
-def handlers(task: Task, scene: Scene) -> Table:
+def handlers(task: Task, setup: Setup) -> Table:
     """`run` and the decorator, against a loop over the same consumer that does the same work."""
     consuming = replace(task, verb="consume", window=WINDOW, loop=best_loop(), typed=True)
-    plain = replace(sized(consuming, scene, HANDLED), way="receive")
+    plain = replace(sized(consuming, setup, HANDLED), way="receive")
     what = f"{WHAT}, a loop over AsyncConsumer"
     table = Table([Line("receive", "receive_", what, plain)])
     for name, (way, what, traced, goal) in HANDLERS.items():
@@ -254,46 +234,3 @@ def handlers(task: Task, scene: Scene) -> Table:
             Against(name, "receive", f"{name}_more_us", more, goal, of_cpu="difference")
         )
     return table
-
-
-MEMORY = "comfort.memory"
-IN_MEMORY = 300_000
-IMPORT_WITHIN_S = 60.0
-# Run in a fresh interpreter with nothing loaded: asyncio, ssl and pika take most of the time.
-IMPORT = """
-import time
-began = time.perf_counter()
-import messagebus.testing.bus
-print((time.perf_counter() - began) * 1000)
-"""
-
-
-def memory_bus_figures(scene: Scene) -> Iterator[Figure]:
-    """Measure the bus in memory for tests of applications: its speed, and the time until a test begins."""
-    nowhere = Task(verb="publish", env={}, topic="orders", subscription="billing", window=WINDOW)
-    tasks = {
-        "async": replace(sized(nowhere, scene, IN_MEMORY), way="memory"),
-        "start": replace(nowhere, way="memory_start", messages=1, warm_up=0),
-    }
-    turns = interleaved(scene, tasks, lambda _name, _task: None)
-    imports = [import_ms() for _ in range(scene.repeat)]
-    yield from of_memory_bus(tasks["async"], turns, imports, repeat_command(MEMORY, scene.repeat))
-
-
-def import_ms() -> float:
-    """Measure the import of the bus in memory. Raises BenchError."""
-    argv = [sys.executable, "-c", IMPORT]
-    return float(run(argv, within_s=IMPORT_WITHIN_S, what="importing messagebus.testing"))
-
-
-def of_memory_bus(
-    task: Task, turns: Turns, imports: Sequence[float], repeat: str
-) -> Iterator[Figure]:
-    what = "In memory: published, received and acked, 1 KB, both asyncio clients in one process"
-    table = Table([Line("async", "", what, task, rate=100_000.0)])
-    yield from table.figures(MEMORY, turns, repeat)
-    make, took_ms = Maker(MEMORY, repeat), [turn.took_s * 1000 for turn in turns["start"]]
-    what = "In memory: a whole test with both blocking clients and one message, without imports"
-    yield make("start_ms", what, took_ms, "ms", (below, 50.0))
-    what = "Importing messagebus.testing with all behind it, once in a process"
-    yield make("import_ms", what, imports, "ms")

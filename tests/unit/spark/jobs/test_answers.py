@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from bench.figures.measure.audit import agree
-from bench.figures.measure.oracle import audit as audit_by_duckdb
-from bench.figures.measure.oracle import opened
+from bench.figures.audit import differences
+from bench.figures.duckdb_audit import audit as audit_by_duckdb
+from bench.figures.duckdb_audit import opened
 from reports.page import render_html, render_text
 from spark.command import Answer, exit_code
 from spark.jobs import audit, backlog, imbalance, ingest, latency, throughput
@@ -149,7 +149,7 @@ def test_spark_and_duckdb_agree_on_a_run_with_one_of_each(laid: Laid) -> None:
     planted = laid.planted
     found = audit.measure(laid.run).found
     with opened(laid.run.lake.root) as database:
-        assert agree(found, audit_by_duckdb(database)) == []
+        assert differences(found, audit_by_duckdb(database)) == []
     assert {(row["verdict"], row["message_id"]) for row in found["suspects"]} == {
         ("lost", planted.lost),
         ("altered", planted.altered),

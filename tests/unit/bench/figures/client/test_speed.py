@@ -10,12 +10,11 @@ from bench.figures.client.speed import (
     batch,
     consume,
     handlers,
-    of_memory_bus,
     publish,
     redundant,
     threads,
 )
-from bench.figures.scene import Scene
+from bench.figures.groups import Setup
 from bench.harness.turn import Turn
 from ops.local.cluster import LocalCluster
 from tests.support.bench_task import bench_task
@@ -25,9 +24,9 @@ def turn(rate: float, cpu_us: float) -> Turn:
     return Turn(messages=1000, took_s=1000 / rate, cpu_s=cpu_us / 1000)
 
 
-SCENE = Scene(Path(), print)
-TABLE = publish(bench_task(), SCENE)
-BATCHES = batch(bench_task(), SCENE)
+SETUP = Setup(Path(), print)
+TABLE = publish(bench_task(), SETUP)
+BATCHES = batch(bench_task(), SETUP)
 
 
 def test_every_peer_is_measured_at_the_windows_that_it_has() -> None:
@@ -64,7 +63,7 @@ def test_without_java_its_figures_are_left_out() -> None:
 
 
 def test_threads_share_one_publisher_and_64_are_compared_with_one() -> None:
-    table = threads(bench_task(), SCENE)
+    table = threads(bench_task(), SETUP)
     assert [line.task.threads for line in table.lines] == [1, 8, 64]
     turns = {"1": [turn(1000, 1)], "8": [turn(4000, 1)], "64": [turn(6000, 1)]}
     found = {figure.id: figure for figure in table.figures("client.threads", turns, "again")}
@@ -97,21 +96,24 @@ def test_goals_are_those_of_the_size() -> None:
 
 def test_two_confirms_are_measured_against_one() -> None:
     cluster = cast(LocalCluster, SimpleNamespace(client_env=dict))
-    scene = Scene(Path(), print, started=cluster)
-    table = redundant(bench_task(), scene)
+    setup = Setup(Path(), print, started=cluster)
+    table = redundant(bench_task(), setup)
     turns = {
         line.name: [turn(500, 6) if line.task.redundant else turn(1000, 4)] for line in table.lines
     }
-    found = {each.id: each for each in table.figures("once.redundant", turns, "again")}
-    assert (found["once.redundant.ratio"].value, found["once.redundant.ratio"].met) == (0.5, True)
-    assert found["once.redundant.send_many.cpu_ratio"].value == 1.5
+    found = {each.id: each for each in table.figures("client.redundant", turns, "again")}
+    assert (found["client.redundant.ratio"].value, found["client.redundant.ratio"].met) == (
+        0.5,
+        True,
+    )
+    assert found["client.redundant.send_many.cpu_ratio"].value == 1.5
 
 
-HANDLERS = handlers(bench_task(), SCENE)
+HANDLERS = handlers(bench_task(), SETUP)
 
 
 def test_everybody_consumes_with_the_same_window() -> None:
-    table = consume(bench_task(), SCENE)
+    table = consume(bench_task(), SETUP)
     assert {(line.task.verb, line.task.window) for line in table.lines} == {("consume", 1000)}
     own = [line.task.way for line in table.lines if line.task.system == "messagebus"]
     assert len(set(own)) == 4
@@ -125,7 +127,7 @@ def test_ratios_to_each_peer_have_their_goals() -> None:
         "pika_async": [turn(40_000, 15)],
         "aio_pika": [turn(6_000, 100)],
     }
-    table = consume(bench_task(), SCENE)
+    table = consume(bench_task(), SETUP)
     found = {figure.id: figure for figure in table.figures("client.consume", turns, "again")}
     assert found["client.consume.cpu_us"].met is True
     assert found["client.consume.ratio_pika_async"].met is False
@@ -164,22 +166,9 @@ def test_what_is_on_top_is_taken_within_each_repetition() -> None:
         "app_otel": (99, 99, 99),
     }
     turns = {name: [turn(1000, us) for us in each] for name, each in costs.items()}
-    found = {each.id: each for each in HANDLERS.figures("comfort.handlers", turns, "again")}
-    assert round(found["comfort.handlers.run_more_us"].value, 3) == 2
-    assert found["comfort.handlers.run_more_us"].is_unsure
-    assert found["comfort.handlers.app_more_us"].met is False
-    assert found["comfort.handlers.app_typed_more_us"].met is None
-    assert found["comfort.handlers.run_otel_more_us"].is_unsure
-
-
-def test_the_rate_and_the_start_in_memory_have_goals_and_the_import_is_told() -> None:
-    turns = {
-        "async": [Turn(messages=150_000, took_s=1, cpu_s=0.9)],
-        "start": [Turn(messages=1, took_s=0.06, cpu_s=0.01)],
-    }
-    made = of_memory_bus(bench_task(), turns, [140.0], "again")
-    found = {figure.id: figure for figure in made}
-    assert found["comfort.memory.rate"].met is True
-    assert found["comfort.memory.cpu_us"].value == 6
-    assert found["comfort.memory.start_ms"].met is False
-    assert found["comfort.memory.import_ms"].value == 140
+    found = {each.id: each for each in HANDLERS.figures("client.handlers", turns, "again")}
+    assert round(found["client.handlers.run_more_us"].value, 3) == 2
+    assert found["client.handlers.run_more_us"].is_unsure
+    assert found["client.handlers.app_more_us"].met is False
+    assert found["client.handlers.app_typed_more_us"].met is None
+    assert found["client.handlers.run_otel_more_us"].is_unsure

@@ -22,8 +22,8 @@ from typing import Self
 
 from bench.errors import BenchError
 from bench.faults import Fault, fault_of
-from bench.figures.form import Figure, Maker, at_most
-from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
+from bench.figures.figure import Figure, Maker, at_most
+from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
 from bench.harness.workers import Workers, at_work, read_progress
 from bench.processes import wait_until
 from messagebus.broker import Broker
@@ -57,13 +57,13 @@ KINDS = (
 )
 
 
-def gap_figures(scene: Scene) -> Iterator[Figure]:
-    events = scene.part(EVENTS, 3)
+def gap_figures(setup: Setup) -> Iterator[Figure]:
+    events = setup.part(EVENTS, 3)
     repeat = repeat_command(NAME)
     lost = 0
     for kind in KINDS:
         topic = f"gap{kind.name}"
-        gaps, result = _measure(scene, kind, topic, events)
+        gaps, result = _measure(setup, kind, topic, events)
         lost += result
         yield from figures_of(kind, gaps, repeat)
     what = f"Confirmed messages lost in all {len(KINDS)} x {events} events, by their ids"
@@ -95,9 +95,9 @@ def gaps_s(confirmed_ns: Sequence[int], events_ns: Sequence[int], watched_s: flo
     return found
 
 
-def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[float], int]:
+def _measure(setup: Setup, kind: Kind, topic: str, events: int) -> tuple[list[float], int]:
     """Return the gap of each event, and the number of confirmed messages that were never delivered."""
-    cluster = scene.cluster
+    cluster = setup.cluster
     balancer = Broker.parse(cluster.broker)
     incidents = []
     with Relay(balancer.host, balancer.port) as relay:
@@ -106,7 +106,7 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
         env = {"MESSAGEBUS_BROKER": relay.address} if is_silence else {}
         load = at_work(
             cluster,
-            scene.folder / kind.name,
+            setup.folder / kind.name,
             [f"{topic}/{SUBSCRIPTION}"],
             publishers=1,
             rate_per_s=RATE_PER_S,
@@ -116,7 +116,7 @@ def _measure(scene: Scene, kind: Kind, topic: str, events: int) -> tuple[list[fl
         with load as clients:
             for number in range(events):
                 incidents.append(_event(clients, cluster, strike))
-                scene.say(f"{kind.what}: event {number + 1} of {events}")
+                setup.say(f"{kind.what}: event {number + 1} of {events}")
             time.sleep(BEFORE_S)
             clients.finish()
     rows, result = clients.whole(cluster.brokers, incidents, may_lose=True)

@@ -27,8 +27,8 @@ from pathlib import Path
 from bench.audit import longest_gap
 from bench.environment import CHECKOUT
 from bench.errors import BenchError, InputInvalid
-from bench.figures.form import Figure, Maker, at_most
-from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
+from bench.figures.figure import Figure, Maker, at_most
+from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
 from bench.harness.workers import Workers, at_work, read_progress
 from bench.processes import run, wait_until
 from bench.rows import Events, Row
@@ -211,19 +211,19 @@ COMMAND_WITHIN_S = 300.0
 FOUND_WITHIN_S = 30.0
 
 
-def playbook_figures(scene: Scene) -> Iterator[Figure]:
+def playbook_figures(setup: Setup) -> Iterator[Figure]:
     load = at_work(
-        scene.cluster,
-        scene.folder / "load",
+        setup.cluster,
+        setup.folder / "load",
         [f"{TOPIC}/{SUBSCRIPTION}"] * CONSUMERS,
         publishers=PUBLISHERS,
         rate_per_s=RATE_PER_S,
         body_bytes=BODY_BYTES,
     )
     with load as clients:
-        run = _perform(scene, clients)
+        run = _perform(setup, clients)
         clients.finish()
-    events, _ = clients.whole(scene.cluster.brokers, [run.killed], may_lose=True)
+    events, _ = clients.whole(setup.cluster.brokers, [run.killed], may_lose=True)
     yield from figures_of(run, events, repeat_command(NAME))
 
 
@@ -242,27 +242,27 @@ def acts_on(moved: str, dead: str) -> tuple[Act, ...]:
     )
 
 
-def _perform(scene: Scene, clients: Workers) -> Run:
+def _perform(setup: Setup, clients: Workers) -> Run:
     """Do all acts, one after the other; there are three brokers before and afterwards."""
-    cluster = scene.cluster
+    cluster = setup.cluster
     moved, dead = cluster.names[-1], cluster.names[-2]
     broker = cluster.node(moved).broker
     reload, remove, add, restart, replace = acts_on(moved, dead)
     _wait_all_confirm(clients)
-    quiet = _quiet(scene.part(QUIET_S))
-    acts = [(reload, [_do(scene, clients, reload) for _ in range(RELOADS)])]
-    acts.append((remove, [_do(scene, clients, remove)]))
+    quiet = _quiet(setup.part(QUIET_S))
+    acts = [(reload, [_do(setup, clients, reload) for _ in range(RELOADS)])]
+    acts.append((remove, [_do(setup, clients, remove)]))
     with resting(cluster):
-        acts.append((add, [_do(scene, clients, add)]))
+        acts.append((add, [_do(setup, clients, add)]))
         attached = _attached_s(clients, broker, cluster)
-        scene.say(
+        setup.say(
             f"all attached {attached:.2f} s after the push; now a connection's lifetime passes"
         )
         a_lifetime_passes()
         held = sessions(cluster)
-    acts.append((restart, [_do(scene, clients, restart)]))
+    acts.append((restart, [_do(setup, clients, restart)]))
     killed = _kill(cluster, dead)
-    acts.append((replace, [_do(scene, clients, replace)]))
+    acts.append((replace, [_do(setup, clients, replace)]))
     _quiet(AFTER_S)  # so that the last silence has an end
     return Run(CONSUMERS, quiet, acts, attached, held, killed)
 
@@ -283,9 +283,9 @@ def _quiet(seconds: float) -> Took:
     return Took(from_ns, until_ns, until_ns)
 
 
-def _do(scene: Scene, clients: Workers, act: Act) -> Took:
+def _do(setup: Setup, clients: Workers, act: Act) -> Took:
     """Do an act and return its times. Raises BenchError with the command's last line when it fails."""
-    env = {**os.environ, "MESSAGEBUS_INVENTORY": str(scene.cluster.inventory)}
+    env = {**os.environ, "MESSAGEBUS_INVENTORY": str(setup.cluster.inventory)}
     from_ns = time.monotonic_ns()
     argv, what = [sys.executable, "-m", *act.words], " ".join(act.words)
     run(argv, within_s=COMMAND_WITHIN_S, what=what, env=env)
@@ -293,7 +293,7 @@ def _do(scene: Scene, clients: Workers, act: Act) -> Took:
     clients.check()
     time.sleep(AFTER_S)
     took = Took(from_ns, done_ns, time.monotonic_ns())
-    scene.say(f"{act.what}: {took.seconds:.1f} s")
+    setup.say(f"{act.what}: {took.seconds:.1f} s")
     return took
 
 
@@ -338,7 +338,7 @@ class Failover:
     resync_s: float
 
 
-def failover_figures(_scene: Scene) -> Iterator[Figure]:
+def failover_figures(_scene: Setup) -> Iterator[Figure]:
     yield from figures_of_failovers(failovers(FOLDER))
 
 

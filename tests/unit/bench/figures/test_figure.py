@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench.errors import InputInvalid
 from bench.figures.cli import PAGES, RESULTS
-from bench.figures.form import (
+from bench.figures.figure import (
     BEGIN,
     FIRST,
     NAMED,

@@ -1,4 +1,4 @@
-"""Figures of latencies, delays and gaps, made from measurements."""
+"""Figures of latencies and gaps, made from measurements."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 from bench.errors import BenchError
-from bench.figures.client.gap import KINDS, S, figures_of, gaps_s
+from bench.figures.client.gaps import KINDS, S, figures_of, gaps_s
 from bench.figures.client.latency import (
     added_percent,
-    delay_tasks,
-    late_figures,
     latency_figures,
     latency_tasks,
-    percentile_ms,
-    waiting_figures,
 )
-from bench.figures.scene import Scene
+from bench.figures.groups import Setup
 from bench.harness.turn import Turn
 from tests.support.bench_task import bench_task
 
-SCENE = Scene(Path(), print)
+SETUP = Setup(Path(), print)
 
 
 def turn(p50: float) -> Turn:
@@ -37,7 +33,7 @@ def test_what_is_added_is_a_part_of_the_others() -> None:
 
 
 def test_only_the_third_client_goes_through_the_balancer() -> None:
-    tasks = latency_tasks(bench_task(), SCENE, "10.0.0.1:5672")
+    tasks = latency_tasks(bench_task(), SETUP, "10.0.0.1:5672")
     assert {name: task.env["MESSAGEBUS_BROKER"] for name, task in tasks.items()} == {
         "ours": "127.0.0.1:5672",
         "pika": "127.0.0.1:5672",
@@ -47,7 +43,7 @@ def test_only_the_third_client_goes_through_the_balancer() -> None:
 
 
 def test_all_clients_have_the_same_event_loop() -> None:
-    tasks = latency_tasks(bench_task(), SCENE, "10.0.0.1:5672")
+    tasks = latency_tasks(bench_task(), SETUP, "10.0.0.1:5672")
     assert {task.loop for task in tasks.values()} == {"asyncio"}
 
 
@@ -72,40 +68,6 @@ def test_a_client_that_does_not_keep_up_has_no_figures() -> None:
     turns["pika"][1] = replace(turn(2), took_s=20)
     with pytest.raises(BenchError, match="pika came to 1,500 of 3,000/s: the machine is too busy"):
         list(latency_figures(turns, "again"))
-
-
-@pytest.mark.parametrize(("percent", "wanted"), [(0, 1), (50, 2), (51, 3), (99, 4), (100, 4)])
-def test_a_percentile_is_one_of_the_values(percent: float, wanted: float) -> None:
-    assert percentile_ms([0.004, 0.002, 0.003, 0.001], percent) == wanted
-
-
-def test_each_step_has_its_percentiles_and_what_came_early_is_counted() -> None:
-    late = {1: [[0.001, 0.003], [0.002, -0.001]], 2: [[0.5], [0.7]]}
-    found = {figure.id: figure for figure in late_figures(late, "again")}
-    assert found["comfort.delay.late_1s_p50_ms"].samples == (1.0, -1.0)
-    assert found["comfort.delay.late_2s_max_ms"].value == pytest.approx(600)
-    assert (found["comfort.delay.early"].value, found["comfort.delay.early"].met) == (1, False)
-
-
-def test_every_turn_is_taken_with_and_without_waiting_messages() -> None:
-    tasks = delay_tasks(bench_task(), SCENE)
-    assert list(tasks) == ["consume.idle", "latency.idle", "consume.waiting", "latency.waiting"]
-    assert tasks["consume.idle"] == tasks["consume.waiting"]
-    assert tasks["latency.idle"] == tasks["latency.waiting"]
-
-
-def test_the_rate_with_waiting_messages_is_held_against_the_one_without() -> None:
-    turns = {
-        "consume.idle": [replace(turn(1), took_s=1), replace(turn(1), took_s=2)],
-        "consume.waiting": [replace(turn(1), took_s=1), replace(turn(1), took_s=4)],
-        "latency.idle": [turn(5)],
-        "latency.waiting": [turn(1)],
-    }
-    found = {figure.id: figure for figure in waiting_figures(turns, "again")}
-    assert found["comfort.delay.consume_ratio"].samples == (1.0, 0.5)
-    assert found["comfort.delay.consume_ratio"].met is False
-    assert found["comfort.delay.latency_idle_p50_ms"].value == 5
-    assert found["comfort.delay.latency_idle_p99_ms"].value == 10
 
 
 def ns(*seconds: float) -> list[int]:

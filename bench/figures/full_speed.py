@@ -1,4 +1,4 @@
-"""Clients that take turns on a scene, the figures that a table of them gives, and the profile of one turn.
+"""Clients that take turns on a setup, the figures that a table of them gives, and the profile of one turn.
 
 All clients take one turn per repetition, interleaved, each in a fresh process. Other load of the machine
 affects all of them alike, so a ratio is taken within each repetition, and the figure is its median over the
@@ -25,8 +25,8 @@ from rich.console import Console
 
 from bench import options
 from bench.clients import perf_test
-from bench.figures.form import Figure, Maker, at_least, at_most
-from bench.figures.scene import Group, Scene, Stage, repeat_command
+from bench.figures.figure import Figure, Maker, at_least, at_most
+from bench.figures.groups import Clusters, Group, Setup, repeat_command
 from bench.harness.loop import best_loop
 from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn, to_json
 from bench.processes import run
@@ -117,7 +117,7 @@ def _compared(turn: Turn, other: Turn, of_cpu: str) -> float:
 
 def group(
     name: str,
-    table: Callable[[Task, Scene], Table],
+    table: Callable[[Task, Setup], Table],
     *,
     brokers: int = 1,
     path: str = DIRECT,
@@ -125,23 +125,23 @@ def group(
 ) -> Group:
     """Return the group of a table's figures. repeats: whether its command names the repetitions."""
 
-    def measure(scene: Scene) -> Iterator[Figure]:
-        task = direct_task(scene)
-        made = table(task, scene)
+    def measure(setup: Setup) -> Iterator[Figure]:
+        task = direct_task(setup)
+        made = table(task, setup)
         tasks = {line.name: line.task for line in made.lines}
         java = [name for name, each in tasks.items() if each.system == "perf-test"]
-        if java and not perf_test.is_ready(scene.say):
+        if java and not perf_test.is_ready(setup.say):
             tasks = {name: each for name, each in tasks.items() if name not in java}
-        turns = interleaved(scene, tasks, lambda _name, each: prepare(scene, each))
-        purge(scene, task)
-        yield from made.figures(name, turns, repeat_command(name, scene.repeat * repeats))
+        turns = interleaved(setup, tasks, lambda _name, each: prepare(setup, each))
+        purge(setup, task)
+        yield from made.figures(name, turns, repeat_command(name, setup.repeat * repeats))
 
     return Group(name, brokers, path, measure)
 
 
-def direct_task(scene: Scene, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Task:
+def direct_task(setup: Setup, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Task:
     """Return a task at the first broker itself: neither HAProxy nor another broker in the path."""
-    cluster = scene.cluster
+    cluster = setup.cluster
     node, env = cluster.node(cluster.names[0]), cluster.client_env()
     declare(BusConfig.from_env(env), [f"{topic}/{subscription}"])
     env["MESSAGEBUS_BROKER"] = node.broker
@@ -149,25 +149,25 @@ def direct_task(scene: Scene, topic: str = TOPIC, subscription: str = SUBSCRIPTI
     return Task(verb="publish", env=env, topic=topic, subscription=subscription)
 
 
-def sized(task: Task, scene: Scene, messages: int) -> Task:
+def sized(task: Task, setup: Setup, messages: int) -> Task:
     """Return the task with this many messages, fewer in a quick run, and a warm-up of a tenth of them."""
-    count = scene.part(messages, QUICK_LEAST)
+    count = setup.part(messages, QUICK_LEAST)
     return replace(task, messages=count, warm_up=max(WARM_UP_LEAST, int(count * WARM_UP_PART)))
 
 
 def interleaved(
-    scene: Scene, tasks: Mapping[str, Task], prepare: Callable[[str, Task], None]
+    setup: Setup, tasks: Mapping[str, Task], prepare: Callable[[str, Task], None]
 ) -> dict[str, list[Turn]]:
     """Do every task once per repetition, each time beginning with another one."""
     found: dict[str, list[Turn]] = {name: [] for name in tasks}
-    for number in range(scene.repeat):
+    for number in range(setup.repeat):
         start, names = number % len(tasks), list(tasks)
         for name in [*names[start:], *names[:start]]:
             prepare(name, tasks[name])
             turn = take_turn(name, tasks[name])
             found[name].append(turn)
-            scene.say(
-                f"repetition {number + 1} of {scene.repeat}, {name}: "
+            setup.say(
+                f"repetition {number + 1} of {setup.repeat}, {name}: "
                 f"{turn.rate_per_s:,.0f}/s, {turn.cpu_us:.1f} us of CPU a message"
             )
     return found
@@ -179,9 +179,9 @@ def take_turn(name: str, task: Task) -> Turn:
     return Turn(**json.loads(said.strip().splitlines()[-1]))
 
 
-def prepare(scene: Scene, task: Task) -> None:
+def prepare(setup: Setup, task: Task) -> None:
     """Empty the queue, and fill it for a task that consumes."""
-    purge(scene, task)
+    purge(setup, task)
     if task.verb == "consume":
         fill(task)
 
@@ -202,9 +202,9 @@ def fill(task: Task) -> None:
     take_turn("fill", publishing)
 
 
-def purge(scene: Scene, task: Task) -> None:
+def purge(setup: Setup, task: Task) -> None:
     """Empty the queue of a task, so that it does not grow from turn to turn."""
-    empty(scene, queue_of(task))
+    empty(setup, queue_of(task))
 
 
 def queue_of(task: Task) -> str:
@@ -216,10 +216,10 @@ def path_of(queue: str) -> str:
     return f"/api/queues/%2F/{queue.replace('/', '%2F')}"
 
 
-def empty(scene: Scene, path: str) -> None:
+def empty(setup: Setup, path: str) -> None:
     """Empty the queue of that path on all brokers."""
-    for name in scene.cluster.names:
-        with scene.cluster.management(name) as management:
+    for name in setup.cluster.names:
+        with setup.cluster.management(name) as management:
             management.delete(f"{path}/contents").raise_for_status()
 
 
@@ -256,11 +256,11 @@ def profile(
     """Show what a message costs our asyncio client, function by function, at one broker directly."""
     console = Console(highlight=False, width=PROFILE_WIDTH)
     folder = Path(tempfile.mkdtemp(prefix="messagebus-profile-"))
-    group = Group("profile", 1, DIRECT, lambda scene: iter(()))
-    with Stage(folder, network, console.print).open() as stage:
-        scene = stage.scene(group, Scene(folder, console.print))
+    group = Group("profile", 1, DIRECT, lambda setup: iter(()))
+    with Clusters(folder, network, console.print).open() as clusters:
+        setup = clusters.setup(group, Setup(folder, console.print))
         task = replace(
-            direct_task(scene),
+            direct_task(setup),
             verb=verb,
             way=way if verb == "publish" else "receive",
             window=window,
@@ -270,9 +270,9 @@ def profile(
             warm_up=PROFILED_WARM_UP,
             loop=best_loop(),
         )
-        turn = _turn(scene, task)
+        turn = _turn(setup, task)
         into = folder / "profile.stats"
-        profiled = _turn(scene, replace(task, stats=str(into)))
+        profiled = _turn(setup, replace(task, stats=str(into)))
         stats = scaled(pstats.Stats(str(into)), turn)
     shutil.rmtree(folder, ignore_errors=True)
     kernel_us = turn.kernel_s / turn.messages * 1e6
@@ -285,8 +285,8 @@ def profile(
     stats.print_stats(rows)
 
 
-def _turn(scene: Scene, task: Task) -> Turn:
-    prepare(scene, task)
+def _turn(setup: Setup, task: Task) -> Turn:
+    prepare(setup, task)
     return take_turn(task.verb, task)
 
 

@@ -1,31 +1,29 @@
-"""The HTTP gateway while brokers and gateways are killed: what was answered with 201 must come."""
+"""Programs that speak HTTP to gateways, while brokers and gateways are killed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 
 from bench.errors import BenchError
 from bench.faults import alarm
-from bench.figures.form import Figure, Maker, at_most
-from bench.figures.gateways import GatewayProcess
-from bench.figures.scene import BEHIND_HAPROXY, Group, Scene, repeat_command
+from bench.figures.gateway import GatewayProcess
 from messagebus import BusConfig, declare
 from ops.local.cluster import LocalCluster
 
-NAME, TOPIC, SUBSCRIPTION = "gateway-kills", "killed", "reader"
+__all__ = ["MESSAGES_A_ROUND", "ROUNDS", "SENDERS", "TROUBLES", "Programs", "run_kills"]
+
+SUBSCRIPTION = "reader"
 MESSAGES_A_ROUND, SENDERS = 150, 4
 ROUNDS = (("mb1",), ("gateway 0",), ("mb2", "gateway 1"))
 """The parts that are killed in each round, at once. Four kills."""
 TROUBLES = (("frozen mb3",), ("alarm mb1",))
 """Rounds in which a broker answers nothing, and takes nothing, for TROUBLE_S."""
 TROUBLE_S = 5.0
-KILLS = 50
 ROUND_WITHIN_S = 120.0
 PAUSE_S = 0.05
 
@@ -144,33 +142,3 @@ def run_kills(
     programs = Programs([each.url for each in gateways], topic)
     asyncio.run(programs.run(rounds, kill))
     return programs
-
-
-def _figures(scene: Scene) -> Iterator[Figure]:
-    make = Maker("gateway_kills", repeat_command(NAME))
-    bus = BusConfig.from_env(scene.cluster.client_env())
-    kills = scene.part(KILLS, 4)
-    cycle = itertools.cycle(ROUNDS)
-    rounds = [next(cycle)]
-    while sum(map(len, rounds)) < kills:
-        rounds.append(next(cycle))
-    gateways: list[GatewayProcess] = []
-    try:
-        for number in range(2):
-            gateways.append(GatewayProcess(scene.folder, f"gw{number}", bus))
-        programs = run_kills(scene.cluster, gateways, bus, TOPIC, rounds)
-    finally:
-        for each in gateways:
-            each.end()
-    kills = sum(map(len, rounds))
-    what = (
-        f"HTTP gateway: {kills} kills of brokers and gateways, {len(programs.confirmed):,} messages"
-    )
-    lost, doubled = len(programs.lost), len(programs.received) - len(set(programs.received))
-    yield make("lost", f"{what}: answered with 201 and lost", [lost], "", (at_most, 0))
-    told = f"{what}: answered with 504, each with its id"
-    yield make("unknown", told, [programs.unknown], "")
-    yield make("doubled", f"{what}: pulled more than once", [doubled], "")
-
-
-GROUP = Group(NAME, 3, BEHIND_HAPROXY, _figures)

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from bench.errors import BenchError, InputInvalid
-from bench.figures import turns as module
+from bench.figures import full_speed as module
 from bench.figures.cli import GROUPS, chosen, figures, keep
-from bench.figures.form import Figure, Results
-from bench.figures.scene import Group, Scene, Stage, repeat_command
-from bench.figures.turns import Against, Line, Table, interleaved, scaled, sized, take_turn
+from bench.figures.figure import Figure, Results
+from bench.figures.full_speed import Against, Line, Table, interleaved, scaled, sized, take_turn
+from bench.figures.groups import Clusters, Group, Setup, repeat_command
 from bench.harness.turn import Task, Turn
 from tests.support.bench_task import bench_task
 
@@ -56,23 +56,9 @@ def names(*wanted: str) -> list[str]:
 
 def test_a_name_means_itself_and_all_that_begin_with_it() -> None:
     assert names("client.publish") == ["client.publish"]
-    assert names("way") == ["way.publish", "way.memory", "way.attach", "way.kill"]
+    assert names("feature.dedup") == ["feature.dedup"]
+    assert {"client.publish", "client.gap"} <= set(names("client"))
     assert names() == [group.name for group in GROUPS]
-    groups = [
-        "again",
-        "client",
-        "clients",
-        "comfort",
-        "gateway",
-        "gateway-kills",
-        "measure",
-        "once",
-        "ops",
-        "order",
-        "see",
-        "way",
-    ]
-    assert set(names(*groups)) == set(names())
 
 
 def test_a_name_that_means_nothing_tells_what_there_is() -> None:
@@ -85,27 +71,27 @@ def test_names_are_distinct() -> None:
 
 
 def test_a_quick_run_does_a_tenth_but_not_less_than_the_least() -> None:
-    quick = Scene(Path(), print, quick=True)
+    quick = Setup(Path(), print, quick=True)
     assert quick.part(50) == 5
     assert quick.part(50, 20) == 20
-    assert Scene(Path(), print).part(50) == 50
+    assert Setup(Path(), print).part(50) == 50
 
 
 def test_a_group_without_brokers_has_no_cluster(tmp_path: Path) -> None:
-    group = Group("client.x", 0, "none", lambda scene: iter(()))
-    with Stage(tmp_path, "127.0.9", print).open() as stage:
-        scene = stage.scene(group, Scene(tmp_path, print))
-        assert scene.folder == tmp_path / "client.x"
-        assert scene.folder.is_dir()
+    group = Group("client.x", 0, "none", lambda setup: iter(()))
+    with Clusters(tmp_path, "127.0.9", print).open() as clusters:
+        setup = clusters.setup(group, Setup(tmp_path, print))
+        assert setup.folder == tmp_path / "client.x"
+        assert setup.folder.is_dir()
         with pytest.raises(BenchError, match="no cluster"):
-            _ = scene.cluster
+            _ = setup.cluster
 
 
 def test_the_command_that_repeats_names_the_group() -> None:
     assert (
         repeat_command("client.publish", 5) == "python -m bench figures client.publish --repeat 5"
     )
-    assert repeat_command("way.kill") == "python -m bench figures way.kill"
+    assert repeat_command("client.gap") == "python -m bench figures client.gap"
 
 
 def turn(rate: float, cpu_us: float = 10) -> Turn:
@@ -129,8 +115,8 @@ def test_every_line_takes_its_turn_and_another_one_begins_each_time(
 
     monkeypatch.setattr(module, "take_turn", note)
     tasks = {name: bench_task() for name in "abc"}
-    scene = Scene(Path(), lambda line: None, repeat=2)
-    found = interleaved(scene, tasks, lambda name, task: prepared.append(name))
+    setup = Setup(Path(), lambda line: None, repeat=2)
+    found = interleaved(setup, tasks, lambda name, task: prepared.append(name))
     assert order == prepared == ["a", "b", "c", "b", "c", "a"]
     assert {name: len(each) for name, each in found.items()} == {"a": 2, "b": 2, "c": 2}
 
@@ -163,8 +149,8 @@ def test_lines_are_compared_within_a_repetition() -> None:
 
 
 def test_a_quick_run_is_a_tenth() -> None:
-    whole = sized(bench_task(), Scene(Path(), print), 60_000)
-    quick = sized(bench_task(), Scene(Path(), print, quick=True), 60_000)
+    whole = sized(bench_task(), Setup(Path(), print), 60_000)
+    quick = sized(bench_task(), Setup(Path(), print, quick=True), 60_000)
     assert (whole.messages, whole.warm_up) == (60_000, 6_000)
     assert (quick.messages, quick.warm_up) == (6_000, 600)
 

@@ -1,4 +1,4 @@
-"""The scene of a group of figures: a cluster, a folder, a number of repetitions, and a size."""
+"""What a group of figures is measured with: a cluster, a folder, a number of repetitions, and a size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import BenchError
-from bench.figures.form import Figure
+from bench.figures.figure import Figure
 from ops.local.cluster import LocalCluster
 from ops.local.single import SingleServer, layout_in
 
@@ -22,7 +22,7 @@ QUICK_PART = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Setup:
     """The resources of one group. folder: empty, and removed afterwards. quick: a tenth of everything."""
 
     folder: Path
@@ -53,10 +53,10 @@ class Group:
     name: str
     brokers: int
     path: str
-    measure: Callable[[Scene], Iterator[Figure]]
+    measure: Callable[[Setup], Iterator[Figure]]
 
 
-class Stage:
+class Clusters:
     """A cluster that starts when a group needs one, and is kept while the next groups need the same."""
 
     def __init__(self, folder: Path, network: str, say: Callable[[str], None]) -> None:
@@ -67,15 +67,15 @@ class Stage:
         self._brokers = 0
 
     @contextmanager
-    def open(self) -> Iterator[Stage]:
+    def open(self) -> Iterator[Clusters]:
         """Stop and remove the cluster on exit."""
         try:
             yield self
         finally:
             self._stop()
 
-    def scene(self, group: Group, wanted: Scene) -> Scene:
-        """Start everything that the group needs, and return its scene."""
+    def setup(self, group: Group, wanted: Setup) -> Setup:
+        """Start everything that the group needs, and return its setup."""
         if group.brokers and group.brokers != self._brokers:
             self._stop()
             self._say(f"a cluster of {group.brokers} starts")

@@ -1,65 +1,33 @@
-"""The audit and the questions of ``spark/scans.py``, answered by DuckDB on the same files: equal rows.
+"""What DuckDB answers about a run: sums, percentiles and backlogs, independently of Spark's code.
 
-It is an oracle, and a measure of one machine without Spark. It is written independently of Spark's code, so
-that they share no faults. ``python -m bench.figures.measure.oracle LAKE`` reads questions from its input,
-a line each, and answers each with a line of JSON.
+The audit's part of it is `bench.figures.duckdb_audit`.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import duckdb
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from hdrh.histogram import HdrHistogram
 
-from bench.figures.measure.made import WALL_NS
+from bench.figures import duckdb_audit
+from bench.figures.duckdb_audit import VERDICTS
+from bench.figures.made_run import WALL_NS
+
+__all__ = ["answer", "different", "fed", "opened"]
 
 Answer: TypeAlias = list[list[Any]]
+Histograms: TypeAlias = Mapping[tuple[str, str], HdrHistogram]
+"""(publisher, broker) -> latencies from the intended time to the confirm, in ns."""
 
-THREADS, MEMORY = 2, "4GB"
 SECOND_NS = 1_000_000_000
-FATES = """
-    SELECT message_id, max(outcome) AS outcome, max(p_body) AS p_body, count(outcome) AS sent,
-           count(received_ns) AS had, min(d_body) AS low, max(d_body) AS high
-    FROM (
-        SELECT message_id, outcome, body_hash AS p_body, NULL AS d_body, NULL AS received_ns
-        FROM published
-        UNION ALL
-        SELECT message_id, NULL, NULL, body_hash, received_ns FROM delivered
-    )
-    GROUP BY message_id
-"""
-VERDICTS = f"""
-    SELECT CASE WHEN sent = 0 THEN 'orphan'
-                WHEN outcome = 'confirmed' AND had = 0 THEN 'lost'
-                WHEN low <> p_body OR high <> p_body THEN 'altered'
-                WHEN had > 1 THEN 'unexplained'
-                WHEN outcome = 'confirmed' THEN 'ok'
-                WHEN had > 0 THEN 'unconfirmed_delivered'
-                ELSE 'unconfirmed_absent' END AS verdict, count(*) AS messages
-    FROM ({FATES})
-    GROUP BY verdict
-"""
-# A repeat brings no new sequence, so all deliveries may be in the window. That is cheaper than to number
-# the copies of every message first.
-LATE = """
-    WITH late AS (
-        SELECT message_id, received_ns FROM (
-            SELECT message_id, received_ns, sequence, max(sequence) OVER (
-                PARTITION BY topic, subscription, consumer, broker, publisher
-                ORDER BY received_ns, sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS high
-            FROM delivered)
-        WHERE sequence < high)
-    SELECT hex(message_id) FROM late
-    WHERE message_id IN (SELECT message_id FROM published)
-      AND received_ns = (SELECT min(received_ns) FROM delivered WHERE message_id = late.message_id)
-"""
-
-
+TOP_NS, DIGITS = 1 << 47, 3
 # Grouped by publisher too, like the table behind Spark's sums.
 SECONDS = f"""
     SELECT kind, broker, topic, subscription, second, sum(messages), sum(bytes) FROM (
@@ -143,24 +111,12 @@ QUERIES: Mapping[str, str] = {
 
 def opened(lake: Path) -> duckdb.DuckDBPyConnection:
     """Open a database with the tables of a lake with one run in it, its path and the end of the run."""
-    database = duckdb.connect()
-    database.execute(f"SET threads = {THREADS}; SET memory_limit = '{MEMORY}'")
-    database.execute(f"SET temp_directory = '{lake}/duckdb'")
-    for kind in ("published", "delivered"):
-        database.execute(
-            f"CREATE VIEW {kind} AS SELECT * FROM read_parquet('{lake}/{kind}/*/*/*/*.parquet')"
-        )
+    database = duckdb_audit.opened(lake)
     [manifest] = lake.glob("runs/*/manifest.json")
     end_ns = WALL_NS + json.loads(manifest.read_text())["end_ns"]
     database.execute("SET VARIABLE lake = ?", [str(lake)])
     database.execute(f"SET VARIABLE end_ns = {end_ns}")
     return database
-
-
-def audit(database: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-    """Return verdict -> messages, and the ids of late ones."""
-    late = [row[0].lower() for row in database.execute(LATE).fetchall()]
-    return {"verdicts": dict(database.execute(VERDICTS).fetchall()), "late": sorted(late)}
 
 
 def answer(database: duckdb.DuckDBPyConnection, question: str) -> Answer:
@@ -177,14 +133,35 @@ def _plain(value: Any) -> Any:
 
 def _values(row: list[Any]) -> list[Any]:
     """Convert bins to HdrHistogram's values for them; for percentile 0 the lowest value of the bin."""
-    histogram = HdrHistogram(1, 1 << 47, 3)
+    histogram = HdrHistogram(1, TOP_NS, DIGITS)
     broker, topic, total, *found = row
     lowest, *others = map(histogram.get_value_from_index, found)
     return [broker, topic, total, lowest, *map(histogram.get_highest_equivalent_value, others)]
 
 
-if __name__ == "__main__":
-    with opened(Path(sys.argv[1])) as connection:
-        for line in sys.stdin:
-            found = audit(connection) if line == "audit\n" else answer(connection, line.strip())
-            print(json.dumps(found), flush=True)
+def fed(lake: Path) -> Histograms:
+    """Return histograms of all publishes in a lake with one run, all confirmed."""
+    found: Histograms = defaultdict(lambda: HdrHistogram(1, TOP_NS, DIGITS))
+    for path in sorted((lake / "published").rglob("*.parquet/*.parquet")):
+        columns = ["publisher", "broker", "intended_ns", "confirmed_ns"]
+        rows = pq.ParquetFile(path).read(columns)
+        taken = pc.subtract(rows["confirmed_ns"], rows["intended_ns"]).to_pylist()
+        names = zip(rows["publisher"].to_pylist(), rows["broker"].to_pylist(), strict=True)
+        for name, value in zip(names, taken, strict=True):
+            found[name].record_value(value)
+    return found
+
+
+def different(rows: Sequence[Mapping[str, Any]], reference: Histograms) -> list[str]:
+    """Describe the percentiles that differ from those of the histograms, and missing groups."""
+    faults = [] if len(rows) == len(reference) else [f"{len(rows)} groups of {len(reference)}"]
+    for row in rows:
+        histogram = reference[row["publisher"], row["broker"]]
+        faults += [
+            f"{row['publisher']} at {row['broker']}: p{percentile} is {value}"
+            for percentile, value in row["percentiles"].items()
+            if value != histogram.get_value_at_percentile(float(percentile))
+        ]
+        if row["total"] != histogram.get_total_count():
+            faults.append(f"{row['publisher']} at {row['broker']}: {row['total']} values")
+    return faults

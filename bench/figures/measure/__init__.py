@@ -1,1 +1,0 @@
-"""Figures of the measuring itself: its costs, and whether it finds planted faults."""

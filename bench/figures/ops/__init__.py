@@ -1,1 +1,0 @@
-"""Figures of operating: playbooks on the local cluster, and power-offs of virtual hosts."""
