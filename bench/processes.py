@@ -28,6 +28,7 @@ from bench.errors import BenchError
 STOP_WITHIN_S = 20.0
 KILL_WITHIN_S = 5.0
 POLL_S = 0.05
+IN_ALL = 6
 # Below Linux's range of ephemeral ports: no client's own port comes there before a server does.
 SERVER_PORTS = range(12_000, 20_000)
 LOG_TAIL_BYTES = 4096
@@ -47,15 +48,23 @@ def wait_until(
     within_s: float,
     what: str | Callable[[], str],
     check: Callable[[], object] = lambda: None,
+    moves: Callable[[], object] = lambda: None,
 ) -> None:
-    """Wait for a condition. Raises BenchError when it does not hold in time. check: may raise meanwhile."""
-    until_s = time.monotonic() + within_s
+    """Wait for a condition. Raises BenchError when it does not hold in time.
+
+    check: called meanwhile; may raise. moves: returns a value whose changes are progress, such as a count or
+    the size of a log: the time starts again with each, up to IN_ALL times.
+    """
+    began_s = since_s = time.monotonic()
+    before = moves()
     while not condition():
         check()
-        if time.monotonic() > until_s:
-            raise BenchError(
-                f"not within {within_s:.0f} s: {what if isinstance(what, str) else what()}"
-            )
+        now_s = time.monotonic()
+        if (after := moves()) != before:
+            before, since_s = after, now_s
+        if now_s - since_s > within_s or now_s - began_s > IN_ALL * within_s:
+            said = what if isinstance(what, str) else what()
+            raise BenchError(f"not within {now_s - began_s:.0f} s: {said}")
         time.sleep(POLL_S)
 
 
@@ -199,8 +208,12 @@ class Children:
     def names(self) -> list[str]:
         return list(self._all)
 
-    def log_of(self, name: str) -> Path:
-        return self._all[name].log
+    def child(self, name: str) -> Child:
+        return self._all[name]
+
+    def log_bytes(self) -> int:
+        """Return the size of all logs together, which grows while processes do something."""
+        return sum(child.log.stat().st_size for child in self._all.values())
 
     def pid(self, name: str) -> int:
         return self._all[name].process.pid

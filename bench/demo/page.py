@@ -1,6 +1,6 @@
 """The pages beside the demo: the monitor's, with its address and a picture, and that of the live Spark job.
 
-The picture needs Playwright and Debian's Chromium; without them, or when anything about the page fails, the
+The picture needs Playwright and Debian's Chromium; without them, or when anything about a page fails, the
 demo goes on without it.
 """
 
@@ -16,81 +16,70 @@ import pyarrow.parquet as pq
 
 from bench.demo.stage import TOPIC, Stage
 from bench.errors import BenchError
-from bench.processes import Child
 from ops.errors import OpsError
 from ops.local.preflight import free_port
 from reports.page import with_picture
 
-CHROMIUM, PICTURE = "chromium", "page.png"
+CHROMIUM, PICTURE, LIVE, MONITOR = "chromium", "page.png", "live", "monitor"
 TITLE = "The monitor's page, with a broker killed"
 HOST, FIRST_PORT = "127.0.0.1", 8_085
-WIDTH, HEIGHT = 1_560, 1_000
-WITHIN_MS = 30_000
-LIVE, LIVE_WITHIN_S = "live", 120.0
+WIDTH, HEIGHT, WITHIN_MS = 1_560, 1_000, 60_000
 # Curves and rates need a few observations.
 LOOKED_AT_MS = 3_000
 
 
-def show(stage: Stage) -> str:
-    """Start the monitor beside the load, and tell its address. Returns it; "" where it does not start."""
-    try:
+def show(stage: Stage) -> None:
+    """Start the monitor beside the load, and print its address, unless it does not start."""
+    with suppress(BenchError, OpsError):
         listen = f"{HOST}:{free_port(HOST, FIRST_PORT)}"
-        stage.start("monitor", ["messagebus", "monitor", "--listen", listen], client=True)
-    except (BenchError, OpsError):
-        return ""
-    stage.screen.say(f"the page of the bus: http://{listen}/")
-    return f"http://{listen}/"
+        stage.start(MONITOR, ["messagebus", "monitor", "--listen", listen], client=True)
+        stage.address_of_page = f"http://{listen}/"
+        stage.screen.say(f"the page of the bus: {stage.address_of_page}")
 
 
-def follow(stage: Stage) -> Child:
+def photograph(stage: Stage) -> None:
+    """Begin to take a picture of the page, where that can be done; wait for nothing."""
+    if stage.address_of_page and shutil.which(CHROMIUM) and importlib.util.find_spec("playwright"):
+        with suppress(BenchError):
+            stage.start("picture", [__name__, stage.address_of_page, str(stage.folder / PICTURE)])
+
+
+def follow(stage: Stage) -> None:
     """Start the live Spark job beside the load: it reads the topic's streams."""
     argv = ["spark", "live", "--topic", TOPIC, "--out", str(stage.folder / LIVE)]
-    return stage.start(LIVE, argv, client=True)
+    stage.start(LIVE, argv, client=True)
 
 
-def end_live(stage: Stage, live: Child) -> None:
+def end_live(stage: Stage) -> None:
     """Wait until the live job has read what is stored, and end it; say why it ended by itself."""
+    live = stage.children.child(LIVE)
     with suppress(BenchError):
         stage.wait(
-            lambda: live.exit_code is not None or messages_read(stage) >= stage.submitted,
-            within_s=LIVE_WITHIN_S,
-            what="the live job's last batch",
+            lambda: live.exit_code is not None or messages_read(stage) >= stage.view.published,
+            "the live job's last batch",
         )
         if live.exit_code is not None:
             stage.screen.say(f"the live job ended by itself: {live.last_line()} ({live.log})")
-            return
         stage.children.terminate([LIVE])
-        stage.wait(
-            lambda: live.exit_code is not None, within_s=LIVE_WITHIN_S, what="the live job's end"
-        )
+        stage.wait(lambda: live.exit_code is not None, "the live job's end")
 
 
 def messages_read(stage: Stage) -> int:
     """Return the messages in the tables of the live job; 0 while one of them is being written."""
     minutes = stage.folder / LIVE / "tables" / "minutes"
     with suppress(OSError):
-        return sum(
-            sum(pq.read_table(done)["messages"].to_pylist())
-            for done in minutes.glob("batch=*/*.parquet")
-        )
+        tables = [pq.read_table(done) for done in minutes.glob("batch=*/*.parquet")]
+        return sum(sum(table["messages"].to_pylist()) for table in tables)
     return 0
 
 
-def photograph(stage: Stage, address: str) -> None:
-    """Begin to take a picture of the page, where that can be done; wait for nothing."""
-    if address and shutil.which(CHROMIUM) and importlib.util.find_spec("playwright"):
-        with suppress(BenchError):
-            stage.start("picture", [__name__, address, str(stage.folder / PICTURE)])
-
-
-def into_report(stage: Stage) -> Path | None:
+def into_report(stage: Stage, report: Path) -> Path | None:
     """Put the picture beside the report, and into its page. Returns its path; None without one."""
-    picture, report = stage.folder / PICTURE, stage.folder / "report"
-    if not (picture.is_file() and report.is_dir()):
+    picture, page = stage.folder / PICTURE, report / "report.html"
+    if not (picture.is_file() and page.is_file()):
         return None
-    if (page := report / "report.html").is_file():
-        page.write_text(with_picture(page.read_text(), TITLE, picture.read_bytes()))
-    return Path(shutil.move(picture, report / PICTURE))
+    page.write_text(with_picture(page.read_text(), TITLE, picture.read_bytes()))
+    return picture.rename(report / PICTURE)
 
 
 def main(address: str, path: str) -> None:

@@ -1,211 +1,129 @@
-"""The script of the demo: its actions in order, and the observations that each one waits for."""
+"""The script of the demo: its steps in order, and the observations that each one waits for.
+
+Different code makes two audits, ours and Spark's, from the same files of one run: they must agree.
+"""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
 from bench.audit import Audit, audit
-from bench.demo.stage import (
-    ADDED,
-    DOWN_S,
-    KILLED,
-    REMOVED,
-    SUBSCRIPTIONS,
-    TOPIC,
-    Stage,
-    Step,
-)
+from bench.audit_report import disagreements, read_report
+from bench.demo import page
+from bench.demo.screen import Step
+from bench.demo.stage import BROKERS, SUBSCRIPTIONS, TOPIC, Stage
 from bench.errors import BenchError
-from bench.rows import Tail, read_events
+from bench.rows import read_events
+from messagebus.commands.exits import Exit
 from messagebus.recording.manifest import Manifest, write_whole
 from messagebus.terminal import plural
 from ops.errors import LocalFault
 
-START_WITHIN_S = 120.0
-# After the end of the input: for open publishes, and for messages in the brokers' queues.
-PUBLISHED_WITHIN_S = 120.0
-DELIVERED_WITHIN_S = 90.0
-# After all deliveries: a time without a new one, after which brokers have no repeats left.
-QUIET_S = 1.0
-STOP_WITHIN_S = 60.0
+ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
+# Seconds that the killed broker stays down.
+DOWN_S = 10.0
 HEALTH_TIMEOUT_S = 1.0
-SERVES = "serves"
+SERVES, REPORT = "serves", "report"
+
+Action = Callable[[Stage], object]
 
 
-def start_load(stage: Stage) -> None:
-    """Declare the topology, start all load processes and wait for them. Nothing is published yet."""
+def script(looks_s: float) -> list[tuple[Step, Action]]:
+    """Return the steps with what they do. looks_s: seconds for a person to see a state."""
+    flows_s = looks_s + 1.5
+    return [
+        (Step(f"a cluster of {BROKERS} brokers and HAProxy starts"), lambda s: s.cluster.up()),
+        (Step("publishers and consumers start"), _load),
+        (Step(f"messages flow over {BROKERS} brokers", flows_s), _flow),
+        (Step(f"{ADDED} is added by the playbook", 26), _add),
+        (Step(f"{ADDED} takes publishes and is consumed", 1.5), lambda s: _wait_used(s, ADDED)),
+        (Step("HAProxy reloads", 3), _reload),
+        (Step(f"{REMOVED} is removed: drained to zero, stopped", 22), _remove),
+        (Step(f"{KILLED} is killed (SIGKILL) and stays down for {DOWN_S:.0f} s", DOWN_S), _kill),
+        (Step(f"{KILLED} comes back", 8), _back),
+        (Step("messages flow over all brokers again", flows_s), lambda s: _wait_used(s, KILLED)),
+        (Step("the rest is published, all is delivered"), _rest),
+    ]
+
+
+def play(stage: Stage, looks_s: float) -> tuple[Audit, list[str]]:
+    """Do the whole run. Returns our audit, and its differences from Spark's.
+
+    Raises BenchError and LocalFault.
+    """
+    actions, judging = script(looks_s), Step("audit and Spark report")
+    stage.view.steps = [*(step for step, _ in actions), judging]
+    for step, action in actions:
+        with stage.step(step):
+            action(stage)
+    with stage.step(judging):
+        return _judged(stage, stage.save(complete=True))
+
+
+def _load(stage: Stage) -> None:
+    """Declare the topology, and start all clients, the monitor and the live Spark job."""
     wanted = [TOPIC, *(f"{TOPIC}/{name}" for name in SUBSCRIPTIONS), f"stream:{TOPIC}"]
-    stage.run("declare", ["messagebus", "declare", *wanted], within_s=START_WITHIN_S, client=True)
+    stage.run(["messagebus", "declare", *wanted], client=True)
     stage.workers.launch(stage.cluster.client_env())
-    stage.watch(consumers=True, publishers=True)
-    stage.wait(
-        lambda: not stage.workers.missing(),
-        within_s=START_WITHIN_S,
-        what="all load processes running",
-    )
+    page.show(stage)
+    page.follow(stage)
+    stage.workers.meet()
+    stage.view.states |= dict.fromkeys(stage.cluster.names, SERVES)
+    stage.save()
 
 
-def play(stage: Stage, on_killed: Callable[[], None]) -> None:
-    """Let messages flow and do every step of the plan meanwhile. on_killed: called when a broker has died."""
-    stage.view.states = dict.fromkeys(stage.cluster.names, SERVES)
-    actions: dict[str, Callable[[Stage, Step], None]] = {
-        "flow": _flow,
-        "add": _add,
-        "used": _used,
-        "reload": _reload,
-        "remove": _remove,
-        "kill": _kill,
-        "back": _back,
-        "again": _again,
-    }
-    for step in stage.plan:
-        with stage.planned(step):
-            actions[step.name](stage, step)
-        if step.name == "kill":
-            on_killed()
-
-
-def _flow(stage: Stage, step: Step) -> None:
+def _flow(stage: Stage) -> None:
     """Let messages flow, then wait until every broker takes publishes and serves every subscription."""
-    stage.look(step.looks_s)
+    stage.look()
     for name in stage.cluster.names:
-        _wait_used(stage, name, step)
+        _wait_used(stage, name, looks_s=0)
 
 
-def _add(stage: Stage, step: Step) -> None:
-    stage.state(ADDED, "joins")
+def _add(stage: Stage) -> None:
+    stage.view.states[ADDED] = "joins"
     with stage.incident("add", ADDED):
-        _playbook(stage, step, "add", ADDED)
-    stage.state(ADDED, SERVES)
+        stage.run(["ops", "add", ADDED, "--yes"])
+    stage.view.states[ADDED] = SERVES
 
 
-def _used(stage: Stage, step: Step) -> None:
-    _wait_used(stage, ADDED, step)
-    stage.look(step.looks_s)
-
-
-def _reload(stage: Stage, step: Step) -> None:
+def _reload(stage: Stage) -> None:
     with stage.incident("reload"):
-        stage.run("lb-apply", ["lb", "apply", "--reload"], within_s=step.within_s)
-    stage.look(step.looks_s)
+        stage.run(["lb", "apply", "--reload"])
+    stage.look()
 
 
-def _remove(stage: Stage, step: Step) -> None:
-    stage.state(REMOVED, "leaves")
+def _remove(stage: Stage) -> None:
+    stage.view.states[REMOVED] = "leaves"
     with stage.incident("remove", REMOVED):
-        _playbook(stage, step, "remove", REMOVED)
-    if _runs(stage, REMOVED):
-        raise BenchError(f"{REMOVED} still runs after its removal")
-    stage.state(REMOVED, "removed")
+        stage.run(["ops", "remove", REMOVED, "--yes"])
+    try:
+        if stage.cluster.process_of(REMOVED) is not None:
+            raise BenchError(f"{REMOVED} still runs after its removal")
+    except LocalFault:
+        pass  # the cluster no longer has it
+    stage.view.states[REMOVED] = "removed"
 
 
-def _kill(stage: Stage, step: Step) -> None:
-    stage.state(KILLED, "killed")
+def _kill(stage: Stage) -> None:
+    stage.view.states[KILLED] = "killed"
     with stage.incident("kill", KILLED):
         stage.cluster.kill(KILLED)
+    page.photograph(stage)
     stage.look(DOWN_S)
 
 
-def _back(stage: Stage, step: Step) -> None:
-    stage.state(KILLED, "boots")
+def _back(stage: Stage) -> None:
+    stage.view.states[KILLED] = "boots"
     with stage.incident("start", KILLED):
-        stage.run("ops-start", ["ops", "local", "start", KILLED], within_s=step.within_s)
+        stage.run(["ops", "local", "start", KILLED])
         stage.note(f"waiting until {KILLED} may take publishes")
         health = f"http://{stage.cluster.node(KILLED).agent}/health"
-        stage.wait(lambda: _is_ready(health), within_s=step.within_s, what=f"{KILLED} ready")
-    stage.state(KILLED, SERVES)
-
-
-def _again(stage: Stage, step: Step) -> None:
-    """Wait until the killed broker is used again after its return."""
-    _wait_used(stage, KILLED, step)
-    stage.look(step.looks_s)
-
-
-def wait_published(stage: Stage) -> None:
-    """Wait until every publisher has sent everything and knows the outcome of each publish."""
-    stage.wait(
-        lambda: not stage.children.running(stage.workers.publishers),
-        within_s=PUBLISHED_WITHIN_S,
-        what="the publishers' end",
-    )
-    stage.watch(publishers=False)
-
-
-def wait_delivered(stage: Stage) -> None:
-    """Wait until every confirmed id was delivered to every subscription, and no more deliveries come.
-
-    Gives up when nothing new has come for DELIVERED_WITHIN_S: the audit reports what is missing.
-    """
-    published, delivered = Tail(stage.folder, "published"), Tail(stage.folder, "delivered")
-    missing: dict[str, set[str]] = {name: set() for name in SUBSCRIPTIONS}
-    for row in published.read():
-        if row["outcome"] == "confirmed":
-            for ids in missing.values():
-                ids.add(row["message_id"])
-    newest_s = time.monotonic()
-
-    def all_there() -> bool:
-        nonlocal newest_s
-        for row in delivered.read():
-            newest_s = time.monotonic()
-            missing[row["subscription"]].discard(row["message_id"])
-        left = sum(map(len, missing.values()))
-        stage.view.count = f"{plural(left, 'delivery')} to come" if left else ""
-        quiet_s = time.monotonic() - newest_s
-        return quiet_s > (DELIVERED_WITHIN_S if left else QUIET_S)
-
-    stage.wait(all_there, within_s=DELIVERED_WITHIN_S * 4, what="the last deliveries")
-
-
-def stop_consumers(stage: Stage) -> None:
-    """Ask the consumers to answer their open deliveries and to end; wait for their end."""
-    stage.watch(consumers=False)
-    consumers = stage.workers.consumers
-    stage.children.terminate(consumers)
-    stage.wait(
-        lambda: not stage.children.running(consumers),
-        within_s=STOP_WITHIN_S,
-        what="the consumers' end",
-    )
-    stage.children.check(consumers, may_end=True)
-
-
-def judge(stage: Stage, manifest: Manifest) -> Audit:
-    """Audit the run, and write the audit beside the events."""
-    result = audit(manifest, read_events(stage.folder, manifest))
-    write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
-    return result
-
-
-def _playbook(stage: Stage, step: Step, verb: str, name: str) -> None:
-    stage.run(f"ops-{verb}", ["ops", verb, name, "--yes"], within_s=step.within_s)
-
-
-def _wait_used(stage: Stage, name: str, step: Step) -> None:
-    """Wait until this broker confirms another publish, and delivers another message to every subscription."""
-    confirmed = stage.confirmed_by(name)
-    delivered = {each: stage.delivered_by(name, each) for each in SUBSCRIPTIONS}
-    stage.note(f"waiting for publishes to {name} and deliveries from it")
-    stage.wait(
-        lambda: (
-            stage.confirmed_by(name) > confirmed
-            and all(stage.delivered_by(name, each) > delivered[each] for each in SUBSCRIPTIONS)
-        ),
-        within_s=step.within_s,
-        what=f"publishes to {name} and deliveries from it",
-    )
-
-
-def _runs(stage: Stage, name: str) -> bool:
-    try:
-        return stage.cluster.process_of(name) is not None
-    except LocalFault:
-        return False
+        stage.wait(lambda: _is_ready(health), f"{KILLED} is ready")
+    stage.view.states[KILLED] = SERVES
 
 
 def _is_ready(health: str) -> bool:
@@ -213,3 +131,50 @@ def _is_ready(health: str) -> bool:
         return httpx.get(health, timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def _wait_used(stage: Stage, name: str, looks_s: float | None = None) -> None:
+    """Wait until this broker confirms another publish, and delivers another message to every subscription."""
+    before = stage.used(name)
+    what = f"publishes to {name} and deliveries from it"
+    stage.note(f"waiting for {what}")
+    stage.wait(
+        lambda: all(now > had for now, had in zip(stage.used(name), before, strict=True)), what
+    )
+    stage.look(looks_s)
+
+
+def _rest(stage: Stage) -> None:
+    """Wait for every outcome and every delivery, and end all clients."""
+    stage.workers.wait_published()
+    stage.workers.wait_delivered(lambda left: _to_come(stage, left))
+    stage.workers.end_consumers()
+    page.end_live(stage)
+
+
+def _to_come(stage: Stage, left: int) -> None:
+    stage.view.note = f"{plural(left, 'delivery')} to come" if left else ""
+
+
+def _judged(stage: Stage, manifest: Manifest) -> tuple[Audit, list[str]]:
+    out = stage.folder / REPORT
+    argv = ["spark", "report", "--events", str(stage.folder), "--out", str(out)]
+    spark = stage.start("spark", argv)
+    stage.cluster.down()
+    result = audit(manifest, read_events(stage.folder, manifest))
+    write_whole(stage.folder / "audit.json", json.dumps(result.as_json(), indent=1))
+    stage.wait(lambda: spark.exit_code is not None, "the Spark report")
+    # It ends with FOUND when its audit does not hold; ours fails then as well.
+    if spark.exit_code not in (Exit.DONE, Exit.FOUND) or not (out / "audit.json").exists():
+        raise BenchError(f"the Spark report failed: {spark.last_line()} ({spark.log})")
+    return result, disagreements(result, read_report(out))
+
+
+def places(stage: Stage) -> dict[str, Path]:
+    """Return what the run has left for a person: description -> file or folder."""
+    found = {"report": stage.folder / REPORT / "report.html", "events": stage.folder}
+    if (live := stage.folder / page.LIVE / "live.html").exists():
+        found[f"the live job's page, {plural(page.messages_read(stage), 'message')}"] = live
+    if picture := page.into_report(stage, stage.folder / REPORT):
+        found["the monitor's page, with a broker killed"] = picture
+    return found

@@ -1,9 +1,8 @@
-"""The screen of the demo: a live picture on a terminal, plain lines anywhere else."""
+"""The screen of the demo: a picture that is redrawn in place on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
-import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -18,215 +17,168 @@ from rich.text import Text
 PLAIN_EVERY_S = 5.0
 # The time over which rates are taken: shorter than a step, longer than the age of progress files.
 RATE_WINDOW_S = 3.0
-REFRESH_PER_S = 4
 # Lines besides steps, counters and brokers: blank ones, a heading, the note, the cursor's.
 OTHER_LINES = 5
-STEPS_MIN = 3
+STEPS_MIN, BAR_WIDTH = 3, 50
+CONFIRMED, DELIVERED = "confirmed", "delivered"
+# State of a step -> its sign in the picture, its sign in lines, its style.
+SIGNS = {
+    "waiting": ("·", "", "dim"),
+    "running": ("▶", ">", "bold yellow"),
+    "done": ("✓", "ok", "green"),
+    "failed": ("✗", "FAILED", "bold red"),
+    "interrupted": ("■", "-", "bold"),
+}
+STYLES = {"serves": "green", "killed": "bold red", "leaves": "yellow", "joins": "yellow"}
 
 
 @dataclass(slots=True)
-class StepView:
-    """One step on the screen.
+class Step:
+    """One step. needs_s: its expected duration if messages flow meanwhile, for their pace; otherwise 0.
 
-    state: waiting, running, done, failed, interrupted. took_s: so far or in all. began_s: monotonic.
+    state: of SIGNS. took_s: so far, or in all.
     """
 
     title: str
+    needs_s: float = 0.0
     state: str = "waiting"
     took_s: float = 0.0
-    began_s: float = 0.0
+
+
+Counts = Counter[tuple[str, str]]
+"""(CONFIRMED, DELIVERED or a subscription, broker) -> messages."""
 
 
 @dataclass(slots=True)
 class View:
-    """One moment of the demo.
+    """One moment of the demo. rates: a second, by the keys of counts. note: the step's current action.
 
-    confirmed, delivered: broker name -> messages; subscriptions: subscription -> deliveries.
-    rates: broker name -> (confirmed per second, delivered per second). addresses: broker name ->
-    ``host:port``. note: the running step's current action; count: its changing counter as text.
+    addresses, states: of brokers by name.
     """
 
-    elapsed_s: float = 0.0
     total: int = 0
+    steps: list[Step] = field(default_factory=list)
+    elapsed_s: float = 0.0
     published: int = 0
-    steps: list[StepView] = field(default_factory=list)
-    confirmed: Mapping[str, int] = field(default_factory=dict)
-    delivered: Mapping[str, int] = field(default_factory=dict)
-    subscriptions: Mapping[str, int] = field(default_factory=dict)
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    states: Mapping[str, str] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counter)
+    rates: Mapping[tuple[str, str], float] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
     note: str = ""
-    count: str = ""
 
-    @property
-    def confirmed_in_all(self) -> int:
-        return sum(self.confirmed.values())
+    def sums(self) -> dict[str, int]:
+        """Return confirmed messages, and the deliveries of each subscription."""
+        found = {CONFIRMED: 0}
+        for (what, _), count in self.counts.items():
+            if what != DELIVERED:
+                found[what] = found.get(what, 0) + count
+        return found
 
 
 class Rates:
     """Messages per second over the last RATE_WINDOW_S, from counts that only grow."""
 
     def __init__(self) -> None:
-        self._past: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()
+        self._past: deque[tuple[float, Counts]] = deque()
 
-    def add(
-        self, now_s: float, confirmed: Mapping[str, int], delivered: Mapping[str, int]
-    ) -> dict[str, tuple[float, float]]:
-        """Add the current counts; return broker -> (confirmed, delivered) per second."""
-        names = {*confirmed, *delivered}
-        counts = {name: (confirmed.get(name, 0), delivered.get(name, 0)) for name in names}
+    def add(self, now_s: float, counts: Counts) -> dict[tuple[str, str], float]:
+        """Add the current counts; return messages per second by the same keys."""
         self._past.append((now_s, counts))
         while len(self._past) > 2 and now_s - self._past[1][0] >= RATE_WINDOW_S:
             self._past.popleft()
         then_s, before = self._past[0]
-        span_s = now_s - then_s
-        if span_s <= 0:
-            return dict.fromkeys(names, (0.0, 0.0))
-        return {
-            name: tuple(
-                (now - then) / span_s
-                for now, then in zip(counts[name], before.get(name, (0, 0)), strict=True)
-            )  # type: ignore[misc]
-            for name in names
-        }
+        span_s = now_s - then_s or 1.0
+        return {key: (count - before[key]) / span_s for key, count in counts.items()}
 
 
-def open_screen() -> Screen:
-    """Return the screen for standard output: live on a terminal, plain elsewhere."""
-    console = Console(highlight=False)
-    return LiveScreen(console) if sys.stdout.isatty() else PlainScreen(console)
-
-
-class PlainScreen:
-    """A screen of plain lines: each step when it begins and ends, counters every few seconds."""
+class Screen:
+    """A display of views on a console; `say` prints a line that stays."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told: dict[str, str] = {}
-        self._note = ""
-        self._counters = ""
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._states: dict[str, str] = {}
+        self._note = self._counters = ""
         self._next_s = 0.0
 
     def show(self, view: View) -> None:
+        if self._live:
+            self._live.update(picture(view, self._console.height), refresh=True)
+        else:
+            for line in self._changes(view):
+                self.say(f"{view.elapsed_s:6.1f} s {line}")
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=not self._live, markup=False)
+
+    def _changes(self, view: View) -> list[str]:
+        """Return a line for each step that began or ended, a new note, and now and then counters."""
+        lines = []
         for step in view.steps:
-            if step.state != "waiting" and self._told.get(step.title) != step.state:
-                self._told[step.title] = step.state
-                self._tell(view, step)
+            if step.state not in ("waiting", self._states.get(step.title)):
+                self._states[step.title] = step.state
+                took = f" ({step.took_s:.1f} s)" if step.state != "running" else ""
+                lines.append(f"{SIGNS[step.state][1]} {step.title}{took}")
         if view.note != self._note:
             self._note = view.note
-            if view.note:
-                self.say(f"{_clock(view)}     {view.note}")
+            lines += [f"    {view.note}"] if view.note else []
         if view.elapsed_s >= self._next_s and view.published:
             self._next_s = view.elapsed_s + PLAIN_EVERY_S
-            self._tell_counters(view)
-
-    def _tell(self, view: View, step: StepView) -> None:
-        took = f" ({step.took_s:.1f} s)" if step.state != "running" else ""
-        sign = {"running": ">", "done": "ok", "failed": "FAILED", "interrupted": "-"}[step.state]
-        self.say(f"{_clock(view)} {sign} {step.title}{took}")
-
-    def _tell_counters(self, view: View) -> None:
-        line = counters(view)
-        if line != self._counters:
-            self._counters = line
-            self.say(f"{_clock(view)}   {line}")
-
-    def say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, markup=False)
+            if (line := counters(view)) != self._counters:
+                self._counters = line
+                lines.append(f"  {line}")
+        return lines
 
     def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
-
-
-class LiveScreen:
-    """A screen that is redrawn in place."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(
-            console=console, refresh_per_second=REFRESH_PER_S, transient=False, auto_refresh=False
-        )
-
-    def show(self, view: View) -> None:
-        self._live.update(picture(view, self._console.height), refresh=True)
-
-    def say(self, line: str) -> None:
-        self._console.print(line, markup=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-
-Screen = LiveScreen | PlainScreen
-"""A display of views; `say` prints a line that stays."""
+        if self._live:
+            self._live.stop()
 
 
 def counters(view: View) -> str:
     """Format all counters in one line; for each broker, confirmed and delivered messages per second."""
-    came = " ".join(f"{name} {count:,}" for name, count in view.subscriptions.items())
+    sums = ", ".join(f"{name} {count:,}" for name, count in view.sums().items())
+    names = sorted({name for _, name in view.counts})
     rates = " ".join(
-        f"{name} {confirmed:.0f}/{delivered:.0f}"
-        for name, (confirmed, delivered) in sorted(view.rates.items())
+        f"{name} {view.rates.get((CONFIRMED, name), 0):.0f}/{view.rates.get((DELIVERED, name), 0):.0f}"
+        for name in names
     )
-    return (
-        f"published {view.published:,} of {view.total:,}, confirmed {view.confirmed_in_all:,}, "
-        f"{came}; per s in/out: {rates}"
-    )
+    return f"published {view.published:,} of {view.total:,}, {sums}; per s in/out: {rates}"
 
 
 def picture(view: View, lines_max: int = 50) -> RenderableType:
     """Draw the steps on top, counters and brokers below, in at most lines_max lines."""
     progress, brokers = _progress(view), _brokers(view)
     room = lines_max - progress.row_count - brokers.row_count - OTHER_LINES
-    note = Text(view.count or view.note, style="dim", no_wrap=True, overflow="ellipsis")
-    steps = _steps(_fitting(view.steps, max(room, STEPS_MIN)))
+    note = Text(view.note, style="dim", no_wrap=True, overflow="ellipsis")
+    steps = Table.grid(padding=(0, 1))
+    for step in _fitting(view.steps, max(room, STEPS_MIN)):
+        sign, _, style = SIGNS[step.state]
+        took = f"{step.took_s:5.1f} s" if step.state != "waiting" else ""
+        title = Text(step.title, style="" if step.state == "done" else style)
+        steps.add_row(Text(sign, style=style), title, took)
     return Group(steps, Text(), progress, Text(), brokers, note)
 
 
-def _fitting(steps: list[StepView], rows: int) -> list[StepView]:
+def _fitting(steps: list[Step], rows: int) -> list[Step]:
     """Return the steps that fit: old ones are dropped first, then those far ahead."""
-    if len(steps) <= rows:
-        return steps
     running = next((n for n, step in enumerate(steps) if step.state != "done"), len(steps))
     first = max(0, min(running - 1, len(steps) - rows))
     return steps[first : first + rows]
 
 
-def _steps(steps: list[StepView]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    signs = {
-        "waiting": Text("·", style="dim"),
-        "running": Text("▶", style="bold yellow"),
-        "done": Text("✓", style="bold green"),
-        "failed": Text("✗", style="bold red"),
-        "interrupted": Text("■", style="bold"),
-    }
-    styles = {"waiting": "dim", "running": "bold", "failed": "bold red"}
-    for step in steps:
-        took = f"{step.took_s:5.1f} s" if step.state != "waiting" else ""
-        table.add_row(signs[step.state], Text(step.title, style=styles.get(step.state, "")), took)
-    return table
-
-
 def _progress(view: View) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(width=12)
-    table.add_column(justify="right", width=9)
-    table.add_column(width=50)
+    for width in (12, 9, BAR_WIDTH):
+        table.add_column(justify="right" if width == 9 else "left", width=width)
     total = max(view.total, 1)
-    rows = {"published": view.published, "confirmed": view.confirmed_in_all, **view.subscriptions}
-    for name, count in rows.items():
-        bar = ProgressBar(
-            total=total, completed=min(count, total), width=50, complete_style="green"
-        )
+    for name, count in {"published": view.published, **view.sums()}.items():
+        done = min(count, total)
+        bar = ProgressBar(total, done, width=BAR_WIDTH, complete_style="green")
         table.add_row(name, f"{count:,}", bar)
     table.add_row("", "", Text(f"{view.total:,} records, {view.elapsed_s:.0f} s", style="dim"))
     return table
@@ -234,27 +186,19 @@ def _progress(view: View) -> Table:
 
 def _brokers(view: View) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    columns = ("broker", "address", "state", "confirmed", "per s", "delivered", "per s")
-    for number, column in enumerate(columns):
+    for number, column in enumerate(
+        ("broker", "address", "state", CONFIRMED, "per s", DELIVERED, "per s")
+    ):
         table.add_column(column, justify="left" if number < 3 else "right", no_wrap=True)
-    for name in sorted({*view.confirmed, *view.delivered, *view.states}):
-        confirmed_per_s, delivered_per_s = view.rates.get(name, (0.0, 0.0))
+    for name in sorted({*view.states, *(name for _, name in view.counts)}):
+        state = view.states.get(name, "")
+        numbers = [
+            number
+            for key in ((CONFIRMED, name), (DELIVERED, name))
+            for number in (view.counts[key], view.rates.get(key, 0))
+        ]
         table.add_row(
-            name,
-            view.addresses.get(name, ""),
-            _state(view.states.get(name, "")),
-            f"{view.confirmed.get(name, 0):,}",
-            f"{confirmed_per_s:,.0f}",
-            f"{view.delivered.get(name, 0):,}",
-            f"{delivered_per_s:,.0f}",
+            *(name, view.addresses.get(name, ""), Text(state, style=STYLES.get(state, "dim"))),
+            *(f"{number:,.0f}" for number in numbers),
         )
     return table
-
-
-def _state(state: str) -> Text:
-    styles = {"serves": "green", "killed": "bold red", "leaves": "yellow", "joins": "yellow"}
-    return Text(state, style=styles.get(state, "dim"))
-
-
-def _clock(view: View) -> str:
-    return f"{view.elapsed_s:6.1f} s"

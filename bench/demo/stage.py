@@ -1,28 +1,26 @@
-"""The scenario of the demo, and the state of a running one: cluster, load processes, clock, pace, screen.
+"""The stage of the demo: its processes, its screen, and the pace at which messages flow.
 
-The scenario is pure: its steps in order, their time limits, and the rate of messages. The records are spread
-over the time that the remaining steps need, so that messages flow during every one of them and the input
-ends soon after the last.
+Records are spread over the time that the remaining steps need, so that messages flow during every one of
+them and the input ends soon after the last.
 
-The stage has one thread. Anything that takes long is another process that is polled. Meanwhile `tick` keeps
-the pace of the publishers, checks the load processes and redraws the screen.
+The stage has one thread. Anything that takes long is another process that is polled. Meanwhile `Stage.tick`
+keeps the pace of the publishers, checks the load processes and redraws the screen. A wait ends without its
+condition only if nothing moves any more: no log grows, no message passes.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from bench.demo.screen import Rates, Screen, StepView, View
+from bench.demo.screen import CONFIRMED, DELIVERED, Rates, Screen, Step, View
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
-from bench.harness.workers import Progress, Recording, Workers, read_progress, set_rate
+from bench.harness.workers import Recording, Workers, read_progress, set_rate
 from bench.load.profile import Profile
 from bench.processes import Child, Children, wait_until
 from messagebus.recording.manifest import Incident, Manifest
@@ -35,248 +33,163 @@ PUBLISHERS = 4
 # The subscription of each consumer.
 CONSUMERS = ("billing", "billing", "billing", "audit")
 SUBSCRIPTIONS = tuple(dict.fromkeys(CONSUMERS))
-ADDED, REMOVED, KILLED = "mb4", "mb1", "mb2"
-PREFETCH = 200
-# Seconds that the killed broker stays down.
-DOWN_S = 10.0
-
-# With fewer records, no message would flow during some of the steps.
-RECORDS_MIN = 500
-SMALL_RECORDS = 2_000
 
 # The input must not end before the last step: this time is always assumed to be left.
 RESERVE_S = 4.0
 # The records left after the last step are sent in about this time, and never slower than this rate.
-TAIL_S = 2.0
-TAIL_MIN_PER_S = 400.0
+TAIL_S, TAIL_MIN_PER_S = 2.0, 400.0
 RATE_MAX_PER_S = 4_000.0
 # A machine may be busy with other things. Beyond that, later steps see fewer messages.
 SLOW_MAX = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step that is done while messages flow.
-
-    needs_s: the expected duration, for the pace. within_s: its bound; a longer step is a failure.
-    looks_s: the part of it that only shows the resulting state to a person.
-    """
-
-    name: str
-    title: str
-    needs_s: float
-    within_s: float
-    looks_s: float = 1.0
-
-
-def steps(*, small: bool) -> tuple[Step, ...]:
-    """Return the plan. small: without time for looking, but with every event."""
-    looks_s = 1.0 if small else 4.0
-    flows_s = looks_s + 1.5
-    return (
-        Step("flow", f"messages flow over {BROKERS} brokers", flows_s, 120, looks_s),
-        Step("add", f"{ADDED} is added by the playbook", 26, 240),
-        Step("used", f"{ADDED} takes publishes and is consumed", 1.5, 60),
-        Step("reload", "HAProxy reloads", 3, 60),
-        Step("remove", f"{REMOVED} is removed: drained to zero, stopped", 22, 240),
-        Step("kill", f"{KILLED} is killed (SIGKILL) and stays down for 10 s", DOWN_S, 60),
-        Step("back", f"{KILLED} comes back", 8, 180),
-        Step("again", "messages flow over all brokers again", flows_s, 120, looks_s),
-    )
-
-
-def slowness(done: Sequence[tuple[Step, float]], running: Step, in_step_s: float) -> float:
-    """Return the ratio of actual to expected durations of steps on this machine; 1 to SLOW_MAX.
-
-    done: finished steps with the seconds they took.
-    """
-    needed_s = sum(step.needs_s for step, _ in done)
-    by_now = sum(took_s for _, took_s in done) / needed_s if needed_s else 1.0
-    return min(max(1.0, by_now, in_step_s / running.needs_s), SLOW_MAX)
-
-
-def planned_rate(*, left: int, ahead: Sequence[Step], in_step_s: float, slow: float = 1.0) -> float:
-    """Return the messages per second of all publishers together, from now on.
-
-    left: records not yet sent. ahead: the running step, then those after it; empty when all are done.
-    in_step_s: seconds since the running step began. slow: the factor by which steps take longer.
-    """
-    if not ahead:
-        return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
-    running, *later = ahead
-    running_s = running.needs_s * slow - in_step_s
-    if running_s <= 0:
-        # It may last as long again: each later step must see messages, however late it comes.
-        running_s = in_step_s if later else 0.0
-    planned_s = running_s + sum(step.needs_s for step in later) * slow
-    return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)
-
-
-RATE_EVERY_S = 1.0
-REDRAW_EVERY_S = 0.4
+RATE_EVERY_S, REDRAW_EVERY_S = 1.0, 0.4
+# Without any progress; a broker that boots beside eight busy processes is silent for a minute.
+STALLED_S = 300.0
 # A playbook prints its plan before its first step: commands, and the condition after each step.
 PLAN_LINES = ("$ ", "until ")
+
+
+def planned_rate(left: int, steps: Sequence[Step]) -> float:
+    """Return the messages per second of all publishers together, from now on.
+
+    left: records not yet sent. steps: those during which messages flow, in order.
+    """
+    done = [step for step in steps if step.state == "done"]
+    if len(done) == len(steps):
+        return min(max(left / TAIL_S, TAIL_MIN_PER_S), RATE_MAX_PER_S)
+    running, *later = steps[len(done) :]
+    needed_s = sum(step.needs_s for step in done)
+    by_now = sum(step.took_s for step in done) / needed_s if needed_s else 1.0
+    slow = min(max(1.0, by_now, running.took_s / running.needs_s), SLOW_MAX)
+    running_s = running.needs_s * slow - running.took_s
+    if running_s <= 0:
+        # It may last as long again: each later step must see messages, however late it comes.
+        running_s = running.took_s if later else 0.0
+    planned_s = running_s + sum(step.needs_s for step in later) * slow
+    return min(left / max(planned_s, RESERVE_S), RATE_MAX_PER_S)
 
 
 class Stage:
     """One run in one folder. total: records that will be published. profile: of its load.
 
-    env: the environment of all processes that are started; clients also get settings of the bus.
+    looks_s: seconds for a person to see a state. env: the environment of all processes that are started;
+    clients also get settings of the bus.
     """
 
     def __init__(
         self,
         *,
         folder: Path,
+        run_id: str,
         network: str,
         screen: Screen,
         total: int,
         profile: Profile,
-        run_id: str,
-        plan: Sequence[Step],
+        looks_s: float,
         env: Mapping[str, str],
     ) -> None:
-        self.folder = folder
-        self.screen = screen
+        self.folder, self.screen, self.looks_s = folder, screen, looks_s
         self.children = Children(folder / "logs")
-        self.workers = Workers(profile, folder, self.children, Recording(folder, run_id))
+        recording = Recording(folder, run_id)
+        self.workers = Workers(profile, folder, self.children, recording, meanwhile=self.tick)
         self.cluster = LocalCluster(
             folder / "cluster", BROKERS, network=network, say=screen.say, show=self.note
         )
-        self.view = View(total=total)
-        self.progress: Mapping[str, Progress] = {}
-        self.incidents: list[Incident] = []
+        self.view = View(total)
+        self.address_of_page = ""
+        self._incidents: list[Incident] = []
         self._env = {key: text for key, text in env.items() if not key.startswith("MESSAGEBUS_")}
-        self.plan = tuple(plan)
-        self._ahead = list(plan)
-        self._done: list[tuple[Step, float]] = []
-        self._began_s = time.monotonic()
-        self._step_began_s = 0.0
-        self._next_rate_s = 0.0
-        self._next_redraw_s = 0.0
+        self._began_s = self._step_began_s = time.monotonic()
+        self._next_rate_s = self._next_redraw_s = 0.0
         self._rates = Rates()
         self._names: dict[str, str] = {}
-        self._publishers_watched = False
-        self._consumers_watched = False
-        self._is_begun = False
 
     # -- time
 
     def tick(self) -> None:
-        """Do the regular work during a wait: checks, pace and screen. Raises BenchError."""
-        if self._publishers_watched:
-            self.children.check(self.workers.publishers, may_end=True)
-        if self._consumers_watched:
-            self.children.check(self.workers.consumers)
+        """Do the regular work during a wait: pace and screen."""
         now_s = time.monotonic()
         if now_s >= self._next_redraw_s:
             self._next_redraw_s = now_s + REDRAW_EVERY_S
-            self.progress = read_progress(self.folder)
-            self._redraw(now_s)
-        if self._is_begun and self._publishers_watched and now_s >= self._next_rate_s:
+            self._count(now_s)
+            self._redraw()
+        if self.workers.start_ns and now_s >= self._next_rate_s:
             self._next_rate_s = now_s + RATE_EVERY_S
-            self._pace(now_s)
+            planned = [step for step in self.view.steps if step.needs_s]
+            left = max(0, self.view.total - self.view.published)
+            set_rate(self.folder, planned_rate(left, planned))
 
-    def wait(self, condition: Callable[[], object], *, within_s: float, what: str) -> None:
-        """Tick until the condition holds. Raises BenchError if it does not hold within within_s."""
+    def wait(self, condition: Callable[[], object], what: str) -> None:
+        """Tick until the condition holds. Raises BenchError when nothing moves, or a load process fails."""
         self.tick()
-        wait_until(condition, within_s=within_s, what=what, check=self.tick)
 
-    def look(self, seconds: float) -> None:
-        """Let messages flow for this many seconds."""
-        until_s = time.monotonic() + seconds
-        self.wait(lambda: time.monotonic() >= until_s, within_s=seconds + 10, what="time passing")
+        def check() -> None:
+            self.workers.check(may_end=True)
+            self.tick()
+
+        wait_until(condition, within_s=STALLED_S, what=what, check=check, moves=self._moved)
+
+    def look(self, seconds: float | None = None) -> None:
+        """Let messages flow, by default for as long as a person needs to see the state."""
+        until_s = time.monotonic() + (self.looks_s if seconds is None else seconds)
+        self.wait(lambda: time.monotonic() >= until_s, "time passes")
+
+    def _moved(self) -> tuple[int, int]:
+        return self.view.counts.total(), self.children.log_bytes()
 
     # -- steps, as a person sees them
 
-    def announce(self, titles: Sequence[str]) -> None:
-        """Set the titles of all steps, in order."""
-        self.view.steps = [StepView(title) for title in titles]
-
     @contextmanager
-    def step(self, title: str) -> Iterator[StepView]:
-        """Show an announced step as running, then as done or failed, with its time."""
-        view = next(one for one in self.view.steps if one.title == title)
-        began_s = time.monotonic()
-        view.state, view.began_s = "running", began_s
-        self._redraw(began_s)
+    def step(self, step: Step) -> Iterator[None]:
+        """Show a step as running, then as done or failed, with its time."""
+        step.state, self._step_began_s = "running", time.monotonic()
+        self._redraw()
         try:
-            yield view
-        except KeyboardInterrupt:
-            view.state = "interrupted"
-            raise
-        except BaseException:
-            view.state = "failed"
+            yield
+        except BaseException as fault:
+            step.state = "interrupted" if isinstance(fault, KeyboardInterrupt) else "failed"
             raise
         else:
-            view.state = "done"
+            step.state = "done"
         finally:
-            view.took_s = time.monotonic() - began_s
-            self.view.note = self.view.count = ""
-            self._redraw(time.monotonic())
-
-    @contextmanager
-    def planned(self, step: Step) -> Iterator[None]:
-        """Do a step of the plan; the pace takes its duration into account."""
-        self._step_began_s = time.monotonic()
-        with self.step(step.title) as view:
-            yield
-        self._ahead.remove(step)
-        self._done.append((step, view.took_s))
+            step.took_s = time.monotonic() - self._step_began_s
+            self.note("")
 
     def note(self, line: str) -> None:
         """Show the current action of the running step."""
         self.view.note = line
-        self._redraw(time.monotonic())
+        self._redraw()
 
     # -- processes
 
-    def run(self, name: str, argv: Sequence[str], *, within_s: float, client: bool = False) -> None:
+    def run(self, argv: Sequence[str], *, client: bool = False) -> None:
         """Run ``python -m argv`` to its end. Raises BenchError with its last line when it fails."""
-        child = self.start(name, argv, client=client)
-        self.wait(lambda: self._ended(child), within_s=within_s, what=" ".join(argv))
+        child = self.start("-".join(argv[:2]), argv, client=client)
+
+        def has_ended() -> bool:
+            if (line := child.last_line()) and not line.startswith(PLAN_LINES):
+                self.view.note = line
+            return child.exit_code is not None
+
+        self.wait(has_ended, " ".join(argv))
         if child.exit_code:
             raise BenchError(f"{' '.join(argv)} failed: {child.last_line()} ({child.log})")
 
     def start(self, name: str, argv: Sequence[str], *, client: bool = False) -> Child:
         """Start ``python -m argv``. client: it gets the address of the bus in its environment."""
-        env = {**self._env, "PYTHONUNBUFFERED": "1"}
-        env |= self.cluster.client_env() if client else self._operators_env()
-        return self.children.start(name, [sys.executable, "-m", *argv], env, CHECKOUT)
-
-    def _operators_env(self) -> dict[str, str]:
-        return {
+        operators = {
             "MESSAGEBUS_INVENTORY": str(self.cluster.inventory),
             "MESSAGEBUS_LOCAL_DIR": str(self.cluster.dir),
         }
-
-    def _ended(self, child: Child) -> bool:
-        if not child.exit_code and (line := child.last_line()) and not line.startswith(PLAN_LINES):
-            self.view.note = line
-        return child.exit_code is not None
-
-    def watch(self, *, publishers: bool | None = None, consumers: bool | None = None) -> None:
-        """Set which processes may not end by themselves from now on.
-
-        Publishers may end when everything is confirmed.
-        """
-        if publishers is not None:
-            self._publishers_watched = publishers
-        if consumers is not None:
-            self._consumers_watched = consumers
+        env = self._env | (self.cluster.client_env() if client else operators)
+        argv = [sys.executable, "-m", *argv]
+        return self.children.start(name, argv, {**env, "PYTHONUNBUFFERED": "1"}, CHECKOUT)
 
     # -- what happened
-
-    def begin(self) -> None:
-        """Start the load: publishers get their pace from now on."""
-        self.workers.start()
-        self._is_begun = True
-        self.save()
 
     def save(self, *, complete: bool = False) -> Manifest:
         """Write the run's manifest as known so far; complete: the run has ended in order, now."""
         self._learn_names()
-        manifest = self.workers.manifest(sorted(self._names), self.incidents, complete=complete)
+        manifest = self.workers.manifest(sorted(self._names), self._incidents, complete=complete)
         manifest.save(self.folder)
         return manifest
 
@@ -284,89 +197,48 @@ class Stage:
     def incident(self, kind: str, name: str = "") -> Iterator[None]:
         """Record a disturbance of a broker (mb2), or of the balancer (no name), with its times."""
         self._learn_names()
-        began = Incident(
-            kind=kind, broker=self.address(name) if name else "", at_ns=time.monotonic_ns()
-        )
-        self.incidents.append(began)
-        self.save()
-        place = len(self.incidents) - 1
+        at_ns = time.monotonic_ns()
         try:
             yield
         finally:
             self._learn_names()
-            self.incidents[place] = dataclasses.replace(
-                began,
-                broker=self.address(name) if name else "",
-                done_ns=time.monotonic_ns(),
-            )
+            broker = self.view.addresses.get(name, name)
+            self._incidents.append(Incident(kind, broker, at_ns, time.monotonic_ns()))
             self.save()
-
-    def address(self, name: str) -> str:
-        """Return ``host:port`` of a broker; its name if it does not exist yet."""
-        return next((at for at, known in self._names.items() if known == name), name)
-
-    def state(self, name: str, state: str) -> None:
-        """Show the state of a broker."""
-        self.view.states = {**self.view.states, name: state}
 
     # -- counts
 
-    def confirmed_by(self, name: str) -> int:
-        """Return the number of messages that this broker has confirmed."""
-        return self._counts(self.workers.publishers)[self.address(name)]
+    def used(self, name: str) -> list[int]:
+        """Return what this broker has confirmed, and what it has delivered to each subscription."""
+        return [self.view.counts[what, name] for what in (CONFIRMED, *SUBSCRIPTIONS)]
 
-    def delivered_by(self, name: str, subscription: str) -> int:
-        """Return the number of deliveries of this broker to a subscription."""
-        return self._counts(self._readers(subscription))[self.address(name)]
-
-    def _readers(self, subscription: str) -> list[str]:
-        named = zip(self.workers.consumers, CONSUMERS, strict=True)
-        return [name for name, theirs in named if theirs == subscription]
-
-    @property
-    def submitted(self) -> int:
-        names = self.workers.publishers
-        return sum(self.progress[name].done for name in names if name in self.progress)
-
-    def _counts(self, names: Sequence[str]) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for name in names:
-            if name in self.progress:
-                counts.update(self.progress[name].brokers)
-        return counts
-
-    # -- inside
-
-    def _pace(self, now_s: float) -> None:
-        left = max(0, self.view.total - self.submitted)
-        in_step_s = now_s - self._step_began_s
-        slow = slowness(self._done, self._ahead[0], in_step_s) if self._ahead else 1.0
-        rate = planned_rate(left=left, ahead=self._ahead, in_step_s=in_step_s, slow=slow)
-        set_rate(self.folder, rate)
-
-    def _redraw(self, now_s: float) -> None:
-        view = self.view
-        view.elapsed_s = now_s - self._began_s
-        view.published = self.submitted
-        view.confirmed = self._by_name(self._counts(self.workers.publishers))
-        view.delivered = self._by_name(self._counts(self.workers.consumers))
-        view.subscriptions = {
-            each: self._counts(self._readers(each)).total() for each in SUBSCRIPTIONS
-        }
-        view.addresses = {name: address for address, name in self._names.items()}
-        view.rates = self._rates.add(now_s, view.confirmed, view.delivered)
-        for step in view.steps:
-            if step.state == "running":
-                step.took_s = now_s - step.began_s
-        self.screen.show(view)
-
-    def _by_name(self, counts: Mapping[str, int]) -> dict[str, int]:
-        if any(at not in self._names for at in counts):
+    def _count(self, now_s: float) -> None:
+        workers, counts = self.workers, Counter[tuple[str, str]]()
+        subscriptions = dict(zip(workers.consumers, CONSUMERS, strict=True))
+        progress = read_progress(self.folder)
+        if any(at not in self._names for each in progress.values() for at in each.brokers):
             self._learn_names()
-        return {self._names.get(at, at or "unknown"): count for at, count in counts.items()}
+        for client, each in progress.items():
+            subscription = subscriptions.get(client)
+            for at, count in each.brokers.items():
+                name = self._names.get(at, at or "unknown")
+                for what in (subscription, DELIVERED) if subscription else (CONFIRMED,):
+                    counts[what, name] += count
+        self.view.published = sum(
+            progress[each].done for each in workers.publishers if each in progress
+        )
+        self.view.counts, self.view.rates = counts, self._rates.add(now_s, counts)
+
+    def _redraw(self) -> None:
+        now_s = time.monotonic()
+        self.view.elapsed_s = now_s - self._began_s
+        for step in self.view.steps:
+            if step.state == "running":
+                step.took_s = now_s - self._step_began_s
+        self.screen.show(self.view)
 
     def _learn_names(self) -> None:
         """Read the brokers' names. A removed broker leaves the inventory, but keeps its name here."""
         with suppress(LocalFault):
-            for node in self.cluster.layout.nodes:
-                self._names[node.broker] = node.name
+            self._names |= {node.broker: node.name for node in self.cluster.layout.nodes}
+            self.view.addresses = {name: at for at, name in self._names.items()}

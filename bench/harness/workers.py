@@ -29,7 +29,7 @@ from bench.harness.parts import CONSUMER, PUBLISHER, read_parts
 from bench.load.profile import SECONDS_MAX, Load, Messages, Profile, Time, place_of, places
 from bench.load.schedule import Constant
 from bench.processes import Children, wait_until
-from bench.rows import Events, read_events
+from bench.rows import Events, Tail, read_events
 from messagebus import BusConfig, declare
 from messagebus.recording.files import anchor_now
 from messagebus.recording.manifest import ConsumerEntry, Incident, Manifest, write_whole
@@ -144,8 +144,11 @@ def rate_per_s(folder: Path) -> float | None:
     return float(json.loads(path.read_text())) if path.exists() else None
 
 
-READY_WITHIN_S = 120.0
-# For open publishes at the end, and for the parts.
+# Without any progress.
+STALLED_S = 120.0
+# In all, for what is in the brokers' queues at the end.
+DELIVERED_WITHIN_S = 1_800.0
+# For open publishes at the end of a measured run.
 END_WITHIN_S = 120.0
 # Time from setting the start to the load: processes poll for it.
 HEAD_START_S = 1.0
@@ -188,6 +191,9 @@ class Recording:
 class Workers:
     """The load processes of one run. children: starts them; may have other processes too.
 
+    meanwhile: called again and again during each wait. A wait ends as failed only when nothing moves for
+    STALLED_S: no client becomes ready or ends, no message is published or delivered, no log grows.
+
     publishers, consumers: names of the clients. processes: kind -> names of their processes, which are the
     same while each has one client.
     """
@@ -198,6 +204,8 @@ class Workers:
         folder: Path,
         children: Children,
         recording: Recording | None = None,
+        *,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         self.folder, self.profile = folder, profile
         self.publishers = tuple(f"{PUBLISHER}-{n}" for n in range(profile.load.publishers))
@@ -205,7 +213,7 @@ class Workers:
         self.processes: dict[str, list[str]] = {PUBLISHER: [], CONSUMER: []}
         self.start_ns = 0
         """Start of the load, on this process's monotonic clock."""
-        self._children, self._recording = children, recording
+        self._children, self._recording, self._meanwhile = children, recording, meanwhile
         self._anchor = anchor_now("coordinator")
 
     def launch(self, env: Mapping[str, str]) -> None:
@@ -232,13 +240,32 @@ class Workers:
 
     def meet(self) -> None:
         """Wait until all clients are ready, and set the start of the load. Raises BenchError."""
-        wait_until(
+        self._wait(
             lambda: not self.missing(),
-            within_s=READY_WITHIN_S,
-            what=lambda: f"not ready: {', '.join(self.missing())}",
-            check=self.check,
+            lambda: f"not ready: {', '.join(self.missing())}",
+            self.check,
         )
         self.start()
+
+    def _wait(
+        self,
+        condition: Callable[[], object],
+        what: Callable[[], str],
+        check: Callable[[], object],
+        within_s: float | None = None,
+    ) -> None:
+        def moves() -> tuple[int, int, int]:
+            done = sum(each.done for each in read_progress(self.folder).values())
+            return done, len(self.missing()), self._children.log_bytes()
+
+        def checked() -> None:
+            check()
+            self._meanwhile()
+
+        if within_s is None:
+            wait_until(condition, within_s=STALLED_S, what=what, check=checked, moves=moves)
+        else:  # of a measured run, whose machine does as little as possible beside it
+            wait_until(condition, within_s=within_s, what=what, check=checked)
 
     def start(self) -> None:
         """Set the start of the load, soon."""
@@ -246,29 +273,63 @@ class Workers:
         say_start(self.folder, start)
         self.start_ns = start.at_wall_ns - start.wall_minus_monotonic_ns
 
-    def check(self) -> None:
-        """Check all processes. Raises BenchError when one has ended."""
-        self._children.check([*self.processes[PUBLISHER], *self.processes[CONSUMER]])
+    def check(self, *, may_end: bool = False) -> None:
+        """Check all processes. Raises BenchError when one failed, or ended although it may not."""
+        names = [*self.processes[PUBLISHER], *self.processes[CONSUMER]]
+        self._children.check(names, may_end=may_end)
 
     def pid(self, name: str) -> int:
         return self._children.pid(name)
 
-    def wait_published(self, within_s: float) -> None:
+    def wait_published(self, within_s: float | None = None) -> None:
         """Wait until the publishers have ended. Raises BenchError."""
+
+        def running() -> list[str]:
+            return self._children.running(self.processes[PUBLISHER])
 
         def check() -> None:
             self._children.check(self.processes[PUBLISHER], may_end=True)
-            self._children.check(self.processes[CONSUMER])
+            self.check_consumers()
 
-        wait_until(
-            lambda: not self._running(PUBLISHER),
-            within_s=within_s,
-            what=lambda: f"publishers that did not end: {', '.join(self._running(PUBLISHER))}",
-            check=check,
+        self._wait(
+            lambda: not running(),
+            lambda: f"publishers that did not end: {', '.join(running())}",
+            check,
+            within_s,
         )
 
-    def _running(self, kind: str) -> list[str]:
-        return self._children.running(self.processes[kind])
+    def wait_delivered(self, show: Callable[[int], object] = lambda left: None) -> None:
+        """Wait until each subscription had every confirmed message of a recorded run, and no more come.
+
+        Gives up when nothing has come for STALLED_S: the audit reports what is missing. show: called with the
+        number of deliveries to come.
+        """
+        assert self._recording is not None, "a run without rows does not know what is missing"
+        folder, readers = self._recording.folder, places(self.profile)
+        published, delivered = Tail(folder, "published"), Tail(folder, "delivered")
+        missing = {
+            (row["topic"], subscription, row["message_id"])
+            for row in published.read()
+            if row["outcome"] == "confirmed"
+            for topic, subscription in readers
+            if topic == row["topic"]
+        }
+        newest_s = time.monotonic()
+
+        def is_quiet() -> bool:
+            nonlocal newest_s
+            for row in delivered.read():
+                newest_s = time.monotonic()
+                missing.discard((row["topic"], row["subscription"], row["message_id"]))
+            show(len(missing))
+            return time.monotonic() - newest_s > (STALLED_S if missing else QUIET_S)
+
+        self._wait(
+            is_quiet,
+            lambda: f"{len(missing)} deliveries",
+            self.check_consumers,
+            DELIVERED_WITHIN_S,
+        )
 
     def received(self) -> int:
         """Return the number of deliveries so far."""
@@ -281,22 +342,18 @@ class Workers:
     def finish(self) -> None:
         """End the publishers, then, when no more messages come, the consumers. Raises BenchError."""
         self._children.terminate(self.processes[PUBLISHER])
-        self.wait_published(END_WITHIN_S)
-        before = -1
-        while (now := self.received()) != before:
-            before = now
-            time.sleep(QUIET_S)
+        self.wait_published()
+        self.wait_delivered()
         self.end_consumers()
 
     def end_consumers(self) -> None:
         """End the run, and wait until all processes have written their parts. Raises BenchError."""
         say_over(self.folder)
         processes = [*self.processes[PUBLISHER], *self.processes[CONSUMER]]
-        wait_until(
+        self._wait(
             lambda: not self._children.running(processes),
-            within_s=END_WITHIN_S,
-            what=lambda: f"did not end: {', '.join(self._children.running(processes))}",
-            check=lambda: self._children.check(processes, may_end=True),
+            lambda: f"did not end: {', '.join(self._children.running(processes))}",
+            lambda: self._children.check(processes, may_end=True),
         )
         self._children.check(processes, may_end=True)
 

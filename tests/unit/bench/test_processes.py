@@ -80,6 +80,15 @@ def test_a_wait_ends_with_its_condition_or_says_what_it_waited_for() -> None:
         wait_until(lambda: False, within_s=0, what=lambda: "1 left")
 
 
+def test_what_still_moves_is_waited_for_and_what_stands_is_not() -> None:
+    moves = iter(range(100))
+    with pytest.raises(BenchError, match="the end of it"):
+        wait_until(lambda: False, within_s=0.1, what="the end of it", moves=lambda: 0)
+    wait_until(
+        lambda: next(moves) > 8, within_s=0.2, what="the end of it", moves=lambda: next(moves)
+    )
+
+
 def test_a_wait_ends_with_the_fault_that_its_check_raises() -> None:
     def check() -> None:
         raise BenchError("p1 ended by itself")

@@ -123,6 +123,9 @@ class Started(Children):
         ]:
             raise BenchError(f"{bad[0]} ended by itself")
 
+    def log_bytes(self) -> int:
+        return 0
+
     def running(self, names: Iterable[str] | None = None) -> list[str]:
         return [name for name in names or self.argv if name not in self.ended]
 
@@ -198,24 +201,36 @@ def test_one_that_dies_before_the_start_ends_the_wait(tmp_path: Path) -> None:
         made.meet()
 
 
-def test_an_open_ended_load_ends_its_publishers_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_open_ended_load_ends_its_publishers_and_waits_for_what_was_confirmed(
+    lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its consumers end when each subscription had each message, or when nothing more comes."""
     made, started = workers(tmp_path, profile())
-    counts = iter((3, 5, 5))
+    row = {"topic": "t", "message_id": "ab", "outcome": "confirmed"}
+    come = [row | {"subscription": name} for name in ("a", "b")][: 1 if lost else 2]
+    had: list[int] = []
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "published-p.ndjson").write_text(json.dumps(row) + "\n")
 
-    def look() -> int:
+    def deliver(left: int) -> None:
         assert started.ended == set(made.publishers)
         assert not control.is_over(tmp_path)
-        return next(counts)
+        had.append(left)
+        if come:
+            with (tmp_path / "rows" / "delivered-c.ndjson").open("a") as file:
+                file.write(json.dumps(come.pop()) + "\n")
 
     def end() -> None:
         started.ended |= set(made.consumers)
 
-    monkeypatch.setattr(made, "received", look)
+    wait = made.wait_delivered
+    monkeypatch.setattr(made, "wait_delivered", lambda: wait(deliver))
     monkeypatch.setattr("bench.harness.workers.QUIET_S", 0)
+    monkeypatch.setattr("bench.harness.workers.STALLED_S", 0.3)
     monkeypatch.setattr("bench.harness.workers.say_over", lambda _folder: end())
     made.finish()
+    assert sorted(set(had), reverse=True) == ([2, 1] if lost else [2, 1, 0])
     assert started.running() == []
 
 
