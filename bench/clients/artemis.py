@@ -14,25 +14,21 @@ intended time; these are reported separately.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.clients import java
-from bench.clients.java import ARTEMIS, UP_WITHIN_S, Node, run_tool
+from bench.clients.flight import Arrived, Flight
+from bench.clients.java import ARTEMIS, Node, Nodes, run_tool
 from bench.errors import BenchError
-from bench.faults import Fault
 from bench.harness.interface import Delivered, End, Outside, Running, Where
-from bench.harness.outcomes import CONFIRMED, UNKNOWN
-from bench.harness.sampling import Probe
+from bench.harness.outcomes import CONFIRMED
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
-from bench.processes import Children, wait_until
 
 # The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_ARTEMIS_NODES"
@@ -118,46 +114,28 @@ def _cluster(number: int, hosts: Sequence[str]) -> str:
     )
 
 
-class Artemis:
-    """The running nodes of a run."""
-
-    def __init__(self, nodes: Sequence[Node], children: Children, profile: Profile) -> None:
-        self.nodes, self._children = nodes, children
-        self._profile = profile
-
-    def env(self) -> Mapping[str, str]:
-        return {NODES: " ".join(node.broker for node in self.nodes)}
-
-    def declare(self, profile: Profile) -> None:
-        """Do nothing: the nodes' configuration already names the topics of their profile."""
-
-    def probes(self) -> list[Probe]:
-        return java.probes(self.nodes, self._children)
-
-    def about(self) -> Mapping[str, Any]:
-        alone = f"{len(self.nodes)} standalone Artemis {ARTEMIS.version}"
-        together = f"{len(self.nodes)} Artemis {ARTEMIS.version} in one cluster, ON_DEMAND"
-        clustered = is_cluster(self._profile)
-        return {
-            "nodes": together if clustered else alone,
-            "path": "each publisher to one node, by turns; each consumer to "
-            + ("one" if clustered else "all"),
+@contextmanager
+def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Nodes]:
+    """Run nodes with folders and addresses of their own; remove them afterwards."""
+    with java.started(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
+        kind, reached = f"standalone Artemis {ARTEMIS.version}", "all"
+        if is_cluster(profile):
+            kind, reached = f"Artemis {ARTEMIS.version} in one cluster, ON_DEMAND", "one"
+            logs = [children.child(node.name).log for node in nodes]
+            java.wait_up(
+                nodes,
+                children,
+                lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
+                "every node's log reports a bridge to each other node",
+            )
+        about = {
+            "nodes": f"{len(nodes)} {kind}",
+            "path": f"each publisher to one node, by turns; each consumer to {reached}",
             "protocol": "STOMP 1.2, a client of the bench",
             "journal": f"NIO, gathers for {JOURNAL_TIMEOUT_NS // 1000} us",
             "jvm": " ".join(JVM),
         }
-
-    def fault(self, name: str, number: int) -> Fault:
-        raise BenchError(f"{name} of node {number}: Artemis has no faults here")
-
-
-@contextmanager
-def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Artemis]:
-    """Run nodes with folders and addresses of their own; remove them afterwards."""
-    with java.started(ARTEMIS, profile, network, say, _all_prepared) as (nodes, children):
-        if is_cluster(profile):
-            _wait_for_all(nodes, children)
-        yield Artemis(nodes, children, profile)
+        yield Nodes(nodes, children, NODES, about)
 
 
 def _all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
@@ -181,17 +159,7 @@ def _prepared(number: int, hosts: Sequence[str], folder: Path, profile: Profile)
     return Node(number, hosts[number - 1], (STOMP_PORT, CORE_PORT), argv)
 
 
-def _wait_for_all(nodes: Sequence[Node], children: Children) -> None:
-    """Wait until every node's log reports a bridge to each other node. Raises BenchError."""
-    logs = [children.log_of(node.name) for node in nodes]
-    wait_until(
-        lambda: all(log.read_bytes().count(JOINED) >= len(nodes) - 1 for log in logs),
-        within_s=UP_WITHIN_S,
-        what="Artemis' nodes are not all joined",
-    )
-
-
-OPEN_WITHIN_S = 30.0
+OPEN_WITHIN_S = 60.0
 
 
 class Frame(NamedTuple):
@@ -307,98 +275,72 @@ ACK_MODES = {"each": "client-individual", "many": "client", "none": "auto"}
 
 class Sender:
     def __init__(self, profile: Profile, where: Where) -> None:
-        self._window = profile.load.window
-        nodes = where.env[NODES].split()
+        nodes = where.env[NODES].split(",")
         self._broker = nodes[where.number % len(nodes)]
+        self._flight = Flight(profile.load.window, lambda: self._link.check())
         # Without `persistent` a message is kept in memory alone, even with a receipt.
         self._head = {
             "destination": where.topic,
             "destination-type": "MULTICAST",
             "persistent": "true",
         }
-        self._open: dict[int, int] = {}
-        self._ends: list[End] = []
-        self._room = asyncio.Event()
 
     async def open(self) -> None:
         self._link = await opened(self._broker, self._on_frames)
 
     async def room(self) -> None:
-        while len(self._open) >= self._window:
-            self._room.clear()
-            await self._room.wait()
-            self._link.check()
+        await self._flight.room()
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
         self._link.check()
-        if len(self._open) >= self._window:
-            await self.room()
+        await self._flight.room()
         headers = self._head | {"receipt": str(sequence), "content-length": str(len(body))}
         if key:
             headers["JMSXGroupID"] = key
-        self._open[sequence] = time.monotonic_ns()
+        self._flight.begin(sequence, sequence)
         self._link.write(frame("SEND", headers, body))
 
     def ends(self) -> list[End]:
-        ends, self._ends = self._ends, []
-        return ends
+        return self._flight.ends()
 
     async def close(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_ended(), timeout_s)
-        now_ns = time.monotonic_ns()
-        for sequence, sent_ns in self._open.items():
-            self._ends.append(End(sequence, UNKNOWN, self._broker, sent_ns, now_ns))
+        await self._flight.close(timeout_s, self._broker)
         self._link.close()
 
-    async def _all_ended(self) -> None:
-        while self._open and not self._link.fault:
-            self._room.clear()
-            await self._room.wait()
-
     def _on_frames(self, frames: list[Frame]) -> None:
-        now_ns = time.monotonic_ns()
         for each in frames:
             if each.command == b"RECEIPT":
-                sequence = int(each.headers[b"receipt-id"])
-                sent_ns = self._open.pop(sequence)
-                self._ends.append(End(sequence, CONFIRMED, self._broker, sent_ns, now_ns))
-        self._room.set()
+                self._flight.end(int(each.headers[b"receipt-id"]), CONFIRMED, self._broker)
+        self._flight.wake()
 
 
 class Receiver:
     def __init__(self, profile: Profile, where: Where) -> None:
         self._where, load, messages = where, profile.load, profile.messages
-        nodes = where.env[NODES].split()
+        nodes = where.env[NODES].split(",")
         self._nodes = [nodes[where.number % len(nodes)]] if is_cluster(profile) else nodes
         self._ack = load.ack
         self._per_ack = max(1, load.prefetch // 4) if load.ack == "many" else 1
         largest = max([size for _, size in messages.sizes] or [messages.size])
         self._window_bytes = load.prefetch * (largest + ENVELOPE_BYTES)
-        self._had: list[Delivered] = []
+        self._arrived = Arrived()
         # Node -> number of its deliveries without an ack, and the id of the last one.
         self._owed: dict[str, tuple[int, bytes]] = {}
         self._links: dict[str, Link] = {}
-        self._some = asyncio.Event()
 
     async def open(self) -> None:
         queue = f"{self._where.topic}::{self._where.topic}.{self._where.subscription}"
         for node in self._nodes:
-            link = await opened(node, functools.partial(self._on_frames, node))
-            self._links[node] = link
+            link = self._links[node] = await opened(node, partial(self._on_frames, node))
             headers = {"id": "0", "destination": queue, "ack": ACK_MODES[self._ack]}
             headers["consumer-window-size"] = str(self._window_bytes)
             link.write(frame("SUBSCRIBE", headers))
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
-        if not self._had:
-            self._some.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._some.wait(), max_wait_s)
+        had = await self._arrived.take(max_wait_s)
         for node, link in self._links.items():
             link.check()
             self._answer(node, 1)
-        had, self._had = self._had, []
         return had
 
     async def close(self) -> None:
@@ -406,15 +348,14 @@ class Receiver:
             link.close()
 
     def _on_frames(self, node: str, frames: list[Frame]) -> None:
-        now_ns = time.monotonic_ns()
         for each in frames:
             if each.command == b"MESSAGE":
-                self._had.append(Delivered(each.body, node, now_ns))
+                self._arrived.add(each.body, node)
                 if self._ack != "none":
                     count, _ = self._owed.get(node, (0, b""))
                     self._owed[node] = (count + 1, each.headers[b"ack"])
                     self._answer(node, self._per_ack)
-        self._some.set()
+        self._arrived.wake()
 
     def _answer(self, node: str, least: int) -> None:
         """Ack a node's last delivery if `least` are open; with ack `many` this answers earlier ones too."""
@@ -444,7 +385,7 @@ PERCENTILES = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p99.9"}
 
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
     """Run the tool and return its numbers. Raises BenchError."""
-    host, _, _ = running.env()[NODES].split()[0].rpartition(":")
+    host, _, _ = running.env()[NODES].split(",")[0].rpartition(":")
     argv = ["-cp", ARTEMIS.classpath, MAIN, *options(profile, host, folder / PERF_SAMPLES)]
     run_tool(argv, folder / OUTPUT, profile.time.warm_up_s + profile.time.measured_s + MORE_S)
     return outside_of(read_samples((folder / PERF_SAMPLES).read_text()), ["java", *argv])
@@ -454,15 +395,9 @@ def options(profile: Profile, host: str, samples: Path) -> list[str]:
     """Return the options of its command line."""
     load, time = profile.load, profile.time
     assert isinstance(load.schedule, Constant)
+    url = f"tcp://{host}:{CORE_PORT}?{ACKNOWLEDGED}"
     return [
-        *(
-            "perf",
-            "client",
-            "--url",
-            f"tcp://{host}:{CORE_PORT}?{ACKNOWLEDGED}",
-            "--persistent",
-            "--tx",
-        ),
+        *("perf", "client", "--url", url, "--persistent", "--tx"),
         *("--producers", str(load.publishers), "--consumers", str(load.consumers)),
         *("--rate", str(max(1, round(load.schedule.rate_per_s)))),
         *("--max-pending", str(load.window), "--message-size", str(profile.messages.size)),
@@ -473,16 +408,11 @@ def options(profile: Profile, host: str, samples: Path) -> list[str]:
 
 def read_samples(text: str) -> list[dict[str, Any]]:
     """Parse its samples, one per line. A killed process leaves an incomplete last line, which is skipped."""
-    lines = (line.strip().rstrip(",") for line in text.splitlines())
     found = []
-    for line in lines:
-        try:
-            sample = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(sample, dict):
-            found.append(sample)
-    return found
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line.strip().rstrip(",")))
+    return [each for each in found if isinstance(each, dict)]
 
 
 def outside_of(samples: Sequence[Mapping[str, Any]], argv: Sequence[str]) -> Outside:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import click
 
 from bench.environment import CHECKOUT
 from bench.errors import BenchError
+from bench.faults import Fault
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile
 from bench.processes import Children, run, wait_until
@@ -162,7 +163,8 @@ def pom(package: Package) -> str:
 NODES_MAX = 9
 # Nodes of a local cluster have 127.x.y.11 to .109, HAProxy .10: both can run on one network.
 HOST_FIRST = 201
-UP_WITHIN_S = 90.0
+# Without a word in a node's log; a JVM beside busy processes takes its time.
+UP_WITHIN_S = 120.0
 CONNECT_WITHIN_S = 1.0
 
 
@@ -193,6 +195,52 @@ Prepare = Callable[[Sequence[str], Path, Profile], list[Node]]
 """Writes the files of nodes at these addresses into a folder."""
 
 
+class Nodes:
+    """The running nodes of a run: a `bench.harness.interface.Running` without faults.
+
+    setting: the environment variable that gives load processes the addresses of all nodes. about: of the
+    results. declared: makes the topics of a profile, where the nodes' configuration does not.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        children: Children,
+        setting: str,
+        about: Mapping[str, Any],
+        declared: Callable[[Profile], object] = lambda profile: None,
+    ) -> None:
+        self._nodes, self._children, self._setting, self._about = nodes, children, setting, about
+        self.declare = declared
+
+    def env(self) -> Mapping[str, str]:
+        return {self._setting: ",".join(node.broker for node in self._nodes)}
+
+    def probes(self) -> list[Probe]:
+        """Return probes of the nodes' processes. They do not count waiting messages."""
+        return [Probe(node.broker, self._children.pid(node.name), dict) for node in self._nodes]
+
+    def about(self) -> Mapping[str, Any]:
+        return self._about
+
+    def fault(self, name: str, number: int) -> Fault:
+        raise BenchError(f"{name} of node {number}: systems in Java have no faults here")
+
+
+def wait_up(
+    nodes: Sequence[Node], children: Children, condition: Callable[[], object], what: str
+) -> None:
+    """Wait for a condition as long as the nodes live and their logs grow. Raises BenchError."""
+    names = [node.name for node in nodes]
+    wait_until(
+        condition,
+        within_s=UP_WITHIN_S,
+        what=what,
+        check=lambda: children.check(names),
+        moves=children.log_bytes,
+    )
+
+
 @contextmanager
 def started(
     program: Package, profile: Profile, network: str, say: Callable[[str], None], prepare: Prepare
@@ -218,17 +266,12 @@ def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
             if _answers(node.host, port):
                 raise BenchError(f"{node.host}:{port} is taken; --network chooses other addresses")
     children = Children(folder / "logs")
-    names = [node.name for node in nodes]
     env = {key: value for key, value in os.environ.items() if key != "CLASSPATH"}
     try:
         for node in nodes:
             children.start(node.name, ["java", *node.argv], env, folder)
-        wait_until(
-            lambda: all(_answers(node.host, port) for node in nodes for port in node.ports),
-            within_s=UP_WITHIN_S,
-            what="not all ports answer",
-            check=lambda: children.check(names),
-        )
+        ports = [(node.host, port) for node in nodes for port in node.ports]
+        wait_up(nodes, children, lambda: all(_answers(*each) for each in ports), "all ports answer")
         yield children
     finally:
         children.stop_all()
@@ -236,31 +279,9 @@ def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
 
 def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
     """Run a Java program and return its output, which is also kept in a file. Raises BenchError."""
-    try:
-        with output.open("w") as file:
-            done = subprocess.run(
-                ["java", *argv],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=within_s,
-                check=False,
-            )
-    except subprocess.TimeoutExpired as fault:
-        raise BenchError(
-            f"it did not end within {within_s:.0f} s; what it said: {output}"
-        ) from fault
-    if done.returncode:
-        raise BenchError(f"it ended with exit code {done.returncode}; what it said: {output}")
-    return output.read_text(errors="replace")
-
-
-def probes(nodes: Sequence[Node], children: Children) -> list[Probe]:
-    """Return probes of the nodes' processes. They do not count waiting messages."""
-    return [Probe(node.broker, children.pid(node.name), _nothing) for node in nodes]
-
-
-def _nothing() -> Mapping[str, int]:
-    return {}
+    text = run(["java", *argv], within_s=within_s, what="java")
+    output.write_text(text)
+    return text
 
 
 def _answers(host: str, port: int) -> bool:

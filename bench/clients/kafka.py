@@ -12,14 +12,14 @@ rate, bounded by its memory and not by a window. Its latencies count from the se
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.clients import java
-from bench.clients.java import KAFKA, UP_WITHIN_S, Node, run_tool
+from bench.clients.java import KAFKA, Node, Nodes, run_tool
 from bench.errors import BenchError, InputInvalid
-from bench.faults import Fault
 from bench.harness.interface import Delivered, End, Outside, Running, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from bench.load.schedule import Constant
-from bench.processes import Children, run, wait_until
+from bench.processes import run
 
 # Hides its log messages while nodes start and stop.
 QUIET: dict[str, Any] = {"log_level": 2}
@@ -62,7 +60,7 @@ SHORT_JVM = ("-Xmx128m", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "bWVzc2FnZWJ1cy1iZW5jaA"
 FORMAT_WITHIN_S = 60.0
 ASK_WITHIN_S = 5.0
-DECLARE_WITHIN_S = 30.0
+DECLARE_WITHIN_S = 120.0
 COPIES_MAX = 3
 # Kafka's default of 1 MB is less than a body of 1 MiB with its header.
 MESSAGE_BYTES_MAX = 16 << 20
@@ -122,62 +120,8 @@ def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-class Kafka:
-    """The running nodes of a run."""
-
-    def __init__(self, nodes: Sequence[Node], children: Children, profile: Profile) -> None:
-        self.servers = ",".join(node.broker for node in nodes)
-        self._nodes, self._children = nodes, children
-        self._profile = profile
-        self._admin = AdminClient({"bootstrap.servers": self.servers} | QUIET)
-
-    def env(self) -> Mapping[str, str]:
-        return {SERVERS: self.servers}
-
-    def declare(self, profile: Profile) -> None:
-        # Subscriptions are groups: the first commit creates them.
-        names = sorted({topic for topic, _ in places(profile)})
-        wanted = [NewTopic(name, partitions(profile), copies(len(self._nodes))) for name in names]
-        made = self._admin.create_topics(wanted, operation_timeout=DECLARE_WITHIN_S)
-        for name, future in made.items():
-            try:
-                future.result(DECLARE_WITHIN_S)
-            except KafkaException as fault:
-                if fault.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise BenchError(f"topic {name}: {fault.args[0].str()}") from fault
-
-    def probes(self) -> list[Probe]:
-        return java.probes(self._nodes, self._children)
-
-    def about(self) -> Mapping[str, Any]:
-        return {
-            "nodes": f"{len(self._nodes)} Kafka {KAFKA.version}, each broker and controller",
-            "path": "each client to all nodes",
-            "partitions": partitions(self._profile),
-            "copies": copies(len(self._nodes)),
-            "jvm": " ".join(JVM),
-        }
-
-    def fault(self, name: str, number: int) -> Fault:
-        raise BenchError(f"{name} of node {number}: Kafka has no faults here")
-
-    def wait_for_all(self) -> None:
-        """Wait until every node knows all nodes. Raises BenchError."""
-        wait_until(
-            self._are_all_known,
-            within_s=UP_WITHIN_S,
-            what="Kafka's nodes do not all know each other",
-        )
-
-    def _are_all_known(self) -> bool:
-        try:
-            return len(self._admin.list_topics(timeout=ASK_WITHIN_S).brokers) == len(self._nodes)
-        except KafkaException:
-            return False
-
-
 @contextmanager
-def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Kafka]:
+def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Nodes]:
     """Run nodes with folders and addresses of their own; remove them afterwards.
 
     Raises InputInvalid for a load that ProducerPerformance cannot make.
@@ -186,9 +130,35 @@ def started(profile: Profile, network: str, say: Callable[[str], None]) -> Itera
     if profile.system.name == "kafka-java" and not alone:
         raise InputInvalid("kafka-java: load.publishers = 1 and load.consumers = 0 wanted")
     with java.started(KAFKA, profile, network, say, all_prepared) as (nodes, children):
-        kafka = Kafka(nodes, children, profile)
-        kafka.wait_for_all()
-        yield kafka
+        servers = ",".join(node.broker for node in nodes)
+        admin = AdminClient({"bootstrap.servers": servers} | QUIET)
+        about = {
+            "nodes": f"{len(nodes)} Kafka {KAFKA.version}, each broker and controller",
+            "path": "each client to all nodes",
+            "partitions": partitions(profile),
+            "copies": copies(len(nodes)),
+            "jvm": " ".join(JVM),
+        }
+
+        def are_all_known() -> bool:
+            with suppress(KafkaException):
+                return len(admin.list_topics(timeout=ASK_WITHIN_S).brokers) == len(nodes)
+            return False
+
+        java.wait_up(nodes, children, are_all_known, "all of Kafka's nodes know each other")
+        yield Nodes(nodes, children, SERVERS, about, partial(_declare, admin, len(nodes)))
+
+
+def _declare(admin: AdminClient, nodes: int, profile: Profile) -> None:
+    """Create the topics. Subscriptions are groups: the first commit creates them."""
+    names = sorted({topic for topic, _ in places(profile)})
+    wanted = [NewTopic(name, partitions(profile), copies(nodes)) for name in names]
+    for name, future in admin.create_topics(wanted, operation_timeout=DECLARE_WITHIN_S).items():
+        try:
+            future.result(DECLARE_WITHIN_S)
+        except KafkaException as fault:
+            if fault.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise BenchError(f"topic {name}: {fault.args[0].str()}") from fault
 
 
 def all_prepared(hosts: Sequence[str], folder: Path, profile: Profile) -> list[Node]:
@@ -212,7 +182,7 @@ def _format(file: str) -> None:
     run(argv, within_s=FORMAT_WITHIN_S, what="Kafka cannot format")
 
 
-OPEN_WITHIN_S = 30.0
+OPEN_WITHIN_S = 60.0
 POLL_S = 0.1
 TAKE_MAX = 500
 NO_COORDINATOR = {
@@ -289,7 +259,7 @@ class Sender:
             self._topic,
             body,
             key or None,
-            on_delivery=functools.partial(self._on_end, sequence, now_ns),
+            on_delivery=partial(self._on_end, sequence, now_ns),
         )
 
     def ends(self) -> list[End]:

@@ -10,20 +10,17 @@ from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer, Producer
 
-from bench.clients.rabbitmq import durability_direct, started_direct
+from bench.clients.rabbitmq import Peer, durability_direct, started_direct
 from bench.clients.threaded import receiver_of, sender_of
-from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.load.profile import KEY_HEADER, Profile
-from messagebus import BusConfig, Subscription, Topic
+from bench.load.profile import KEY_HEADER
 
 started, durability = started_direct, durability_direct
 
 
 class _Publishing:
-    def __init__(self, where: Where) -> None:
-        self._connection, self.broker = _connected(where)
-        self._exchange = Topic(where.topic).exchange
+    def __init__(self, peer: Peer) -> None:
+        self._connection, self._exchange = _connected(peer), peer.exchange
         self._producer: Any = Producer(self._connection, auto_declare=False)  # type: ignore[no-untyped-call]
 
     def publish(self, body: bytes, sequence: int, key: str) -> int:
@@ -50,21 +47,16 @@ class _Publishing:
 
 
 class _Consuming:
-    def __init__(self, profile: Profile, where: Where) -> None:
-        load = profile.load
-        self._connection, self.broker = _connected(where)
-        self._had: list[bytes] = []
-        name = Subscription(Topic(where.topic), where.subscription).amqp_queue
-        queue = Queue(name, no_declare=True)  # type: ignore[no-untyped-call]
-        channel = self._connection.channel()
-        self._needs_ack = load.ack != "none"
+    def __init__(self, peer: Peer, prefetch: int, needs_ack: bool) -> None:
+        self._connection = _connected(peer)
+        self._needs_ack, self._had = needs_ack, list[bytes]()
         self._consumer: Any = Consumer(  # type: ignore[no-untyped-call]
-            channel,
-            [queue],
-            no_ack=not self._needs_ack,
+            self._connection.channel(),
+            [Queue(peer.queue, no_declare=True)],  # type: ignore[no-untyped-call]
+            no_ack=not needs_ack,
             auto_declare=False,
             on_message=self._on_message,
-            prefetch_count=load.prefetch,
+            prefetch_count=prefetch,
         )
         self._consumer.consume()  # type: ignore[no-untyped-call]
 
@@ -83,19 +75,17 @@ class _Consuming:
             message.ack()
 
 
-def _connected(where: Where) -> tuple[Any, str]:
-    """Connect; return the connection and the broker's name."""
-    bus = BusConfig.from_env(where.env)
+def _connected(peer: Peer) -> Any:
     connection: Any = Connection(  # type: ignore[no-untyped-call]
-        hostname=bus.address.host,
-        port=bus.address.port,
-        userid=bus.current_user(),
-        password=bus.current_password().reveal(),
+        hostname=peer.host,
+        port=peer.port,
+        userid=peer.user,
+        password=peer.password.reveal(),
         transport="pyamqp",
         transport_options={"confirm_publish": True},
     )
     connection.connect()
-    return connection, bus.broker
+    return connection
 
 
 Sender, Receiver = sender_of(_Publishing), receiver_of(_Consuming)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.clients import messagebus, rabbitmq
-from bench.faults import Fault, erl_call
+from bench.faults import erl_call
 from bench.harness.interface import Where
-from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
 from bench.processes import wait_until
 from messagebus import BusConfig, Subscription, Topic, declare
@@ -25,6 +24,7 @@ from ops.local.cluster import LocalCluster
 from ops.local.parts import agent_part
 from ops.local.secrets import ADMIN
 
+C = TypeVar("C")
 NODES = "BENCH_NODES"
 NAME = "native-cluster"
 CALL_WITHIN_S = 60.0
@@ -43,17 +43,19 @@ def durability(profile: Profile) -> str:
     }[profile.system.durability]
 
 
-class Native:
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-        self._nodes = cluster.brokers
+class Native(rabbitmq.Standalone):
+    """The joined nodes: costs and faults are those of the same nodes alone."""
+
+    @property
+    def _nodes(self) -> list[str]:
+        return self.cluster.brokers
 
     def env(self) -> Mapping[str, str]:
         """Return the clients' environment. They declare and check queues, which needs the admin's rights."""
         return {
             NODES: " ".join(self._nodes),
             "MESSAGEBUS_USER": "admin",
-            "MESSAGEBUS_PASSWORD_FILE": str(self._cluster.layout.secret(ADMIN)),
+            "MESSAGEBUS_PASSWORD_FILE": str(self.cluster.layout.secret(ADMIN)),
         }
 
     def declare(self, profile: Profile) -> None:
@@ -70,7 +72,7 @@ class Native:
         names = {Subscription(Topic(t), s).amqp_queue for t, s in places(profile)}
 
         def lacking() -> list[str]:
-            with self._cluster.management(self._cluster.names[0]) as management:
+            with self.cluster.management(self.cluster.names[0]) as management:
                 queues = management.get("/api/queues").raise_for_status().json()
             whole = [q for q in queues if len(q.get(of, [])) + others == len(self._nodes)]
             return sorted(names - {queue["name"] for queue in whole})
@@ -81,17 +83,11 @@ class Native:
             what=lambda: f"not on every node: {', '.join(lacking())}",
         )
 
-    def probes(self) -> list[Probe]:
-        return rabbitmq.Standalone(self._cluster).probes()
-
     def about(self) -> Mapping[str, Any]:
         return {
             "nodes": f"{len(self._nodes)} RabbitMQ in one native cluster",
             "path": "each client to one node, by turns; no balancer",
         }
-
-    def fault(self, name: str, number: int) -> Fault:
-        return rabbitmq.Standalone(self._cluster).fault(name, number)
 
 
 @contextmanager
@@ -130,19 +126,10 @@ def _at(env: Mapping[str, str], number: int) -> dict[str, str]:
     return {**env, "MESSAGEBUS_BROKER": nodes[number % len(nodes)]}
 
 
-def _where(where: Where) -> Where:
-    return dataclasses.replace(where, env=_at(where.env, where.number))
+def _of_one_node(client: Callable[[Profile, Where], C]) -> Callable[[Profile, Where], C]:
+    return lambda profile, where: client(
+        profile, dataclasses.replace(where, env=_at(where.env, where.number))
+    )
 
 
-class Sender(messagebus.Sender):
-    """A publisher on one node."""
-
-    def __init__(self, profile: Profile, where: Where) -> None:
-        super().__init__(profile, _where(where))
-
-
-class Receiver(messagebus.Receiver):
-    """A consumer of one node."""
-
-    def __init__(self, profile: Profile, where: Where) -> None:
-        super().__init__(profile, _where(where))
+Sender, Receiver = _of_one_node(messagebus.Sender), _of_one_node(messagebus.Receiver)

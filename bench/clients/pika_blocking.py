@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pika
 from pika.exceptions import AMQPError, NackError, UnroutableError
 
-from bench.clients.rabbitmq import durability_direct, started_direct
+from bench.clients.rabbitmq import Peer, durability_direct, started_direct
 from bench.clients.threaded import receiver_of, sender_of
-from bench.harness.interface import Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
-from bench.load.profile import KEY_HEADER, Profile
-from messagebus import Broker, BusConfig, Secret, Subscription, Topic
+from bench.load.profile import KEY_HEADER
+from messagebus import Broker, Secret
 
 started, durability = started_direct, durability_direct
 
 
+def channel_at(broker: Broker, user: str, password: Secret) -> Any:
+    """Open a connection of pika's and a channel on it."""
+    credentials = pika.PlainCredentials(user, password.reveal())
+    parameters = pika.ConnectionParameters(
+        host=broker.host, port=broker.port, credentials=credentials
+    )
+    return pika.BlockingConnection(parameters).channel()
+
+
 class _Publishing:
-    def __init__(self, where: Where) -> None:
-        self._connection, self._channel, self.broker = _opened(where)
-        self._exchange = Topic(where.topic).exchange
+    def __init__(self, peer: Peer) -> None:
+        self._exchange = peer.exchange
+        self._channel = channel_at(peer.address, peer.user, peer.password)
         self._channel.confirm_delivery()
 
     def publish(self, body: bytes, sequence: int, key: str) -> int:
@@ -38,48 +45,28 @@ class _Publishing:
         return CONFIRMED
 
     def close(self) -> None:
-        self._connection.close()
+        self._channel.connection.close()
 
 
 class _Consuming:
-    def __init__(self, profile: Profile, where: Where) -> None:
-        load = profile.load
-        self._connection, self._channel, self.broker = _opened(where)
-        self._channel.basic_qos(prefetch_count=load.prefetch)
-        self._needs_ack = load.ack != "none"
-        self._had: list[bytes] = []
-        queue = Subscription(Topic(where.topic), where.subscription).amqp_queue
-        self._channel.basic_consume(queue, self._on_message, auto_ack=not self._needs_ack)
+    def __init__(self, peer: Peer, prefetch: int, needs_ack: bool) -> None:
+        self._channel = channel_at(peer.address, peer.user, peer.password)
+        self._needs_ack, self._had = needs_ack, list[bytes]()
+        self._channel.basic_qos(prefetch_count=prefetch)
+        self._channel.basic_consume(peer.queue, self._on_message, auto_ack=not needs_ack)
 
     def take(self, max_wait_s: float) -> list[bytes]:
-        until_s = time.monotonic() + max_wait_s
-        self._connection.process_data_events(time_limit=max(0.0, until_s - time.monotonic()))
+        self._channel.connection.process_data_events(time_limit=max_wait_s)
         had, self._had = self._had, []
         return had
 
     def close(self) -> None:
-        self._connection.close()
+        self._channel.connection.close()
 
     def _on_message(self, channel: Any, method: Any, _properties: Any, body: bytes) -> None:
         self._had.append(body)
         if self._needs_ack:
             channel.basic_ack(method.delivery_tag)
-
-
-def _opened(where: Where) -> tuple[Any, Any, str]:
-    """Connect; return the connection, its channel and the broker's name."""
-    bus = BusConfig.from_env(where.env)
-    channel = channel_at(bus.address, bus.current_user(), bus.current_password())
-    return channel.connection, channel, bus.broker
-
-
-def channel_at(broker: Broker, user: str, password: Secret) -> Any:
-    """Open a connection of pika's and a channel on it."""
-    credentials = pika.PlainCredentials(user, password.reveal())
-    parameters = pika.ConnectionParameters(
-        host=broker.host, port=broker.port, credentials=credentials
-    )
-    return pika.BlockingConnection(parameters).channel()
 
 
 Sender, Receiver = sender_of(_Publishing), receiver_of(_Consuming)

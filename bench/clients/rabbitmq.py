@@ -13,12 +13,14 @@ from typing import Any
 
 from bench.errors import BenchError
 from bench.faults import FAULTS, Fault, fault_of
+from bench.harness.interface import Where
 from bench.harness.sampling import Probe
 from bench.load.profile import Profile, places
-from messagebus import BusConfig, declare
+from messagebus import BusConfig, Subscription, Topic, declare
 from messagebus.topology import GATE, with_options
 from ops.local.cluster import LocalCluster
 
+OPEN_WITHIN_S = 60.0
 # With its name, a queue without statistics is an object too.
 COLUMNS = "name,messages_ready,messages_unacknowledged"
 
@@ -62,6 +64,22 @@ class Standalone:
         if name not in FAULTS:
             raise BenchError(f"no fault {name!r}: one of {', '.join(FAULTS)}")
         return fault_of(name, self.cluster, self.cluster.names[number - 1])
+
+
+class Peer:
+    """What a client that is not ours needs to know: its broker, its login, its exchange and its queue."""
+
+    def __init__(self, where: Where) -> None:
+        bus = BusConfig.from_env(where.env)
+        self.broker, self.address = bus.broker, bus.address
+        self.host, self.port = bus.address.host, bus.address.port
+        self.user, self.password = bus.current_user(), bus.current_password()
+        self.exchange = Topic(where.topic).exchange
+        self.queue = (
+            Subscription(Topic(where.topic), where.subscription).amqp_queue
+            if where.subscription
+            else ""
+        )
 
 
 @contextmanager

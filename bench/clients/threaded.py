@@ -15,30 +15,25 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from bench.clients.flight import Arrived, Flight
+from bench.clients.rabbitmq import OPEN_WITHIN_S, Peer
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
-from bench.harness.outcomes import CONFIRMED, UNKNOWN
+from bench.harness.outcomes import CONFIRMED
 from bench.load.profile import Profile
 
 C = TypeVar("C")
-
-OPEN_WITHIN_S = 30.0
 TAKE_S = 0.1
-POLL_S = 0.005
 
 
-class BlockingSender(Protocol):
-    broker: str
-
+class Publishing(Protocol):
     def publish(self, body: bytes, sequence: int, key: str) -> int:
         """Publish a message and return its outcome, one of `outcomes`."""
 
     def close(self) -> None: ...
 
 
-class BlockingReceiver(Protocol):
-    broker: str
-
+class Consuming(Protocol):
     def take(self, max_wait_s: float) -> list[bytes]:
         """Take the deliveries that arrive within that time, and answer them."""
 
@@ -48,19 +43,15 @@ class BlockingReceiver(Protocol):
 class ThreadedSender:
     """A sender over a blocking client. connect: makes the client, in its thread."""
 
-    def __init__(self, connect: Callable[[], BlockingSender], window: int) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[], Publishing], window: int, broker: str = "") -> None:
+        self._connect, self._broker = connect, broker
         self._work: queue.SimpleQueue[tuple[int, bytes, str] | None] = queue.SimpleQueue()
-        self._room = asyncio.Semaphore(window)
-        self._done: queue.SimpleQueue[End] = queue.SimpleQueue()
-        self._open: dict[int, int] = {}
-        self._broker = ""
+        self._flight = Flight(window)
         self._numbers = itertools.count()
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread, self._client = await _working(self._connect, self._run)
-        self._broker = self._client.broker
 
     async def publish(self, body: bytes, count: int) -> None:
         """Publish one by one in this thread. Raises BenchError unless all are confirmed."""
@@ -69,84 +60,82 @@ class ThreadedSender:
                 raise BenchError(f"publish {sequence} was not confirmed")
 
     async def room(self) -> None:
-        async with self._room:
-            pass
+        await self._flight.room()
 
     async def send(self, sequence: int, body: bytes, key: str) -> None:
-        await self._room.acquire()
-        self._open[sequence] = time.monotonic_ns()
+        await self._flight.room()
+        self._flight.begin(sequence, sequence)
         self._work.put((sequence, body, key))
 
     def ends(self) -> list[End]:
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                end = self._done.get_nowait()
-                self._open.pop(end.sequence, None)
-                found.append(end)
-        return found
+        return self._flight.ends()
 
     async def close(self, timeout_s: float) -> None:
+        await self._flight.close(timeout_s, self._broker)
         self._work.put(None)
-        await asyncio.to_thread(self._thread.join, timeout_s)
-        now_ns = time.monotonic_ns()
-        ended = self.ends()
-        unknown = [End(each, UNKNOWN, self._broker, at, now_ns) for each, at in self._open.items()]
-        for end in ended + unknown:
-            self._done.put(end)
 
-    def _run(self, client: BlockingSender) -> None:
+    def _run(self, client: Publishing) -> None:
         while (work := self._work.get()) is not None:
-            sequence, body, key = work
-            sent_ns = time.monotonic_ns()
-            outcome = client.publish(body, sequence, key)
-            self._done.put(End(sequence, outcome, client.broker, sent_ns, time.monotonic_ns()))
-            with contextlib.suppress(RuntimeError):  # closed: nobody waits for room any more
-                self._loop.call_soon_threadsafe(self._room.release)
+            sent_ns, outcome = time.monotonic_ns(), client.publish(work[1], work[0], work[2])
+            with contextlib.suppress(RuntimeError):  # closed: nobody asks for ends any more
+                self._loop.call_soon_threadsafe(
+                    self._flight.end, work[0], outcome, self._broker, sent_ns
+                )
         client.close()
 
 
 class ThreadedReceiver:
     """A receiver over a blocking client. connect: makes the client, in its thread."""
 
-    def __init__(self, connect: Callable[[], BlockingReceiver]) -> None:
-        self._connect = connect
-        self._had: queue.SimpleQueue[Delivered] = queue.SimpleQueue()
-        self._is_over = threading.Event()
+    def __init__(self, connect: Callable[[], Consuming], broker: str = "") -> None:
+        self._connect, self._broker = connect, broker
+        self._arrived, self._is_over = Arrived(), threading.Event()
 
     async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread, _client = await _working(self._connect, self._run)
 
     async def take(self, max_wait_s: float) -> list[Delivered]:
-        if self._had.empty():
-            await asyncio.sleep(POLL_S)
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._had.get_nowait())
-        return found
+        return await self._arrived.take(max_wait_s)
 
     async def close(self) -> None:
         self._is_over.set()
         await asyncio.to_thread(self._thread.join, OPEN_WITHIN_S)
 
-    def _run(self, client: BlockingReceiver) -> None:
+    def _run(self, client: Consuming) -> None:
         while not self._is_over.is_set():
-            for body in client.take(TAKE_S):
-                self._had.put(Delivered(body, client.broker, time.monotonic_ns()))
+            bodies = client.take(TAKE_S)
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._add, bodies)
         client.close()
 
+    def _add(self, bodies: list[bytes]) -> None:
+        for body in bodies:
+            self._arrived.add(body, self._broker)
 
-def sender_of(connect: Callable[[Where], BlockingSender]) -> Callable[..., ThreadedSender]:
+
+def sender_of(connect: Callable[[Peer], Publishing]) -> Callable[..., ThreadedSender]:
     """Return what makes the sender of a system, as `bench.harness.interface` asks for it."""
-    return lambda profile, where: ThreadedSender(lambda: connect(where), profile.load.window)
+
+    def made(profile: Profile, where: Where) -> ThreadedSender:
+        peer = Peer(where)
+        return ThreadedSender(lambda: connect(peer), profile.load.window, peer.broker)
+
+    return made
 
 
 def receiver_of(
-    connect: Callable[[Profile, Where], BlockingReceiver],
+    connect: Callable[[Peer, int, bool], Consuming],
 ) -> Callable[..., ThreadedReceiver]:
-    """Return what makes the receiver of a system."""
-    return lambda profile, where: ThreadedReceiver(lambda: connect(profile, where))
+    """Return what makes the receiver of a system. connect: gets the prefetch, and whether acks are wanted."""
+
+    def made(profile: Profile, where: Where) -> ThreadedReceiver:
+        peer, load = Peer(where), profile.load
+        return ThreadedReceiver(
+            lambda: connect(peer, load.prefetch, load.ack != "none"), peer.broker
+        )
+
+    return made
 
 
 async def _working(

@@ -168,7 +168,7 @@ def profile(name: str = "artemis", **load: Any) -> Profile:
 
 
 def where(number: int = 0) -> Where:
-    return Where("one", "load0", "sink0", {NODES: "a:1 b:1"}, number)
+    return Where("one", "load0", "sink0", {NODES: "a:1,b:1"}, number)
 
 
 def receipt(number: int) -> Frame:
