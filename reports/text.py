@@ -6,6 +6,7 @@ import io
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 from rich.cells import cell_len
@@ -58,10 +59,12 @@ def table_of(
 
 
 def cell(value: object) -> str:
-    """Format a text, a count or nothing."""
+    """Format a text, a count, a number with a fraction by `significant`, or nothing."""
     if value is None or value == "":
         return NONE
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, float):
+        return significant(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def plain(name: str) -> str:
@@ -70,10 +73,17 @@ def plain(name: str) -> str:
 
 
 def significant(value: float | None) -> str:
-    """Format a number with three significant digits; a dash for None."""
+    """Format a number with three significant digits, never as a power of ten; a dash for None."""
     if value is None:
         return NONE
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{Decimal(f'{value:.3g}'):f}"
+
+
+def per_second(value: float) -> str:
+    """Format a rate: 1,240/s, 12.3/s, 0.0014/s. Only a rate of 0 is shown as 0."""
+    return f"{significant(value)}/s"
 
 
 def milliseconds(value: float | None) -> str:

@@ -35,7 +35,7 @@ from messagebus.commands.exits import HELP, Exit
 from messagebus.commands.options import Duration
 from messagebus.terminal import plural
 from reports.page import Figure, Page, render_html, section_of
-from reports.text import cell, megabytes
+from reports.text import cell, megabytes, significant
 from spark.command import exit_code, in_one_line
 from spark.lake.places import PlaceType, address_of, pattern_of, write_whole
 from spark.measures.stored import ARROW, MINUTE_MS, NEEDED, aged, by_minute, merged, spread
@@ -58,6 +58,7 @@ WORDS = {
     "imbalance": "messages of the busiest broker over the mean of all brokers, idle ones too: 1 is even.",
     "age": "mean time from a publish, to the second, until the batch with it began, by two clocks.",
     "oldest": "the longest of these times.",
+    "a second": "mean over the minute; of the minute that has begun, over the part of it that was read.",
     "waiting": "messages that were stored and not read when the last batch was planned.",
     "behind": "time from the newest publish of the last batch until it was written, by two clocks.",
 }
@@ -141,8 +142,15 @@ def page_of(
     left: int,
     behind_ms: int,
     listed: Iterable[str] = (),
+    now_ms: int | None = None,
 ) -> Page:
-    """Make the page. minutes: as of `Sink.minutes`. listed: brokers, also those without a message."""
+    """Make the page. minutes: as of `Sink.minutes`. listed: brokers, also those without a message.
+
+    now_ms: when the last batch was written, wall clock; default: now.
+    """
+    now_ms = round(time.time() * 1000) if now_ms is None else now_ms
+    # While messages wait, the newest minute is read as far as its newest message.
+    read_ms = max((row["last_ms"] for row in minutes), default=now_ms) if left else now_ms
     brokers = dict.fromkeys(listed, 0)
     for row in minutes:
         brokers[row["broker"]] = brokers.get(row["broker"], 0) + row["messages"]
@@ -153,7 +161,7 @@ def page_of(
             "minute": f"{datetime.fromtimestamp(row['minute'] * MINUTE_MS / 1000, UTC):%d %H:%M}",
             "messages": row["messages"],
             "MB": megabytes(row["bytes"]),
-            "a second": round(row["messages"] / 60),
+            "a second": significant(row["messages"] / _seconds_of(row["minute"], read_ms)),
             "imbalance": f"{row['imbalance']:.2f}",
             "age": f"{row['age_ms'] / 1000:.1f} s",
             "oldest": f"{row['age_max_ms'] / 1000:.1f} s",
@@ -192,6 +200,11 @@ def page_of(
         footer="Rows: tables/minutes of its lake (Parquet).",
         reload_s=REFRESH_S,
     )
+
+
+def _seconds_of(minute: int, read_ms: int) -> float:
+    """Return the seconds of a minute that were read, 1 to 60. read_ms: the time up to which all is read."""
+    return min(60.0, max(1.0, (read_ms - minute * MINUTE_MS) / 1000))
 
 
 def write_page(out: Path, page: Page) -> None:

@@ -35,7 +35,7 @@ from messagebus.commands.options import NumberRange
 from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.page import Bar, Bars, Figure, Page, section_of
-from reports.text import cell, significant
+from reports.text import cell, per_second, significant
 from spark.command import Answer, exit_code, in_one_line, out_option, write
 
 # Each part of the cost, in its unit. A run tells no two of them apart; some runs of unlike shape do.
@@ -291,7 +291,7 @@ def measure(
         )
     page = _page(found, load, durability, cores, busy_max, tuple(faults))
     if share.rate_per_s > (most := max(run.load.rate_per_s for run in own)):
-        told = f"Each broker gets {share.rate_per_s:,.0f}/s; measured were up to {most:,.0f}/s."
+        told = f"Each broker gets {per_second(share.rate_per_s)}; measured were up to {per_second(most)}."
         page = dataclasses.replace(page, notes=(told,))
     return Answer(found, page)
 
@@ -348,7 +348,7 @@ def _page(
     variants, runs = found["variants"], found["runs"]
     return Page(
         kind="capacity",
-        title=f"{load.rate_per_s:,.0f}/s of {load.size:,.0f} B to {load.fan_out:g}, {durability}",
+        title=f"{per_second(load.rate_per_s)} of {load.size:,.0f} B to {load.fan_out:g}, {durability}",
         meta=(
             f"Brokers of {cores:g} cores, each busy for {busy_max:.0%} at most.",
             f"Fitted from {plural(len(runs), 'run')}.",

@@ -28,7 +28,7 @@ from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
 from reports.charts import Panel, over_time
 from reports.page import Figure, Page, Section, section_of
-from reports.text import NONE, Cell, Table, megabytes, milliseconds, plain
+from reports.text import NONE, Cell, Table, megabytes, milliseconds, per_second, plain
 from spark.command import Answer, allow_option, carry_out, exit_code, max_bad_option
 from spark.jobs import audit, failover, imbalance, latency, throughput
 from spark.lake.ingest import plan
@@ -164,6 +164,7 @@ def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
     )
     whole = {row["kind"]: row for row in found.throughput.found["whole"]}
     best = whole[CONFIRMED]["peak_per_s"] if CONFIRMED in whole else 0
+    load_s = found.throughput.found["load_s"]
     return (
         Figure(
             f"{summary['confirmed']:,}",
@@ -179,8 +180,9 @@ def _figures(found: Found, summary: Mapping[str, Any]) -> tuple[Figure, ...]:
             ", ".join(f"{plain(why)} {doubled[why]:,}" for why in REPEATS),
         ),
         Figure(
-            f"{summary['confirmed'] / found.run.span_s:,.0f}/s",
-            "confirmed",
+            per_second(summary["confirmed"] / (load_s or found.run.span_s)),
+            "confirmed during the load",
+            f"{per_second(summary['confirmed'] / found.run.span_s)} over the run, "
             f"at best {best:,}/s, in one second",
         ),
         *[figure for figure in found.latency.page.figures if "sent to" not in figure.what],

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from reports.charts import Panel, Series, over_time
 from reports.page import Figure, Page, Section, section_of
-from reports.text import cell, megabytes
+from reports.text import cell, megabytes, per_second, significant
 from spark.command import Answer, exit_code, job_command
 from spark.measures import throughput
 from spark.measures.faults import lost_at_least, missing_at_least
@@ -33,6 +33,8 @@ WORDS = {
     "confirmed": "counted in the second in which the confirm came, at the broker that gave it.",
     "delivered": "counted in the second of receipt; repeats are deliveries too.",
     "mean": "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
+    "load": "from the time at which the first message was meant to be sent to the last confirm. A run that "
+    "waits afterwards, for a broker or for consumers, lasts longer.",
     "mean of those": "over the seconds in which there were any: a broker that was added late is not "
     "diluted.",
 }
@@ -55,6 +57,7 @@ def measure(run: Run) -> Answer:
     found["window_s"] = width = window_for(max(run.span_s, last + 1))
     found["timeline"] = collected(throughput.windows(seconds, width))
     found["span_s"] = run.span_s
+    found["load_s"] = throughput.load_s(run.events("published"))
     found["until_s"] = max(last + 1, since_s(run, run.until_ns))
     found["missing_at_least"] = missing_at_least(run, seconds)
     return Answer(found, _page(run, found))
@@ -68,10 +71,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     whole = {row["kind"]: row for row in found["whole"]}
     verdict = "Nothing was confirmed."
     if confirmed := whole.get(CONFIRMED):
-        verdict = (
-            f"{confirmed['messages'] / run.span_s:,.0f}/s were confirmed over {run.span_s:,.0f} s, "
-            f"{confirmed['peak_per_s']:,} in the best second."
-        )
+        verdict = f"{confirmed_rates(found)} were confirmed, {confirmed['peak_per_s']:,} in the best second."
     chart = over_time(panels(run, found), until_s=found["until_s"], **marks_and_spans(run))
     return page_of(
         run,
@@ -95,6 +95,20 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     )
 
 
+def confirmed_rates(found: Mapping[str, Any]) -> str:
+    """Return the rate of confirms during the load and over the whole run, in words.
+
+    found: of `measure`, with at least one confirm.
+    """
+    [messages] = [row["messages"] for row in found["whole"] if row["kind"] == CONFIRMED]
+    spans = {"during the load of": found["load_s"], "over the run of": found["span_s"]}
+    return ", ".join(
+        f"{per_second(messages / span_s)} {named} {significant(span_s)} s"
+        for named, span_s in spans.items()
+        if span_s
+    )
+
+
 def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
     kinds = KINDS.get(key, (CONFIRMED, DELIVERED))
     return section_of(
@@ -105,9 +119,9 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
             **{dim: dim for dim in dims},
             "messages": "messages",
             "MB": lambda row: megabytes(row["bytes"]),
-            "mean": lambda row: f"{row['messages'] / run.span_s:,.1f}/s",
+            "mean": lambda row: per_second(row["messages"] / run.span_s),
             "seconds with any": "active_s",
-            "mean of those": lambda row: f"{row['messages'] / row['active_s']:,.0f}/s",
+            "mean of those": lambda row: per_second(row["messages"] / row["active_s"]),
             "best second": lambda row: f"{row['peak_per_s']:,}/s",
         },
         left=1 + len(dims),
@@ -127,8 +141,8 @@ def panels(run: Run, found: Mapping[str, Any]) -> list[Panel]:
 def _rates(run: Run, row: dict[str, Any]) -> str:
     """Return the rates in words; of a sample also the estimate for all messages."""
     rate, share = row["messages"] / run.span_s, run.manifest.share
-    of_all = f", about {rate / share:,.0f}/s of all messages" if share < 1 else ""
-    return f"{rate:,.0f}/s, at best {row['peak_per_s']:,}{of_all}"
+    of_all = f", about {per_second(rate / share)} of all messages" if share < 1 else ""
+    return f"{per_second(rate)} over the run, at best {row['peak_per_s']:,}{of_all}"
 
 
 def _series(run: Run, found: Mapping[str, Any], kind: str, *dims: str) -> list[Series]:

@@ -66,6 +66,17 @@ def windows(seconds: DataFrame, width_s: int) -> DataFrame:
     )
 
 
+def load_s(published: DataFrame) -> float:
+    """Return the seconds from the first intended publish to the last confirm; 0.0 without a confirm.
+
+    A run lasts longer where it waits for a broker or for consumers after its load.
+    """
+    [span] = published.agg(
+        (F.max("confirmed_ns") - F.min(F.coalesce("intended_ns", "sent_ns"))).alias("ns")
+    ).collect()
+    return max(0, span["ns"] or 0) / SECOND_NS
+
+
 def publishers(published: DataFrame) -> DataFrame:
     """Return publisher, rows (publishes by outcome), retried (sent more than once), bytes."""
     outcomes = ("confirmed", "refused", "unroutable", "unknown", "spooled")

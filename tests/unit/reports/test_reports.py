@@ -35,7 +35,17 @@ from reports.page import (
     with_picture,
 )
 from reports.svg import COLOURS, HATCHES, MARKERS
-from reports.text import NONE, Columns, Table, cell, milliseconds, significant, table_of, text_table
+from reports.text import (
+    NONE,
+    Columns,
+    Table,
+    cell,
+    milliseconds,
+    per_second,
+    significant,
+    table_of,
+    text_table,
+)
 
 PAGE = Page(
     kind="audit",
@@ -324,3 +334,15 @@ def test_what_is_not_known_is_a_dash_and_never_a_zero() -> None:
 )
 def test_durations_are_for_people(value: float, text: str) -> None:
     assert milliseconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((120 / 86_460, "0.00139/s"), (1 / 86_400, "0.0000116/s"), (0.4, "0.4/s"), (0.0, "0/s")),
+        *((12.34, "12.3/s"), (99.96, "100/s"), (1_240.4, "1,240/s"), (20, "20/s")),
+    ],
+)
+def test_only_a_rate_of_nothing_is_nothing(value: float, text: str) -> None:
+    assert per_second(value) == text
+    assert f"{cell(float(value))}/s" == text

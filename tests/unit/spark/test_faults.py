@@ -248,6 +248,23 @@ def faulty(name: str) -> Recorded:
     return made
 
 
+def test_the_rate_is_told_of_the_load_and_of_the_run_that_waits_behind_it(ask: Asked) -> None:
+    """Sixty publishes in half a minute; then the run waits for half a minute, or for a day."""
+    made = steady("waits", 30)
+    made.end_s = 60
+    assert ask.read(made).code == 0
+    made = steady("rare", 30)
+    made.end_s = 86_400
+    assert ask.read(made).code == 0
+    assert ask("throughput", "waits").first.endswith(
+        "2.03/s during the load of 29.5 s, 1/s over the run of 60 s were confirmed, 2 in the best second."
+    )
+    told = ask("throughput", "rare")
+    assert "0.000694/s over the run of 86,400 s" in told.first
+    assert " 0/s" not in told.said
+    assert told.found["load_s"] == pytest.approx(29.505)
+
+
 @pytest.fixture(scope="module")
 def there(ask: Asked) -> Asked:
     ask.read(steady("base"))
@@ -290,8 +307,8 @@ def test_every_page_and_exit_code_notices_an_outage_and_what_the_record_leaves_o
         # In between there is no line.
         assert {row["window"] for row in told.found["timeline"]} == {0, 40, 50}
     elif job == "throughput":
-        assert "1/s were confirmed over 60 s" in told.first
-        assert "about 10/s of all messages" in told.said
+        assert "1.03/s over the run of 60 s were confirmed" in told.first
+        assert "about 10.3/s of all messages" in told.said
     elif job == "audit":
         assert "The promise does not hold" in told.first
     elif job == "imbalance":

@@ -97,6 +97,24 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     assert page_of("orders", [], left=0, behind_ms=0).faults == ()
 
 
+@pytest.mark.parametrize(("left", "now_s"), [(0, 65), (1_000, 600)])
+def test_the_minute_that_has_begun_has_the_rate_of_the_part_that_was_read(
+    left: int, now_s: int
+) -> None:
+    """Steady 2,000/s, 5 s into the second minute; with messages waiting, much later by the clock."""
+    minutes = [
+        {
+            **{"minute": minute, "broker": "mb1", "messages": seconds * 2_000, "bytes": 1},
+            **{"last_ms": minute * MINUTE_MS + seconds * 1_000, "gaps": 0},
+            **{"age_ms": 0, "age_max_ms": 0},
+        }
+        for minute, seconds in ((0, 60), (1, 5))
+    ]
+    page = page_of("orders", minutes, left=left, behind_ms=0, now_ms=now_s * 1_000)
+    [table] = page.sections[0].tables
+    assert [row[table.head.index("a second")] for row in table.rows] == ["2,000", "2,000"]
+
+
 def test_a_wrong_password_is_one_line_before_a_session_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
