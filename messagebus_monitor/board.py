@@ -46,7 +46,7 @@ class View:
 class Place:
     """One subscription or queue on one broker. state: ``silent`` or ``missing`` have no figures.
 
-    alone: no consumer here, though there are some elsewhere.
+    alone: no consumer here, though there are some elsewhere. is_stale: its figures are older than OLD_MS.
     """
 
     broker: str
@@ -56,6 +56,7 @@ class Place:
     flow: Rates | None = None
     parked: int = 0
     alone: bool = False
+    is_stale: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ def _place(name: str, seen: Seen, view: View, lacking: tuple[str, ...]) -> Place
         view.flows.get((seen.broker, name, row.kind)),
         parked,
         alone=seen.broker in lacking,
+        is_stale=answer.counted_age_ms(row, view.now_ms) > OLD_MS,
     )
 
 

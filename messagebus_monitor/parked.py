@@ -16,7 +16,7 @@ from messagebus import (
     count_parked,
     read_parked,
 )
-from messagebus_monitor import told
+from messagebus_monitor import figures
 from messagebus_monitor.eventlog import Event, EventLog
 from messagebus_monitor.people import Principal, Role
 
@@ -121,7 +121,7 @@ def reasons(counts: ParkedCounts, read: ParkedMessages | None, *, at_s: float) -
 
 
 def _shown(each: Any) -> Shown:
-    at = "" if each.parked_ms is None else f"{told.day(each.parked_ms)} on {each.broker}"
+    at = "" if each.parked_ms is None else f"{figures.day(each.parked_ms)} on {each.broker}"
     runs = "" if each.attempts is None else f", after {each.attempts} runs"
     body = each.body.decode("utf-8", "backslashreplace")
     headers = list(each.headers.items())[:GROUPS_MAX]

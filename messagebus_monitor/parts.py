@@ -1,6 +1,7 @@
 """Pages as parts with names: rendered whole for the first answer, and by their differences for live ones.
 
-A template marks its parts by ``call part(id, tag, classes)`` and its tables by ``call(row) rows(id, rows)``.
+A template marks its parts by ``call part(id, tag, classes)``, and the body of a table by
+``call(row) rows(id, kind, rows)``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from messagebus.terminal import plural
+from messagebus_monitor import figures
+from messagebus_monitor.pages.shared import broker_href, source_href
+
 FOLDER = Path(__file__).parent
 # Renderings of one page by which a browser may have what it shows; others get all parts.
 VERSIONS_KEPT = 20
@@ -23,6 +28,21 @@ VERSION_DIGITS = 16
 # In place of a version that is known after the rendering.
 UNKNOWN_VERSION = "version-to-come"
 JSON_SEPARATORS = (",", ":")
+# Functions from a value to its text, by their names in templates.
+FILTERS: dict[str, Callable[..., str]] = {
+    "age": figures.age,
+    "age_class": figures.age_class,
+    "bucket": figures.bucket,
+    "roughly": figures.roughly,
+    "number": figures.count,
+    "rate": figures.rate,
+    "size": figures.size,
+    "clock": figures.clock,
+    "day": figures.day,
+    "plural": plural,
+    "broker_href": broker_href,
+    "source_href": source_href,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +69,17 @@ class _Recorder:
         self.parts[id] = str(html)
         return html
 
-    def rows(self, id: str, rows: Iterable[Any], *, caller: Any) -> Markup:
+    def rows(self, id: str, kind: str, rows: Iterable[tuple[str, Any]], *, caller: Any) -> Markup:
+        """Render rows, each with its name, which is one of its kind's on a page."""
         made, order = [], []
-        for row in rows:
+        for name, row in rows:
+            row_id = figures.row_id(kind, name)
+            tone = "stale" if getattr(row, "is_stale", False) else ""
             html = Markup("<tr id='{}' class='{}'>{}</tr>").format(
-                row.id, row.row_class, Markup(caller(row))
+                row_id, tone, Markup(caller(row))
             )
-            self.parts[row.id] = str(html)
-            order.append(row.id)
+            self.parts[row_id] = str(html)
+            order.append(row_id)
             made.append(html)
         self.orders[id] = tuple(order)
         return Markup("<tbody id='{}'>{}</tbody>").format(id, Markup("").join(made))
@@ -73,6 +96,7 @@ class Renderer:
             lstrip_blocks=True,
             auto_reload=False,
         )
+        self._environment.filters.update(FILTERS)
         digests = {
             str(path.relative_to(folder / "static")): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in (folder / "static").rglob("*")

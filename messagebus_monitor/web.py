@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -32,16 +32,8 @@ from messagebus_monitor import acting, api
 from messagebus_monitor.actions import Actions
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.guard import Guard
-from messagebus_monitor.pages import (
-    brokers,
-    matrix,
-    others,
-    overview,
-    planned,
-    shared,
-    sources,
-    traced,
-)
+from messagebus_monitor.live import QUERY_CHARS_MAX, Asked, asked_for, named, settings
+from messagebus_monitor.pages import matrix, shared, traced
 from messagebus_monitor.parked import ParkedReader
 from messagebus_monitor.parts import (
     FOLDER,
@@ -57,7 +49,6 @@ from messagebus_monitor.playbooks import Playbooks
 from messagebus_monitor.tracing import Tracing
 from messagebus_monitor.watch import Watch
 from messagebus_tools.find import ID_CHARS_MIN
-from messagebus_tools.observing.rules import RULES
 
 SESSION_COOKIE = "__Host-monitor"
 # Browsers take the prefix over TLS only.
@@ -68,8 +59,6 @@ STREAMS_OF_BROWSER_MAX = 4
 BEAT_S = 10.0
 # Makes the 123 KB of 64 brokers' overview 11 KB in 1 ms; 9, the default, 10 KB in 3 ms.
 GZIP_LEVEL = 6
-EVENTS_SHOWN, EVENTS_OF_ONE = 300, 20
-QUERY_CHARS_MAX = 2_000
 # In the pages' body; what a caller wrote has its quotation marks escaped.
 AT_VERSION = 'data-version="{}"'
 LEFT = "people are taken; what else has changed wants a restart"
@@ -94,17 +83,6 @@ class Address:
     role: Role
     endpoint: Endpoint
     methods: tuple[str, ...] = ("GET",)
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """A live page: its template, its address in the bar, its values."""
-
-    template: str
-    here: str
-    values: Callable[[], dict[str, Any] | None]
-    names: Callable[[], tuple[str, ...]] = tuple
-    all_clients: bool = False
 
 
 class Monitor:
@@ -198,28 +176,28 @@ class Monitor:
         self, request: Request, who: Principal, title: str, text: str, status: int, back: str = "/"
     ) -> Response:
         """Return a page with one sentence. back: the address that its button leads to."""
-        told = {"title": title, "text": text, "back": back}
-        return self.still(request, who, "told.html", told, status)
+        values = {"title": title, "text": text, "back": back}
+        return self.still(request, who, "notice.html", values, status)
 
     def still(
         self,
         request: Request,
         who: Principal,
         template: str,
-        told: dict[str, Any],
+        values: dict[str, Any],
         status: int = 200,
     ) -> Response:
         """Return a page that is not live."""
-        values = {**self._common(request, who), **told, "is_live": False}
-        return _html(self._renderer.render(template, values).html, status)
+        shown = {**self._common(request, who), **values, "is_live": False}
+        return _html(self._renderer.render(template, shown).html, status)
 
     async def _not_found(self, request: Request, _fault: Exception) -> Response:
         return self.tell(request, self.who(request), "Not there", "There is no such page.", 404)
 
     def login_page(self, request: Request, to: str, complaint: str, status: int) -> Response:
         """Return the page that asks who somebody is."""
-        told = {"title": "Log in", "to": to, "complaint": complaint}
-        return self.still(request, NOBODY, "login.html", told, status)
+        values = {"title": "Log in", "to": to, "complaint": complaint}
+        return self.still(request, NOBODY, "login.html", values, status)
 
     def _common(self, request: Request, who: Principal) -> dict[str, Any]:
         theme = request.cookies.get("theme", "")
@@ -231,54 +209,54 @@ class Monitor:
             "here": "",
             "kinds": KINDS,
             "actions_off": self.actions.off,
-            **shared.chrome(self.watch.board),
+            **shared.chrome(self.watch.board, settings(self)),
         }
 
-    def page(self, request: Request, who: Principal, of: str, page: _Page) -> Response:
+    def page(self, request: Request, of: str, asked: Asked) -> Response:
         """Return a live page whole."""
-        self._seen(page)
-        shown = page.values()
+        self._seen(asked)
+        shown, who = asked.values(), asked.who
         if shown is None:
             return self.tell(request, who, "Not there", "The bus has nothing of that name.", 404)
         # Parts are the same for all with one role; the bar has a name and a token in it. Where nobody looks
         # at this page yet it is rendered once, not a second time for those who will.
-        feed = self._feed(of, who, page)
+        feed = self._feed(of, asked)
         known = feed.newest(self.watch.number)
         values = {
             **self._common(request, who),
             **shown,
-            **{"is_live": True, "of": of, "here": page.here},
+            **{"is_live": True, "of": of, "here": asked.page.here},
             "version": known.version if known else UNKNOWN_VERSION,
         }
-        made = self._renderer.render(page.template, values)
+        made = self._renderer.render(asked.page.template, values)
         if known is None:
             feed.keep(made)
         return _html(
             made.html.replace(AT_VERSION.format(UNKNOWN_VERSION), AT_VERSION.format(made.version))
         )
 
-    def _feed(self, of: str, who: Principal, page: _Page) -> Feed:
+    def _feed(self, of: str, asked: Asked) -> Feed:
         def make() -> Rendering:
             values = {
-                **shared.chrome(self.watch.board),
-                **(page.values() or page_of(self, "/", who).values() or {}),
+                **shared.chrome(self.watch.board, settings(self)),
+                **(asked.values() or asked_for(self, "/", asked.who).values() or {}),
                 **{"is_live": True, "of": of, "who": NOBODY, "nav": NAV, "version": ""},
                 **{"kinds": KINDS, "actions_off": ""},
             }
-            return self._renderer.render(page.template, values)
+            return self._renderer.render(asked.page.template, values)
 
-        return self._feeds.of((of, who.role.name), make)
+        return self._feeds.of((of, asked.who.role.name), make)
 
-    def _seen(self, page: _Page) -> None:
-        self.watch.looking(page.names(), all_clients=page.all_clients)
+    def _seen(self, asked: Asked) -> None:
+        self.watch.looking(asked.names(), all_clients=asked.page.all_clients)
 
     async def parts(self, request: Request, who: Principal) -> Response:
         """Return what changed of a page since a version."""
         of = request.query_params.get("of", "/")[:QUERY_CHARS_MAX]
-        page = page_of(self, of, who)
-        self._seen(page)
+        asked = asked_for(self, of, who)
+        self._seen(asked)
         since = request.query_params.get("since", "")
-        body = self._feed(of, who, page).since(since, self.watch.number, _now_ms())
+        body = self._feed(of, asked).since(since, self.watch.number, _now_ms())
         return Response(body, media_type="application/json")
 
     async def stream(self, request: Request, who: Principal) -> Response:
@@ -298,13 +276,13 @@ class Monitor:
     async def _events(
         self, request: Request, who: Principal, of: str, version: str, browser: str
     ) -> AsyncIterator[bytes]:
-        page = page_of(self, of, who)
+        asked = asked_for(self, of, who)
         self._streams[browser] += 1
-        feed, number = self._feed(of, who, page), -1
+        feed, number = self._feed(of, asked), -1
         try:
             yield b"retry: 2000\n\n"
             while self.who(request).role >= who.role:
-                self._seen(page)
+                self._seen(asked)
                 if self.watch.number != number:
                     number = self.watch.number
                     body = feed.since(version, number, _now_ms())
@@ -321,128 +299,22 @@ def _peer(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def page_of(monitor: Monitor, of: str, who: Principal) -> _Page:
-    """Return the live page of an address with its query; the overview for one that is none."""
-    parts = urlsplit(of)
-    query = dict(parse_qsl(parts.query, max_num_fields=20)) if len(parts.query) < 2_000 else {}
-    path, watch, recent = parts.path, monitor.watch, monitor.watch.events.recent
-
-    def of_page(function: Any, *about: str, **made: Callable[[], Any]) -> Callable[[], Any]:
-        """Return what makes a page's values; its last arguments are made anew each time."""
-        return lambda: function(
-            watch.board,
-            *about,
-            query,
-            monitor_settings(monitor),
-            **{key: make() for key, make in made.items()},
-        )
-
-    kind, name = _name_in(path) or ("", "")
-    of_name = of_page(
-        sources.subscription if kind == "source" else brokers.broker,
-        name,
-        events=lambda: recent(EVENTS_OF_ONE, about=name),
-    )
-
-    def of_source() -> dict[str, Any] | None:
-        known = monitor.parked.known(name, who) if query.get("parked") else None
-        values: dict[str, Any] | None = of_name()
-        return values and {**values, "reasons": known}
-
-    def of_list() -> dict[str, Any]:
-        export = f"?{parts.query}" if parts.query else "?"
-        return {**of_page(sources.subscriptions)(), "export": export}
-
-    match kind or path:
-        case "source":
-            return _Page("subscription.html", "/subscriptions", of_source, lambda: (name,))
-        case "broker":
-            return _Page("broker.html", "/brokers", of_name)
-        case "/subscriptions":
-            return _Page(
-                "subscriptions.html",
-                path,
-                of_list,
-                lambda: _names_shown(watch, query, shared.ROWS_A_PAGE),
-            )
-        case "/brokers":
-            return _Page("brokers.html", path, of_page(brokers.brokers))
-        case "/parked":
-            return _Page("parked.html", path, of_page(others.parked))
-        case "/clients":
-            return _Page("clients.html", path, of_page(others.clients), all_clients=True)
-        case "/topology":
-            changes = of_page(others.topology, events=lambda: recent(EVENTS_OF_ONE, kind="list"))
-            return _Page("topology.html", "/brokers", changes)
-        case "/journal":
-            of_kind, of_one = query.get("kind", ""), query.get("about", "")
-            told = of_page(
-                others.journal,
-                events=lambda: recent(EVENTS_SHOWN, kind=of_kind, about=of_one),
-                note=lambda: watch.events.fault,
-                playbooks=monitor.playbooks.runs,
-            )
-            return _Page("journal.html", path, told)
-        case "/rules":
-            return _Page("rules.html", "/", of_page(others.rules, table=lambda: RULES))
-        case _ if path.startswith("/plans/") and who.role >= Role.OPERATOR:
-            id = path.removeprefix("/plans/")
-            return _Page("plan.html", "", lambda: _plan_values(monitor, id))
-    first = of_page(
-        overview.overview,
-        events=lambda: recent(overview.OVERVIEW_EVENTS),
-        playbooks=monitor.playbooks.runs,
-    )
-    return _Page(
-        "overview.html", "/", first, lambda: _names_shown(watch, query, overview.OVERVIEW_ROWS)
-    )
-
-
-def _plan_values(monitor: Monitor, id: str) -> dict[str, Any] | None:
-    plan = monitor.actions.find(id)
-    return planned.plan(monitor.watch.board, plan, monitor_settings(monitor)) if plan else None
-
-
-def _names_shown(watch: Watch, query: dict[str, str], at_most: int) -> tuple[str, ...]:
-    return tuple(each.name for each in matrix.chosen(watch.board, query)[:at_most])
-
-
-def _name_in(path: str) -> tuple[str, str] | None:
-    """Return what a page is about: a source or a broker, and its name."""
-    for prefix, kind, begin in (
-        ("/subscriptions/", "source", ""),
-        ("/queues/", "source", "queue:"),
-        ("/brokers/", "broker", ""),
-    ):
-        if path.startswith(prefix) and len(path) > len(prefix):
-            return kind, begin + unquote(path.removeprefix(prefix))
-    return None
-
-
-def monitor_settings(monitor: Monitor) -> shared.Settings:
-    """Return what pages show of the installation."""
-    bus = monitor.watch.board.view.bus
-    names = [seen.broker for seen in bus.brokers]
-    watched = sum(not rule.unwatched(bus) for rule in RULES)
-    return shared.Settings(monitor.config.manual, watched, shared.labels(names) if names else {})
-
-
 # Endpoints.
 
 
 async def _live(monitor: Monitor, request: Request, who: Principal) -> Response:
     path = request.scope["raw_path"].decode("ascii", "replace")
     of = path + (f"?{request.url.query}" if request.url.query else "")
-    if request.query_params.get("parked") and (name := _name_in(path)):
-        await monitor.parked.read(name[1], who)
-    return monitor.page(request, who, of[:QUERY_CHARS_MAX], page_of(monitor, of, who))
+    if request.query_params.get("parked") and (name := named(path)[1]):
+        await monitor.parked.read(name, who)
+    return monitor.page(request, of[:QUERY_CHARS_MAX], asked_for(monitor, of, who))
 
 
 async def _series(monitor: Monitor, request: Request, who: Principal) -> Response:
     path = request.scope["raw_path"].decode("ascii", "replace").removesuffix("/series")
-    name, span = _name_in(path), request.query_params.get("span", "")
+    (_, name), span = named(path), request.query_params.get("span", "")
     span_s = int(span) if span in map(str, SPANS_S) else SPANS_S[1]
-    series = monitor.watch.history.of(f"source:{name[1]}") if name else None
+    series = monitor.watch.history.of(f"source:{name}")
     if series is None:
         return Response("{}", 404, media_type="application/json")
     now_s = _now_ms() / 1_000
@@ -466,7 +338,7 @@ async def _trace(monitor: Monitor, request: Request, who: Principal) -> Response
             found = await monitor.tracing.find(id, board.view.bus, who, topic=topic, ago_s=ago_s)
         except (MessageBusError, ValueError) as trouble:
             fault = str(trouble)
-    values = traced.traced(board, found, query, monitor_settings(monitor), fault=fault)
+    values = traced.traced(board, found, query, settings(monitor), fault=fault)
     return monitor.still(request, who, "trace.html", {**values, "here": "/trace"})
 
 
@@ -474,7 +346,7 @@ async def _find(monitor: Monitor, request: Request, who: Principal) -> Response:
     text, board = request.query_params.get("q", "").strip()[:300], monitor.watch.board
     if text in board.sources:
         return RedirectResponse(shared.source_href(text), 303)
-    labels = monitor_settings(monitor).labels
+    labels = settings(monitor).labels
     if len(text) == 32 and not text.strip("0123456789abcdef"):
         return RedirectResponse(f"/trace?id={text}", 303)
     for name, label in labels.items():

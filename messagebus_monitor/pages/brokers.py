@@ -2,107 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from messagebus.terminal import plural
-from messagebus_monitor import told
-from messagebus_monitor.board import Board, Place, State, View
+from messagebus_monitor import figures
+from messagebus_monitor.board import Board, BrokerSum, Place, State
 from messagebus_monitor.eventlog import Event
+from messagebus_monitor.figures import Spark
 from messagebus_monitor.pages.shared import (
     ARRIVING,
     LEAVING,
     MS_PER_S,
-    NAMES_TOLD,
+    NAMES_SHOWN,
     OLDEST,
     QUEUES_SHOWN,
+    TILE_SPARK,
     WAITING,
     Query,
-    Row,
     Settings,
-    Text,
     Tile,
     Values,
     attention,
     big_age,
-    broker_href,
     curve,
-    event_lines,
-    freshness,
     is_about,
-    place_figures,
-    row_id,
-    row_of,
-    source_href,
 )
-from messagebus_monitor.told import Spark
-from messagebus_tools.observing.snapshot import Answer, Seen
+from messagebus_tools.observing.rates import Rates
+from messagebus_tools.observing.snapshot import Answer, Mirror, Room, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """One broker in a table. disk_used: share of the way to the alarm, 0 to 1, None when not known.
+    """One broker in a table. state, words: as of `state_of`. rates: None where they are not known."""
 
-    draw: makes its curve; of many brokers a few are shown.
-    """
-
-    id: str
-    href: str
-    name: str
+    seen: Seen
+    sums: BrokerSum
     state: State
     words: str
-    published: str
-    draw: Callable[[], Spark]
-    waiting: str
-    age: str
-    tone: str
-    links: str
-    disk: str
-    disk_used: float | None
-    disk_tone: str
-    mirror: str
-    mirror_tone: str
-    version: str
-    rank: float
-    row_class: str = ""
+    rates: Rates | None
+    board: Board
+
+    @property
+    def is_stale(self) -> bool:
+        return self.seen.answer is None
 
     @property
     def spark(self) -> Spark:
-        """Its curve of published messages."""
-        return self.draw()
+        """Its curve of published messages, made for the rows that are shown."""
+        return curve(self.board.view.history.of(f"broker:{self.seen.broker}"), ARRIVING, self.board)
 
+    @property
+    def room(self) -> Room | None:
+        return self.seen.last.room if self.seen.last else None
 
-def _came(view: View, broker: str) -> float | None:
-    rates = view.through.get(broker)
-    return rates.came if rates else None
+    @property
+    def links(self) -> int | None:
+        """Its connections; where they are not known, the clients that ask its agent."""
+        answer = self.seen.answer
+        if answer is None:
+            return None
+        known = answer.room.connections if answer.room else None
+        return answer.client_count if known is None else known
 
+    @property
+    def disk_used(self) -> float | None:
+        """The share of the way to the disk's alarm, 0 to 1; None when not known."""
+        room = self.room
+        return min(1.0, room.disk_limit / room.disk_free) if room and room.disk_free else None
 
-def _left(view: View, broker: str) -> float | None:
-    rates = view.through.get(broker)
-    return rates.left if rates else None
+    @property
+    def mirror(self) -> Mirror | None:
+        return self.seen.answer.state.mirror if self.seen.answer else None
+
+    @property
+    def version(self) -> str:
+        return self.seen.last.state.rabbitmq if self.seen.last else ""
+
+    @property
+    def rank(self) -> float:
+        """Larger for a broker that is worse."""
+        state = ("ok", "unknown", "warn", "bad").index(self.state)
+        return state * 1e9 + (self.sums.oldest_s or 0)
 
 
 def brokers(board: Board, query: Query, settings: Settings) -> Values:
     """Return the values of the brokers' page."""
-    rows, faults = broker_rows(board, settings)
+    rows = broker_rows(board)
     return {
         "title": "Brokers",
-        "brokers": rows,
+        "brokers": [(row.seen.broker, row) for row in rows],
         "broker_note": f"{len(rows)} on list generation {board.view.bus.generation}",
         "balancers": balancers(board),
-        "faults": faults,
+        "faults": [seen for seen in board.view.bus.brokers if seen.fault],
     }
 
 
-def broker_rows(board: Board, settings: Settings) -> tuple[list[BrokerRow], list[str]]:
-    rows = [_broker_row(seen, board, settings) for seen in board.view.bus.brokers]
-    faults = [
-        f"{settings.labels.get(seen.broker, seen.broker)}: {seen.fault}"
-        for seen in board.view.bus.brokers
-        if seen.fault
-    ]
-    return rows, faults
+def broker_rows(board: Board) -> list[BrokerRow]:
+    return [broker_row(seen, board) for seen in board.view.bus.brokers]
+
+
+def broker_row(seen: Seen, board: Board) -> BrokerRow:
+    sums, view = board.brokers[seen.broker], board.view
+    state, words = state_of(seen, sums.waiting, view.now_ms)
+    rates = view.through.get(seen.broker) if seen.answer else None
+    return BrokerRow(seen=seen, sums=sums, state=state, words=words, rates=rates, board=board)
 
 
 def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
@@ -111,7 +115,7 @@ def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
         since_ms = seen.silent_since_ms
         if since_ms is None:
             return "unknown", "agent silent"
-        return "unknown", f"agent silent for {told.roughly((now_ms - since_ms) / MS_PER_S)}"
+        return "unknown", f"agent silent for {figures.roughly((now_ms - since_ms) / MS_PER_S)}"
     state = seen.answer.state
     if not state.linked:
         return "bad", "broker does not answer"
@@ -128,66 +132,23 @@ def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
     return "ok", "serving"
 
 
-def _broker_row(seen: Seen, board: Board, settings: Settings) -> BrokerRow:
-    sums, view = board.brokers[seen.broker], board.view
-    answer, last = seen.answer, seen.last
-    state, words = state_of(seen, sums.waiting, view.now_ms)
-    room = last.room if last else None
-    mirror = answer.state.mirror if answer else None
-    used = room.disk_limit / room.disk_free if room and room.disk_free else None
-    tone = "" if sums.oldest_s is None else told.age_class(sums.oldest_s)
-    series = view.history.of(f"broker:{seen.broker}")
-    clients = answer.client_count if answer else None
-    links = room.connections if answer and room else None
-    bad_mirror = mirror is not None and (mirror.copies < 2 or mirror.alone)
-    return BrokerRow(
-        id=row_id("broker", seen.broker),
-        href=broker_href(seen.broker),
-        name=settings.labels.get(seen.broker, seen.broker),
-        state=state,
-        words=words,
-        published=told.rate(_came(view, seen.broker)) if answer else told.UNKNOWN,
-        draw=partial(curve, series, ARRIVING, board),
-        waiting=told.count(sums.waiting),
-        age=told.age(sums.oldest_s),
-        tone=tone,
-        links=told.count(links if links is not None else clients),
-        disk=told.size(room.disk_free) if room else told.UNKNOWN,
-        disk_used=None if used is None else min(1.0, used),
-        disk_tone="warn" if used is not None and used > 1 / 3 else "",
-        mirror=(
-            told.UNKNOWN
-            if answer is None
-            else "none"
-            if mirror is None
-            else "two disks"
-            if mirror.copies > 1
-            else "one disk"
-        ),
-        mirror_tone="bad" if bad_mirror else "",
-        version=(last.state.rabbitmq if last else "") or told.UNKNOWN,
-        rank=("ok", "unknown", "warn", "bad").index(state) * 1e9 + (sums.oldest_s or 0),
-        row_class="stale" if answer is None else "",
-    )
-
-
 def balancers(board: Board) -> list[Values]:
     """Return one entry for each HAProxy, with what it says in words."""
-    made = []
+    found = []
     for each in board.view.bus.balancers:
         up = sum(server.status.startswith("UP") for server in each.servers)
         sessions = sum(server.sessions for server in each.servers)
-        all_up = up == len(each.servers)
+        state = "ok" if up == len(each.servers) else "warn"
         words = f"{up} of {plural(len(each.servers), 'broker')} up"
-        made.append(
+        found.append(
             {
                 "name": each.url.partition("//")[2].rstrip("/"),
-                "state": "unknown" if each.fault else "ok" if all_up else "warn",
+                "state": "unknown" if each.fault else state,
                 "words": "silent" if each.fault else words,
                 "more": each.fault or plural(sessions, "session"),
             }
         )
-    return made
+    return found
 
 
 def broker(
@@ -197,50 +158,51 @@ def broker(
     seen = board.view.bus.find(name)
     if seen is None:
         return None
-    sums, view = board.brokers[name], board.view
-    answer = seen.answer
-    state, words = state_of(seen, sums.waiting, view.now_ms)
-    row, last = _broker_row(seen, board, settings), seen.last
-    series = view.history.of(f"broker:{name}")
-    tiles = [
-        Tile("Oldest message", big_age(sums.oldest_s), sums.oldest_of, row.tone,
-             curve(series, OLDEST, board, 200, 26), "tile.oldest"),
-        Tile("Waiting", ((row.waiting, ""),), "ready or unacked", "",
-             curve(series, WAITING, board, 200, 26), "tile.waiting"),
-        Tile("Published", ((row.published, "/s"),), "", "",
-             curve(series, ARRIVING, board, 200, 26), "tile.published"),
-        Tile("Handled", ((told.rate(_left(view, name)) if answer else told.UNKNOWN, "/s"),),
-             "", "", curve(series, LEAVING, board, 200, 26), "tile.handled"),
-        Tile("Parked", ((told.count(sums.parked), ""),), "", "warn" if sums.parked else "", None,
-             "tile.parked"),
-        Tile("Links", ((row.links, ""),), _clients_note(answer), "", None, "tile.links"),
-    ]  # fmt: skip
-    queues = _queues_of(board, seen)
+    row, last = broker_row(seen, board), seen.last
+    queues = [(source.name, source.at(seen)) for source in board.sources.values()]
+    queues = [each for each in queues if each[1].row]
+    queues.sort(key=lambda each: (-(each[1].oldest_s or 0), -_waiting(each[1]), each[0]))
     return {
-        "title": row.name,
+        "title": settings.label(name),
         "name": name,
-        "state": state,
-        "words": words,
-        "needs": attention(board, settings, (e for e in view.raised if is_about(e, name))),
+        "state": row.state,
+        "words": row.words,
+        "needs": attention(board, settings, (e for e in board.view.raised if is_about(e, name))),
         "fault": seen.fault,
-        "tiles": tiles,
+        "tiles": _tiles(row),
         "facts": _broker_facts(seen),
         "queues": queues[:QUEUES_SHOWN],
         "queue_note": f"{len(queues)}, the oldest message first",
-        "losses": [
-            {
-                "at": told.day(loss.noticed_at_ms),
-                "text": f"{loss.what} {loss.name} ({loss.wanted})",
-                "state": "made again" if loss.repaired else "not made again yet",
-            }
-            for loss in (last.state.losses if last else ())
-        ],
-        "events": event_lines(events, settings),
+        "losses": last.state.losses if last else (),
+        "events": events,
     }
 
 
-def _clients_note(answer: Answer | None) -> str:
-    return "" if answer is None else f"{plural(answer.client_count, 'client')} ask its agent"
+def _waiting(place: Place) -> int:
+    return place.row.waiting if place.row else 0
+
+
+def _tiles(row: BrokerRow) -> list[Tile]:
+    sums, rates, answer, board = row.sums, row.rates, row.seen.answer, row.board
+    series = board.view.history.of(f"broker:{row.seen.broker}")
+
+    def line(figure: int) -> Spark:
+        return curve(series, figure, board, *TILE_SPARK)
+
+    clients = f"{plural(answer.client_count, 'client')} ask its agent" if answer else ""
+    return [
+        Tile("Oldest message", big_age(sums.oldest_s), sums.oldest_of,
+             figures.age_class(sums.oldest_s), line(OLDEST), "tile.oldest"),
+        Tile("Waiting", ((figures.count(sums.waiting), ""),), "ready or unacked", "",
+             line(WAITING), "tile.waiting"),
+        Tile("Published", ((figures.rate(rates.came if rates else None), "/s"),), "", "",
+             line(ARRIVING), "tile.published"),
+        Tile("Handled", ((figures.rate(rates.left if rates else None), "/s"),), "", "",
+             line(LEAVING), "tile.handled"),
+        Tile("Parked", ((figures.count(sums.parked), ""),), "", "warn" if sums.parked else "", None,
+             "tile.parked"),
+        Tile("Links", ((figures.count(row.links), ""),), clients, "", None, "tile.links"),
+    ]  # fmt: skip
 
 
 def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
@@ -257,8 +219,11 @@ def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
     ]
     if room is not None:
         facts += [
-            ("Disk", f"{told.size(room.disk_free)} free, alarm at {told.size(room.disk_limit)}"),
-            ("Memory", f"{told.size(room.memory_used)} of {told.size(room.memory_limit)}"),
+            (
+                "Disk",
+                f"{figures.size(room.disk_free)} free, alarm at {figures.size(room.disk_limit)}",
+            ),
+            ("Memory", f"{figures.size(room.memory_used)} of {figures.size(room.memory_limit)}"),
         ]
     if state.mirror is None:
         facts.append(("Mirror", "none: its messages are on this disk alone"))
@@ -267,7 +232,7 @@ def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
         disks = "up to date on two disks" if state.mirror.copies > 1 else "messages on one disk"
         facts.append(("Mirror", f"{disks}, {link}"))
     if state.certificate_s is not None:
-        facts.append(("Certificate", f"ends in {told.roughly(state.certificate_s)}"))
+        facts.append(("Certificate", f"ends in {figures.roughly(state.certificate_s)}"))
     if seen.skew_ms is not None:
         facts.append(("Clock", f"{seen.skew_ms / MS_PER_S:+.1f} s beside this host's"))
     facts += [("Versions", f"RabbitMQ {state.rabbitmq or '?'}, agent {state.agent or '?'}")]
@@ -277,31 +242,6 @@ def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
 def _topology_words(answer: Answer) -> str:
     state = answer.state
     if state.missing_count:
-        names = ", ".join(state.missing[:NAMES_TOLD])
+        names = ", ".join(state.missing[:NAMES_SHOWN])
         return f"{state.missing_count} of {state.entries} entries missing: {names}"
     return f"all {state.entries} entries are there" + ("" if state.settled else ", not yet settled")
-
-
-def _queues_of(board: Board, seen: Seen) -> list[Row]:
-    found = [
-        (source, place)
-        for source in board.sources.values()
-        for place in (source.at(seen),)
-        if place.row is not None
-    ]
-    found.sort(key=lambda each: (-(each[1].oldest_s or 0), -_waiting(each[1]), each[0].name))
-    return [
-        row_of(
-            "queue",
-            source.name,
-            Text(source.name, "name", source_href(source.name)),
-            Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-            *place_figures(place, board.view.now_ms),
-            row_class=freshness(place, board),
-        )
-        for source, place in found
-    ]
-
-
-def _waiting(place: Place) -> int:
-    return place.row.waiting if place.row else 0

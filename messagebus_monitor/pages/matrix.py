@@ -6,49 +6,32 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from messagebus_monitor import told
-from messagebus_monitor.board import Board, Place, Source
+from messagebus_monitor import figures
+from messagebus_monitor.board import Board, Source
+from messagebus_monitor.figures import Spark
 from messagebus_monitor.pages.shared import (
     WAITING,
-    Cell,
-    Column,
     Link,
     Query,
     Settings,
     Values,
     curve,
     heads,
-    row_id,
-    source_href,
     with_query,
 )
-from messagebus_monitor.told import NOTHING, Spark
 
 DENSE_FROM = 17
 WORST, BY_NAME = "-worst", "name"
 STEP_S = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One subscription or queue in a table."""
+    """One subscription or queue in a table. spark: its waiting messages. words: what its cells show."""
 
-    id: str
-    href: str
-    topic: str
-    rest: str
-    age: str
-    tone: str
-    waiting: str
+    source: Source
     spark: Spark
-    arriving: str
-    leaving: str
-    consumers: str
-    consumers_tone: str
-    parked: str
-    cells: tuple[Cell, ...]
     words: str
-    row_class: str = ""
 
 
 _SORTS: dict[str, Callable[[Source], Any]] = {
@@ -59,10 +42,21 @@ _SORTS: dict[str, Callable[[Source], Any]] = {
     "consumers": lambda each: each.sum.consumers,
     "parked": lambda each: each.sum.parked,
 }
+# Title -> the word for it in an address, and a class. The one without a word cannot be sorted by.
+COLUMNS = {
+    "Subscription": ("name", ""),
+    "Oldest": ("oldest", "r"),
+    "Waiting": ("waiting", "r"),
+    "30 min": ("", ""),
+    "In/s": ("in", "r"),
+    "Out/s": ("out", "r"),
+    "Consumers": ("consumers", "r"),
+    "Parked": ("parked", "r"),
+}
 
 
 def _worst(each: Source) -> tuple[Any, ...]:
-    tone, size = told.age_class(each.oldest_s), len(str(each.sum.waiting))
+    tone, size = figures.age_class(each.oldest_s), len(str(each.sum.waiting))
     trouble = bool(each.missing), bool(each.lacking) or tone == "bad", tone == "warn"
     # In steps, so that rows do not change places all the time.
     return (*trouble, size, int((each.oldest_s or 0) // STEP_S), each.sum.parked > 0, each.name)
@@ -85,16 +79,14 @@ def source_table(board: Board, query: Query, settings: Settings, a_page: int) ->
     pages = max(1, -(-len(found) // a_page))
     number = int(page) if (page := query.get("page", "")).isdecimal() and len(page) < 6 else 1
     number = min(max(1, number), pages)
-    shown = found[(number - 1) * a_page : number * a_page]
-    names = list(board.brokers)
-    is_dense = len(names) >= DENSE_FROM
-    known = {key: query[key] for key in ("q", "sort", "problem") if query.get(key)}
     begin = (number - 1) * a_page
+    shown = found[begin : begin + a_page]
+    known = {key: query[key] for key in ("q", "sort", "problem") if query.get(key)}
     return {
-        "lines": [_source_row(each, board, settings) for each in shown],
-        "columns": _columns(known),
-        "is_dense": is_dense,
-        "heads": heads(settings.labels.get(name, name) for name in names),
+        "lines": [(each.name, _source_row(each, board, settings)) for each in shown],
+        "columns": [_column(title, *of, known) for title, of in COLUMNS.items()],
+        "is_dense": len(board.brokers) >= DENSE_FROM,
+        "heads": heads(map(settings.label, board.brokers)),
         "source_note": f"{len(board.sources)}, one cell for each broker, coloured by the age of its oldest",
         "range": f"{begin + 1 if shown else 0} to {begin + len(shown)} of {len(found)}",
         "before": with_query(known, page=str(number - 1)) if number > 1 else "",
@@ -122,87 +114,31 @@ def _views(board: Board, query: Query) -> list[Link]:
     ]
 
 
-def _columns(query: Query) -> list[Column]:
+def _column(title: str, word: str, align: str, query: Query) -> Values:
+    """Return the head of a column. direction: as ``aria-sort`` has it; "" while it is not sorted by."""
     sort = query.get("sort", WORST)
-    made = [
-        _column("Subscription", "name", "", query, sort),
-        _column("Oldest", "oldest", "r", query, sort),
-        _column("Waiting", "waiting", "r", query, sort),
-        Column("30 min", hint="messages waiting"),
-        _column("In/s", "in", "r", query, sort),
-        _column("Out/s", "out", "r", query, sort),
-        _column("Consumers", "consumers", "r", query, sort),
-        _column("Parked", "parked", "r", query, sort),
-    ]
-    return made
-
-
-def _column(title: str, word: str, align: str, query: Query, sort: str) -> Column:
-    is_down, is_up = sort == f"-{word}", sort == word
-    if word == "oldest" and sort == WORST:
-        is_down = True
-    first = word if word == "name" else f"-{word}"
+    is_down = sort == f"-{word}" or (word == "oldest" and sort == WORST)
     other = {word: f"-{word}", f"-{word}": word}
-    href = with_query(query, sort=other.get(sort, first))
-    return Column(
-        title, word, align, href, "descending" if is_down else "ascending" if is_up else ""
-    )
+    first = word if word == "name" else f"-{word}"
+    direction = "descending" if is_down else "ascending" if sort == word else ""
+    href = with_query(query, sort=other.get(sort, first)) if word else ""
+    return {"title": title, "align": align, "href": href, "direction": direction}
 
 
 def _source_row(source: Source, board: Board, settings: Settings) -> SourceRow:
-    topic, _, rest = source.name.partition("/")
     series = board.view.history.of(f"source:{source.name}")
-    if source.lacking and source.sum.consumers:
-        consumers = f"{source.answering - len(source.lacking)} of {source.answering} brokers"
-    else:
-        consumers = f"{source.sum.consumers:,}" if source.sum.consumers else "none"
-    places = source.places
-    cells = tuple(_cell(place, settings) for place in places)
-    silent = [place.broker for place in places if place.state == "silent"]
-    return SourceRow(
-        id=row_id("source", source.name),
-        href=source_href(source.name),
-        topic=topic,
-        rest=rest,
-        age=told.age(source.oldest_s),
-        tone=told.age_class(source.oldest_s),
-        waiting=f"{source.sum.waiting:,}" if source.answering else told.UNKNOWN,
-        spark=curve(series, WAITING, board),
-        arriving=told.rate(source.sum.came),
-        leaving=told.rate(source.sum.left),
-        consumers=consumers if source.answering else told.UNKNOWN,
-        consumers_tone="bad"
-        if source.lacking
-        else "warn"
-        if source.answering and not source.sum.consumers
-        else "",
-        parked=f"{source.sum.parked:,}" if source.sum.parked else NOTHING,
-        cells=cells,
-        words=f"{source.name}: {_matrix_words(source, silent, settings)}",
-    )
+    words = f"{source.name}: {_matrix_words(source, settings)}"
+    return SourceRow(source, curve(series, WAITING, board), words)
 
 
-def _matrix_words(source: Source, silent: list[str], settings: Settings) -> str:
+def _matrix_words(source: Source, settings: Settings) -> str:
     def named(brokers: Iterable[str]) -> str:
-        return ", ".join(settings.labels.get(each, each) for each in brokers)
+        return ", ".join(map(settings.label, brokers))
 
-    said = [f"oldest {told.age(source.oldest_s)}"]
+    silent = [place.broker for place in source.places if place.state == "silent"]
+    said = [f"oldest {figures.age(source.oldest_s)}"]
     if source.lacking:
         said.append(f"no consumer on {named(source.lacking)}")
     if source.missing:
         said.append(f"not there on {named(source.missing)}")
     return "; ".join([*said, f"{named(silent)} did not answer"] if silent else said)
-
-
-def _cell(place: Place, settings: Settings) -> Cell:
-    label = settings.labels.get(place.broker, place.broker)
-    if place.state == "silent":
-        return Cell("silent", f"{label}: did not answer")
-    if place.state == "missing":
-        return Cell("miss", f"{label}: not there")
-    waiting = place.row.waiting if place.row else 0
-    words = f"{label}: {waiting:,} waiting, oldest {told.age(place.oldest_s)}"
-    kind = told.bucket(place.oldest_s)
-    if place.alone:
-        return Cell(f"{kind} none".strip(), f"{words}, no consumer")
-    return Cell(kind, words)

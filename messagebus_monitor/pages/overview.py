@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from messagebus.terminal import plural
-from messagebus_monitor import told
+from messagebus_monitor import figures
 from messagebus_monitor.board import Board
 from messagebus_monitor.eventlog import Event
+from messagebus_monitor.figures import Spark
 from messagebus_monitor.pages.brokers import balancers, broker_rows
 from messagebus_monitor.pages.matrix import source_table
 from messagebus_monitor.pages.shared import (
@@ -17,6 +18,7 @@ from messagebus_monitor.pages.shared import (
     NEEDS_MAX,
     OLDEST,
     ROWS_A_PAGE,
+    TILE_SPARK,
     WAITING,
     Query,
     Settings,
@@ -25,12 +27,10 @@ from messagebus_monitor.pages.shared import (
     attention,
     big_age,
     curve,
-    event_lines,
     missing_note,
     where_oldest,
 )
 from messagebus_monitor.playbooks import Playbook
-from messagebus_monitor.told import Spark
 
 OVERVIEW_ROWS, OVERVIEW_BROKERS, OVERVIEW_EVENTS = 20, 12, 9
 WORST_BROKERS = 9
@@ -45,7 +45,7 @@ def overview(
     playbooks: Sequence[Playbook] = (),
 ) -> Values:
     """Return the values of the first page."""
-    rows, _ = broker_rows(board, settings)
+    rows = broker_rows(board)
     worst = sorted(rows, key=lambda row: -row.rank)[:WORST_BROKERS]
     are_many = len(rows) > OVERVIEW_BROKERS
     raised = board.view.raised
@@ -56,15 +56,15 @@ def overview(
         "rules": settings.rules,
         "noticed": len(board.view.noticed),
         "is_partial": bool(missing_note(board, settings)),
-        "unwell": [row.name for row in rows if row.state == "bad"],
+        "unwell": [row.seen.broker for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
-        "brokers": worst if are_many else rows,
+        "brokers": [(row.seen.broker, row) for row in (worst if are_many else rows)],
         "broker_note": (
             f"{len(rows)} on list generation {board.view.bus.generation}"
             + (f", the {WORST_BROKERS} worst" if are_many else "")
         ),
         "balancers": balancers(board),
-        "events": event_lines(events[:OVERVIEW_EVENTS], settings),
+        "events": events[:OVERVIEW_EVENTS],
         "playbooks": [each for each in playbooks if not each.ended],
         **source_table(board, query, settings, ROWS_A_PAGE if query.get("q") else OVERVIEW_ROWS),
     }
@@ -80,19 +80,19 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     bare = sum(not each.sum.consumers for each in sources)
 
     def line(figure: int) -> Spark:
-        return curve(series, figure, board, 200, 26)
+        return curve(series, figure, board, *TILE_SPARK)
 
     where = where_oldest(worst, settings) if worst and oldest_s else ""
     parked_in = sum(bool(each.sum.parked) for each in sources)
     return [
-        Tile("Oldest message", big_age(oldest_s), where or "nothing waits", told.age_class(oldest_s),
+        Tile("Oldest message", big_age(oldest_s), where or "nothing waits", figures.age_class(oldest_s),
              line(OLDEST), "tile.oldest"),
         Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{unacked:,} of them unacked",
              "", line(WAITING), "tile.waiting"),
-        Tile("Published", ((told.rate(board.published), "/s"),),
+        Tile("Published", ((figures.rate(board.published), "/s"),),
              note or f"to {plural(len(board.view.bus.answers), 'broker')}", "", line(ARRIVING),
              "tile.published"),
-        Tile("Handled", ((told.rate(board.handled), "/s"),),
+        Tile("Handled", ((figures.rate(board.handled), "/s"),),
              note or f"by {plural(sum(each.sum.consumers for each in sources), 'consumer')}", "",
              line(LEAVING), "tile.handled"),
         Tile("Parked", ((f"{board.parked:,}", ""),),

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from messagebus.terminal import plural
-from messagebus_monitor import told
+from messagebus_monitor import figures
 from messagebus_monitor.board import Board
 from messagebus_monitor.pages.shared import (
     MS_PER_S,
-    Row,
     Settings,
-    Text,
     Values,
     broker_href,
-    row_of,
-    short,
     source_href,
 )
-from messagebus_monitor.plans import Line, Plan
-from messagebus_monitor.told import NOTHING
+from messagebus_monitor.plans import Plan
 
 TONES = {"done": "info", "failed": "page", "cancelled": "warn"}
 
@@ -25,7 +20,7 @@ TONES = {"done": "info", "failed": "page", "cancelled": "warn"}
 def plan(board: Board, plan: Plan, settings: Settings) -> Values:
     """Return the values of a plan's page."""
     order, found, kind = plan.order, plan.found, plan.kind
-    label = settings.labels.get(order.about, order.about)
+    label = settings.label(order.about)
     if order.kind in ("drain", "undrain"):
         back, crumb = broker_href(order.about), "Brokers"
     elif order.kind == "declare":
@@ -38,26 +33,25 @@ def plan(board: Board, plan: Plan, settings: Settings) -> Values:
         "title": f"{kind.title} {label}",
         "plan": plan,
         "kind": kind,
-        "label": label,
         "back": back,
         "crumb": crumb,
         "facts": _facts(plan, settings),
         "state": _state(plan, settings),
-        "lines": [_row(line, board.view.now_ms, settings) for line in found.lines],
+        "lines": [(line.broker, line) for line in found.lines],
         "keeps": found.keeps,
-        "faults": [short(each, settings) for each in found.faults],
-        "blocked": short(found.blocked, settings),
+        "faults": [settings.short(each) for each in found.faults],
+        "blocked": settings.short(found.blocked),
         "button": f"{kind.title}{f': {many}{where}' if many else ''}",
         "is_narrow": order.kind in ("redrive", "drop"),
-        "brokers": [(name, settings.labels.get(name, name)) for name in board.brokers],
+        "brokers": [(name, settings.label(name)) for name in board.brokers],
     }
 
 
 def _facts(plan: Plan, settings: Settings) -> list[tuple[str, str]]:
     order = plan.order
-    made = [("planned by", plan.by), ("at", told.clock(plan.made_ms))]
+    made = [("planned by", plan.by), ("at", figures.clock(plan.made_ms))]
     if order.broker:
-        made.append(("only on", settings.labels.get(order.broker, order.broker)))
+        made.append(("only on", settings.label(order.broker)))
     if order.reason:
         made.append(("only with the reason", order.reason))
     if plan.kind.is_paced:
@@ -71,20 +65,10 @@ def _state(plan: Plan, settings: Settings) -> tuple[str, str, str]:
         return "", "Nothing has been done yet.", ""
     done = f" {plan.moved:,} of {plan.found.total:,} messages." if plan.found.total else ""
     if plan.is_busy:
-        return "warn", f"{plan.run_by} runs it since {told.clock(plan.began_ms)}.{done}", ""
-    took = told.age(max(0.1, (plan.ended_ms - plan.began_ms) / MS_PER_S))
+        return "warn", f"{plan.run_by} runs it since {figures.clock(plan.began_ms)}.{done}", ""
+    took = figures.age(max(0.1, (plan.ended_ms - plan.began_ms) / MS_PER_S))
     words = {"done": "Done", "failed": "Not done, or not all of it", "cancelled": "Cancelled"}
-    said = f"{words[plan.state]}: {plan.run_by} ran it at {told.clock(plan.began_ms)}, in {took}."
-    return TONES[plan.state], said, short(plan.result, settings)
-
-
-def _row(line: Line, now_ms: int, settings: Settings) -> Row:
-    oldest = None if line.oldest_ms is None else (now_ms - line.oldest_ms) / MS_PER_S
-    return row_of(
-        "line",
-        line.broker,
-        Text(settings.labels.get(line.broker, line.broker), "name", broker_href(line.broker)),
-        Text(NOTHING if line.count is None else f"{line.count:,}", "r"),
-        Text(NOTHING if oldest is None else told.age(oldest), "r"),
-        Text(line.note, "wrap"),
+    said = (
+        f"{words[plan.state]}: {plan.run_by} ran it at {figures.clock(plan.began_ms)}, in {took}."
     )
+    return TONES[plan.state], said, settings.short(plan.result)

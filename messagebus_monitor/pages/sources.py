@@ -5,42 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from messagebus.terminal import plural
-from messagebus_monitor import told
-from messagebus_monitor.board import Board, Place, Source
+from messagebus_monitor import figures
+from messagebus_monitor.board import Board, Source
 from messagebus_monitor.eventlog import Event
-from messagebus_monitor.history import History
+from messagebus_monitor.history import FIELDS, History
 from messagebus_monitor.pages.matrix import source_table
 from messagebus_monitor.pages.shared import (
     CLIENTS_SHOWN,
-    DAY_S,
     MS_PER_S,
     ROWS_A_PAGE,
+    Attached,
     Link,
-    Links,
     Query,
-    Row,
     Settings,
-    Text,
     Tile,
     Values,
+    attached,
     attention,
     big_age,
-    broker_href,
-    event_lines,
-    freshness,
     is_about,
-    link_figures,
-    links_of,
     missing_note,
     parked_note,
-    place_figures,
-    row_of,
     source_href,
     where_oldest,
 )
 from messagebus_tools.observing.rules import reason
 from messagebus_tools.observing.snapshot import Bus
 
+DAY_S, MINUTES_SHOWN = 86_400, 60
 ALIKE = "The brokers are alike, so the cause is with the consumers."
 
 
@@ -74,8 +66,10 @@ def subscription(
         "needs": attention(board, settings, (each for each in view.raised if is_about(each, name))),
         "say": _say(source, board.view.bus, settings),
         "tiles": _source_tiles(source, board, settings),
-        "places": [_place_row(place, board, settings) for place in source.places],
+        "places": [(place.broker, place) for place in source.places],
+        "draining": [broker for broker, a in view.bus.answers.items() if a.state.draining],
         "clients": clients[:CLIENTS_SHOWN],
+        "newest": view.bus.generation,
         "client_note": f"{source.sum.consumers:,}, list generation {view.bus.generation}",
         "series": f"{source_href(name)}/series",
         "span": query.get("span", "3600"),
@@ -86,7 +80,7 @@ def subscription(
         "course": _course_table(view.history, name, view.now_ms) if query.get("table") else [],
         "parked": source.sum.parked,
         "parked_note": parked_note(source, settings),
-        "events": event_lines(events, settings),
+        "events": events,
     }  # fmt: skip
 
 
@@ -116,11 +110,11 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
         why = reason(bus, source.name, leaving)
         because = f"{why[0].upper()}{why[1:]}." if why != "not known" else ALIKE
         if source.lacking:
-            names = ", ".join(settings.labels.get(each, each) for each in source.lacking)
+            names = ", ".join(settings.label(each) for each in source.lacking)
             because = f"No consumer is attached on {names}."
         return (
-            "warn" if (source.oldest_s or 0) >= told.WARN_S else "",
-            f"Out is slower than in: the backlog grows by {told.rate(arriving - leaving)}/s.",
+            "warn" if (source.oldest_s or 0) >= figures.WARN_S else "",
+            f"Out is slower than in: the backlog grows by {figures.rate(arriving - leaving)}/s.",
             because,
         )
     return "", "", ""
@@ -130,18 +124,18 @@ def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile
     arriving, leaving = source.sum.came, source.sum.left
     note = missing_note(board, settings)
     empty, empty_note, tone = _until_empty(source)
-    unacked = told.count(source.sum.unacked)
+    unacked = figures.count(source.sum.unacked)
     return [
         Tile("Oldest message", big_age(source.oldest_s),
              where_oldest(source, settings).removeprefix(f"{source.name} ")
              if source.oldest_s
              else "nothing waits",
-             told.age_class(source.oldest_s), None, "tile.oldest"),
+             figures.age_class(source.oldest_s), None, "tile.oldest"),
         Tile("Waiting", ((f"{source.sum.waiting:,}", ""),),
              note or f"{source.sum.ready:,} ready · {unacked} unacked", "", None, "tile.waiting"),
-        Tile("In", ((told.rate(arriving), "/s"),), "arrive on all brokers together", "", None,
+        Tile("In", ((figures.rate(arriving), "/s"),), "arrive on all brokers together", "", None,
              "tile.in"),
-        Tile("Out", ((told.rate(leaving), "/s"),), "answered by consumers",
+        Tile("Out", ((figures.rate(leaving), "/s"),), "answered by consumers",
              "warn" if tone else "", None, "tile.out"),
         Tile("Until empty", empty, empty_note, tone, None, "tile.empty"),
         Tile("Parked", ((f"{source.sum.parked:,}", ""),),
@@ -152,9 +146,9 @@ def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile
 
 def _until_empty(source: Source) -> tuple[tuple[tuple[str, str], ...], str, str]:
     if not source.sum.ready:
-        return ((told.NOTHING, ""),), "nothing waits for a consumer", ""
+        return ((figures.NOTHING, ""),), "nothing waits for a consumer", ""
     if source.sum.came is None or source.sum.left is None:
-        return ((told.UNKNOWN, ""),), "rates are not known yet", ""
+        return ((figures.UNKNOWN, ""),), "rates are not known yet", ""
     surplus = source.sum.left - source.sum.came
     if surplus <= 0.05:
         missing = f"no consumer on {plural(len(source.lacking), 'broker')}"
@@ -162,70 +156,28 @@ def _until_empty(source: Source) -> tuple[tuple[tuple[str, str], ...], str, str]
     return big_age(source.sum.ready / surplus), "at the rates of this moment", ""
 
 
-def _place_row(place: Place, board: Board, settings: Settings) -> Row:
-    seen = board.view.bus.find(place.broker)
-    answer = seen.answer if seen else None
-    note = ""
-    if place.state == "silent":
-        note = "silent"
-    elif place.state == "missing":
-        note = "not there"
-    elif answer is not None and answer.state.draining:
-        note = "draining"
-    label = settings.labels.get(place.broker, place.broker)
-    return row_of(
-        "place",
-        place.broker,
-        Text(label, "name", broker_href(place.broker), note=note),
-        Text(told.age(place.oldest_s), f"r {told.age_class(place.oldest_s)}"),
-        *place_figures(place, board.view.now_ms),
-        row_class=freshness(place, board),
-    )
+def _clients_of(board: Board, name: str) -> list[tuple[str, Values]]:
+    """Return the clients that ask for the list as its consumers, and those that agents name in detail."""
+    answers = board.view.bus.answers.values()
+    named = {each.id for a in answers for each in a.clients if each.subscription == name}
+    found: dict[str, Attached | None] = dict.fromkeys(named)
+    found |= {client: each for (client, of), each in attached(board).items() if of == name}
+    applied = {each.id: each.applied for answer in answers for each in answer.clients}
+    return [
+        (client, {"name": client, "applied": applied.get(client), "attached": each})
+        for client, each in sorted(found.items(), key=lambda item: item[0])
+    ]
 
 
-def _clients_of(board: Board, name: str) -> list[Row]:
-    """Return the clients that ask for the list as its consumers, and those that agents told in detail."""
-    found: dict[str, Links] = {
-        client.id: ()
-        for answer in board.view.bus.answers.values()
-        for client in answer.clients
-        if client.subscription == name
-    }
-    found |= {client: several for (client, of), several in links_of(board).items() if of == name}
-    applied = {c.id: c.applied for a in board.view.bus.answers.values() for c in a.clients}
-    newest, rows = board.view.bus.generation, []
-    for client, several in sorted(found.items()):
-        at = applied.get(client)
-        rows.append(
-            row_of(
-                "client",
-                client,
-                Text(client, "name"),
-                Text(
-                    told.UNKNOWN if at is None else str(at),
-                    "r warn" if at is not None and at < newest else "r",
-                ),
-                *link_figures(several, board),
-            )
-        )
-    return rows
-
-
-def _course_table(history: History, name: str, now_ms: int) -> list[Row]:
+def _course_table(history: History, name: str, now_ms: int) -> list[tuple[str, Values]]:
+    """Return the last hour by the minute, the newest first; of `figures` as of `history.FIELDS`."""
     series = history.of(f"source:{name}")
     if series is None:
         return []
-    courses = [series.read(each, now_ms / MS_PER_S, DAY_S) for each in range(4)]
-    last = [course.values[-60:] for course in courses]
-    begin_s = courses[0].begin_s + courses[0].step_s * (len(courses[0].values) - len(last[0]))
+    courses = [series.read(each, now_ms / MS_PER_S, DAY_S) for each in range(len(FIELDS))]
+    begin_s, step_s = courses[0].begin_s, courses[0].step_s
+    steps = enumerate(zip(*(course.values for course in courses), strict=True))
     return [
-        Row(
-            id=f"minute.{begin_s + i * courses[0].step_s}",
-            cells=(
-                Text(told.clock((begin_s + i * courses[0].step_s) * MS_PER_S)),
-                Text(told.age(ages), "r"),
-                *(Text(told.rate(value), "r") for value in rest),
-            ),
-        )
-        for i, (ages, *rest) in enumerate(zip(*last, strict=True))
-    ][::-1]
+        (str(at_s), {"at_ms": at_s * MS_PER_S, "figures": values})
+        for at_s, values in ((begin_s + number * step_s, values) for number, values in steps)
+    ][: -MINUTES_SHOWN - 1 : -1]

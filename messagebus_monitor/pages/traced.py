@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from messagebus_monitor import told
 from messagebus_monitor.board import Board
-from messagebus_monitor.pages.shared import (
-    Query,
-    Row,
-    Settings,
-    Text,
-    Values,
-    broker_href,
-    row_of,
-    short,
-    source_href,
-)
-from messagebus_tools.observing.trace import Line, Trace
+from messagebus_monitor.pages.shared import Query, Settings, Values
+from messagebus_tools.observing.trace import Trace
 
 AGO_S = (
     ("", "not known"),
@@ -48,25 +37,11 @@ def traced(
         "topic": query.get("topic", ""),
         "ago": query.get("ago", ""),
         "agos": AGO_S,
-        "answer": short(found.answer, settings) if found else "",
+        "answer": settings.short(found.answer) if found else "",
         "tone": "page" if found and found.answer.startswith("Parked") else "info",
-        "fault": fault,
-        "lines": [_row(number, each, board, settings) for number, each in enumerate(found.lines)]
-        if found
-        else [],
+        "not_traced": fault,
+        "verdicts": VERDICTS,
+        "sources": board.sources,
+        "brokers": board.brokers,
+        "lines": [(str(number), each) for number, each in enumerate(found.lines if found else ())],
     }
-
-
-def _row(number: int, line: Line, board: Board, settings: Settings) -> Row:
-    tone, words = VERDICTS.get(line.verdict, ("info", line.verdict))
-    broker = settings.labels.get(line.broker, line.broker)
-    return row_of(
-        "evidence",
-        str(number),
-        Text("", chip=tone, note=words),
-        Text(line.about, "name", source_href(line.about) if line.about in board.sources else ""),
-        Text(broker, "", broker_href(line.broker) if line.broker in board.brokers else ""),
-        Text(short(line.text, settings), "wrap"),
-        Text(told.day(line.at_ms) if line.at_ms else ""),
-        Text(line.known, "wrap muted"),
-    )

@@ -261,6 +261,11 @@ class Seen:
         """The answer, None while the agent is silent: only this may be counted."""
         return None if self.fault else self.last
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether no figure of it is of now."""
+        return self.answer is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus_monitor import told
+from messagebus_monitor import figures
 from messagebus_monitor.board import Board, View, board
 from messagebus_monitor.history import History
 from messagebus_monitor.pages.others import clients
 from messagebus_monitor.pages.overview import overview
-from messagebus_monitor.pages.shared import Settings, attention, heads, labels, missing_note
+from messagebus_monitor.pages.shared import (
+    Settings,
+    Values,
+    attention,
+    chrome,
+    heads,
+    labels,
+    missing_note,
+)
 from messagebus_monitor.pages.sources import subscription
+from messagebus_monitor.parts import Renderer
+from messagebus_monitor.plans import KINDS
 from messagebus_tools.observing.rules import RULES, Raised
 from messagebus_tools.observing.snapshot import Bus, Consumer, Seen
 from tests.support.watched import ALONE, SLOW, MadeUp
@@ -24,6 +36,32 @@ SETTINGS = Settings(labels=labels([f"mb{n}.example:5672" for n in range(1, 9)]))
 
 def board_of(bus: Bus) -> Board:
     return board(View(bus=bus, now_ms=bus.at_ms, history=History()))
+
+
+def parts_of(template: str, made: Board, values: Values | None) -> dict[str, str]:
+    """Return the parts of a page as HTML, by their ids."""
+    assert values is not None
+    common = {"kinds": KINDS, "actions_off": "", "is_live": True, "who": None}
+    return dict(Renderer().render(template, {**chrome(made, SETTINGS), **values, **common}).parts)
+
+
+def rows_of(template: str, made: Board, values: Values | None) -> dict[str, dict[str, str]]:
+    """Return the rows of a page's tables as text, by their ids and their columns; the first is ""."""
+    return {
+        id: {
+            title: unescape(re.sub("<[^>]*>", "", text)).strip()
+            for title, text in re.findall(
+                r'<td(?: class="[^"]*")?(?: data-l="([^"]*)")?(?: class="[^"]*")?>(.*?)</td>', html
+            )
+        }
+        for id, html in parts_of(template, made, values).items()
+        if html.startswith("<tr")
+    }
+
+
+def cells_of(html: str) -> list[str]:
+    """Return the classes of a row's cells of brokers."""
+    return re.findall(r'<i class="([^"]*)" title', html)
 
 
 def test_a_silent_broker_is_hatched_and_left_out_of_every_sum() -> None:
@@ -36,9 +74,10 @@ def test_a_silent_broker_is_hatched_and_left_out_of_every_sum() -> None:
     assert [place.state for place in source.places].count("silent") == 1
     assert source.sum.ready == without.sources[SLOW].sum.ready
     values = overview(made, {}, SETTINGS)
-    assert values["brokers"][7].waiting == "?"
-    assert values["brokers"][7].state == "unknown"
-    assert {row.cells[7].kind for row in values["lines"]} == {"silent"}
+    parts, rows = parts_of("overview.html", made, values), rows_of("overview.html", made, values)
+    assert rows["broker.mb8.example%3A5672"]["Waiting"] == "?"
+    assert 'chip unknown">agent silent' in parts["broker.mb8.example%3A5672"]
+    assert {cells_of(parts[each])[7] for each in rows if each.startswith("source.")} == {"silent"}
     assert missing_note(made, SETTINGS) == "on 7 of 8 brokers, without mb8"
 
 
@@ -63,17 +102,20 @@ def test_no_sum_depends_on_what_a_silent_broker_said_last(silent: set[int]) -> N
 def test_a_broker_without_a_consumer_is_named_where_others_have_one() -> None:
     made = board_of(MadeUp().bus())
     assert made.sources[ALONE].lacking == ("mb5.example:5672",)
-    first, second = overview(made, {}, SETTINGS)["lines"][:2]
-    assert (first.rest, second.rest) == ("fraud", "warehouse")  # that one has more messages
-    assert "none" in second.cells[4].kind
-    assert second.words.endswith("no consumer on mb5; mb8 did not answer")
+    parts = parts_of("overview.html", made, overview(made, {}, SETTINGS))
+    first, second, *_ = [id for id, html in parts.items() if id[:7] == "source." and "<tr" in html]
+    assert first == "source.payments%2Ffraud"  # that one has more messages
+    assert second == "source.shipments%2Fwarehouse"
+    assert "none" in cells_of(parts[second])[4]
+    assert 'no consumer on mb5; mb8 did not answer"' in parts[second]
 
 
 def test_a_client_of_a_subscription_is_named_where_agents_tell_no_more_of_it() -> None:
-    values = subscription(board_of(MadeUp().bus()), "orders/audit", {}, SETTINGS)
-    assert values
-    rows = [[text.text for text in row.cells] for row in values["clients"]]
-    assert rows == [[f"report-nightly@batch-{n}", "56", "?", "?"] for n in (2, 3)]
+    made = board_of(MadeUp().bus())
+    rows = rows_of("subscription.html", made, subscription(made, "orders/audit", {}, SETTINGS))
+    assert [list(rows[f"client.report-nightly%40batch-{n}"].values()) for n in (2, 3)] == [
+        [f"report-nightly@batch-{n}", "56", "?", "?"] for n in (2, 3)
+    ]
 
 
 def test_a_client_is_told_with_its_brokers_and_what_it_owes_of_its_prefetch() -> None:
@@ -89,8 +131,11 @@ def test_a_client_is_told_with_its_brokers_and_what_it_owes_of_its_prefetch() ->
         return replace(seen, last=replace(seen.last, consumers=(here,)))
 
     bus = replace(made, brokers=tuple(map(with_consumer, made.brokers)))
-    rows = [[t.text for t in row.cells] for row in clients(board_of(bus), {}, SETTINGS)["lines"]]
-    assert [row[3:5] for row in rows if row[3] != "?"] == [[f"2 of {len(names)}", "180 of 200"]]
+    shown = board_of(bus)
+    rows = rows_of("clients.html", shown, clients(shown, {}, SETTINGS)).values()
+    assert [(row["Brokers"], row["Unacked"]) for row in rows if row["Brokers"] != "?"] == [
+        (f"2 of {len(names)}", "180 of 200")
+    ]
 
 
 def test_what_is_about_the_list_leads_to_the_page_that_names_who() -> None:
@@ -106,8 +151,9 @@ def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:
     bus = MadeUp().bus()
     hushed = tuple(replace(seen, fault="no answer") for seen in bus.brokers)
     made = board_of(replace(bus, brokers=hushed))
-    row = overview(made, {}, SETTINGS)["lines"][0]
-    assert (row.waiting, row.consumers, row.arriving) == ("?", "?", "?")
+    rows = rows_of("overview.html", made, overview(made, {}, SETTINGS))
+    row = next(each for id, each in rows.items() if id.startswith("source."))
+    assert (row["Waiting"], row["Consumers"], row["In/s"]) == ("?", "?", "?")
     assert subscription(made, SLOW, {}, SETTINGS) is not None
 
 
@@ -135,12 +181,12 @@ def test_heads_of_different_names_are_different(names: list[str]) -> None:
     [(None, "?"), (0, "\N{EN DASH}"), (0.42, "0.4 s"), (59.6, "1 min 0 s"), (7_860, "2 h 11 min")],
 )
 def test_ages_are_told_in_two_units(seconds: float | None, text: str) -> None:
-    assert told.age(seconds) == text
+    assert figures.age(seconds) == text
 
 
 @given(st.lists(st.none() | st.floats(0, 1e9), max_size=60))
 def test_a_curve_stays_within_its_picture_and_has_gaps(values: list[float | None]) -> None:
-    spark = told.spark(values)
+    spark = figures.spark(values)
     known = [value for value in values if value is not None]
     assert bool(spark.gaps) == (len(known) < max(2, len(values)))
     runs = spark.line.split("M")[1:]

@@ -1,10 +1,11 @@
-"""Figures as text: ages, counts, sizes, and small curves as paths of SVG."""
+"""Figures as text: ages, counts, sizes, and small curves as paths of SVG; ids of rows."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 UNKNOWN = "?"
 NOTHING = "\N{EN DASH}"
@@ -132,3 +133,8 @@ def spark(values: Sequence[float | None], width: int = 84, height: int = 20) -> 
     if unknown < width - step / 2:
         gaps.append(f"M{unknown:.1f} {height - LINE_MARGIN}H{width}")
     return Spark("".join(line), "".join(area), "".join(gaps))
+
+
+def row_id(kind: str, name: str) -> str:
+    """Return the id of the row about something of that kind and name."""
+    return f"{kind}.{quote(name, safe='', errors='surrogatepass')}"
