@@ -78,23 +78,23 @@ mutants: install ## plant faults into messagebus/core, one at a time: the tests 
 bench: install ## the figures of the README that fit into a quarter of an hour, each measured once
 	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
 	@status=0; \
-	$(PYTHON) -m bench figures $(SHORT) --repeat 1 --name bench || status=1; \
-	$(PYTHON) -m bench overhead --name bench || status=1; \
-	$(PYTHON) -m bench run seed-s1 --part 10 --name bench || status=1; \
+	$(PYTHON) -m bench figures $(SHORT) --repeat 1 --keep || status=1; \
+	$(PYTHON) -m bench overhead --keep || status=1; \
+	$(PYTHON) -m bench run seed-s1 --part 10 --keep || status=1; \
 	$(PYTHON) -m bench readme; \
 	exit $$status
 
-bench-all: install ## all figures, repeated: two hours or three; bench/results keeps them
+bench-all: install ## all figures, repeated: two hours or three
 	@test -e out/hosts/failover-1.json || echo "without \`make hosts\` before, power-offs are not measured"
 	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
 	@status=0; \
-	$(PYTHON) -m bench figures --name figures || status=1; \
-	$(PYTHON) -m bench overhead --name measure || status=1; \
+	$(PYTHON) -m bench figures --keep || status=1; \
+	$(PYTHON) -m bench overhead --keep || status=1; \
 	for workload in seed-s1 seed-s2; do \
-		$(PYTHON) -m bench run $$workload --repeat 3 --part 4 --name seed || status=1; \
+		$(PYTHON) -m bench run $$workload --repeat 3 --part 4 --keep || status=1; \
 	done; \
 	for workload in latency-matrix fan-in; do \
-		$(PYTHON) -m bench run $$workload --name workloads || status=1; \
+		$(PYTHON) -m bench run $$workload --keep || status=1; \
 	done; \
 	$(PYTHON) -m bench readme; \
 	exit $$status

@@ -40,8 +40,8 @@ from bench.audit import audit as audited
 from bench.audit_report import print_audit
 from bench.environment import CHECKOUT, describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures.cli import RESULTS, keep
 from bench.figures.figure import Figure
+from bench.figures.results import keep
 from bench.harness.coordinator import conduct
 from bench.harness.interface import Running, durability, started
 from bench.harness.workers import made, made_empty
@@ -136,7 +136,7 @@ def profile_of(named: str) -> Profile:
     default=1,
     help="Of a workload: 10 sends a tenth of its messages, or for a tenth of its time.",
 )
-@click.option("--name", help="Of a results file that keeps the figures of a workload.")
+@options.keep
 @click.option("--live", is_flag=True, help="Read streams of its topics by the live Spark job, too.")
 @options.network
 def run(
@@ -145,7 +145,7 @@ def run(
     folder: Path | None,
     repeat: int,
     part: int,
-    name: str | None,
+    publish: bool,
     live: bool,
     network: str,
 ) -> None:
@@ -161,11 +161,11 @@ def run(
         if live:
             raise InputInvalid("--live: of one profile, no workload")
         made(place)
-        results = work_through(profile, place, network, repeat=repeat, part=part, name_of_file=name)
+        results = work_through(profile, place, network, repeat=repeat, part=part, publish=publish)
     else:
-        if part > 1 or name:
+        if part > 1 or publish:
             raise InputInvalid(
-                f"--part, --name: of a workload alone, without --system: {', '.join(WORKLOADS)}"
+                f"--part, --keep: of a workload alone, without --system: {', '.join(WORKLOADS)}"
             )
         wanted = with_system(profile_of(profile), system)
         if live and wanted.system.name != "messagebus":
@@ -182,22 +182,21 @@ def run(
 
 
 def work_through(
-    name: str, place: Path, network: str, *, repeat: int, part: int, name_of_file: str | None
+    name: str, place: Path, network: str, *, repeat: int, part: int, publish: bool
 ) -> list[dict[str, Any]]:
     """Run a workload of several runs and summarize it."""
     workload = WORKLOADS[name]
     steps = workload.steps(profile_of, repeat, part)
     results = carry_out(steps, place, network, reported, click.echo)
     summarize(name, workload.told(results), place, list(results))
-    if name_of_file:
+    if publish:
         command = f"python -m bench run {name}"
         command += f" --repeat {repeat}" if repeat > 1 else ""
         command += f" --part {part}" if part > 1 else ""
         # Taken from the runs, which may be older than this call.
         first, *_, last = (each["environment"] for each in results.values())
         after = {**first, "path": "its own", "part": part, "load_after": last["load_after"]}
-        figures = list(workload.figures(results, command))
-        keep(RESULTS / f"{name_of_file}.json", f"measure.{name}", figures, after)
+        keep(f"measure.{name}", workload.figures(results, command), after, publish=True)
     return list(results.values())
 
 
@@ -376,11 +375,11 @@ def knee(profile: str, p99_max_ms: float, top: float, folder: Path | None, netwo
         raise DoesNotHold(answer)
 
 
-@click.command(epilog="Example: python -m bench overhead --name measure")
+@click.command(epilog="Example: python -m bench overhead --messages 50000")
 @options.number("--messages", default=OVERHEAD_MESSAGES, help="So many in all.", least=100)
 @options.number("--repeat", default=5, help="So often.")
-@click.option("--name", help="Of a results file that keeps the figures.")
-def overhead(messages: int, repeat: int, name: str | None) -> None:
+@options.keep
+def overhead(messages: int, repeat: int, publish: bool) -> None:
     """Measure what the harness itself adds to each message: CPU time, against a system that does nothing."""
     environment: dict[str, object] = {**describe(), "path": "no broker"}
     found = overheads.measure(messages, repeat)
@@ -388,9 +387,9 @@ def overhead(messages: int, repeat: int, name: str | None) -> None:
     for figure in figures:
         goal = f" (goal {figure.goal})" if figure.goal else ""
         click.echo(f"{figure.value:6.3f} us  {figure.what}{goal}")
-    if name:
+    if publish:
         after = {**environment, "load_after": load_average()}
-        keep(RESULTS / f"{name}.json", "measure.overhead", figures, after)
+        keep("measure.overhead", figures, after, publish=True)
     if missed := [figure.id for figure in figures if figure.met is False]:
         raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 

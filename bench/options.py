@@ -29,3 +29,8 @@ def number(
     kind = click.IntRange if isinstance(default, int) else NumberRange
     bounds: Any = kind(min=least, max=most)  # type: ignore[arg-type]
     return click.option(*names, type=bounds, default=default, show_default=True, help=help)
+
+
+keep = click.option(
+    "--keep", "publish", is_flag=True, help="Put the figures into bench/results/figures.json too."
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import click
 from rich.console import Console
 
 from bench import options
-from bench.environment import CHECKOUT, describe, load_average
+from bench.environment import describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures import audit, feature_costs, gateway, monitor_page, playbooks
 from bench.figures.client import gaps, latency, mesh, speed
-from bench.figures.figure import Figure, Results, figures_table, update
+from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
+from bench.figures.results import counted_now, keep, update
 from bench.harness.loop import best_loop
 
 # Publishing comes first, on empty brokers. Groups that kill brokers come last.
@@ -40,6 +40,8 @@ GROUPS = (
     playbooks.GROUP,
     playbooks.FAILOVER,
 )
+# The table's width: names, ranges and goals fit into one line each.
+WIDTH = 140
 
 
 def chosen(names: Iterable[str]) -> list[Group]:
@@ -59,65 +61,56 @@ def _means(name: str, group: Group) -> bool:
     return group.name == name or group.name.startswith(f"{name}.")
 
 
-RESULTS = CHECKOUT / "bench" / "results"
-# Pages besides README.md.
-PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
-# The table's width: names, ranges and goals fit into one line each.
-WIDTH = 140
-
-
-@click.command(
-    epilog="Example: python -m bench figures client.publish --repeat 5 --name my-machine"
-)
+@click.command(epilog="Example: python -m bench figures client.publish --repeat 5")
 @click.argument("groups", nargs=-1)
 @options.number(
     "--repeat", default=DEFAULT_REPEAT, help="Repetitions of what is measured by turns."
 )
-@click.option("--quick", is_flag=True, help="A tenth of everything: shows that it works.")
-@click.option(
-    "--name",
-    help="Of the results file; figures that are there already are replaced. Default: time.",
-)
+@click.option("--quick", is_flag=True, help="Do a tenth of everything, to see that it works.")
+@options.keep
 @options.folder("Default: a temporary one.")
 @options.network
 def figures(
     groups: tuple[str, ...],
     repeat: int,
     quick: bool,
-    name: str | None,
+    publish: bool,
     folder: Path | None,
     network: str,
 ) -> None:
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
-    GROUPS are names, such as client.publish, or common beginnings of names, such as way.
+    GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
+    threads, handlers, redundant, latency, mesh, gap), feature (order, partitions, dedup, spool, outbox,
+    replay, recorder), gateway, monitor (page), measure (audit), ops (playbooks, failover).
 
-    Prints a table and keeps it as bench/results/NAME.json, after each group. Other load
-    of the machine affects the figures: the file has its load before and after. Exit code 7: a goal was
-    not met.
+    Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects
+    the figures: their source has the load before. Exit code 7: a goal was not met.
     """
+    if quick and publish:
+        raise InputInvalid("--quick, --keep: the figures of a quick run are not kept")
     console = Console(highlight=False, soft_wrap=True)
     wanted = chosen(groups)
     folder = (folder or Path(tempfile.mkdtemp(prefix="messagebus-figures-"))).resolve()
-    name = name or time.strftime("%Y-%m-%d-%H%M%S")
     setup = Setup(folder, console.print, repeat=repeat, quick=quick)
-    path = RESULTS / f"{name}.json"
     found: list[Figure] = []
     failed: list[str] = []
     with Clusters(folder, network, console.print).open() as clusters:
         for group in wanted:
             console.print(f"measuring {group.name}: {group.path}")
+            environment = {**describe(), "loop": best_loop(), "path": group.path, "quick": quick}
             try:
-                measured, environment = _measure(group, clusters, setup)
+                measured = list(group.measure(clusters.setup(group, setup)))
             except BenchError as fault:
                 # A failed group must not lose the results of an hour of other groups.
                 console.print(f"{group.name} failed: {fault}")
                 failed.append(group.name)
                 continue
             found += measured
-            keep(path, group.name, measured, environment)
+            environment["load_after"] = load_average()
+            path = keep(group.name, measured, environment, publish=publish)
+            console.print(f"samples: {os.path.relpath(path)}")
     Console(highlight=False, width=WIDTH).print(figures_table(found))
-    console.print(f"results: {os.path.relpath(path)}")
     shutil.rmtree(folder, ignore_errors=True)
     if failed:
         raise BenchError(f"not measured: {', '.join(failed)}")
@@ -125,38 +118,14 @@ def figures(
         raise DoesNotHold(f"goals not met: {', '.join(missed)}")
 
 
-def _measure(
-    group: Group, clusters: Clusters, setup: Setup
-) -> tuple[list[Figure], dict[str, object]]:
-    """Measure the figures of one group; return them with the environment of the measurement."""
-    environment: dict[str, object] = {
-        **describe(),
-        "loop": best_loop(),
-        "path": group.path,
-        "quick": setup.quick,
-    }
-    measured = list(group.measure(clusters.setup(group, setup)))
-    return measured, {**environment, "load_after": load_average()}
-
-
-def keep(path: Path, group: str, figures: list[Figure], environment: dict[str, object]) -> Path:
-    """Write the figures of a group into a file of results, replacing its figures with the same ids.
-
-    The file's environment is that of its newest group; ``groups`` has the environment of each.
-    """
-    known = Results.load(path) if path.exists() else None
-    replaced = {figure.id for figure in figures}
-    kept = [each for each in known.figures if each.id not in replaced] if known else []
-    groups = known.environment.get("groups", {}) if known else {}
-    return Results(
-        name=path.stem,
-        environment={**environment, "groups": {**groups, group: environment}},
-        figures=(*kept, *figures),
-    ).save(path.parent)
-
-
 @click.command(epilog="Example: python -m bench readme")
 def readme() -> None:
-    """Write the newest figures into README.md, docs/MEASURING.md and bench/results/README.md."""
-    count = update(CHECKOUT / "README.md", RESULTS, PAGES)
-    click.echo(f"README.md, docs/MEASURING.md: they have the figures of {count} results files")
+    """Write the figures of bench/results/figures.json into README.md and docs, and mark outdated ones.
+
+    Outdated are figures that are more than 30 days old, or older than 300 commits to what they measure.
+    """
+    counted_now()
+    found = update()
+    click.echo(
+        f"README.md, docs/MEASURING.md, bench/results/README.md: {len(found.figures)} figures"
+    )

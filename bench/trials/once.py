@@ -29,8 +29,8 @@ from bench.audit import Audit, audit
 from bench.audit_report import disagreements, read_report
 from bench.environment import describe
 from bench.errors import BenchError, DoesNotHold
-from bench.figures.cli import RESULTS
-from bench.figures.figure import Figure, Maker, Results, at_least, at_most
+from bench.figures.figure import Figure, Maker, at_least, at_most
+from bench.figures.results import keep
 from bench.processes import run as run_to_end
 from bench.processes import wait_until
 from bench.rows import read_events
@@ -101,7 +101,7 @@ SPARK_WITHIN_S = 600.0
 @click.option(
     "--defect", default="", type=click.Choice(("", *once_app.DEFECTS)), help="Plant this fault."
 )
-@click.option("--name", help="Of the file in bench/results that gets the figures. Default: none.")
+@options.keep
 @options.folder("Default: a temporary one.")
 @options.network
 def once(
@@ -110,7 +110,7 @@ def once(
     seed: int | None,
     spark: bool,
     defect: str,
-    name: str | None,
+    publish: bool,
     folder: Path | None,
     network: str,
 ) -> None:
@@ -141,13 +141,12 @@ def once(
         console.print(line)
     id = "once.trial" if minutes == MINUTES else f"once.trial{minutes:g}"
     figures = figures_of(verdict, f"{minutes:g} min of kills", command, id=id)
-    results = Results(name=name or "once", environment=environment, figures=figures)
-    path = results.save(RESULTS if name else place)
-    console.print(f"results: {path}")
+    path = keep(id, figures, environment, publish=publish)
+    console.print(f"figures: {path}")
     if faults:
         raise DoesNotHold(f"seed {seed}: {'; '.join(faults[:20])}; kept in {place}")
     console.print("the promise holds" + (", and Spark's audit agrees" if spark else ""))
-    if folder is None and name:
+    if folder is None and publish:
         shutil.rmtree(place)
 
 

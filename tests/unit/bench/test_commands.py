@@ -171,7 +171,7 @@ def test_a_folder_with_something_in_it_is_refused_before_anything_starts(
 
 
 @pytest.mark.usefixtures("never")
-@pytest.mark.parametrize("option", [["--part", "10"], ["--name", "mine"]])
+@pytest.mark.parametrize("option", [["--part", "10"], ["--keep"]])
 def test_what_workloads_alone_have_is_refused_for_a_profile(
     option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

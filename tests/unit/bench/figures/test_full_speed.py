@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import pstats
 from pathlib import Path
 
@@ -9,40 +8,11 @@ from click.testing import CliRunner
 
 from bench.errors import BenchError, InputInvalid
 from bench.figures import full_speed as module
-from bench.figures.cli import GROUPS, chosen, figures, keep
-from bench.figures.figure import Figure, Results
+from bench.figures.cli import GROUPS, chosen, figures
 from bench.figures.full_speed import Against, Line, Table, interleaved, scaled, sized, take_turn
 from bench.figures.groups import Clusters, Group, Setup, repeat_command
 from bench.harness.turn import Task, Turn
 from tests.support.bench_task import bench_task
-
-
-def figure(id: str, value: float) -> Figure:
-    return Figure(id=id, what="x", value=value, unit="s", repeat="y")
-
-
-def test_a_group_that_is_measured_again_replaces_its_own_figures_alone(tmp_path: Path) -> None:
-    path = tmp_path / "client.json"
-    keep(path, "client.a", [figure("client.a.x", 1), figure("client.a.y", 2)], {"at": "1"})
-    keep(path, "client.b", [figure("client.b.x", 3)], {"at": "2"})
-    keep(path, "client.a", [figure("client.a.x", 4)], {"at": "3"})
-    found = Results.load(path)
-    assert {each.id: each.value for each in found.figures} == {
-        "client.a.x": 4,
-        "client.a.y": 2,
-        "client.b.x": 3,
-    }
-    assert found.environment["at"] == "3"
-    assert found.environment["groups"]["client.b"] == {"at": "2"}
-
-
-def test_samples_are_kept_where_there_are_any(tmp_path: Path) -> None:
-    with_samples = Figure(id="a", what="x", value=2, unit="s", repeat="y", samples=(1, 2, 3))
-    path = keep(tmp_path / "x.json", "a", [with_samples, figure("b", 1)], {"at": "1"})
-    first, second = json.loads(path.read_text())["figures"]
-    assert first["samples"] == [1, 2, 3]
-    assert "samples" not in second
-    assert Results.load(path).figures == (with_samples, figure("b", 1))
 
 
 def test_a_wrong_name_is_told_before_anything_is_started() -> None:

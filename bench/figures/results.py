@@ -1,0 +1,360 @@
+"""The measured figures in ``bench/results/figures.json``, and the pages that are made from them.
+
+The file has each figure once, and of each group of figures when, on what and from which commit it was
+measured. ``python -m bench readme`` counts the commits since then, and writes the tables: the README's, and
+the page beside the file. Any page gets the figures that it names, ``<!-- figure ID -->...<!-- / -->``. The
+samples of all repetitions are in files of their own in ``out/figures``, which no repository keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench.environment import CHECKOUT, commit
+from bench.errors import InputInvalid
+from bench.figures.figure import Figure
+from messagebus.recording.manifest import write_whole
+
+RESULTS = CHECKOUT / "bench" / "results" / "figures.json"
+RAW = CHECKOUT / "out" / "figures"
+README = CHECKOUT / "README.md"
+# Pages besides the README that name figures.
+PAGES = (CHECKOUT / "docs" / "MEASURING.md",)
+# A figure beyond one of these is outdated: its age, and the commits since then to what it measures.
+DAYS_MAX, COMMITS_MAX = 30, 300
+# No goal counts as met if more processes than these wanted to run before the measurement.
+LOAD_MAX = 2.0
+# Beginning of a group's name -> what it measures; the longest one counts.
+MEASURED = {
+    "": ("messagebus",),
+    "gateway": ("messagebus", "messagebus_gateway"),
+    "monitor": ("messagebus_monitor", "messagebus_tools"),
+    "measure.audit": ("spark",),
+    "measure.overhead": ("bench/harness", "bench/load"),
+    "measure.peers": ("messagebus", "bench/clients"),
+    "ops": ("messagebus", "messagebus_agent", "ops", "lb", "consumer_lists"),
+}
+GIT_WITHIN_S = 30.0
+# Of an environment, what a group keeps.
+KEPT = (
+    *("path", "loop", "part", "cpu", "cores", "memory_gib", "kernel", "python", "pika", "uvloop"),
+    *("rabbitmq", "erlang", "haproxy"),
+)
+OWN = ("at", "commit", "repeat", "load", "since")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The measurement of a group. at: UTC. commit: with ``+`` at its end when files differed from it.
+
+    repeat: the command that repeats it. load: processes that wanted to run before it. since: commits from
+    there to the file's own to what it measures; None when the commit is unknown. more: versions, machine.
+    """
+
+    at: str
+    commit: str
+    repeat: str
+    load: float = 0.0
+    since: int | None = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any], repeat: str) -> Source:
+        """Return that of an environment of `bench.environment.describe`."""
+        load = float(environment.get("load_before", [0.0])[0])
+        more = {name: environment[name] for name in KEPT if environment.get(name)}
+        return cls(environment["at"], environment["commit"], repeat, load, 0, more)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in OWN}, **self.more}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Source:
+        more = {name: each for name, each in found.items() if name not in OWN}
+        return cls(**{name: found[name] for name in OWN}, more=more)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.load > LOAD_MAX
+
+    def remarks(self, on: str) -> str:
+        """Return day, commit, and what speaks against the figures. on: the time when the page is made."""
+        found = [f"{self.at[:10]} `{self.commit.rstrip('+')[:8]}`"]
+        if self.commit.endswith("+"):
+            found.append("uncommitted changes")
+        if self.is_busy:
+            found.append(f"load {self.load:.1f}")
+        days = (_day(on) - _day(self.at)).days
+        if self.since is None or self.since > COMMITS_MAX or days > DAYS_MAX:
+            found.append("**outdated**")
+        return ", ".join(found)
+
+
+def _day(at: str) -> datetime:
+    return datetime.fromisoformat(at[:10])
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All figures. at, commit: when and where `since` of all groups was counted. groups: name -> source.
+
+    figures: id -> figure. group_of: id -> the name of its group.
+    """
+
+    at: str
+    commit: str
+    groups: Mapping[str, Source] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    group_of: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Read the file. Raises InputInvalid for any other file."""
+        try:
+            found = json.loads(path.read_text())
+            groups = {name: Source.from_json(each) for name, each in found["groups"].items()}
+            group_of = {each["id"]: each.pop("group") for each in found["figures"]}
+            figures = {
+                each["id"]: Figure.from_json(each, groups[group_of[each["id"]]].repeat)
+                for each in found["figures"]
+            }
+            return cls(found["at"], found["commit"], groups, figures, group_of)
+        except OSError as fault:
+            raise InputInvalid(f"{path}: cannot read: {fault.strerror}") from fault
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            raise InputInvalid(f"{path}: not a file of figures: {fault}") from fault
+
+    def save(self, path: Path) -> None:
+        """Write the file, a line for each group and each figure."""
+        groups = [
+            f"{json.dumps(name)}: {json.dumps(source.as_json())}"
+            for name, source in sorted(self.groups.items())
+        ]
+        figures = [
+            json.dumps({**figure.as_json(), "group": self.group_of[id]}, ensure_ascii=False)
+            for id, figure in sorted(self.figures.items())
+        ]
+        head = f'{{\n"at": "{self.at}", "commit": "{self.commit}",\n'
+        parts = (("groups", "{}", groups), ("figures", "[]", figures))
+        body = ",\n".join(
+            f'"{name}": {ends[0]}\n ' + ",\n ".join(lines) + f"\n{ends[1]}"
+            for name, ends, lines in parts
+        )
+        write_whole(path, f"{head}{body}\n}}\n")
+
+    def with_group(self, name: str, source: Source, figures: Iterable[Figure]) -> Results:
+        """Return the results with the figures of a group, in place of all that it had."""
+        gone = {id for id, of in self.group_of.items() if of == name or of.startswith(f"{name}.")}
+        found = {figure.id: figure for figure in figures}
+        gone |= found.keys()
+        group_of = {id: of for id, of in self.group_of.items() if id not in gone}
+        group_of |= dict.fromkeys(found, name)
+        left = {id: figure for id, figure in self.figures.items() if id not in gone}
+        groups = {of: self.groups[of] for of in set(group_of.values()) - {name}}
+        return dataclasses.replace(
+            self, groups={**groups, name: source}, figures={**left, **found}, group_of=group_of
+        )
+
+    def counted(self, at: str, now: str) -> Results:
+        """Return the results with the commits of each group up to the commit `now`."""
+        groups = {
+            name: dataclasses.replace(source, since=_commits(name, source.commit, now))
+            for name, source in self.groups.items()
+        }
+        return dataclasses.replace(self, at=at, commit=now, groups=groups)
+
+    def source_of(self, id: str) -> Source:
+        return self.groups[self.group_of[id]]
+
+    def goal(self, id: str) -> str:
+        """Format the goal of a figure for a table in Markdown. None is met beside other work."""
+        figure, repeated = self.figures[id], " by every repetition"
+        if figure.met is False:
+            return f"{figure.goal} (**not met{repeated if figure.is_unsure else ''}**)"
+        busy = figure.goal and self.source_of(id).is_busy
+        return f"{figure.goal} (not judged)" if busy else figure.goal
+
+    def row(self, id: str, words: str) -> str:
+        """Return the row of a figure. words: its description there."""
+        figure, remarks = self.figures[id], self.source_of(id).remarks(self.at)
+        part = re.search(r"--part (\d+)", figure.repeat)
+        words += f", 1/{part[1]} of the run" if part else ""
+        return f"| {words} | {figure} | {self.goal(id)} | {remarks} |"
+
+
+def _commits(group: str, since: str, now: str) -> int | None:
+    """Count the commits to what a group measures; None when git does not know one of the two."""
+    paths = MEASURED[max((each for each in MEASURED if group.startswith(each)), key=len)]
+    argv = ["git", "-C", str(CHECKOUT), "rev-list", "--count"]
+    argv += [f"{since.rstrip('+')}..{now}", "--", *paths]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=GIT_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+def keep(
+    group: str,
+    figures: Iterable[Figure],
+    environment: Mapping[str, Any],
+    *,
+    publish: bool,
+    results: Path = RESULTS,
+    raw: Path = RAW,
+) -> Path:
+    """Write the figures of a group with all samples into a file of its own, and return its path.
+
+    publish: put them into `results` too, in place of all that the group had.
+    """
+    found, stamp = list(figures), environment["at"].replace(":", "")
+    raw.mkdir(parents=True, exist_ok=True)
+    path = raw / f"{group}-{stamp}.json"
+    rows = [dataclasses.asdict(figure) for figure in found]
+    write_whole(path, json.dumps({"environment": environment, "figures": rows}, indent=1) + "\n")
+    if publish:
+        source = Source.of(environment, found[0].repeat)
+        known = Results.load(results) if results.exists() else Results(source.at, source.commit)
+        known.with_group(group, source, found).save(results)
+    return path
+
+
+BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
+NAMED = re.compile(r"(<!-- figure (\S+) -->).*?(<!-- / -->)", re.DOTALL)
+HEAD = ("| | value | goal | measured |", "|---|---|---|---|")
+# The README's rows, in this order.
+FIRST = {
+    "client.publish.w1000.send_many.rate": "Safe publishes of 1 KB, one process, one broker",
+    "client.publish.w1000.send_many.ratio_perf_test": "... times Java PerfTest's",
+    "client.publish.w1000.send_many.cpu_us": "... CPU of a message in the client",
+    "client.consume.rate": "Received and acked one by one, 1 KB, one process",
+    "client.consume.ratio_perf_test": "... times Java PerfTest's",
+    "client.consume.cpu_us": "... CPU of a message in the client",
+    "client.batch.publish.50x200.rate": "Safe publishes of 200 bytes, 50 in a batch",
+    "measure.latency_matrix.1024.confirm_p50_ms": "Publish to confirm at 3,000/s of 1 KB, median",
+    "measure.latency_matrix.1024.confirm_p99.9_ms": "... 99.9 %",
+    "measure.seed_s2.n3_w50.confirmed_ratio": "50 publishers, 50 consumers, 3 nodes: times a native cluster",
+    "client.gap.kill_s": "A broker is killed: longest time of its publishers without a confirm",
+    "client.gap.freeze_s": "A broker freezes: the same",
+    "client.gap.lost": "Confirmed messages lost in 200 such events",
+    "ops.add.attach_s": "A broker is added: until all consumers are attached",
+    "ops.restart.gap_s": "All brokers restarted in turn: longest time without a confirm, above a quiet one's",
+    "ops.lost": "Confirmed messages lost in all operations",
+    "ops.failover.serving_s": "A host loses power: until its mirrored broker serves again",
+    "client.mesh.consumer_mb": "Memory of a consumer process, 50 consumers on 64 brokers",
+    "measure.overhead.message_us": "What `bench` itself adds to a message, both ends",
+    "measure.audit.ratio": "Audit of 10 + 10 million rows by Spark: times DuckDB's CPU",
+}
+_PEERS = (
+    *("messagebus_1_fsync", "pika_1_fsync", "aio_pika_1_fsync", "kafka_1_fsync"),
+    *("messagebus_3_fsync", "native_3_fsync", "kafka_3_page_cache", "artemis_cluster_3_fsync"),
+)
+# The rows of the page beside the file after those, by section. A page of more than ROWS_MAX is no page.
+ROWS_MAX = 60
+MORE = {
+    "Publishing and consuming": (
+        "client.publish.w50.rate",
+        *(f"client.publish.w1000.send_many.ratio_{peer}" for peer in ("pika_async", "aio_pika")),
+        *("client.threads.64.rate", "client.redundant.send_many.ratio"),
+        *("client.consume.many_rate", "client.consume.ratio_aio_pika"),
+        *("client.batch.consume.50x200.rate", "client.handlers.app_more_us"),
+    ),
+    "Other systems, by turns": (
+        *(f"measure.peers.{each}.rate" for each in _PEERS),
+        *(f"measure.seed_s{number}.n2_w50.confirmed_ratio" for number in (1, 2)),
+    ),
+    "Faults and operations": (
+        *("client.gap.alarm_s", "client.gap.silence_s", "ops.remove.gap_s", "ops.add.gap_s"),
+        *("ops.reload.gap_s", "ops.add.spread", "ops.failover.resync_s"),
+    ),
+    "Features": (
+        *("feature.order.added_us", "feature.partitions.ratio", "feature.dedup.memory_us"),
+        *("feature.dedup.redis_rate", "feature.spool.accept_rate", "feature.outbox.relay_rate"),
+        *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
+    ),
+    "Gateway and monitor": (
+        *("gateway.publish_rate", "gateway.batch_rate", "gateway.added_p50_ms"),
+        *("monitor.page.cpu_percent", "monitor.page.memory_mb"),
+    ),
+}
+
+
+def update(
+    results: Path = RESULTS, readme: Path = README, pages: Iterable[Path] = PAGES
+) -> Results:
+    """Write the figures of a file into the README, into other pages, and into README.md beside the file.
+
+    Raises InputInvalid when there are no markers in the README, or for a figure that the file has not.
+    """
+    found = Results.load(results)
+    head, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise InputInvalid(f"{readme}: no {BEGIN} ... {END} in it")
+    written = {page: named(page.read_text(), found.figures) for page in pages}
+    table = "\n".join(in_short(found))
+    written[readme] = named(f"{head}{BEGIN}\n{table}\n{END}{tail}", found.figures)
+    written[results.with_name("README.md")] = "\n".join(page_of(found)) + "\n"
+    for page, content in written.items():
+        page.write_text(content)
+    return found
+
+
+def named(text: str, known: Mapping[str, Figure]) -> str:
+    """Return the page with the current values of the figures that it names. Raises InputInvalid."""
+    if unknown := {each[2] for each in NAMED.finditer(text)} - known.keys():
+        raise InputInvalid(f"no results have {', '.join(sorted(unknown))}")
+    return NAMED.sub(lambda each: f"{each[1]}{known[each[2]]}{each[3]}", text)
+
+
+def in_short(found: Results) -> list[str]:
+    """Return the README's table, and the number of met goals."""
+    rows = [found.row(id, words) for id, words in FIRST.items() if id in found.figures]
+    page = "[more figures](bench/results/README.md)"
+    return [*HEAD, *rows, "", f"{goals_met(found)}: {page}."]
+
+
+def goals_met(found: Results) -> str:
+    """Count the goals that are met, missed, and not judged because of other work on the machine."""
+    judged = [id for id, figure in found.figures.items() if figure.goal]
+    missed = [id for id in judged if found.figures[id].met is False]
+    busy = [id for id in judged if id not in missed and found.source_of(id).is_busy]
+    met = len(judged) - len(missed) - len(busy)
+    return (
+        f"Of {len(judged)} goals {met} are met and {len(missed)} are not; {len(busy)} are not judged, "
+        f"because the machine had a load above {LOAD_MAX:g} before"
+    )
+
+
+def page_of(found: Results) -> Iterator[str]:
+    """Yield the lines of the page beside the file."""
+    yield from (
+        "# Figures",
+        "",
+        "Made by `python -m bench readme` from [figures.json](figures.json), which has all figures, their",
+        "commands, the machine and all versions. In brackets: the least and the greatest of the repetitions.",
+        f"*Outdated*: more than {DAYS_MAX} days, or {COMMITS_MAX} commits to what it measures, before "
+        f"{found.at[:10]}.",
+        "",
+        f"{goals_met(found)}.",
+    )
+    for title, rows in {"In short": FIRST, **MORE}.items():
+        yield from ("", f"## {title}", "", *HEAD)
+        for id in rows:
+            if id in found.figures:
+                yield found.row(id, FIRST.get(id, found.figures[id].what))
+
+
+def counted_now(results: Path = RESULTS) -> None:
+    """Count the commits since each group was measured, up to this checkout's commit, in the file."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    Results.load(results).counted(at, commit().rstrip("+")).save(results)
