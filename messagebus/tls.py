@@ -54,11 +54,15 @@ class TlsFiles:
         Raises ConfigError with every fault of the files. The same object as long as the files stay
         as they are, so that new ones count from the next dial.
         """
-        return _context(self, False, self._stamps())
+        return _context(self, None, self._stamps())
 
-    def server_context(self) -> ssl.SSLContext:
-        """Return a context that shows our certificate and asks for one of ca_file's. Raises ConfigError."""
-        return _context(self, True, self._stamps())
+    def server_context(self, clients: ssl.VerifyMode = ssl.CERT_REQUIRED) -> ssl.SSLContext:
+        """Return a context that shows our certificate. Raises ConfigError.
+
+        clients: whether a client must show one of ca_file's, may, or is not asked. The same object as long as
+        the files stay as they are.
+        """
+        return _context(self, clients, self._stamps())
 
     def refresh(self, *used: ssl.SSLContext) -> None:
         """Have contexts that are in use show and trust the files' current contents, from the next handshake.
@@ -118,17 +122,19 @@ class TlsFiles:
 
 
 @functools.lru_cache(maxsize=CONTEXTS_KEPT)
-def _context(files: TlsFiles, serves: bool, _stamps: object) -> ssl.SSLContext:
+def _context(files: TlsFiles, clients: ssl.VerifyMode | None, _stamps: object) -> ssl.SSLContext:
+    """Make the context of a server, which asks its clients so, or None: that of a client."""
+    serves = clients is not None
     purpose = ssl.Purpose.CLIENT_AUTH if serves else ssl.Purpose.SERVER_AUTH
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     faults = []
     if files.ca_file:
         faults += _trust(context, files.ca_file)
-    else:
+    elif clients is not ssl.CERT_NONE:
         context.load_default_certs(purpose)
-    if serves:
-        context.verify_mode = ssl.CERT_REQUIRED
+    if clients is not None:
+        context.verify_mode = clients
     if files.cert_file:
         faults += _show(context, files.cert_file, files.key_file)
     elif serves:

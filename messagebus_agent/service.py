@@ -18,8 +18,10 @@ from typing import Any
 
 from messagebus._io.amqp.control import Right, rights_of
 from messagebus._io.amqp.link import Credentials
-from messagebus.broker import Broker
 from messagebus.errors import ConfigError
+from messagebus.http.connections import Bounds, connections_below_descriptors
+from messagebus.http.listening import Tls, listen
+from messagebus.http.server import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server
 from messagebus.secret import Secret
 from messagebus_agent.broker.answering import Answering
 from messagebus_agent.broker.loads import Counting, Loads
@@ -41,7 +43,6 @@ from messagebus_agent.web.login import Login
 from messagebus_agent.web.metrics import Figure, Metrics, figures_of_mirror, mirror_of
 from messagebus_agent.web.observe import Observer
 from messagebus_agent.web.routes import Parts, application
-from messagebus_agent.web.server import ACCEPTED_AT_ONCE, STOP_TIMEOUT_S, Server, listen
 from messagebus_agent.web.tap import Taps
 from messagebus_agent.web.trail import Trail
 
@@ -52,9 +53,12 @@ LOGIN_TIMEOUT_MS = 2_000
 ALARM_INTERVAL_S = 2.0
 # Delay of a change of the verdict in the log; balancers get it at once.
 TELL_INTERVAL_S = 0.5
-# Delay until new certificates are used.
+# Delay until new certificates are shown to peers.
 CERTIFICATES_INTERVAL_S = 10.0
 CHECK_TIMEOUT_S = 1.0
+CONNECTIONS_MAX = 30_000
+# OBSERVED_NAMES_MAX names stand in one address.
+HEADER_BYTES_MAX = 64 << 10
 # Pauses before a failed task begins again: a bug that comes back at once writes two lines a minute.
 TASK_PAUSE_MIN_S, TASK_PAUSE_MAX_S = 0.1, 30.0
 
@@ -128,9 +132,9 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises ConfigError when a port is not available."""
         config = self._config
-        http = listen("http", Broker.parse(config.http))
+        http = listen("http", config.http)
         try:
-            check = listen("check", Broker.parse(config.check))
+            check = listen("check", config.check)
         except ConfigError:
             http.close()
             raise
@@ -140,7 +144,12 @@ class Service:
             loop.add_signal_handler(number, stopping.set)
         if self.lists.look():
             self.topology.list_changed()
-        server = Server(self._application(), self._tls)
+        bounds = Bounds(
+            connections_max=connections_below_descriptors(CONNECTIONS_MAX),
+            header_bytes_max=HEADER_BYTES_MAX,
+        )
+        tls = Tls(self._tls) if self._tls else None
+        server = Server(self._application(), http, bounds, tls=tls)
 
         def stop() -> None:
             server.stop()
@@ -154,7 +163,7 @@ class Service:
         )
         await _until(
             stopping,
-            server.run_on(http),
+            server.run(),
             self._kept("list", lambda: self.lists.watch(self.topology.list_changed)),
             self._kept("topology", self.topology.run),
             self._kept("upkeep", self.upkeep.run),
@@ -259,12 +268,12 @@ class Service:
         files = self._tls
         if files is None:
             return
-        used, seen = (files.server_context(), files.client_context()), files.client_context()
+        used = seen = files.client_context()
         while True:
             await asyncio.sleep(CERTIFICATES_INTERVAL_S)
             try:
                 if (now := files.client_context()) is not seen:
-                    files.refresh(*used)
+                    files.refresh(used)
                     seen = now
                     log.info("certificates read again broker=%s", self._config.broker)
             except ConfigError as fault:

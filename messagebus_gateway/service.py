@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import ssl
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from messagebus.http.connections import Bounds, connections_below_descriptors
+from messagebus.http.listening import Tls, listen
+from messagebus.http.server import Server
+from messagebus.tls import TlsFiles
 from messagebus_gateway.clients import Bus, Publishers, RealBus, now_ms
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.metrics import Metrics
@@ -22,7 +27,6 @@ from messagebus_gateway.peers import Peers
 from messagebus_gateway.people import People
 from messagebus_gateway.pulling import Pulls
 from messagebus_gateway.pushing import Push
-from messagebus_gateway.server import Server, listen
 from messagebus_gateway.web import Parts, application
 
 __all__ = ["Gateway", "serve", "serve_file"]
@@ -30,7 +34,7 @@ __all__ = ["Gateway", "serve", "serve_file"]
 log = logging.getLogger("messagebus.gateway")
 
 IDLE_EVERY_S = 5.0
-ADMIN_REQUEST_S = 5.0
+HEAD_S = 10.0
 ADMIN_CONNECTIONS_MAX = 64
 
 
@@ -69,23 +73,17 @@ class Gateway:
         except Exception:
             self._sockets[0].close()
             raise
+        limits = config.limits
+        # Beside its own descriptors this port leaves those of the other.
+        most = connections_below_descriptors(limits.connections_max) - ADMIN_CONNECTIONS_MAX
+        bounds = Bounds(
+            connections_max=max(1, min(limits.connections_max, most)),
+            head_s=min(HEAD_S, limits.request_s),
+            request_s=limits.request_s,
+        )
         self._servers = [
-            Server(
-                application(parts),
-                self._sockets[0],
-                request_s=config.limits.request_s,
-                connections_max=config.limits.connections_max,
-                tls_cert_file=config.tls_cert_file,
-                tls_key_file=config.tls_key_file,
-                tls_client_ca_file=config.tls_client_ca_file,
-                sockets=True,
-            ),
-            Server(
-                self._admin(),
-                self._sockets[1],
-                request_s=ADMIN_REQUEST_S,
-                connections_max=ADMIN_CONNECTIONS_MAX,
-            ),
+            Server(application(parts), self._sockets[0], bounds, tls=_tls(config), is_fast=True),
+            Server(self._admin(), self._sockets[1], Bounds(connections_max=ADMIN_CONNECTIONS_MAX)),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._serving: list[asyncio.Task[None]] = []
@@ -150,12 +148,12 @@ class Gateway:
         await self.pulls.drain(grace_s)
         for push in self._pushes:
             await push.stop()
-        self._servers[0].should_exit = True
+        self._servers[0].stop()
         await asyncio.gather(self._serving[0])
         leases = await self.pulls.stop()
         await self._peers.close()
         publishes = await self._publishers.stop()
-        self._servers[1].should_exit = True
+        self._servers[1].stop()
         await asyncio.gather(self._serving[1])
         for task in self._tasks:
             task.cancel()
@@ -182,6 +180,18 @@ class Gateway:
         return Starlette(
             routes=[Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)]
         )
+
+
+def _tls(config: GatewayConfig) -> Tls | None:
+    if not config.tls_cert_file:
+        return None
+    files = TlsFiles(
+        ca_file=config.tls_client_ca_file,
+        cert_file=config.tls_cert_file,
+        key_file=config.tls_key_file,
+    )
+    # A client that shows none may still have a token.
+    return Tls(files, ssl.CERT_OPTIONAL if config.tls_client_ca_file else ssl.CERT_NONE)
 
 
 def _url(address: tuple[str, int], scheme: str) -> str:

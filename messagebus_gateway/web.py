@@ -35,6 +35,7 @@ from messagebus import (
     Topic,
     TopologyMismatch,
 )
+from messagebus.http.server import NAMES
 from messagebus_gateway import streaming
 from messagebus_gateway.clients import Bus, Publishers, now_ms
 from messagebus_gateway.config import GatewayConfig
@@ -74,7 +75,6 @@ from messagebus_gateway.reading import (
     read_whole,
     too_large,
 )
-from messagebus_gateway.server import NAMES
 from messagebus_gateway.sockets import PROTOCOL, Socket
 from messagebus_integrations import cloudevents
 

@@ -14,10 +14,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import uvicorn
-
 from messagebus import BusConfig, ConfigError
-from messagebus.broker import Broker
+from messagebus.http.connections import Bounds, connections_below_descriptors
+from messagebus.http.listening import listen
+from messagebus.http.server import STOP_TIMEOUT_S, Server
 from messagebus_monitor.config import LISTEN, MonitorConfig
 from messagebus_monitor.eventlog import EventLog
 from messagebus_monitor.people import hash_password
@@ -29,7 +29,7 @@ __all__ = ["Monitor", "MonitorConfig", "hash_password", "run", "serve"]
 
 log = logging.getLogger("messagebus.monitor")
 
-STOP_WITHIN_S = 2
+CONNECTIONS_MAX = 2_000
 REREAD_EVERY_S = 2.0
 # 64 brokers of 500 names are 100,000 values that live on and make no cycles: by the own thresholds of Python
 # all of them were walked about every look, for half of the CPU time.
@@ -61,24 +61,14 @@ async def serve(config: MonitorConfig) -> None:
     watch = Watch(
         Asker(config.bus, balancers=config.balancers, prometheus=config.prometheus), events
     )
-    address = Broker.parse(config.listen)
     monitor = Monitor(config, watch)
-    server = _Server(
-        uvicorn.Config(
-            monitor.application(),
-            host=address.host.strip("[]"),
-            port=address.port,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=STOP_WITHIN_S,
-        )
-    )
+    try:
+        listener = listen("listen", config.listen)
+    except ConfigError:
+        events.close()
+        raise
+    bounds = Bounds(connections_max=connections_below_descriptors(CONNECTIONS_MAX))
+    server = Server(monitor.application(), listener, bounds)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
@@ -86,17 +76,16 @@ async def serve(config: MonitorConfig) -> None:
     watching.add_done_callback(lambda _task: server.stop())
     rereading = asyncio.create_task(_reread(monitor))
     try:
-        await watch.next(0, within_s=STOP_WITHIN_S)
+        await watch.next(0, within_s=STOP_TIMEOUT_S)
         print(f"the page of the bus: http://{config.listen}/", file=sys.stderr)
-        await server.serve()
-    except SystemExit as fault:
-        raise ConfigError(f"listen {config.listen}: the address cannot be used") from fault
+        await server.run()
     finally:
         failed = watching.done()
         await monitor.actions.close()
         watching.cancel()
         rereading.cancel()
         await asyncio.gather(watching, rereading, return_exceptions=True)
+        listener.close()
         events.close()
     if failed and not watching.cancelled() and (why := watching.exception()):
         raise why
@@ -124,16 +113,3 @@ def _mark(path: str) -> object:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to `serve`."""
-
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        import contextlib
-
-        return contextlib.nullcontext()
-
-    def stop(self) -> None:
-        """End, once open answers are written."""
-        self.should_exit = True

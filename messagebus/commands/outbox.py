@@ -210,6 +210,7 @@ async def _until_drained(made: AsyncRelay) -> None:
 
 
 def _serve(metrics: str, made: AsyncRelay) -> Any:
-    from messagebus.worker.health import HealthServer, parse_address, relay_answers
+    from messagebus.http.probes import ProbeServer, parse_address
+    from messagebus.worker.health import relay_answers
 
-    return HealthServer(parse_address(metrics), relay_answers(made))
+    return ProbeServer(parse_address(metrics), relay_answers(made))

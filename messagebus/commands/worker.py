@@ -11,9 +11,9 @@ import click
 
 from messagebus.app import GRACE_S, App
 from messagebus.commands.options import NumberRange
+from messagebus.http.probes import ProbeServer, parse_address
 from messagebus.telemetry.jsonlog import FORMS, configure_logging
 from messagebus.worker import Supervisor, load, work
-from messagebus.worker.health import HealthServer, parse_address
 from messagebus.worker.process import Parent, say
 from messagebus.worker.supervisor import PARENT_OPTION, child_command
 
@@ -104,7 +104,7 @@ async def _supervise(
     command: list[str], processes: int, address: tuple[str, int] | None, grace_s: float
 ) -> int:
     supervisor = Supervisor(command, processes, grace_s=grace_s, say=say)
-    server = None if address is None else HealthServer(address, supervisor.ask())
+    server = None if address is None else ProbeServer(address, supervisor.ask())
     try:
         return await supervisor.run()
     finally:

@@ -1,4 +1,4 @@
-"""HTTP server for health checks, on a thread of its own, so that it answers while the app's loop cannot.
+"""Answers to health checks of a worker, served by `messagebus.http.probes`.
 
 | path | 200 | 503 |
 |---|---|---|
@@ -9,51 +9,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from messagebus.app import App
-from messagebus.errors import ConfigError
+from messagebus.http.probes import TEXT, Answer, Ask
 from messagebus.worker.pulse import LIVE_S, Look, Pulse
 
-REQUEST_TIMEOUT_S = 5.0
-# Probes come one by one; when there are more, the oldest is disconnected.
-REQUESTS_MAX = 16
-# Including threads of closed connections that have not noticed yet: they ask for metrics.
-THREADS_MAX = 4 * REQUESTS_MAX
-LOOK_S = 0.5
-JSON, TEXT = "application/json", "text/plain; charset=utf-8"
-
-
-class Answer(NamedTuple):
-    """Response to one request. code: of HTTP."""
-
-    code: int
-    content_type: str
-    body: bytes
-
-
-Ask = Callable[[str], Answer]
-"""Function from a path to its answer; called on the server's threads."""
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse ``HOST:PORT``, ``:PORT`` for all addresses, or ``[::1]:PORT``. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or len(port) > 5 or not 0 <= int(port) <= 65_535:
-        raise ConfigError(f"health {text!r}: HOST:PORT wanted")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+JSON = "application/json"
 
 
 def answer_of(pulse: Pulse, metrics: Metrics | None = None) -> Ask:
@@ -97,100 +66,6 @@ def respond(path: str, look: Look, stuck: str | None) -> Answer:
 
 def _as_json(code: int, value: Any) -> Answer:
     return Answer(code, JSON, json.dumps(value, default=str).encode() + b"\n")
-
-
-class HealthServer(ThreadingHTTPServer):
-    """HTTP server that listens until `close`. Raises ConfigError when it cannot.
-
-    Slow clients are disconnected, the oldest first when there are many, so that a probe always gets in.
-    ask: may be replaced at any time.
-    """
-
-    daemon_threads = True
-
-    def __init__(
-        self, address: tuple[str, int], ask: Ask, *, timeout_s: float = REQUEST_TIMEOUT_S
-    ) -> None:
-        self.ask = ask
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        self._timeout_s = timeout_s
-        # Connection -> time it was accepted, the oldest first.
-        self._open: dict[socket, float] = {}
-        self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(THREADS_MAX)
-        try:
-            super().__init__(address, _Request)
-        except OSError as fault:
-            told = f"{address[0]}:{address[1]}"
-            raise ConfigError(f"health {told}: cannot listen: {fault.strerror}") from fault
-        threading.Thread(
-            target=self.serve_forever, args=(LOOK_S,), name="messagebus-health", daemon=True
-        ).start()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-
-    def service_actions(self) -> None:
-        """Disconnect clients whose requests take too long, from the first byte to the last."""
-        before_s = time.monotonic() - self._timeout_s
-        with self._lock:
-            late = [each for each, since_s in self._open.items() if since_s < before_s]
-        for each in late:
-            _hang_up(each)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            oldest = next(iter(self._open)) if len(self._open) >= REQUESTS_MAX else None
-        if oldest is not None:
-            self._forget(oldest)
-            _hang_up(oldest)
-        if self._free.acquire(blocking=False):
-            with self._lock:
-                self._open[request] = time.monotonic()
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._forget(request)
-            self._free.release()
-
-    def _forget(self, request: socket) -> None:
-        with self._lock:
-            self._open.pop(request, None)
-
-    def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:
-        """Ignore a probe that hangs up."""
-
-
-def _hang_up(connection: socket) -> None:
-    """Shut the connection down; its thread, which waits for it, closes it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
-
-
-class _Request(BaseHTTPRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
-    server: HealthServer
-
-    def do_GET(self) -> None:
-        code, content_type, body = self.server.ask(self.path.partition("?")[0])
-        self.send_response(code)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a probe a second would fill any log."""
 
 
 if TYPE_CHECKING:

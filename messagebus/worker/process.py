@@ -24,7 +24,8 @@ from types import ModuleType
 from messagebus.app import GRACE_S, App
 from messagebus.errors import ConfigError
 from messagebus.handling import Words
-from messagebus.worker.health import HealthServer, answer_of, metrics_of
+from messagebus.http.probes import ProbeServer
+from messagebus.worker.health import answer_of, metrics_of
 from messagebus.worker.pulse import Look, Pulse, Watchdog, beat, look, of_application
 
 log = logging.getLogger("messagebus.worker")
@@ -119,7 +120,7 @@ def work(
     Threads that the application began keep the process for LEAVE_AFTER_S afterwards, not longer.
     """
     pulse = Pulse()
-    server = None if health is None else HealthServer(health, answer_of(pulse))
+    server = None if health is None else ProbeServer(health, answer_of(pulse))
     try:
         made = app if isinstance(app, App) else app()
         if server is not None:
@@ -131,7 +132,7 @@ def work(
 
 
 async def _work(
-    app: App, grace_s: float, pulse: Pulse, server: HealthServer | None, parent: Parent | None
+    app: App, grace_s: float, pulse: Pulse, server: ProbeServer | None, parent: Parent | None
 ) -> int:
     def tell(look: Look) -> None:
         pulse.tell(look)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from messagebus.core.route import backoff_ms
-from messagebus.worker.health import TEXT, Answer, Ask, respond, scraped
+from messagebus.http.probes import TEXT, Answer, Ask
+from messagebus.worker.health import respond, scraped
 from messagebus.worker.process import LEAVE_AFTER_S, STOP
 from messagebus.worker.pulse import LIVE_S, Look
 

@@ -21,11 +21,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from messagebus import ConfigError, Message, Subscription, Topic
+from messagebus.http import listening
+from messagebus.http.connections import Bounds
+from messagebus.http.listening import listen
+from messagebus.http.server import Server
 from messagebus.testing import MemoryBus
-from messagebus_gateway import pulling, server
+from messagebus_gateway import pulling
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.demand import HOLD_MS
-from messagebus_gateway.server import Server, listen
 from messagebus_gateway.service import Gateway
 from messagebus_gateway.testing import MemoryGatewayBus
 from tests.support.eventually import eventually_async
@@ -560,7 +563,7 @@ async def pushed(
     receiver = Receiver()
     listener = listen("test", "127.0.0.1:0")
     app = Starlette(routes=[Route("/hook", receiver.take, methods=["POST"])])
-    server = Server(app, listener, request_s=10, connections_max=100)
+    server = Server(app, listener, Bounds(connections_max=100))
     serving = asyncio.create_task(server.run())
     await server.begun.wait()
     secret = folder / "secret"
@@ -575,7 +578,7 @@ async def pushed(
         async with gateway_on(bus, push=[push | settings]) as served:
             yield served, receiver
     finally:
-        server.should_exit = True
+        server.stop()
         await serving
         listener.close()
 
@@ -744,7 +747,7 @@ CREDIT = b'{"t":"credit","n":40}'
 async def test_a_client_that_reads_nothing_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, request_line: str, body: bytes
 ) -> None:
-    monkeypatch.setattr(server, "UNREAD_S", 3.0)
+    monkeypatch.setattr(listening, "UNREAD_S", 3.0)
     bus = make_bus()
     async with bus.async_publisher() as publisher:
         await publisher.send_many("orders", [b"x" * 200_000] * 40)

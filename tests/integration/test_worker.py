@@ -215,7 +215,7 @@ def test_a_module_that_does_not_import_is_one_line(shop: Shop, processes: str) -
     ("options", "said"),
     [
         (["shop:app", "--health", "x"], "health 'x': HOST:PORT wanted"),
-        (["shop:app", "--health", "192.0.2.1:1"], "health 192.0.2.1:1: cannot listen: "),
+        (["shop:app", "--health", "192.0.2.1:1"], "health 192.0.2.1:1: "),
         (["shop:other"], "shop has no 'other': its apps are app"),
         (["idle:app"], "the app has no subscriber: nothing to run"),
         (["real:app"], "broker 'host:port': "),

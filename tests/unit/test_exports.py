@@ -18,6 +18,7 @@ import messagebus.admin
 # Modules whose names are for other parts of this repository, or that have an import of their own.
 NOT_EXPORTED = {
     "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
+    "messagebus.http": "the servers of the agent, the gateway, the monitor and the health checks",
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
     "messagebus.databases": "statements in applications' transactions, for outbox, inbox and stores",
     "messagebus.dialects": "what one database says otherwise than the others",

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import socket
 import threading
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 import messagebus
-from messagebus import App, BrokerStats, ConfigError, ConsumerStats, Status
-from messagebus.worker.health import REQUESTS_MAX, Answer, HealthServer, answer_of, parse_address
+from messagebus import App, BrokerStats, ConsumerStats, Status
+from messagebus.worker.health import answer_of
 from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look, of_application
-from tests.support.eventually import eventually
 
 
 class ZeroClock:
@@ -67,65 +63,6 @@ def test_metrics_are_what_is_told() -> None:
 
 def test_other_paths_are_told_what_there_is() -> None:
     assert answer_of(Pulse(ZeroClock()))("/")[0] == 404
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), (":8080", ("", 8080)), ("[::1]:0", ("::1", 0))],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert parse_address(text) == address
-
-
-@pytest.mark.parametrize(
-    "text", ["", "8080", "host:", "host:http", "host:65536", "host:-1", "h:" + "9" * 5_000]
-)
-def test_what_is_no_address_is_told(text: str) -> None:
-    with pytest.raises(ConfigError, match="HOST:PORT wanted"):
-        parse_address(text)
-
-
-@pytest.fixture
-def server() -> Iterator[HealthServer]:
-    made = HealthServer(
-        ("127.0.0.1", 0), lambda path: Answer(200, "text/plain", b"ok"), timeout_s=60
-    )
-    yield made
-    made.close()
-
-
-def probed(server: HealthServer) -> str:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as probe:
-        probe.sendall(b"GET /live HTTP/1.0\r\n\r\n")
-        with probe.makefile("rb") as answer:
-            return answer.read().decode().split("\r\n")[0]
-
-
-def test_many_slow_clients_keep_no_probe_out(server: HealthServer) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(2 * REQUESTS_MAX):
-            slow = socket.create_connection(("127.0.0.1", server.port), timeout=5)
-            stack.enter_context(slow)
-            slow.sendall(b"G")
-        for _ in range(10):
-            assert probed(server) == "HTTP/1.0 200 OK"
-
-
-def test_who_sends_a_request_byte_by_byte_is_hung_up_on_at_its_time() -> None:
-    server = HealthServer(
-        ("127.0.0.1", 0), lambda path: Answer(200, "text/plain", b"ok"), timeout_s=0.3
-    )
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as slow:
-
-        def is_hung_up_on() -> bool:
-            try:
-                slow.sendall(b"G")  # each byte in time, the request never
-            except OSError:
-                return True
-            return False
-
-        eventually(is_hung_up_on, within_s=20)
-    server.close()
 
 
 STATS = ConsumerStats(

@@ -9,9 +9,10 @@ import pytest
 from prometheus_client import REGISTRY
 
 from messagebus import App
+from messagebus.http.probes import Answer, ProbeServer
 from messagebus.telemetry.prometheus import ClientMetrics
 from messagebus.testing import MemoryBus
-from messagebus.worker.health import Answer, HealthServer, merged, metrics_of
+from messagebus.worker.health import merged, metrics_of
 from messagebus.worker.health import scraped as scraped_from
 
 
@@ -101,8 +102,8 @@ def test_one_process_that_shows_nothing_is_left_out_and_said(
 ) -> None:
     monkeypatch.setattr("messagebus.worker.health.SCRAPE_TIMEOUT_S", 2.0)
 
-    def shows(text: bytes) -> HealthServer:
-        return HealthServer(("127.0.0.1", 0), lambda path: Answer(200, "text/plain", text))
+    def shows(text: bytes) -> ProbeServer:
+        return ProbeServer(("127.0.0.1", 0), lambda path: Answer(200, "text/plain", text))
 
     good, nonsense = shows(b"# TYPE x gauge\nx 1.0\n"), shows(b"x{ 1 1 1\n")
     with (

@@ -1,0 +1,160 @@
+"""Connections parsed by httptools, and WebSockets: for the gateway.
+
+httptools gathers a field of a head without a bound and tells of it when it is whole, so the bytes are counted
+as they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from messagebus.http.connections import Connection, Connections
+from messagebus.http.server import NAMES
+
+__all__ = ["HttpTools", "WebSockets"]
+
+
+class HttpTools(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, connections: Connections, **how: Any) -> None:
+        super().__init__(**how)
+        self._connection = Connection(connections)
+        self._header_bytes_max = connections.bounds.header_bytes_max
+        self._in_head, self._is_whole, self._is_upgraded = True, True, False
+        # Of the fields that the parser has passed on, and of what it keeps to itself.
+        self._header_bytes = self._kept_bytes = 0
+        self._names: tuple[str, ...] = ()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._names = names_in(transport.get_extra_info("peercert"))
+        self._connection.opened(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._kept_bytes += len(data)
+        super().data_received(data)
+        if self._kept_bytes > self._header_bytes_max:
+            self._connection.close("a head with too many bytes")
+        elif not self._is_whole:
+            self._connection.awaits(in_head=self._in_head)
+        elif self.timeout_keep_alive_task is None and self._is_idle():
+            # What came begins no request, and has ended uvicorn's own limit.
+            self._connection.awaits()
+
+    def _is_idle(self) -> bool:
+        return not self._is_upgraded and (self.cycle is None or self.cycle.response_complete)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes, self._in_head, self._is_whole = 0, True, False
+        if self._names:
+            self.scope[NAMES] = self._names  # type: ignore[literal-required]
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Fields behind a chunked body are no headers: no proxy before has seen them as such.
+        if self._in_head:
+            super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._kept_bytes, self._header_bytes = False, 0, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._kept_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_whole, self._kept_bytes = True, 0
+        self._connection.works()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._is_whole and not self.pipeline:
+            self._connection.rests()  # uvicorn's keep-alive begins
+        super().on_response_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._connection.lost()  # the socket takes its place
+        self._is_upgraded = self._is_whole = True
+        super().handle_websocket_upgrade()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connection.lags()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connection.reads()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._header_bytes_max:
+            self._connection.close("a head with too many bytes")
+
+
+def names_in(certificate: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return the names that a verified certificate is for: its alternative names, and its common name."""
+    if not certificate:
+        return ()
+    names = [
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")
+    ]
+    subject = [part for parts in certificate.get("subject", ()) for part in parts]
+    return (*names, *(value for kind, value in subject if kind == "commonName"))
+
+
+class WebSockets(WebSocketsSansIOProtocol):
+    """One WebSocket. Pings find out whether its client lives; everything that arrives shows it, too."""
+
+    def __init__(self, connections: Connections, **how: Any) -> None:
+        super().__init__(**how)
+        self._connection = Connection(connections)
+        self._heard_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._connection.opened(self.transport):
+            self._connection.works()
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if names := names_in(self.transport.get_extra_info("peercert")):
+            self.scope[NAMES] = names  # type: ignore[literal-required]
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self.loop.time()
+        super().data_received(data)
+
+    def keepalive_timeout(self) -> None:
+        # The answer to a ping waits behind what is not read yet.
+        if self.read_paused or self._heard_s >= self.ping_sent_at:
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+        else:
+            super().keepalive_timeout()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connection.lags()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connection.reads()

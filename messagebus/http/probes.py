@@ -1,0 +1,162 @@
+"""HTTP server for health checks: on a thread of its own, so that it answers while the application cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import NamedTuple
+
+from messagebus.errors import ConfigError
+from messagebus.http.connections import Bounds, Connection, Connections
+from messagebus.http.listening import listen, parse_listen
+
+__all__ = ["Answer", "Ask", "ProbeServer", "parse_address"]
+
+log = logging.getLogger("messagebus.http")
+
+# Probes come one by one; when there are more, one that sends nothing gives way.
+CONNECTIONS_MAX = 32
+HEAD_S, WRITE_S = 5.0, 5.0
+HEAD_BYTES_MAX = 8 << 10
+TEXT = "text/plain; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    """Response to one request. code: of HTTP."""
+
+    code: int
+    content_type: str
+    body: bytes
+
+
+Ask = Callable[[str], Answer]
+"""Function from a path to its answer; called on the server's threads."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse ``HOST:PORT``, ``:PORT`` for all addresses, or ``[::1]:PORT``. Raises ConfigError."""
+    try:
+        return parse_listen(text)
+    except ValueError:
+        raise ConfigError(f"health {text!r}: HOST:PORT wanted") from None
+
+
+class ProbeServer:
+    """HTTP server that listens until `close`. Raises ConfigError when it cannot.
+
+    ask: may be replaced at any time.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        ask: Ask,
+        *,
+        head_s: float = HEAD_S,
+        write_s: float = WRITE_S,
+    ) -> None:
+        self.ask = ask
+        host, port = address
+        self._listener = listen("health", f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        bounds = Bounds(
+            connections_max=2 * CONNECTIONS_MAX,  # of which one source has half
+            head_s=head_s,
+            header_bytes_max=HEAD_BYTES_MAX,
+            write_s=write_s,
+        )
+        self._connections = Connections(bounds)
+        self._ending = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name="messagebus-health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await self._loop.create_server(self._probe, sock=self._listener)
+        await self._ending.wait()
+        server.close()
+
+    def _probe(self) -> _Probe:
+        return _Probe(self._connections, self._answer)
+
+    async def _answer(self, path: str) -> Answer:
+        """Make an answer on a thread of its own: metrics are asked of other processes."""
+        made: asyncio.Future[Answer] = self._loop.create_future()
+
+        def tell(answer: Answer) -> None:
+            if not made.done():
+                made.set_result(answer)
+
+        def make() -> None:
+            try:
+                answer = self.ask(path)
+            except Exception:
+                log.exception("no answer to a probe path=%s", path)
+                answer = Answer(500, TEXT, b"failed\n")
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                self._loop.call_soon_threadsafe(tell, answer)
+
+        threading.Thread(target=make, name="messagebus-probe", daemon=True).start()
+        return await made
+
+
+class _Probe(asyncio.Protocol):
+    """One connection, of one request."""
+
+    def __init__(
+        self, connections: Connections, answer: Callable[[str], Awaitable[Answer]]
+    ) -> None:
+        self._connection = Connection(connections)
+        self._answer = answer
+        self._head = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connection.opened(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._task is not None:
+            return
+        self._head += data
+        if b"\r\n\r\n" in self._head:
+            self._connection.works()
+            self._task = asyncio.get_running_loop().create_task(self._respond())
+        elif len(self._head) > HEAD_BYTES_MAX:
+            self._connection.close("a head with too many bytes")
+
+    async def _respond(self) -> None:
+        method, _, rest = bytes(self._head).partition(b"\r\n")[0].partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        answer = Answer(405, TEXT, b"GET\n") if method != b"GET" else await self._answer(path)
+        head = (
+            f"HTTP/1.0 {answer.code} {HTTPStatus(answer.code).phrase}\r\n"
+            f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + answer.body)
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self._connection.lags()
+
+    def resume_writing(self) -> None:
+        self._connection.reads()

@@ -1,0 +1,143 @@
+"""HTTP server of the agent, the gateway and the monitor: uvicorn, with bounds before any login."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from messagebus.http.connections import Bounds, Connection, Connections
+from messagebus.http.listening import BACKLOG, Handshake, Tls
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+__all__ = ["ACCEPTED_AT_ONCE", "NAMES", "STOP_TIMEOUT_S", "Server"]
+
+NAMES = "messagebus.names"
+"""Entry of a request's scope: the names in its client's certificate."""
+
+STOP_TIMEOUT_S = 2
+KEEP_ALIVE_S = 75
+# Number of accepts that Python 3.11 tries in a row; it logs each failure when descriptors run out.
+ACCEPTED_AT_ONCE = 16
+
+Protocol = Callable[..., asyncio.Protocol]
+
+
+class Server(uvicorn.Server):
+    """A server on a listening socket, which leaves signals to its service.
+
+    is_fast: parse by httptools and serve WebSockets, too; else h11 alone, which keeps a process small.
+    connections: those that are open.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        listener: socket.socket,
+        bounds: Bounds,
+        *,
+        tls: Tls | None = None,
+        is_fast: bool = False,
+    ) -> None:
+        self.connections = Connections(bounds)
+        http: Protocol = functools.partial(_H11, self.connections)
+        sockets: Any = "none"
+        if is_fast:
+            from messagebus.http import fast
+
+            http = functools.partial(fast.HttpTools, self.connections)
+            sockets = functools.partial(fast.WebSockets, self.connections)
+        if tls is not None:
+            http = functools.partial(_with_tls, self.connections, tls, http)
+        settings: dict[str, Any] = {"http": http, "ws": sockets}
+        super().__init__(
+            uvicorn.Config(
+                application,
+                **settings,
+                log_config=None,
+                log_level="error",
+                # It would be a line for each client and minute, and one for each bad request.
+                access_log=False,
+                lifespan="off",
+                loop="none",
+                proxy_headers=False,
+                server_header=False,
+                h11_max_incomplete_event_size=bounds.header_bytes_max,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=STOP_TIMEOUT_S,
+                backlog=ACCEPTED_AT_ONCE,
+            )
+        )
+        self._listener = listener
+        self.begun = asyncio.Event()
+
+    async def run(self) -> None:  # type: ignore[override]
+        """Serve until `stop`."""
+        await self.serve(sockets=[self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listener.listen(BACKLOG)  # uvicorn's backlog is how many are accepted at once, too
+        self.begun.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    def stop(self) -> None:
+        """End, once open answers are written."""
+        self.should_exit = True
+
+
+def _with_tls(connections: Connections, tls: Tls, http: Protocol, **how: Any) -> asyncio.Protocol:
+    return Handshake(connections, tls, http(**how))
+
+
+class _H11(H11Protocol):
+    """One connection, parsed by h11, which bounds the bytes of a head while they arrive."""
+
+    def __init__(self, connections: Connections, **how: Any) -> None:
+        super().__init__(**how)
+        self._connection = Connection(connections)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connection.opened(transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        self._connection.rests()  # uvicorn's keep-alive begins
+        super().on_response_complete()
+        if self.conn.their_state is not h11.IDLE:
+            self._look()
+
+    def _look(self) -> None:
+        state = self.conn.their_state
+        if state in (h11.IDLE, h11.SEND_BODY):
+            self._connection.awaits(in_head=state is h11.IDLE)
+        else:
+            self._connection.works()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connection.lags()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connection.reads()
