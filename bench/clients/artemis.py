@@ -1,34 +1,28 @@
-"""ActiveMQ Artemis: nodes for a run, a client over STOMP 1.2, and its own `artemis perf client`.
+"""ActiveMQ Artemis: nodes for a run, and a client over STOMP 1.2.
 
 Publisher n is connected to node n modulo their count. A consumer is connected to every node, as our
 consumers are. In a cluster it is connected to one node, and the nodes forward messages to each other.
 
 The STOMP client is written here, as far as a load needs it, because no client of Artemis' own protocols is
 in Python: its cost is a floor, not the cost of stomp.py. Every message has a receipt, every delivery an ack.
-
-`artemis perf client`, in Java, is an outside reference with a load of its own, on one node. It sends at a
-rate to a queue of its own and receives from it. Its times do not include the wait for room or for the
-intended time; these are reported separately.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench.clients import java
 from bench.clients.flight import Arrived, Flight
-from bench.clients.java import ARTEMIS, Node, Nodes, run_tool
+from bench.clients.java import ARTEMIS, Node, Nodes
 from bench.errors import BenchError
-from bench.harness.interface import Delivered, End, Outside, Running, Where
+from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED
 from bench.load.profile import Profile, places
-from bench.load.schedule import Constant
 
 # The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_ARTEMIS_NODES"
@@ -363,71 +357,3 @@ class Receiver:
         if count >= least and count:
             del self._owed[node]
             self._links[node].write(b"ACK\nid:" + last + b"\n\n\0")
-
-
-OUTPUT, PERF_SAMPLES = "artemis-perf.txt", "artemis-perf.json"
-QUEUE = "queue://perf"
-# Without it the client reports each send as acknowledged as soon as it is written, and says so in one
-# line of its log (AMQ212053). That takes 0.1 ms; the journal alone gathers for 0.4 ms before it syncs.
-ACKNOWLEDGED = "confirmationWindowSize=1048576"
-MORE_S = 60.0
-US_PER_MS = 1000
-LACKS = (
-    "fates: lost, doubled, altered or late messages",
-    "latency from intended times: it times from the sending, with two digits",
-    "load.prefetch: its consumer has Artemis' own window of 1 MiB",
-    "CPU time of its process",
-)
-# Its name -> ours. "sent to received" uses one clock, because it is one process.
-MEASURES = {"totalSendTime": "service", "totalTransferTime": "sent to received"}
-PERCENTILES = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p99.9"}
-
-
-def measure(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Run the tool and return its numbers. Raises BenchError."""
-    host, _, _ = running.env()[NODES].split(",")[0].rpartition(":")
-    argv = ["-cp", ARTEMIS.classpath, MAIN, *options(profile, host, folder / PERF_SAMPLES)]
-    run_tool(argv, folder / OUTPUT, profile.time.warm_up_s + profile.time.measured_s + MORE_S)
-    return outside_of(read_samples((folder / PERF_SAMPLES).read_text()), ["java", *argv])
-
-
-def options(profile: Profile, host: str, samples: Path) -> list[str]:
-    """Return the options of its command line."""
-    load, time = profile.load, profile.time
-    assert isinstance(load.schedule, Constant)
-    url = f"tcp://{host}:{CORE_PORT}?{ACKNOWLEDGED}"
-    return [
-        *("perf", "client", "--url", url, "--persistent", "--tx"),
-        *("--producers", str(load.publishers), "--consumers", str(load.consumers)),
-        *("--rate", str(max(1, round(load.schedule.rate_per_s)))),
-        *("--max-pending", str(load.window), "--message-size", str(profile.messages.size)),
-        *("--warmup", str(round(time.warm_up_s)), "--duration", str(round(time.measured_s))),
-        *("--json", str(samples), QUEUE),
-    ]
-
-
-def read_samples(text: str) -> list[dict[str, Any]]:
-    """Parse its samples, one per line. A killed process leaves an incomplete last line, which is skipped."""
-    found = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            found.append(json.loads(line.strip().rstrip(",")))
-    return [each for each in found if isinstance(each, dict)]
-
-
-def outside_of(samples: Sequence[Mapping[str, Any]], argv: Sequence[str]) -> Outside:
-    """Return the numbers of its samples. Raises BenchError when it measured nothing, or failed."""
-    seconds = [each for each in samples if each["sampleType"] == "interval" and not each["warmup"]]
-    totals = [each for each in samples if each["sampleType"] == "summary"]
-    if not seconds or not totals or totals[-1]["result"] != "success":
-        raise BenchError("artemis perf measured nothing, or failed")
-    return Outside(
-        confirmed_per_s=sum(each["completed"] for each in seconds) / len(seconds),
-        delivered_per_s=sum(each["received"] for each in seconds) / len(seconds),
-        percentiles_ms={
-            ours: {name: totals[-1][theirs][key] / US_PER_MS for key, name in PERCENTILES.items()}
-            for theirs, ours in MEASURES.items()
-        },
-        argv=argv,
-        lacks=LACKS,
-    )

@@ -277,13 +277,6 @@ def running(nodes: Sequence[Node], folder: Path) -> Iterator[Children]:
         children.stop_all()
 
 
-def run_tool(argv: Sequence[str], output: Path, within_s: float) -> str:
-    """Run a Java program and return its output, which is also kept in a file. Raises BenchError."""
-    text = run(["java", *argv], within_s=within_s, what="java")
-    output.write_text(text)
-    return text
-
-
 def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), CONNECT_WITHIN_S):

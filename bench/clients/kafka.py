@@ -1,18 +1,14 @@
-"""Kafka: nodes for a run, each both broker and controller (KRaft); a client; its own ProducerPerformance.
+"""Kafka: nodes for a run, each both broker and controller (KRaft); and a client.
 
 The client is `confluent-kafka`, with the defaults of Java's producer. A subscription is a group. Its
 consumers get their partitions by number, not by Kafka's own balance, so that no run measures a rebalance.
 Kafka has no ack for one message: a consumer commits a position, with `each` after every take, with `many`
 after a quarter of the prefetch. Unanswered messages have no bound.
-
-ProducerPerformance, in Java, is an outside reference with a load of its own, publishing alone. It sends at a
-rate, bounded by its memory and not by a window. Its latencies count from the sending.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
 from collections import deque
@@ -36,12 +32,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.clients import java
-from bench.clients.java import KAFKA, Node, Nodes, run_tool
-from bench.errors import BenchError, InputInvalid
-from bench.harness.interface import Delivered, End, Outside, Running, Where
+from bench.clients.java import KAFKA, Node, Nodes
+from bench.errors import BenchError
+from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import Profile, places
-from bench.load.schedule import Constant
 from bench.processes import run
 
 # Hides its log messages while nodes start and stop.
@@ -122,13 +117,7 @@ def properties(number: int, hosts: Sequence[str], data: Path, durability: str) -
 
 @contextmanager
 def started(profile: Profile, network: str, say: Callable[[str], None]) -> Iterator[Nodes]:
-    """Run nodes with folders and addresses of their own; remove them afterwards.
-
-    Raises InputInvalid for a load that ProducerPerformance cannot make.
-    """
-    alone = (profile.load.publishers, profile.load.consumers) == (1, 0)
-    if profile.system.name == "kafka-java" and not alone:
-        raise InputInvalid("kafka-java: load.publishers = 1 and load.consumers = 0 wanted")
+    """Run nodes with folders and addresses of their own; remove them afterwards."""
     with java.started(KAFKA, profile, network, say, all_prepared) as (nodes, children):
         servers = ",".join(node.broker for node in nodes)
         admin = AdminClient({"bootstrap.servers": servers} | QUIET)
@@ -376,56 +365,3 @@ def _leaders(client: Producer | Consumer, topic: str) -> dict[int, str]:
     if not leaders or "" in leaders.values():
         raise BenchError(f"topic {topic}: has no leader for each partition")
     return leaders
-
-
-OUTPUT = "producer-performance.txt"
-PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
-MORE_S = 60.0
-LACKS = (
-    "fates: lost, doubled, altered or late messages",
-    "latency from intended times: it times from the sending",
-    "a warm-up: its figures are of its whole run, with the first seconds of its JVM",
-    "load.window: it sends until its 32 MiB are full",
-    "CPU time of the measured part alone",
-)
-# Its last line; the lines of each five seconds have no percentiles.
-_TOTAL = re.compile(
-    r"records sent, (?P<rate>[\d.]+) records/sec .*? (?P<p50>\d+) ms 50th, (?P<p95>\d+) ms 95th, "
-    r"(?P<p99>\d+) ms 99th, (?P<p999>\d+) ms 99.9th"
-)
-
-
-def measure(profile: Profile, running: Running, folder: Path) -> Outside:
-    """Run the tool and return its numbers. Raises BenchError."""
-    argv = ["-cp", KAFKA.classpath, PERFORMANCE, *options(profile, running.env()[SERVERS])]
-    time_s = profile.time.warm_up_s + profile.time.measured_s
-    rate, percentiles = parse(run_tool(argv, folder / OUTPUT, time_s + MORE_S))
-    return Outside(
-        confirmed_per_s=rate,
-        percentiles_ms={"service": percentiles},
-        argv=["java", *argv],
-        lacks=LACKS,
-    )
-
-
-def options(profile: Profile, servers: str) -> list[str]:
-    """Return the options of its command line, for an existing topic."""
-    schedule, time = profile.load.schedule, profile.time
-    assert isinstance(schedule, Constant)
-    ((topic, _),) = places(profile)[:1]
-    rate = max(1, round(schedule.rate_per_s))
-    return [
-        *("--topic", topic, "--record-size", str(profile.messages.size)),
-        *("--throughput", str(rate)),
-        *("--num-records", str(round(rate * (time.warm_up_s + time.measured_s)))),
-        *("--producer-props", f"bootstrap.servers={servers}", "acks=all"),
-    ]
-
-
-def parse(text: str) -> tuple[float, dict[str, float]]:
-    """Return records a second, and percentile -> ms, from its last line. Raises BenchError."""
-    found = _TOTAL.search(text)
-    if not found:
-        raise BenchError("ProducerPerformance said no total")
-    names = {"p50": "p50", "p95": "p95", "p99": "p99", "p99.9": "p999"}
-    return float(found["rate"]), {name: float(found[each]) for name, each in names.items()}

@@ -86,13 +86,6 @@ SYSTEMS: Mapping[str, About] = {
         acks=("each", "many"),
         batches=True,
     ),
-    "kafka-java": About(
-        module="bench.clients.kafka",
-        brokers_max=9,
-        durabilities=WITHOUT_NONE,
-        own_load=True,
-    ),
     "artemis": ARTEMIS,
     "artemis-cluster": ARTEMIS,
-    "artemis-java": About(module="bench.clients.artemis", durabilities=WITHOUT_NONE, own_load=True),
 }

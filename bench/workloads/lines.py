@@ -257,9 +257,6 @@ ARMS = (
     System(name="kafka", brokers=3),
     System(name="kafka", brokers=3, durability="page-cache"),
     System(name="artemis-cluster", brokers=3),
-    System(name="kafka-java", brokers=1),
-    System(name="kafka-java", brokers=1, durability="page-cache"),
-    System(name="artemis-java", brokers=1),
 )
 PACED, FULL = "paced", "full"
 PEERS_HEAD = (
@@ -277,17 +274,10 @@ def peers_steps(paced: Profile, full: Profile, repeat: int = 1, part: int = 1) -
     once = [
         Step(_of_arm(system, kind), dataclasses.replace(base, system=system))
         for system in ARMS
-        for kind, base in ((PACED, _alone(paced, system)), (FULL, full))
+        for kind, base in ((PACED, paced), (FULL, full))
         if kind == PACED or not SYSTEMS[system.name].own_load
     ]
     return in_rounds(once, repeat)
-
-
-def _alone(paced: Profile, system: System) -> Profile:
-    """Return the profile for the system: Kafka's own tool only publishes."""
-    if system.name != "kafka-java":
-        return paced
-    return dataclasses.replace(paced, load=dataclasses.replace(paced.load, consumers=0))
 
 
 def _of_arm(system: System, kind: str) -> str:

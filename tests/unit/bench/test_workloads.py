@@ -143,10 +143,10 @@ def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
 
 
 def test_what_was_not_run_or_is_not_measured_is_a_dash_or_no_line() -> None:
-    java = next(each for each in arms() if each.name == "artemis-java-1-fsync-paced")
+    java = next(each for each in arms() if each.name == "perf-test-1-fsync-paced")
     told = lines.peers_told({java.name: result_of_arm(java.profile, measure="service")})
     _head, line, *_ = told.lines(200)
-    assert line.split() == ["artemis-java", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
+    assert line.split() == ["perf-test", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
 
 
 def test_a_figure_of_every_rate_and_every_latency() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,7 @@ from bench.clients.artemis import (
     broker_xml,
     durability,
     frame,
-    options,
-    outside_of,
     parse,
-    read_samples,
 )
 from bench.errors import BenchError
 from bench.harness.interface import Where
@@ -247,38 +243,3 @@ def test_deliveries_are_answered_as_the_profile_says(
     subscribed, *answers = links["a:1"].written
     assert subscribed.headers[b"destination"] == b"load0\\c\\cload0.sink0"
     assert [each.headers[b"id"] for each in answers] == wanted
-
-
-# Artemis 2.40 writes an array with a sample on each line.
-TIMES = (
-    '{"mean":"80.41","50":70,"90":120,"99":950,"99.9":4100,"99.99":5000,"max":5000,"count":2000}'
-)
-SAID = f"""[
-{{"sampleType":"interval","warmup":true,"time":1,"sent":3,"completed":2,"received":1}},
-{{"sampleType":"interval","warmup":false,"time":2,"sent":1000,"completed":990,"received":980}},
-{{"sampleType":"interval","warmup":false,"time":3,"sent":1000,"completed":1010,"received":1020}},
-{{"sampleType":"summary","time":4,"result":"success","totalSendTime":{TIMES},"totalTransferTime":{TIMES}}}
-]"""
-
-
-def test_rates_are_of_the_seconds_after_the_warm_up_and_times_in_ms() -> None:
-    found = outside_of(read_samples(SAID), [])
-    assert (found.confirmed_per_s, found.delivered_per_s) == (1000, 1000)
-    assert found.percentiles_ms["service"] == {"p50": 0.07, "p90": 0.12, "p99": 0.95, "p99.9": 4.1}
-    assert found.percentiles_ms["sent to received"]["p50"] == 0.07
-
-
-def test_of_a_file_that_is_cut_short_the_whole_lines_are_read_and_there_is_no_result() -> None:
-    samples = read_samples(SAID[: SAID.index('"result"')])
-    assert [each["sampleType"] for each in samples] == ["interval"] * 3
-    with pytest.raises(BenchError, match="measured nothing, or failed"):
-        outside_of(samples, [])
-
-
-def test_its_command_line_has_the_load_of_the_profile_and_asks_the_broker_for_confirms() -> None:
-    profile = profile_with({"window": 7}, 50, system={"name": "artemis-java", "brokers": 1})
-    found = options(profile, "127.0.0.201", Path("/run/samples.json"))
-    told = dict(itertools.pairwise(found))
-    assert (told["--rate"], told["--max-pending"]) == ("50", "7")
-    assert {"--persistent", "--tx"} <= set(found)
-    assert told["--url"].startswith("tcp://127.0.0.201:61616?confirmationWindowSize=")

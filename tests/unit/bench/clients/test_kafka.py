@@ -9,15 +9,11 @@ from bench.clients.kafka import (
     SERVERS,
     durability,
     in_sync,
-    options,
-    parse,
     partitions,
     partitions_of,
     producer_options,
     properties,
-    started,
 )
-from bench.errors import BenchError, InputInvalid
 from bench.harness.interface import Where
 from bench.load.profile import Profile
 from tests.support.results import profile_with
@@ -87,38 +83,3 @@ def test_every_partition_has_one_consumer_of_a_subscription(consumers: int, topi
         own = range(topic, consumers, topics)
         found = [each for number in own for each in partitions_of(wanted, number, 6)]
         assert sorted(found) == list(range(6))
-
-
-SAID = """\
-250 records sent, 49.8 records/sec (0.05 MB/sec), 9.1 ms avg latency, 301.0 ms max latency.
-400 records sent, 49.962528 records/sec (0.05 MB/sec), 7.61 ms avg latency, 301.00 ms max latency, \
-6 ms 50th, 12 ms 95th, 40 ms 99th, 301 ms 99.9th.
-"""
-
-
-def of_java(consumers: int = 0) -> Profile:
-    time = {"warm_up_s": 2, "measured_s": 8}
-    return profile_with({"consumers": consumers}, 50, system={"name": "kafka-java"}, time=time)
-
-
-def test_its_last_line_is_read() -> None:
-    rate, percentiles = parse(SAID)
-    assert rate == pytest.approx(49.96, abs=0.01)
-    assert percentiles == {"p50": 6, "p95": 12, "p99": 40, "p99.9": 301}
-
-
-def test_without_a_last_line_there_is_no_result() -> None:
-    with pytest.raises(BenchError, match="no total"):
-        parse(SAID.splitlines()[0])
-
-
-def test_its_command_line_has_the_load_of_the_profile() -> None:
-    found = options(of_java(), "127.0.0.201:9092")
-    assert found[found.index("--throughput") + 1] == "50"
-    assert found[found.index("--num-records") + 1] == "500"
-    assert {"bootstrap.servers=127.0.0.201:9092", "acks=all"} <= set(found)
-
-
-def test_a_load_that_it_cannot_make_is_refused_before_anything_starts() -> None:
-    with pytest.raises(InputInvalid, match=r"load\.consumers = 0"):
-        started(of_java(consumers=1), "127.0.0", print).__enter__()
