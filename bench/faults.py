@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
@@ -22,8 +22,9 @@ from messagebus.recording.manifest import write_whole
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
 from ops.local.parts import epmd_environment
+from ops.local.status import operator_tls
 
-CALL_WITHIN_S = 30.0
+CALL_WITHIN_S = HTTP_TIMEOUT_S = 60.0
 UNCONNECTED = b"failed to connect"
 NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a new connection at its next statistics interval.
@@ -86,20 +87,52 @@ def erl_call(
         time.sleep(POLL_S)
 
 
+def ask_agent(
+    cluster: LocalCluster, name: str, method: str, path: str, **request: Any
+) -> httpx.Response:
+    """Send a request to the broker's agent, as an operator. Raises httpx.HTTPError without an answer."""
+    layout = cluster.layout
+    return httpx.request(
+        method,
+        f"{layout.scheme}://{cluster.node(name).agent}{path}",
+        headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        # Reading the system's certificates takes 20 ms of a processor.
+        verify=layout.tls and operator_tls(layout).client_context(),
+        **request,
+    )
+
+
 def close_connections(cluster: LocalCluster, name: str) -> None:
     """Make the broker close all client connections, as soon as it lists any."""
     until_s = time.monotonic() + LISTED_WITHIN_S
+    while not close_listed(cluster, name, user="bus") and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+
+
+def close_listed(cluster: LocalCluster, name: str, client: str = "", **like: str) -> int:
+    """Make the broker close the connections that it lists by now; return how many.
+
+    client: only those with this client id. like: fields of the management API, and the values that these
+    connections have.
+    """
     with cluster.management(name) as management:
-        while not (found := _clients(management)) and time.monotonic() < until_s:
-            time.sleep(POLL_S)
-        for connection in found:
+        found = [
+            each
+            for each in management.get("/api/connections").raise_for_status().json()
+            if client in ("", client_id(each))
+            and all(each.get(key) == value for key, value in like.items())
+        ]
+        for each in found:
             # It may have ended by itself meanwhile.
-            management.delete(f"/api/connections/{quote(connection, safe='')}")
+            management.delete(f"/api/connections/{quote(each['name'], safe='')}")
+    return len(found)
 
 
-def _clients(management: httpx.Client) -> list[str]:
-    connections = management.get("/api/connections").raise_for_status().json()
-    return [str(each["name"]) for each in connections if each.get("user") == "bus"]
+def client_id(connection: dict[str, Any]) -> str:
+    """Return the client's id of a connection, as the management API lists it."""
+    return str(connection.get("client_properties", {}).get("connection_name", ""))
 
 
 def drained(listed: BrokerList, broker: str, *, draining: bool) -> BrokerList:
@@ -118,13 +151,13 @@ def push_list(cluster: LocalCluster, wanted: BrokerList) -> None:
         write_whole(file, wanted.render())
 
 
-def _reload(cluster: LocalCluster, _target: str) -> None:
-    lb.apply.apply(load(cluster.inventory), reload=True)
-
-
 def _drain(cluster: LocalCluster, target: str, *, draining: bool) -> None:
     listed = cluster.consumer_list()
     push_list(cluster, drained(listed, cluster.node(target).broker, draining=draining))
+
+
+def _reload(cluster: LocalCluster, _target: str) -> None:
+    lb.apply.apply(load(cluster.inventory), reload=True)
 
 
 def _nothing(_cluster: LocalCluster, _target: str) -> None:
@@ -154,7 +187,7 @@ def fault_of(name: str, cluster: LocalCluster, target: str) -> Fault:
     lasts_s, cuts, begin, end = KINDS[name]
     at = "" if name == "reload" else target
     return Fault(
-        name, at, lasts_s, cuts, lambda: begin(cluster, target), lambda: end(cluster, target)
+        name, at, lasts_s, cuts, partial(begin, cluster, target), partial(end, cluster, target)
     )
 
 

@@ -12,13 +12,12 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -28,9 +27,11 @@ import httpx
 from rich.console import Console
 
 from bench import options
+from bench.environment import CHECKOUT
 from bench.errors import BenchError, DoesNotHold
-from bench.processes import free_port, wait_until
+from bench.processes import Children, free_port, wait_until
 from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
+from bench.trials.killed import children_of
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
 from ops.local.cluster import LocalCluster
 
@@ -41,39 +42,32 @@ CHUNK = 500
 # One process is ended by its handler for each EXITS_EVERY messages, at most EXITS_MAX times.
 EXITS_EVERY, EXITS_MAX = 50_000, 12
 LOOK_S = 1.0
-READY_WITHIN_S = 120.0
 # The longest time without any progress.
-STALLED_S = 180.0
+STALLED_S = 300.0
 GRACE_S = 20.0
 # For a process that lived for LIFE_S: the allowed ratio of its final memory to that at a third of its life.
 LIFE_S, GROWTH_MAX = 90.0, 1.3
+WORKER = "worker"
 
 
-@click.command(
-    "handlers",
-    epilog="Example: python -m bench handlers --messages 1000000",
-)
-@options.number("--messages", default=100_000, help="So many in all.", least=100)
-@options.number("--brokers", default=3, help="So many.")
-@click.option("--seed", type=int, help="Of what handlers do. Default: one that is printed.")
+@click.command("handlers", epilog="Example: python -m bench handlers --messages 1000000")
+@options.number("--messages", default=100_000, help="Number in all.", least=100)
+@options.number("--brokers", default=3, help="Number of brokers.")
+@options.seed
 @options.folder("Default: a temporary one.")
 @options.network
-def handlers(
-    messages: int, brokers: int, seed: int | None, folder: Path | None, network: str
-) -> None:
+def handlers(messages: int, brokers: int, seed: int, folder: Path | None, network: str) -> None:
     """Have a worker of two processes handle messages that do everything to it, all hooks on.
 
     Exit code 0: none is missing, none is parked without its reason, memory is flat, and health and
     metrics were true at every look.
     """
     console = Console(highlight=False, soft_wrap=True)
-    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-handlers-"))).resolve()
     console.print(f"seed {seed}, {messages:,} messages, in {place}")
     cluster = LocalCluster(place / "cluster", brokers, network=network, say=console.print)
     with cluster.running():
-        trial = Trial(cluster.client_env(), place / "run", messages, seed, say=console.print)
-        verdict = trial.run()
+        verdict = Trial(cluster.client_env(), place / "run", messages, seed).run()
     for line in verdict.lines:
         console.print(line)
     if verdict.faults:
@@ -91,70 +85,72 @@ class Verdict:
 class Trial:
     """One run in a folder of its own. environ: the settings of clients of the cluster."""
 
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        folder: Path,
-        messages: int,
-        seed: int,
-        *,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], folder: Path, messages: int, seed: int) -> None:
         folder.mkdir(parents=True)
-        self._environ, self._folder, self._messages = environ, folder, messages
-        self._bus = BusConfig.from_env(environ)
-        self._say = say
-        chance = random.Random(seed)
+        self._environ, self._folder = environ, folder
+        self._bus, self._port = BusConfig.from_env(environ), free_port()
         shares = [kind.share for kind in KINDS.values()]
-        self._kinds = chance.choices(list(KINDS), shares, k=messages)
+        self._kinds = random.Random(seed).choices(list(KINDS), shares, k=messages)
         exits = min(EXITS_MAX, max(1, messages // EXITS_EVERY))
         for each in range(exits):  # spread over the run, and none at its very end
             self._kinds[(2 * each + 1) * messages // (2 * exits + 1)] = "exits"
-        self._verdict = Verdict()
 
     def run(self) -> Verdict:
         """Do the run and judge it. Raises BenchError when it does not come to an end."""
         declare(self._bus, [*QUEUES, OUT])
-        began_s = time.monotonic()
-        with (self._folder / "worker.log").open("wb") as log:
-            worker = self._start(log.fileno())
-            watching = _Watching(worker.pid, self._port)
+        began_s, count, verdict = time.monotonic(), len(self._kinds), Verdict()
+        children = Children(self._folder)
+        worker = children.start(WORKER, self._argv(), self._env(), CHECKOUT)
+        health = _Health(worker.process.pid, self._port, verdict)
+
+        def wait(condition: Callable[[], object], what: str) -> None:
+            wait_until(
+                condition,
+                within_s=STALLED_S,
+                what=f"{what}: see {self._folder}",
+                check=lambda: children.check([WORKER]),
+                moves=self._bytes,
+            )
+
+        try:
+            wait(health.is_ready, "ready")
+            health.start()
+            self._publish(wait)
             try:
-                wait_until(watching.is_ready, within_s=READY_WITHIN_S, what="ready")
-                watching.start()
-                self._publish(worker)
-                self._wait(worker, len(self._kinds))
-                watching.stop()
-                wait_until(watching.is_ready, within_s=READY_WITHIN_S, what="ready at the end")
-                worker.send_signal(signal.SIGTERM)
-                code = worker.wait(GRACE_S + 60)
-            finally:
-                watching.stop()
-                worker.kill()
-        took_s = time.monotonic() - began_s
-        verdict = self._verdict
-        verdict.lines.append(f"{self._messages:,} messages in {took_s:.0f} s")
+                least = DONE_BYTES * sum(KINDS[kind].ends == "done" for kind in self._kinds)
+                wait(lambda: self._bytes() >= least and not self._missing(), f"all {count} handled")
+            except BenchError:
+                children.check([WORKER])  # what is missing is judged
+            health.stop()
+            wait(health.is_ready, "ready at the end")
+            worker.process.send_signal(signal.SIGTERM)
+            code = worker.process.wait(GRACE_S + STALLED_S)
+        finally:
+            health.stop()
+            children.stop_all()
+        verdict.lines.append(f"{count:,} messages in {time.monotonic() - began_s:.0f} s")
         if code != 0:
             verdict.faults.append(f"the worker ended with {code}")
-        self._judge_messages()
-        watching.judge(verdict)
+        self._judge_messages(verdict)
+        health.judge_memory()
         return verdict
 
-    def _start(self, log: int) -> subprocess.Popen[bytes]:
-        self._port = free_port()
-        command = [sys.executable, "-m", "messagebus", "worker", "bench.trials.handlers_app:app"]
-        command += ["--processes", str(PROCESSES), "--grace-s", f"{GRACE_S:g}", "--log", "json"]
-        return subprocess.Popen(
-            [*command, "--health", f"127.0.0.1:{self._port}"],
-            env={**os.environ, **self._environ, FOLDER_SETTING: str(self._folder)},
-            stderr=log,
-        )
+    def _argv(self) -> list[str]:
+        argv = [sys.executable, "-m", "messagebus", "worker", "bench.trials.handlers_app:app"]
+        argv += ["--processes", str(PROCESSES), "--grace-s", f"{GRACE_S:g}", "--log", "json"]
+        return [*argv, "--health", f"127.0.0.1:{self._port}"]
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, **self._environ, FOLDER_SETTING: str(self._folder)}
 
     # Publishing.
-    def _publish(self, worker: subprocess.Popen[bytes]) -> None:
+    def _publish(self, wait: Callable[[Callable[[], object], str], None]) -> None:
+        """Publish all, never more than about OPEN_MAX before they are handled."""
+        ending = sum(kind.share for kind in KINDS.values() if kind.ends == "done")
         with Publisher(self._bus) as publisher:
             for begin in range(0, len(self._kinds), CHUNK):
-                self._wait(worker, begin - OPEN_MAX)
+                least = (begin - OPEN_MAX) * ending * DONE_BYTES
+                wait(lambda least=least: self._bytes() >= least, f"{begin - OPEN_MAX} handled")  # type: ignore[misc]
                 numbers = range(begin, min(begin + CHUNK, len(self._kinds)))
                 for place, queue in enumerate(QUEUES):
                     mine = [self._message(n) for n in numbers if n % len(QUEUES) == place]
@@ -167,33 +163,9 @@ class Trial:
         body = {"number": number, "kind": ["no text"] if kind == "does not fit" else kind}
         return Message.json(body, message_id=f"in-{number}")
 
-    def _wait(self, worker: subprocess.Popen[bytes], handled: int) -> None:
-        """Wait until about `handled` messages came to their end, doubles included. Raises BenchError."""
-        share = sum(kind.share for kind in KINDS.values() if kind.ends == "parked")
-        last, since_s = -1, time.monotonic()
-        is_end = handled >= len(self._kinds)
-        while True:
-            if is_end:
-                missing = len(self._missing())
-                if not missing:
-                    return
-                found = -missing
-            else:
-                found = self._done_about()
-                if found >= handled * (1 - share):
-                    return
-            if found != last:
-                last, since_s = found, time.monotonic()
-            if worker.poll() is not None:
-                raise BenchError(f"the worker ended with {worker.returncode}: see {self._folder}")
-            if time.monotonic() - since_s > STALLED_S:
-                if is_end:
-                    return  # judged afterwards
-                raise BenchError(f"nothing handled for {STALLED_S:g} s: see {self._folder}")
-            time.sleep(LOOK_S if is_end else LOOK_S / 10)
-
-    def _done_about(self) -> int:
-        return sum(file.stat().st_size for file in self._folder.glob("done.*")) // DONE_BYTES
+    def _bytes(self) -> int:
+        """Return the size of what handlers have noted: DONE_BYTES for each completed handling."""
+        return sum(file.stat().st_size for file in self._folder.glob("done.*"))
 
     def _numbers(self, what: str) -> Counter[int]:
         found: Counter[int] = Counter()
@@ -208,45 +180,38 @@ class Trial:
         return {f"in-{n}" for n in wanted - done.keys()} | {f"out-{n}" for n in passed - out.keys()}
 
     # Judging.
-    def _judge_messages(self) -> None:
-        faults, lines = self._verdict.faults, self._verdict.lines
-        missing = self._missing()
-        lines.append(f"missing: {len(missing)}")
+    def _judge_messages(self, verdict: Verdict) -> None:
+        faults, missing, done = verdict.faults, self._missing(), self._numbers("done")
+        parked: dict[str, str] = {}
+        for each in read_parked(self._bus, [*QUEUES, OUT], count_max=2 * len(self._kinds)).messages:
+            parked.setdefault(each.message_id, each.reason)
+        verdict.lines += [
+            f"missing: {len(missing)}",
+            f"parked: {len(parked)}",
+            f"handled to their end more than once: {done.total() - len(done):,}",
+            f"kinds: {dict(Counter(self._kinds).most_common())}",
+        ]
         faults += [f"missing {name}" for name in sorted(missing)[:5]]
-        parked = self._parked()
-        lines.append(f"parked: {len(parked)}")
         for number, kind in enumerate(self._kinds):
-            reasons = parked.pop(f"in-{number}", [])
-            if KINDS[kind].ends == "done":
-                if reasons:
-                    faults.append(f"in-{number} ({kind}) is parked: {reasons[0]}")
-            elif not reasons:
+            reason, ends = parked.pop(f"in-{number}", None), KINDS[kind].ends
+            if reason is None and ends == "parked":
                 faults.append(f"in-{number} ({kind}) is not parked")
-            elif not reasons[0].startswith(KINDS[kind].reason):
-                faults.append(f"in-{number} ({kind}) is parked as: {reasons[0]}")
-        faults += [f"{name} is parked: {reasons[0]}" for name, reasons in parked.items()]
-        done = self._numbers("done")
-        lines.append(f"handled to their end more than once: {done.total() - len(done):,}")
-        lines.append(f"kinds: {dict(Counter(self._kinds).most_common())}")
-
-    def _parked(self) -> dict[str, list[str]]:
-        """Return the reasons of parked messages, by message id."""
-        found: dict[str, list[str]] = {}
-        for each in read_parked(self._bus, [*QUEUES, OUT], count_max=2 * self._messages).messages:
-            found.setdefault(each.message_id, []).append(each.reason)
-        return found
+            elif reason is not None and (
+                ends == "done" or not reason.startswith(KINDS[kind].reason)
+            ):
+                faults.append(f"in-{number} ({kind}) is parked as: {reason}")
+        faults += [f"{name} is parked: {reason}" for name, reason in parked.items()]
 
 
-class _Watching:
+class _Health:
     """A thread that observes a worker each LOOK_S: memory, health, metrics."""
 
-    def __init__(self, pid: int, port: int) -> None:
-        self._pid, self._address = pid, f"http://127.0.0.1:{port}"
+    def __init__(self, pid: int, port: int, verdict: Verdict) -> None:
+        self._pid, self._verdict = pid, verdict
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
         self._memory: dict[int, list[tuple[float, float]]] = {}
         self._counters: dict[str, float] = {}
-        self._faults: list[str] = []
         self._ready = Counter[int]()
-        self._looks = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -260,62 +225,51 @@ class _Watching:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self._address}/ready", timeout=10).status_code == 200
+            return self._http.get("/ready").status_code == 200
         except httpx.HTTPError:
             return False
 
-    def judge(self, verdict: Verdict) -> None:
-        verdict.faults += self._faults
-        verdict.lines.append(f"looks: {self._looks}, /ready {dict(self._ready)}")
+    def judge_memory(self) -> None:
+        lines, faults = self._verdict.lines, self._verdict.faults
+        lines.append(f"looks: {self._ready.total()}, /ready {dict(self._ready)}")
         for pid, samples in self._memory.items():
             life_s = samples[-1][0] - samples[0][0]
             third = [mb for at, mb in samples if at - samples[0][0] > life_s / 3]
             if life_s < LIFE_S or not third:
                 continue
             early, late = median(third[: len(third) // 4 or 1]), median(third[-len(third) // 4 :])
-            verdict.lines.append(
-                f"process {pid}: {life_s:.0f} s, {early:.0f} MB at a third, {late:.0f} MB at its end"
-            )
+            grew = f"from {early:.0f} MB at a third of its life to {late:.0f} MB"
+            lines.append(f"process {pid}: {life_s:.0f} s, {grew}")
             if late > GROWTH_MAX * early:
-                verdict.faults.append(
-                    f"memory of process {pid} grew from {early:.0f} to {late:.0f} MB"
-                )
+                faults.append(f"memory of process {pid} grew {grew}")
 
     def _watch(self) -> None:
-        before: frozenset[int] = frozenset()
-        with httpx.Client(timeout=15, trust_env=False) as http:
-            while not self._ended.wait(LOOK_S):
-                children = self._children()
-                self._look_at_memory(children)
-                try:
-                    ready, metrics = (
-                        http.get(f"{self._address}/{p}") for p in ("ready", "metrics")
-                    )
-                except httpx.HTTPError as fault:
-                    self._faults.append(f"health does not answer: {type(fault).__name__}")
-                    continue
-                # A set of processes that changed meanwhile may show anything.
-                is_same = children == before == self._children()
-                before = children
-                self._looks += 1
-                self._ready[ready.status_code] += 1
-                if metrics.status_code != 200:
-                    self._faults.append(f"/metrics {metrics.status_code}")
-                looks = json.loads(ready.text)["workers"].values()
-                if (ready.status_code == 200) != all(each["ready"] for each in looks):
-                    self._faults.append("/ready contradicts itself")
-                if len(children) < PROCESSES and is_same and ready.status_code == 200:
-                    self._faults.append("/ready although a process is not there")
-                self._look_at_counters(metrics.text, is_same)
+        before: list[int] = []
+        while not self._ended.wait(LOOK_S):
+            children = children_of(self._pid)
+            self._look_at_memory(children)
+            try:
+                ready, metrics = self._http.get("/ready"), self._http.get("/metrics")
+            except httpx.HTTPError as fault:
+                self._verdict.faults.append(f"health does not answer: {type(fault).__name__}")
+                continue
+            # A set of processes that changed meanwhile may show anything.
+            is_same = children == before == children_of(self._pid)
+            before = children
+            self._ready[ready.status_code] += 1
+            is_ready = ready.status_code == 200
+            workers = json.loads(ready.text)["workers"].values()
+            wrong = {
+                f"/metrics {metrics.status_code}": metrics.status_code != 200,
+                "/ready contradicts itself": is_ready != all(each["ready"] for each in workers),
+                "/ready although a process is not there": len(children) < PROCESSES
+                and is_same
+                and is_ready,
+            }
+            self._verdict.faults += [what for what, is_so in wrong.items() if is_so]
+            self._look_at_counters(metrics.text, is_same)
 
-    def _children(self) -> frozenset[int]:
-        try:
-            listed = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text()
-        except OSError:
-            return frozenset()
-        return frozenset(map(int, listed.split()))
-
-    def _look_at_memory(self, children: frozenset[int]) -> None:
+    def _look_at_memory(self, children: list[int]) -> None:
         for pid in children:
             try:
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -325,17 +279,13 @@ class _Watching:
             self._memory.setdefault(pid, []).append((time.monotonic(), mb))
 
     def _look_at_counters(self, text: str, is_same: bool) -> None:
-        shown = dict(_counters(text))
-        if is_same:
-            for series, value in shown.items():
-                if value < self._counters.get(series, 0):
-                    self._faults.append(f"{series} fell from {self._counters[series]} to {value}")
+        shown = {series: float(value) for series, value in _COUNTER.findall(text)}
+        self._verdict.faults += [
+            f"{series} fell from {self._counters[series]} to {value}"
+            for series, value in shown.items()
+            if is_same and value < self._counters.get(series, 0)
+        ]
         self._counters = shown
 
 
 _COUNTER = re.compile(r"^(\w+_(?:total|count|sum|bucket)\{[^}]*\}) (\S+)$", re.MULTILINE)
-
-
-def _counters(text: str) -> Iterator[tuple[str, float]]:
-    for series, value in _COUNTER.findall(text):
-        yield series, float(value)

@@ -141,6 +141,13 @@ def _asked(kind: str, number: int, is_first: bool) -> object:
     return None
 
 
+def _ended(kind: str, number: int, is_first: bool) -> object:
+    """Do what the message asks, and note it when that is a completed handling."""
+    if (answer := _asked(kind, number, is_first)) is None:
+        _done(number)
+    return answer
+
+
 @app.subscriber(QUEUES[0], concurrency=50, retry=POLICY, time_limit_s=LIMIT_S)
 async def coroutine(order: dict[str, int | str], delivery: Delivery) -> object:
     number, kind = int(order["number"]), str(order["kind"])
@@ -163,9 +170,7 @@ async def coroutine(order: dict[str, int | str], delivery: Delivery) -> object:
                 await asyncio.sleep(60)
         case "hangs" if first:
             await asyncio.sleep(60)
-    if (answer := _asked(kind, number, first)) is None:
-        _done(number)
-    return answer
+    return _ended(kind, number, first)
 
 
 @app.subscriber(QUEUES[1], concurrency=8, retry=POLICY, time_limit_s=LIMIT_S)
@@ -175,9 +180,7 @@ def plain(order: dict[str, int | str], delivery: Delivery) -> object:
         app.publish_blocking(OUT, str(number), message_id=f"out-{number}")
     if kind == "hangs" and delivery.attempt == 1:
         time.sleep(LIMIT_S + 1)
-    if (answer := _asked(kind, number, delivery.attempt == 1)) is None:
-        _done(number)
-    return answer
+    return _ended(kind, number, delivery.attempt == 1)
 
 
 @app.subscriber(QUEUES[2], batch=100, linger_s=0.05, concurrency=2, retry=POLICY)
@@ -189,12 +192,9 @@ async def batch(orders: list[dict[str, int | str]], deliveries: list[Delivery]) 
         if kind in ("cancels itself", "hangs") and first:
             raise asyncio.CancelledError
         try:
-            answer = _asked(kind, number, first)
+            return _ended(kind, number, first)
         except SystemExit as error:
             return error
-        if answer is None:
-            _done(number)
-        return answer
 
     ends = [one(*each) for each in zip(orders, deliveries, strict=True)]
     results = await asyncio.gather(*ends, return_exceptions=True)

@@ -1,8 +1,8 @@
 """The application of `bench.trials.once`: orders in PostgreSQL, and the handlers that write their effects.
 
-An order, its row of the outbox and the row of the hand-made outbox are one transaction. Three handlers note
-the message in the transaction of their effect, one has deduplication in Redis alone. State that survives the
-death of a process is in the database, or written to a file at once.
+An order and its row of the outbox are one transaction. Two handlers note the message in the transaction of
+their effect, one has deduplication in Redis alone. State that survives the death of a process is in the
+database, or written to a file at once.
 
     python -m bench.trials.once_app          # makes orders
     python -m messagebus worker bench.trials.once_app:app
@@ -36,18 +36,9 @@ DEFECT = "ONCE_TRIAL_DEFECT"
 ACKS_EARLY, RUNS_COPIES = "acks-early", "runs-copies"
 DEFECTS = (ACKS_EARLY, RUNS_COPIES)
 EARLY_S, EARLY_THREADS = 0.2, 4
-ORDERS, BILLED, POLLED = "orders", "billed", "polled"
-BY_HAND = f"{ORDERS}/setnx"
-PLACES = (f"{ORDERS}/billing", f"{ORDERS}/points", BY_HAND, f"{BILLED}/ledger")
-PLACES_OF_CONTROLS = (f"{POLLED}/billing",)
-# Table -> topic and subscription whose handler writes it.
-TABLES = {
-    "bills": (ORDERS, "billing"),
-    "points": (ORDERS, "points"),
-    "ledger": (BILLED, "ledger"),
-    "setnx": (ORDERS, "setnx"),
-    "polled": (POLLED, "billing"),
-}
+ORDERS, BILLED = "orders", "billed"
+# Table -> the subscription whose handler writes it.
+TABLES = {"bills": f"{ORDERS}/billing", "points": f"{ORDERS}/points", "ledger": f"{BILLED}/ledger"}
 ROLLED_BACK = 0.05
 CUSTOMERS = 500
 LEASE_S = 6
@@ -60,16 +51,11 @@ POLICY = RetryPolicy(attempts_max=500, first_delay_s=1, delay_max_s=2)
 
 DDL = (
     "CREATE SEQUENCE order_numbers",
-    """CREATE TABLE orders (number BIGINT PRIMARY KEY, message_id TEXT NOT NULL, began_ns BIGINT NOT NULL,
-        ended_ns BIGINT NOT NULL, process TEXT NOT NULL, body BYTEA NOT NULL)""",
-    # By hand, as in many a guide.
-    "CREATE TABLE hand_outbox (id BIGSERIAL PRIMARY KEY, body TEXT, sent BOOLEAN DEFAULT false)",
-    "CREATE INDEX hand_outbox_sent ON hand_outbox (id) WHERE NOT sent",
+    "CREATE TABLE orders (number BIGINT PRIMARY KEY)",
     *(
         f"""CREATE TABLE {table} (id BIGSERIAL, number BIGINT NOT NULL, run TEXT NOT NULL,
-        process TEXT NOT NULL, began_ns BIGINT NOT NULL, ended_ns BIGINT NOT NULL,
-        message_id TEXT NOT NULL, broker TEXT NOT NULL, received_ns BIGINT NOT NULL,
-        redelivered BOOLEAN NOT NULL, body BYTEA NOT NULL, next_id TEXT NOT NULL)"""
+        process TEXT NOT NULL, ended_ns BIGINT NOT NULL, received_ns BIGINT NOT NULL,
+        message_id TEXT NOT NULL)"""
         for table in TABLES
     ),
     inbox_ddl("postgresql"),
@@ -114,22 +100,16 @@ def transaction() -> Iterator[psycopg.Connection]:
 
 
 def write_effect(
-    connection: psycopg.Connection,
-    table: str,
-    number: int,
-    delivery: Delivery,
-    began_ns: int,
-    next_id: str = "",
+    connection: psycopg.Connection, table: str, number: int, delivery: Delivery
 ) -> str:
     """Insert a row of an effect. Returns the name of its run."""
     run = f"{_process}:{next(_runs)}"
     connection.execute(
-        f"INSERT INTO {table} (number, run, process, began_ns, ended_ns, message_id, broker,"
-        " received_ns, redelivered, body, next_id)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)".encode(),
+        f"INSERT INTO {table} (number, run, process, ended_ns, received_ns, message_id)"
+        " VALUES (%s, %s, %s, %s, %s, %s)".encode(),
         (
-            *(number, run, _process, began_ns, time.monotonic_ns(), delivery.message_id),
-            *(delivery.broker, delivery.received_ns, delivery.redelivered, delivery.body, next_id),
+            *(number, run, _process, time.monotonic_ns()),
+            *(delivery.received_ns, delivery.message_id),
         ),
     )
     return run
@@ -139,16 +119,15 @@ def _once(
     table: str, order: dict[str, int], delivery: Delivery, once: Once, next_topic: str = ""
 ) -> None:
     """Write an effect, and perhaps the next message, in the transaction that notes the message as done."""
-    began_ns, number = time.monotonic_ns(), order["number"]
+    number = order["number"]
     with transaction() as connection:
         if not once.begin(connection):
             note("copies", table)
             if _defect != RUNS_COPIES:
                 return
-        next_id = ""
         if next_topic:
-            next_id = outbox.add(connection, next_topic, {"number": number}, key=delivery.key)
-        write_effect(connection, table, number, delivery, began_ns, next_id)
+            outbox.add(connection, next_topic, {"number": number}, key=delivery.key)
+        write_effect(connection, table, number, delivery)
 
 
 @app.subscriber(ORDERS, subscription="billing", concurrency=4, retry=POLICY)
@@ -167,12 +146,6 @@ def _bill_later(order: dict[str, int], delivery: Delivery, once: Once) -> None:
 @app.subscriber(BILLED, subscription="ledger", concurrency=4, retry=POLICY)
 def book(order: dict[str, int], delivery: Delivery, once: Once) -> None:
     _once("ledger", order, delivery, once)
-
-
-@app.subscriber(POLLED, subscription="billing", concurrency=4, retry=POLICY)
-def bill_polled(order: dict[str, int], delivery: Delivery, once: Once) -> None:
-    """Write what the hand-made outbox has published; the inbox knows the copies of brokers."""
-    _once("polled", order, delivery, once)
 
 
 class NotedStore:
@@ -201,10 +174,10 @@ class NotedStore:
 )
 def give_points(order: dict[str, int], delivery: Delivery) -> None:
     """Write an effect that no inbox protects."""
-    began_ns, run = time.monotonic_ns(), ""
+    run = ""
     try:
         with transaction() as connection:
-            run = write_effect(connection, "points", order["number"], delivery, began_ns)
+            run = write_effect(connection, "points", order["number"], delivery)
     except BaseException:
         note("failed", run)  # whether the server has carried the commit out is unknown
         raise
@@ -226,23 +199,13 @@ def order_forever() -> None:
                 connection.commit()
                 due_s = (began_ns + int(number * seconds / total * 1e9)) / 1e9
                 time.sleep(max(0.0, due_s - time.monotonic()))
-                _order(connection, number)
+                connection.execute("INSERT INTO orders VALUES (%s)", (number,))
+                key = f"customer-{number % CUSTOMERS}"
+                outbox.add(connection, ORDERS, {"number": number}, key=key)
                 if chance.random() < ROLLED_BACK:
                     connection.rollback()
         except psycopg.Error:
             time.sleep(AGAIN_S)
-
-
-def _order(connection: psycopg.Connection, number: int) -> None:
-    """Add an order, its message, and its row for the hand-made poller to a transaction."""
-    began_ns, body = time.monotonic_ns(), b'{"number":%d}' % number
-    key = f"customer-{number % CUSTOMERS}"
-    message_id = outbox.add(connection, ORDERS, {"number": number}, key=key)
-    connection.execute(
-        "INSERT INTO orders VALUES (%s, %s, %s, %s, %s, %s)",
-        (number, message_id, began_ns, time.monotonic_ns(), _process, body),
-    )
-    connection.execute("INSERT INTO hand_outbox (body) VALUES (%s)", (body.decode(),))
 
 
 def _watch_pulse() -> None:

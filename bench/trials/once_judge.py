@@ -21,12 +21,12 @@ FAILED = "the run failed after its commit"
 CAUSES = (DIED, LAPSED, FORGOT, FAILED)
 KILLED, STOOD, STORE_AWAY = "killed", "stood", "store away"
 
-Rule = Literal["inbox", "dedup", "control"]
+Rule = Literal["inbox", "dedup"]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One row of an effect. run: of a handler. process: one start of a program. began_ns: of the run.
+    """One row of an effect. run: of a handler. process: one start of a program.
 
     ended_ns: taken just before the commit. received_ns: of the delivery; its claim is later. done_ns: when
     the store had answered to `done`; None: never, or the table's handler has no store. Times are of the
@@ -36,7 +36,6 @@ class Effect:
     order: int
     run: str
     process: str
-    began_ns: int
     ended_ns: int
     received_ns: int
     done_ns: int | None = None
@@ -57,10 +56,7 @@ class Happening:
 
 @dataclass(slots=True, kw_only=True)
 class Counted:
-    """The counts of one table. done: effects that their store knows. causes: of explained second effects.
-
-    waited_for: False where some that are missing may still have come.
-    """
+    """The counts of one table. done: effects that their store knows. causes: of explained second effects."""
 
     name: str
     rule: Rule
@@ -72,18 +68,10 @@ class Counted:
     doubled: int = 0
     causes: dict[str, int] = field(default_factory=dict)
     unexplained: list[str] = field(default_factory=list)
-    waited_for: bool = True
-
-    @property
-    def once(self) -> int:
-        """The orders with exactly one effect, or with others that are explained."""
-        return self.expected - len(self.missing) - len(self.unexplained)
 
     @property
     def faults(self) -> list[str]:
-        """Return the breaches of the promise; none of a control, which makes none."""
-        if self.rule == "control":
-            return []
+        """Return the breaches of the promise."""
         found: dict[str, list[Any]] = {
             "missing": self.missing,
             "of orders that were never committed": self.extra,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,118 +18,147 @@ import redis
 from bench.faults import close_connections
 from bench.processes import wait_until
 from bench.trials import once_app
-from bench.trials.once_judge import STORE_AWAY, Happening
-from bench.trials.once_processes import Fleet
+from bench.trials.killed import Killed
+from bench.trials.once_judge import KILLED, STOOD, STORE_AWAY, Happening
 from messagebus import BusConfig, declare
 from messagebus.commands.outbox import SETTING as OUTBOX_SETTING
-from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
-from ops.local.single import (
-    RedisWithReplica,
-    SingleServer,
-    layout_in,
-    redis_with_replica,
-)
+from ops.local.single import MakeServer, RedisWithReplica, SingleServer, redis_with_replica
 
-WHOLE_WITHIN_S = 120.0
-CONNECT_S = 10
+WHOLE_WITHIN_S = 300.0
+CONNECT_S, LOOK_S = 10, 0.1
 DOWN_S, FROZEN_S = 2.0, 4.0
 # Long enough that the claims of a worker run out.
 STANDS_S = 1.5 * once_app.LEASE_S
-
-# The controls are killed with those of ours whose work they do.
-APPLICATION, RELAY, WORKER, POLLER, CONSUMER = (
-    *("application", "relay", "worker"),
-    *("hand-poller", "hand-consumer"),
-)
-PROGRAMS: Mapping[str, tuple[str, ...]] = {
-    APPLICATION: ("bench.trials.once_app",),
-    RELAY: ("messagebus", "outbox", "relay"),
-    WORKER: ("messagebus", "worker", "bench.trials.once_app:app", "--grace-s", "5"),
-    POLLER: ("bench.trials.once_naive", "poller"),
-    CONSUMER: ("bench.trials.once_naive", "consumer"),
+APPLICATION, RELAY, WORKER = "application", "relay", "worker"
+# Kind -> number of its processes, arguments of ``python -m``.
+PROGRAMS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    APPLICATION: (2, ("bench.trials.once_app",)),
+    RELAY: (2, ("messagebus", "outbox", "relay")),
+    WORKER: (3, ("messagebus", "worker", "bench.trials.once_app:app", "--grace-s", "5")),
 }
-NUMBERS: Mapping[str, int] = {APPLICATION: 2, RELAY: 2, WORKER: 3, POLLER: 1, CONSUMER: 1}
+
+
+class Fleet:
+    """Programs of several kinds, which are killed and frozen, and started again as a supervisor would.
+
+    Faults come from one thread at a time. programs: as PROGRAMS. setting: environment variable that gets the
+    name of a start, such as worker-1.3. happened: what befell processes, for a judge.
+    """
+
+    def __init__(
+        self, folder: Path, programs: Mapping[str, tuple[int, tuple[str, ...]]], *, setting: str
+    ) -> None:
+        self._folder, self._programs, self._setting = folder, programs, setting
+        self._is_ending, self._lock = threading.Event(), threading.RLock()
+        self.all: dict[str, list[Killed]] = {}
+        self.happened: list[Happening] = []
+        self.ended_alone = 0
+        """Processes that ended without a fault, and were started again."""
+
+    def start(self, env: Mapping[str, str]) -> None:
+        """Start all. env: whole environment of each."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for kind, (count, argv) in self._programs.items():
+            self.all[kind] = [
+                Killed(
+                    ["-m", *argv],
+                    env,
+                    self._folder / f"{kind}-{number + 1}.log",
+                    setting=self._setting,
+                )
+                for number in range(count)
+            ]
+        threading.Thread(target=self._keep_alive, daemon=True).start()
+
+    def kill(self, kind: str, number: int) -> None:
+        """Kill a process of a kind, and start it again. number: chooses it."""
+        with self._lock:
+            process = self._chosen(kind, number)
+            name, began_ns = process.name, time.monotonic_ns()
+            process.kill()
+            self.happened.append(Happening(KILLED, name, began_ns, time.monotonic_ns()))
+
+    def freeze(self, kind: str, number: int, *, lasts_s: float) -> None:
+        """Let a process of a kind stand for so long."""
+        with self._lock:
+            process, began_ns = self._chosen(kind, number), time.monotonic_ns()
+            name = process.name
+            process.send(signal.SIGSTOP)
+        self._is_ending.wait(lasts_s)
+        with self._lock:
+            process.send(signal.SIGCONT)
+            self.happened.append(Happening(STOOD, name, began_ns, time.monotonic_ns()))
+
+    def stop(self, kinds: Collection[str]) -> None:
+        """End all processes of these kinds for good, in order."""
+        with self._lock:
+            for process in [each for kind in kinds for each in self.all.pop(kind)]:
+                process.stop()
+
+    def end(self) -> None:
+        """Kill everything, whatever its state; the last call."""
+        self._is_ending.set()
+        with self._lock:
+            for processes in self.all.values():
+                for process in processes:
+                    process.end()
+
+    def _chosen(self, kind: str, number: int) -> Killed:
+        return self.all[kind][number % len(self.all[kind])]
+
+    def _keep_alive(self) -> None:
+        """Start again what ends by itself, such as a relay that finds no database at its start."""
+        before_ns = time.monotonic_ns()
+        while not self._is_ending.wait(LOOK_S):
+            with self._lock:
+                now_ns = time.monotonic_ns()
+                for process in [each for some in self.all.values() for each in some]:
+                    name = process.name
+                    if process.revive():
+                        self.happened.append(Happening(KILLED, name, before_ns, now_ns))
+                        self.ended_alone += 1
+                before_ns = now_ns
 
 
 class Site:
-    """All that runs. counts: faults by kind. incidents: those of brokers, for audits."""
+    """All that runs. make: makes servers, which its owner ends. counts: faults by kind."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, *, say: Callable[[str], None]) -> None:
-        self.cluster, self.folder, self._say = cluster, folder, say
-        self._servers: list[SingleServer] = []
-        self.fleet = Fleet(folder / "logs", PROGRAMS, NUMBERS, setting=once_app.PROCESS)
+    def __init__(
+        self, cluster: LocalCluster, folder: Path, make: MakeServer, say: Callable[[str], None]
+    ) -> None:
+        self.cluster, self._folder, self._say = cluster, folder, say
+        self.fleet = Fleet(folder / "logs", PROGRAMS, setting=once_app.PROCESS)
         self._store_away: list[Happening] = []
-        self.incidents: list[Incident] = []
         self.counts: Counter[str] = Counter()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Start the servers and make the tables; end everything at the exit."""
-        try:
-            self._begin()
-            yield
-        finally:
-            self.fleet.end()
-            for server in self._servers:
-                server.kill()
-
-    def _begin(self) -> None:
-        self.database = self._make("postgresql")
-        self.redis: RedisWithReplica = redis_with_replica(self._make)
+        self.database = make("postgresql", persistence="always")
+        self.redis: RedisWithReplica = redis_with_replica(make)
         with self.connected() as connection:
             for statement in once_app.DDL:
                 connection.execute(statement.encode())
-        declare(
-            BusConfig.from_env(self.cluster.client_env()),
-            [*once_app.PLACES, *once_app.PLACES_OF_CONTROLS],
-            timeout_s=WHOLE_WITHIN_S,
-        )
-
-    def _make(
-        self,
-        kind: str,
-        *,
-        persistence: str = "always",
-        master: SingleServer | None = None,
-        monitors: str = "",
-    ) -> SingleServer:
-        number = len(self._servers) + 1
-        layout = layout_in(
-            self.folder / "servers",
-            kind,
-            host=f"{self.cluster.layout.network}.{200 + number}",
-            name=f"{kind}{number}",
-            persistence=persistence,
-            master=master,
-            monitors=monitors,
-        )
-        server = SingleServer(layout, self.folder / "servers")
-        self._servers.append(server)
-        server.start()
-        return server
+        bus = BusConfig.from_env(cluster.client_env())
+        declare(bus, [*once_app.TABLES.values()], timeout_s=WHOLE_WITHIN_S)
 
     @contextmanager
     def connected(self) -> Iterator[psycopg.Connection]:
         """Give a connection in autocommit mode; a server that is slow to answer is asked again."""
-        until_s = time.monotonic() + WHOLE_WITHIN_S
-        while True:
+        found: list[psycopg.Connection] = []
+
+        def connects() -> bool:
             try:
-                connection = psycopg.connect(
-                    self.database.url, connect_timeout=CONNECT_S, autocommit=True
-                )
+                url = self.database.url
+                found.append(psycopg.connect(url, connect_timeout=CONNECT_S, autocommit=True))
             except psycopg.OperationalError:
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(once_app.AGAIN_S)
-            else:
-                break
-        with connection:
+                return False
+            return True
+
+        wait_until(connects, within_s=WHOLE_WITHIN_S, what="PostgreSQL answers")
+        with found[0] as connection:
             yield connection
 
     def copies(self) -> dict[str, int]:
-        """Return queue -> number of its messages, over all brokers, of what our own handlers consume."""
-        names = tuple(f"mb.sub/{place}" for place in once_app.PLACES if place != once_app.BY_HAND)
+        """Return queue -> number of its messages, over all brokers, of what our handlers consume."""
+        names = tuple(f"mb.sub/{place}" for place in once_app.TABLES.values())
         found: Counter[str] = Counter()
         for name in self.cluster.names:
             with self.cluster.management(name) as management:
@@ -145,7 +176,7 @@ class Site:
             "MESSAGEBUS_PUBLISHER_REDUNDANT": f"{once_app.ORDERS},{once_app.BILLED}",
             once_app.DATABASE: self.database.url,
             once_app.STORE: self.redis.url,
-            once_app.FOLDER: str(self.folder),
+            once_app.FOLDER: str(self._folder),
             once_app.TOTAL: str(total),
             once_app.SECONDS: str(seconds),
             once_app.BEGAN_NS: str(time.monotonic_ns()),
@@ -158,67 +189,59 @@ class Site:
         """Return the events of processes and of the store, for the judge."""
         return [*self.fleet.happened, *self._store_away]
 
-    # -- servers
+    # -- faults
 
     def fail_over(self) -> None:
         """Kill Redis's master; return when its replica has taken over and has a replica again."""
-        wait_until(self.redis.is_whole, within_s=WHOLE_WITHIN_S, what="Redis has its replica")
+        self._wait(self.redis.is_whole, "Redis has its replica")
         master = self.redis.master
-        began_ns, told = time.monotonic_ns(), _replicated(master)["master_repl_offset"]
+        began_ns, stored = time.monotonic_ns(), _replicated(master)["master_repl_offset"]
         replica = self.redis.replica if master is self.redis.first else self.redis.first
         # So what was stored before began_ns cannot be lost.
-        wait_until(
-            lambda: _replicated(replica).get("slave_repl_offset", 0) >= told,
-            within_s=WHOLE_WITHIN_S,
-            what="the replica has what the master was told",
+        self._wait(
+            lambda: _replicated(replica).get("slave_repl_offset", 0) >= stored,
+            "the replica has what the master has stored",
         )
         master.kill()
-        wait_until(
+        self._wait(
             lambda: self.redis.master is not master,
-            within_s=WHOLE_WITHIN_S,
-            what="the sentinels have made the replica the master",
+            "the sentinels have made the replica the master",
         )
         self._store_away.append(Happening(STORE_AWAY, "", began_ns, time.monotonic_ns()))
         master.start()
-        wait_until(self.redis.is_whole, within_s=WHOLE_WITHIN_S, what="Redis has a replica again")
+        self._wait(self.redis.is_whole, "Redis has a replica again")
+
+    def _wait(self, condition: Callable[[], object], what: str) -> None:
+        wait_until(condition, within_s=WHOLE_WITHIN_S, what=what)
 
     def restart_database(self) -> None:
         self.database.kill()
         time.sleep(DOWN_S / 2)
         self.database.start()
 
-    def break_broker(self, how: str, name: str) -> None:
-        """Kill, freeze or restart a broker, or cut its connections; wait until it takes publishes again."""
-        cluster, at_ns = self.cluster, time.monotonic_ns()
-        match how:
-            case "kill":
-                cluster.kill(name)
-                time.sleep(DOWN_S)
-                cluster.start(name)
-            case "freeze":
-                cluster.freeze(name)
-                time.sleep(FROZEN_S)
-                cluster.thaw(name)
-            case "restart":
-                cluster.stop(name)
-                cluster.start(name)
-            case "cut":
-                close_connections(cluster, name)
-        cluster.wait_ready(within_s=WHOLE_WITHIN_S)
-        kind = how if how in ("kill", "freeze") else "cut"
-        self.incidents.append(Incident(kind, cluster.node(name).broker, at_ns, time.monotonic_ns()))
-
-    def restart_part(self, name: str, *, agent: bool = False) -> None:
-        """Kill HAProxy or an agent, and start it again."""
+    def restart(self, name: str, *, agent: bool = False, down_s: float = DOWN_S / 2) -> None:
+        """Kill a broker, HAProxy or an agent, and start it again."""
         self.cluster.kill(name, agent=agent)
-        time.sleep(DOWN_S / 2)
+        time.sleep(down_s)
         self.cluster.start(name, agent=agent)
-        self.cluster.wait_ready(within_s=WHOLE_WITHIN_S)
+
+    def freeze(self, name: str) -> None:
+        self.cluster.freeze(name)
+        time.sleep(FROZEN_S)
+        self.cluster.thaw(name)
+
+    def stop_and_start(self, name: str) -> None:
+        self.cluster.stop(name)
+        self.cluster.start(name)
 
     def do(self, kind: str, number: int) -> None:
         """Do one fault of FAULTS. number: chooses the broker or process. Raises BenchError, LocalFault."""
-        began_s = time.monotonic()
-        FAULTS[kind](self, number)
+        began_s, names = time.monotonic(), self.cluster.names
+        if kind in PROCESS_FAULTS:
+            PROCESS_FAULTS[kind](self, number)
+        else:
+            SERVER_FAULTS[kind](self, names[number % len(names)])
+            self.cluster.wait_ready(within_s=WHOLE_WITHIN_S)
         self.counts[kind] += 1
         self._say(f"  {kind}: whole again after {time.monotonic() - began_s:.1f} s")
 
@@ -229,30 +252,21 @@ def _replicated(server: SingleServer) -> Mapping[str, Any]:
     return found
 
 
-def _of_broker(how: str) -> Callable[[Site, int], None]:
-    return lambda site, number: site.break_broker(how, _name(site, number))
-
-
-def _name(site: Site, number: int) -> str:
-    return site.cluster.names[number % len(site.cluster.names)]
-
-
-SERVER_FAULTS: Mapping[str, Callable[[Site, int], None]] = {
-    "broker killed": _of_broker("kill"),
-    "broker frozen": _of_broker("freeze"),
-    "broker restarted": _of_broker("restart"),
-    "connections cut": _of_broker("cut"),
-    "HAProxy killed": lambda site, _: site.restart_part(site.cluster.layout.front.name),
-    "agent killed": lambda site, number: site.restart_part(_name(site, number), agent=True),
+SERVER_FAULTS: Mapping[str, Callable[[Site, str], object]] = {
+    "broker killed": lambda site, name: site.restart(name, down_s=DOWN_S),
+    "broker frozen": Site.freeze,
+    "broker restarted": Site.stop_and_start,
+    "connections cut": lambda site, name: close_connections(site.cluster, name),
+    "HAProxy killed": lambda site, _: site.restart(site.cluster.layout.front.name),
+    "agent killed": lambda site, name: site.restart(name, agent=True),
     "Redis failed over": lambda site, _: site.fail_over(),
     "PostgreSQL killed": lambda site, _: site.restart_database(),
 }
-PROCESS_FAULTS: Mapping[str, Callable[[Site, int], None]] = {
-    "application killed": lambda site, number: site.fleet.kill([APPLICATION], number),
-    "relay killed": lambda site, number: site.fleet.kill([RELAY, POLLER], number),
-    "worker killed": lambda site, number: site.fleet.kill([WORKER, CONSUMER], number),
-    "worker frozen": lambda site, number: site.fleet.freeze(
-        [WORKER, CONSUMER], number, lasts_s=STANDS_S
-    ),
+"""Kind -> what befalls a broker, or whatever its name says."""
+PROCESS_FAULTS: Mapping[str, Callable[[Site, int], object]] = {
+    "application killed": lambda site, number: site.fleet.kill(APPLICATION, number),
+    "relay killed": lambda site, number: site.fleet.kill(RELAY, number),
+    "worker killed": lambda site, number: site.fleet.kill(WORKER, number),
+    "worker frozen": lambda site, number: site.fleet.freeze(WORKER, number, lasts_s=STANDS_S),
 }
-FAULTS = {**SERVER_FAULTS, **PROCESS_FAULTS}
+FAULTS = (*SERVER_FAULTS, *PROCESS_FAULTS)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -183,6 +184,38 @@ class MakeServer(Protocol):
         master: SingleServer | None = None,
         monitors: str = "",
     ) -> SingleServer: ...
+
+
+@contextmanager
+def server_factory(folder: Path, hosts: Iterator[str]) -> Iterator[MakeServer]:
+    """Give a function that makes a server, started, at the next address; all are killed at the exit."""
+    made: list[SingleServer] = []
+
+    def make(
+        kind: str,
+        *,
+        persistence: str = "everysec",
+        master: SingleServer | None = None,
+        monitors: str = "",
+    ) -> SingleServer:
+        layout = layout_in(
+            folder,
+            kind,
+            host=next(hosts),
+            name=f"{kind}{len(made) + 1}",
+            persistence=persistence,
+            master=master,
+            monitors=monitors,
+        )
+        made.append(SingleServer(layout, folder))
+        made[-1].start()
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for server in made:
+            server.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,10 +386,8 @@ def test_whatever_handlers_do_none_is_missing_and_none_is_parked_without_its_rea
     broken: LocalCluster, tmp_path: Path
 ) -> None:
     """The short form of ``python -m bench handlers --messages 1000000``."""
-    said: list[str] = []
     try:
-        trial = Trial(broken.client_env(), tmp_path / "run", 2_000, 1, say=said.append)
-        verdict = trial.run()
+        verdict = Trial(broken.client_env(), tmp_path / "run", 2_000, 1).run()
     finally:
         restore(broken)
         for queue in (*QUEUES, OUT):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import socket
@@ -12,7 +11,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +19,7 @@ import httpx
 import pytest
 
 from bench.faults import alarm
+from bench.trials.outer_faults import YEAR_S, lying, set_clock
 from messagebus import BusConfig, Consumer, Publisher
 from messagebus_agent.config import AgentConfig
 from ops.commands.kits import CHECKOUT
@@ -321,7 +320,7 @@ def test_an_agent_whose_clock_is_years_off_makes_nobody_forget_and_forgets_nothi
     broken: LocalCluster, topic: str, years: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(broken, topic, f"{topic}/billing")
-    (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK.format(years=years))
+    set_clock(tmp_path, years * YEAR_S)
     with monkeypatch.context() as other:
         other.setattr(parts, "CHECKOUT", f"{tmp_path}:{CHECKOUT}")
         restart_agent(broken, "mb1")
@@ -349,48 +348,17 @@ def test_a_liar_at_an_agents_address_makes_nobody_forget(broken: LocalCluster, t
     register(broken, topic, f"{topic}/billing")
     node = broken.node("mb3")
     broken.kill("mb3", agent=True)
-    forged = {
-        "broker": node.broker,
-        "intact": True,
-        "entries": [],
-        "floor": 2**60,
-        "dropped": 2**60,
-    }
-    asked: list[str] = []
-
-    class Liar(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(forged).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer((node.host, node.agent_port), Liar) as liar:
-        threading.Thread(target=liar.serve_forever, daemon=True).start()
+    with lying(node.host, node.agent_port, node.broker, broken.layout.cluster) as (_, asked):
         eventually(lambda: asked.count("/topology") > 6, within_s=60)
         for name in ("mb1", "mb2"):
             found = agent_answer(broken, name, "/topology")
             assert found["intact"]
             assert found["informed"]
             assert entry_of(broken, name, f"{topic}/billing")["alive"]
-        liar.shutdown()
     broken.start("mb3", agent=True)
     eventually(lambda: register(broken, f"{topic}/crm")["complete"], within_s=60)
     assert entry_of(broken, "mb3", f"{topic}/billing")["alive"]
     assert entry_of(broken, "mb3", f"{topic}/crm")["number"] < 2**40
-
-
-OTHER_CLOCK = """\
-import time
-
-OFF_S = {years} * 365 * 86_400
-real, real_ns = time.time, time.time_ns
-time.time = lambda: real() + OFF_S
-time.time_ns = lambda: real_ns() + OFF_S * 1_000_000_000
-"""
 
 
 def restart_agent(cluster: LocalCluster, name: str) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.trials.outer_faults import OTHER_CLOCK
+from bench.trials.outer_faults import set_clock
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import journal_of
@@ -327,10 +327,7 @@ def four(make_cluster: MakeCluster, reused: Reused) -> LocalCluster:
     reused.close()
     made = make_cluster(4, up=False, balancers=2)
     for name, off_s in (("mb2", -DAY_S), ("mb3", DAY_S)):
-        folder = made.dir / "nodes" / name / "python"
-        folder.mkdir(parents=True)
-        (folder / "sitecustomize.py").write_text(OTHER_CLOCK)
-        (folder / "off_s").write_text(str(off_s))
+        set_clock(made.dir / "nodes" / name / "python", off_s)
     made.up()
     return made
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Collection, Iterable, Iterator
@@ -13,11 +12,11 @@ from urllib.parse import quote
 
 import httpx
 
+from bench.faults import ask_agent, client_id, close_listed, push_list
 from messagebus import BusConfig
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from ops.local.cluster import LocalCluster
 from ops.local.process import send
-from ops.local.status import operator_tls
 from tests.support.eventually import eventually
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "write_list",
 ]
 
-HTTP_TIMEOUT_S = 60.0
 SOCKET_TIMEOUT_S = 2.0
 RELOAD_WITHIN_S = 60.0
 # The management API lists a connection only at its next statistics interval (1 s here).
@@ -74,12 +72,12 @@ def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
 
 def agent_answer(cluster: LocalCluster, name: str, path: str) -> Any:
     """Return an agent's answer to GET path."""
-    return _agent(cluster, name, "GET", path).raise_for_status().json()
+    return ask_agent(cluster, name, "GET", path).raise_for_status().json()
 
 
 def metric(cluster: LocalCluster, name: str, figure: str) -> float:
     """Return one figure of an agent's metrics, by its name without the prefix."""
-    text = _agent(cluster, name, "GET", "/metrics").raise_for_status().text
+    text = ask_agent(cluster, name, "GET", "/metrics").raise_for_status().text
     lines = [line for line in text.splitlines() if line.startswith(f"messagebus_agent_{figure}{{")]
     assert lines, f"no metric {figure}"
     return float(lines[0].rpartition(" ")[2])
@@ -98,7 +96,7 @@ def unregister(cluster: LocalCluster, *wanted: str) -> Any:
 def _change(cluster: LocalCluster, wanted: Collection[str], *, alive: bool) -> Any:
     name = next(n for n in cluster.names if cluster.process_of(n, agent=True))
     body = {"wanted": list(wanted), "alive": alive}
-    return _agent(cluster, name, "POST", "/topology", json=body).raise_for_status().json()
+    return ask_agent(cluster, name, "POST", "/topology", json=body).raise_for_status().json()
 
 
 def forget(cluster: LocalCluster, topic: str) -> None:
@@ -113,23 +111,7 @@ def forget(cluster: LocalCluster, topic: str) -> None:
 def operators_drain(cluster: LocalCluster, name: str, draining: bool) -> None:
     """Set or clear the operators' flag of a broker."""
     body = {"draining": draining}
-    _agent(cluster, name, "POST", "/drain", json=body).raise_for_status()
-
-
-def _agent(
-    cluster: LocalCluster, name: str, method: str, path: str, **request: Any
-) -> httpx.Response:
-    layout = cluster.layout
-    return httpx.request(
-        method,
-        f"{layout.scheme}://{cluster.node(name).agent}{path}",
-        headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
-        timeout=HTTP_TIMEOUT_S,
-        trust_env=False,
-        # Reading the system's certificates takes 20 ms of a processor.
-        verify=layout.tls and operator_tls(layout).client_context(),
-        **request,
-    )
+    ask_agent(cluster, name, "POST", "/drain", json=body).raise_for_status()
 
 
 # -- brokers
@@ -166,28 +148,6 @@ def close_connections(cluster: LocalCluster, name: str, wanted: str) -> None:
     )
 
 
-def close_listed(cluster: LocalCluster, name: str, wanted: str, **like: str) -> int:
-    """Have the broker close the connections of one client that it lists by now; return how many.
-
-    like: fields of the management API, and the values that these connections have.
-    """
-    with cluster.management(name) as management:
-        connections = management.get("/api/connections").raise_for_status().json()
-        ours = [
-            c
-            for c in connections
-            if client_id(c) == wanted and all(c.get(k) == v for k, v in like.items())
-        ]
-        for each in ours:
-            management.delete(f"/api/connections/{quote(each['name'], safe='')}")
-    return len(ours)
-
-
-def client_id(connection: dict[str, Any]) -> str:
-    """Return the client's id of a connection, as the management API lists it."""
-    return str(connection.get("client_properties", {}).get("connection_name", ""))
-
-
 # -- the list
 
 
@@ -202,12 +162,9 @@ def write_list(cluster: LocalCluster, names: Iterable[str], *, draining: Iterabl
         )
         for name in names
     )
-    text = BrokerList(cluster=cluster.layout.cluster, generation=generation, listed=listed).render()
-    files = [cluster.layout.list_file, *(node.list_file for node in cluster.layout.nodes)]
-    for file in files:
-        candidate = file.with_name(f"{file.name}.new")
-        candidate.write_text(text)
-        os.replace(candidate, file)  # noqa: PTH105 - Path.replace does the same; atomic either way
+    push_list(
+        cluster, BrokerList(cluster=cluster.layout.cluster, generation=generation, listed=listed)
+    )
     return generation
 
 
@@ -297,4 +254,4 @@ def _restore_process(cluster: LocalCluster, name: str, state: str) -> None:
 
 
 def _is_drained(cluster: LocalCluster, name: str) -> bool:
-    return bool(_agent(cluster, name, "GET", "/health").json().get("draining"))
+    return bool(ask_agent(cluster, name, "GET", "/health").json().get("draining"))

@@ -19,14 +19,14 @@ from ops.local.single import (
     MakeServer,
     RedisWithReplica,
     SingleServer,
-    layout_in,
     redis_with_replica,
 )
+from ops.local.single import server_factory as factory
 from tests.support.leaks import LEAKS
 
 __all__ = ["MakeServer", "RedisWithReplica", "SingleServer", "redis_with_replica", "server_factory"]
 
-NUMBERS = itertools.count(1)
+HOSTS = (f"127.{1 + os.getpid() % 250}.{number % 250}.9" for number in itertools.count(1))
 
 
 @contextmanager
@@ -35,36 +35,10 @@ def server_factory(folder: Path, *, keep: Callable[[], bool]) -> Iterator[MakeSe
 
     keep: asked then whether data are to stay, to look at a failure.
     """
-    made: list[SingleServer] = []
-
-    def make(
-        kind: str,
-        *,
-        persistence: str = "everysec",
-        master: SingleServer | None = None,
-        monitors: str = "",
-    ) -> SingleServer:
-        number = next(NUMBERS)
-        layout = layout_in(
-            folder,
-            kind,
-            host=f"127.{1 + os.getpid() % 250}.{number % 250}.9",
-            name=f"{kind}{number}",
-            persistence=persistence,
-            master=master,
-            monitors=monitors,
-        )
-        server = SingleServer(layout, folder)
-        LEAKS.remember(server.password)
-        made.append(server)
-        server.start()
-        return server
-
     try:
-        yield make
+        with factory(folder, HOSTS) as make:
+            yield make
     finally:
-        for server in made:
-            server.kill()
         LEAKS.look_into(folder)
         if not keep():
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,15 +1,13 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from bench.trials.application_faults import APPLICATION_FAULTS
-from bench.trials.outer_faults import OTHER_CLOCK, OUTER_FAULTS, lying
+from bench.trials.outer_faults import OUTER_FAULTS, lying, set_clock
 from messagebus import BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
@@ -17,20 +15,16 @@ from ops.local.cluster import LocalCluster
 YEAR_S = 365 * 86_400
 
 
-FAULTS = OUTER_FAULTS | APPLICATION_FAULTS
-
-
-@pytest.mark.parametrize("name", sorted(FAULTS))
+@pytest.mark.parametrize("name", sorted(OUTER_FAULTS))
 def test_a_fault_says_what_it_does_before_it_does_anything(name: str, tmp_path: Path) -> None:
-    fault = FAULTS[name](LocalCluster(tmp_path), "mb2")
+    fault = OUTER_FAULTS[name](LocalCluster(tmp_path), "mb2")
     assert str(fault) == f"{name} mb2"
     assert fault.cuts in ("", "cut")
     assert fault.lasts_s <= 5
 
 
 def test_a_clock_is_off_as_long_as_its_file_says_so(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK)
-    (tmp_path / "off_s").write_text(str(-10 * YEAR_S))
+    set_clock(tmp_path, -10 * YEAR_S)
     told = subprocess.run(
         [
             *(sys.executable, "-c"),
@@ -48,9 +42,8 @@ def test_a_clock_is_off_as_long_as_its_file_says_so(tmp_path: Path) -> None:
 
 def test_a_forged_list_is_one_that_a_client_with_a_cluster_and_hosts_refuses() -> None:
     keeper = ListKeeper(cluster="c", hosts_allowed=("127.*",))
-    with lying("127.0.0.1", 0, "127.0.0.1:5672", "c") as liar:
-        threading.Thread(target=liar.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{liar.server_port}/consumer-list"
+    with lying("127.0.0.1", 0, "127.0.0.1:5672", "c") as (port, asked):
+        url = f"http://127.0.0.1:{port}/consumer-list"
         for _ in range(4):
             forged = BrokerList.parse(httpx.get(url, trust_env=False).text)
             judged, why = keeper.judge(
@@ -60,4 +53,4 @@ def test_a_forged_list_is_one_that_a_client_with_a_cluster_and_hosts_refuses() -
                 now_ms=0,
             )
             assert judged is Judgement.REFUSED, why
-        liar.shutdown()
+    assert asked == ["/consumer-list"] * 4
