@@ -12,71 +12,71 @@ KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent mes
 # Of the figures, those that take a minute each when they are measured once.
 SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency
 
-.PHONY: image deb demo test test-all check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock install help
+.PHONY: image deb demo test test-all check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock help
 
-demo: install ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
+demo: needs-python-spark-brokers ## the whole way on real parts: publish, add, remove and kill brokers, audit, report
 	@$(PYTHON) -m bench demo
 
-test: install ## what a change can break: units, contract, each promise, one of each real part; 12 minutes
-	@ops/local/install.sh --also redis-server postgresql mariadb-server chromium
+test: needs-python-spark-brokers ## what a change can break: units, contract, each promise, one of each real part; 12 minutes
+	@ops/local/install.sh redis-server postgresql mariadb-server chromium
 	@$(PYTHON) -m tests.run
 
-test-all: install ## the same, then everything that CI runs: releases, hosts, Java, languages; 40 minutes
-	@ops/local/install.sh --also maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
-	@ops/local/install.sh --also redis-server redis-sentinel postgresql mariadb-server || \
+test-all: needs-python-spark-brokers ## the same, then everything that CI runs: releases, hosts, Java, languages; 40 minutes
+	@ops/local/install.sh maven || echo "without maven Kafka, Artemis and PerfTest are not tested"
+	@ops/local/install.sh redis-server redis-sentinel postgresql mariadb-server || \
 		echo "without these servers the tests of stores and databases fail"
-	@ops/local/install.sh --also mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
-	@ops/local/install.sh --also buildah crun || echo "without buildah the image and the package are not tested"
-	@ops/local/install.sh --also chromium || echo "without chromium the monitor's pages are not tested"
-	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh --also golang nodejs npm || \
+	@ops/local/install.sh mmdebstrap || echo "without mmdebstrap other versions of brokers are not tested"
+	@ops/local/install.sh buildah crun || echo "without buildah the image and the package are not tested"
+	@ops/local/install.sh chromium || echo "without chromium the monitor's pages are not tested"
+	@{ command -v go && command -v npm; } >/dev/null || ops/local/install.sh golang nodejs npm || \
 		echo "without these the clients of other languages are not tested"
 	@$(PYTHON) -m tests.run --all
 
 check: lint types ## before each commit: style, types, units of the heart and of what changed, the contract in memory
 	@$(PYTEST) -q -n 4 --dist loadfile --part=unit $$($(PYTHON) -m tests.tiers) tests/contract
 
-up: install ## start a local cluster, or what is missing of it
+up: needs-ops-brokers ## start a local cluster, or what is missing of it
 	@$(PYTHON) -m ops local up
 
-down: install ## stop the local cluster; its data stay
+down: needs-ops ## stop the local cluster; its data stay
 	@$(PYTHON) -m ops local down
 
-lint: install ## style and import rules
+lint: needs-python ## style and import rules
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@.venv/bin/lint-imports --config setup.cfg
 
-format: install ## put the code into the one style
+format: needs-python ## put the code into the one style
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 
-types: install ## strict types, tests too
+types: needs-python ## strict types, tests too
 	@$(PYTHON) -m mypy messagebus $(KITS) tests
 
-unit: install ## no sockets, no sleeps
+unit: needs-python-spark ## no sockets, no sleeps
 	@$(PYTEST) tests/unit
 
-contract: install ## the same cases on the in-memory bus and on RabbitMQ
+contract: needs-python-brokers ## the same cases on the in-memory bus and on RabbitMQ
 	@$(PYTEST) tests/contract
 
-integration: install ## on a real local cluster
+integration: needs-python-spark-brokers ## on a real local cluster
 	@$(PYTEST) tests/integration
 
-fault: install ## kill, freeze, cut, lie
+fault: needs-python-brokers ## kill, freeze, cut, lie
 	@$(PYTEST) tests/fault
 
-hosts: install ## on virtual hosts with mirrored disks: provision, power-offs, fencing, split brain
+hosts: needs-python ## on virtual hosts with mirrored disks: provision, power-offs, fencing, split brain
 	@TESTS_POWER_OFFS=3 $(PYTEST) tests/hosts
 
-spark: install ## transforms on literal rows, and one whole job
+spark: needs-python-spark-brokers ## transforms on literal rows, and one whole job
 	@$(PYTEST) tests/unit/spark $(wildcard tests/integration/test_spark*.py)
 
-mutants: install ## plant faults into messagebus/core, one at a time: the tests must notice each
+mutants: needs-python ## plant faults into messagebus/core, one at a time: the tests must notice each
 	@$(PYTHON) tests/mutants/run.py
 
 # A missed goal must not keep the other figures from being measured.
-bench: install ## the figures of the README that fit into a quarter of an hour, each measured once
-	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
+bench: needs-python-spark-brokers ## the figures of the README that fit into a quarter of an hour, each measured once
+	@ops/local/install.sh maven || echo "without maven PerfTest is not measured"
 	@status=0; \
 	$(PYTHON) -m bench figures $(SHORT) --repeat 1 --keep || status=1; \
 	$(PYTHON) -m bench overhead --keep || status=1; \
@@ -84,9 +84,9 @@ bench: install ## the figures of the README that fit into a quarter of an hour, 
 	$(PYTHON) -m bench readme; \
 	exit $$status
 
-bench-all: install ## all figures, repeated: two hours or three
+bench-all: needs-python-spark-brokers ## all figures, repeated: two hours or three
 	@test -e out/hosts/failover-1.json || echo "without \`make hosts\` before, power-offs are not measured"
-	@ops/local/install.sh --also maven || echo "without maven PerfTest is not measured"
+	@ops/local/install.sh maven || echo "without maven PerfTest is not measured"
 	@status=0; \
 	$(PYTHON) -m bench figures --keep || status=1; \
 	$(PYTHON) -m bench overhead --keep || status=1; \
@@ -99,20 +99,20 @@ bench-all: install ## all figures, repeated: two hours or three
 	$(PYTHON) -m bench readme; \
 	exit $$status
 
-soak: install ## 15 minutes of random faults under load: nothing may be lost
+soak: needs-python-brokers ## 15 minutes of random faults under load: nothing may be lost
 	@$(PYTHON) -m bench soak
 
-trial: install ## a million messages through handlers that end in every way: none may be missing
+trial: needs-python-brokers ## a million messages through handlers that end in every way: none may be missing
 	@$(PYTHON) -m bench handlers --messages 1000000
 
-once: install ## 30 minutes in which everything is killed: each of 100,000 orders is billed once
-	@ops/local/install.sh --also redis-server redis-sentinel postgresql
+once: needs-python-spark-brokers ## 30 minutes in which everything is killed: each of 100,000 orders is billed once
+	@ops/local/install.sh redis-server redis-sentinel postgresql
 	@$(PYTHON) -m bench once
 
-docs: install ## the API reference, into out/docs
+docs: needs-python ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference
 
-dist: install ## wheels and source archives, into dist/: the same bytes from the same commit
+dist: needs-build ## wheels and source archives, into dist/: the same bytes from the same commit
 	@$(PYTHON) -m ops.dist
 
 image: dist ## one image for every service, by podman, docker or buildah: messagebus
@@ -123,15 +123,15 @@ deb: dist ## a Debian package of the services, into dist/
 	@tool=$$(command -v podman || command -v buildah || command -v docker); \
 	$$tool build --file deploy/Containerfile --target deb --output type=local,dest=dist .
 
-vendor: install ## the monitor's files of others, by version from the npm registry; compared by hash
+vendor: needs-python ## the monitor's files of others, by version from the npm registry; compared by hash
 	@$(PYTHON) -m ops.vendor
 
 lock: ## write requirements.lock anew from requirements.in; needs uv
 	@uv pip compile --quiet --no-header --generate-hashes --python-version 3.11 \
 		--output-file requirements.lock requirements.in
 
-install: # whatever is missing; a tenth of a second when nothing is
-	@ops/local/install.sh
+needs-%: # parts of ops/local/install.sh, joined by dashes; a tenth of a second when nothing is missing
+	@ops/local/install.sh $(subst -, ,$*)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20

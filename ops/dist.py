@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,22 +16,23 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from messagebus.errors import MessageBusError
 from ops.commands.kits import CHECKOUT
-from ops.errors import OpsError
-from ops.provision.program import needed
+from ops.locked import BESIDE, Lock
 
 FILES = ("pyproject.toml", "README.md", "LICENSE")
-PACKAGE, LOCK = "messagebus", "requirements.lock"
-# Distributions of their own: folders of this checkout, each with a pyproject.toml in it.
-_SHORT = ("agent", "conform", "gateway", "integrations", "monitor", "tools")
-BESIDE = tuple(f"messagebus_{name}" for name in _SHORT)
+PACKAGE = "messagebus"
 # Time for a checkout without history: the earliest that a wheel, which is a ZIP file, can hold.
 NO_COMMIT_S = 315_532_800
 BUILD_WITHIN_S = 300
 
 
+class NotBuilt(MessageBusError):
+    """Raised when a distribution cannot be built; the text is the end of what the builder wrote."""
+
+
 def build(out: Path, source: Path = CHECKOUT, package: str = PACKAGE) -> list[Path]:
-    """Build both. Returns the wheel and the archive. Raises OpsError with the builder's last output."""
+    """Build both. Returns the wheel and the archive. Raises NotBuilt with the builder's last output."""
     at_s = _commit_s(source)
     with tempfile.TemporaryDirectory(prefix="messagebus-dist-") as place:
         copy = Path(place, "source")
@@ -54,24 +54,12 @@ def build(out: Path, source: Path = CHECKOUT, package: str = PACKAGE) -> list[Pa
             check=False,
         )
         if done.returncode:
-            raise OpsError(" ".join((done.stdout + done.stderr).split())[-300:])
+            raise NotBuilt(" ".join((done.stdout + done.stderr).split())[-300:])
         (wheel,), (archive,) = Path(place).glob("*.whl"), Path(place).glob("*.tar.gz")
         out.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(wheel, out / wheel.name)
         (out / archive.name).write_bytes(_plain(archive, at_s))
     return [out / wheel.name, out / archive.name]
-
-
-def requirements(source: Path = CHECKOUT) -> str:
-    """Return the lines of requirements.lock of what all distributions need. Raises OpsError."""
-    names = needed((source, *(source / each for each in BESIDE)))
-    blocks = re.split(
-        r"^(?=[\w.-]+(?:\[[\w,]+\])?==)", (source / LOCK).read_text(), flags=re.MULTILINE
-    )
-    found = {re.split(r"\[|==", block)[0]: block for block in blocks}
-    if lacking := names - found.keys():
-        raise OpsError(f"{LOCK} has no {', '.join(sorted(lacking))}")
-    return "".join(found[name] for name in sorted(names))
 
 
 def _commit_s(source: Path) -> int:
@@ -101,10 +89,12 @@ def main() -> None:
     try:
         out = Path(sys.argv[1] if len(sys.argv) > 1 else CHECKOUT / "dist")
         for package in (PACKAGE, *BESIDE):
+            print(f"building {package}", flush=True)
             for path in build(out, package=package):
-                print(path)
-        (out / "requirements.txt").write_text(requirements())
-    except OpsError as fault:
+                print(path, flush=True)
+        lock = Lock()
+        (out / "requirements.txt").write_text(lock.lines(lock.of_distributions()))
+    except MessageBusError as fault:
         sys.exit(f"dist: {fault}")
 
 

@@ -121,11 +121,12 @@ def _interrupted_afterwards() -> Iterator[None]:
 
 
 def _launched(conf: SparkConf) -> Any:
+    launch: Any = launch_gateway  # it has no types
     # The JVM's own standard error has notices of its start, and, if it does not start, the reason.
     with tempfile.TemporaryFile("w+") as notices:
         try:
             with _interrupted_afterwards():
-                return launch_gateway(conf, {"stderr": notices})  # type: ignore[no-untyped-call]
+                return launch(conf, {"stderr": notices})
         except PySparkRuntimeError as fault:
             notices.seek(0)
             said = [line.strip() for line in notices if not line.startswith("WARNING")]

@@ -1,10 +1,16 @@
 #!/bin/sh
-# Install what is missing: Debian packages, then .venv from requirements.lock. Says nothing when
-# nothing is missing. Exit code 2, with one message and nothing done, when that needs root and there
-# is no way to it.
+# Install what is missing of what a command needs, and show what is being done. Says nothing when
+# nothing is missing. Exit code 2, with one line and nothing done, when that needs root and there is no
+# way to it.
 #
-#   ops/local/install.sh                    all that the project needs
-#   ops/local/install.sh --also PACKAGE...  Debian packages that only some of its commands want
+#   ops/local/install.sh PART...
+#
+#   build    .venv with what builds our wheels: needs a Python 3.11 or later and nothing else
+#   ops      .venv with what a local cluster and the playbooks need
+#   python   .venv with all of requirements.lock but Spark
+#   spark    .venv with PySpark, and Java 17
+#   brokers  RabbitMQ and HAProxy; not where $MESSAGEBUS_LOCAL_ROOT has them
+#   another  word is the name of a Debian package
 set -eu
 script=$(readlink -f "$0")
 cd "${script%/ops/local/install.sh}"
@@ -15,13 +21,24 @@ policy_mark='# made by messagebus for the time of one installation'
 main() {
     python=$(find_python)
     # shellcheck disable=SC2046 # one word per package
-    set -- $(missing_packages)
-    [ $# = 0 ] || install_as_root "$@"
+    missing=$(missing_packages "$@")
+    # shellcheck disable=SC2086
+    [ -z "$missing" ] || install_as_root $missing
+    parts=$(parts_of "$@")
+    [ -n "$parts" ] || return 0
     # Two of us at once: the second waits here and finds the work done.
     exec 9< .
     flock 9
-    venv_is_current || build_venv
-    package_is_current || install_package
+    # shellcheck disable=SC2086
+    has_parts $parts || add_parts $parts
+    [ "$parts" = build ] || package_is_current || install_package
+}
+
+# The parts of requirements.lock among these words.
+parts_of() {
+    for word in "$@"; do
+        case $word in build | ops | python | spark) printf '%s ' "$word" ;; esac
+    done | sed 's/ $//'
 }
 
 # Python 3.11 or later, but never the one of the .venv that we may be about to remove.
@@ -50,12 +67,25 @@ java_version() {
 }
 
 missing_packages() {
-    [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || echo rabbitmq-server
-    [ -x /usr/sbin/haproxy ] || echo haproxy
-    java=$(java_version)
-    [ "${java:-0}" -ge 17 ] || echo openjdk-17-jre-headless
-    [ -n "$python" ] || echo python3
-    venv_is_current || "${python:-false}" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv
+    if [ -n "$(parts_of "$@")" ]; then
+        [ -n "$python" ] || echo python3
+        venv_is_current || "${python:-false}" -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv
+    fi
+    for word in "$@"; do
+        case $word in
+            build | ops | python) ;;
+            spark)
+                java=$(java_version)
+                [ "${java:-0}" -ge 17 ] || echo openjdk-17-jre-headless
+                ;;
+            brokers)
+                root=${MESSAGEBUS_LOCAL_ROOT:-}
+                [ -x "$root/usr/lib/rabbitmq/bin/rabbitmq-server" ] || echo rabbitmq-server
+                [ -x "$root/usr/sbin/haproxy" ] || echo haproxy
+                ;;
+            *) dpkg-query -W -f '${Status}' "$word" 2> /dev/null | grep -q 'ok installed' || echo "$word" ;;
+        esac
+    done
 }
 
 install_as_root() {
@@ -69,7 +99,8 @@ install_as_root() {
     elif [ -t 0 ] && command -v sudo > /dev/null; then
         root=sudo
     else
-        echo "missing: $*; as root: apt-get install $*" >&2
+        echo "missing: $*. Ask the administrator for: apt-get install --no-install-recommends $*." \
+            "Without root: docs/howto/without-root.md" >&2
         exit 2
     fi
     echo "installing Debian packages: $*"
@@ -92,13 +123,7 @@ install_packages() {
         printf '#!/bin/sh\n%s\nexit 101\n' "$policy_mark" > $policy
         chmod 755 $policy
     fi
-    log=$(mktemp)
-    if ! { apt_install "$@" || apt_again "$@"; } > "$log" 2>&1 < /dev/null; then
-        echo "apt-get install $* failed:" >&2
-        tail -n 5 "$log" >&2
-        exit 1
-    fi
-    rm -f "$log"
+    watched apt_install "$@" 2> /dev/null || watched apt_again "$@"
     for package in "$@"; do
         case $package in
             rabbitmq-server)
@@ -122,6 +147,34 @@ apt_again() {
     apt_install "$@"
 }
 
+# Run a command with its last line of output and the seconds shown: on a terminal as one line that
+# moves, else a line each five seconds. Where it fails, the end of its output is shown.
+watched() {
+    log=$(mktemp)
+    began=$(date +%s)
+    "$@" > "$log" 2>&1 < /dev/null &
+    job=$!
+    trap 'kill $job 2> /dev/null; exit 130' INT TERM HUP
+    turn=0
+    while kill -0 "$job" 2> /dev/null; do
+        sleep 0.5
+        turn=$((turn + 1))
+        line=$(tail -n 1 "$log" | tr -d '\r' | cut -c 1-90)
+        if [ -t 1 ]; then
+            printf '\r\033[K%4d s  %s' $(($(date +%s) - began)) "$line"
+        elif [ $((turn % 10)) = 0 ]; then
+            printf '%4d s  %s\n' $(($(date +%s) - began)) "$line"
+        fi
+    done
+    [ ! -t 1 ] || printf '\r\033[K'
+    status=0
+    wait "$job" || status=$?
+    job=
+    [ $status = 0 ] || { echo "failed: $*"; tail -n 8 "$log"; } >&2
+    rm -f "$log"
+    return $status
+}
+
 keep_off() {
     if command -v systemctl > /dev/null; then
         systemctl disable "$@" > /dev/null 2>&1 || true
@@ -139,17 +192,30 @@ venv_is_current() {
     [ -x .venv/bin/python ] && [ "$(cat .venv/.stamp 2> /dev/null)" = "$(venv_stamp)" ]
 }
 
+# `python` includes `build` and `ops`, and `ops` includes `build`.
+has_parts() {
+    venv_is_current || return 1
+    there=" $(cat .venv/.parts 2> /dev/null | tr '\n' ' ') "
+    for part in "$@"; do
+        case "$part $there" in
+            *" $part "* | "ops "*" python "* | "build "*" python "* | "build "*" ops "*) ;;
+            *) return 1 ;;
+        esac
+    done
+}
+
 # What builds the packages that come as source is pinned like all else; with build isolation pip would
-# fetch its newest instead. The stamp comes last: a build that was interrupted has none and is begun
-# anew.
-build_venv() {
-    echo "building .venv from requirements.lock"
-    rm -rf .venv
-    "$python" -m venv .venv
-    pinned '(packaging|pbr|setuptools|wheel)' > .venv/build.lock
-    pip_install --require-hashes --no-deps -r .venv/build.lock
-    pip_install --require-hashes --no-build-isolation --use-pep517 -r requirements.lock
-    install_package
+# fetch its newest instead. There is no stamp meanwhile: what is interrupted is begun anew.
+add_parts() {
+    venv_is_current || { rm -rf .venv && "$python" -m venv .venv; }
+    rm -f .venv/.stamp
+    for part in build $(echo "$@" | sed 's/build//'); do
+        "$python" -m ops.locked "$part" > .venv/part.lock
+        echo "$part: $(grep -c == .venv/part.lock) Python packages of requirements.lock, into .venv"
+        watched pip_install --require-hashes --no-deps --no-build-isolation --use-pep517 \
+            -r .venv/part.lock
+        echo "$part" >> .venv/.parts
+    done
     venv_stamp > .venv/.stamp
 }
 
@@ -160,37 +226,19 @@ package_is_current() {
 }
 
 install_package() {
-    pip_install --no-deps --no-build-isolation --editable .
+    pip_install --quiet --no-deps --no-build-isolation --editable .
     # The distributions beside it are imported from the checkout as they are.
     pwd > "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
     sha256sum pyproject.toml > .venv/.package
 }
 
-# The lines of requirements.lock about packages whose whole name matches.
-pinned() {
-    awk -v start="^$1==" '$0 ~ start { on = 1 } on { print } on && !/\\$/ { on = 0 }' requirements.lock
-}
-
 pip_install() {
-    .venv/bin/python -m pip --quiet --disable-pip-version-check --no-input install "$@"
-}
-
-# Packages that are not installed, of those named.
-install_also() {
-    python=$(find_python)
-    # shellcheck disable=SC2046 # one word per package
-    set -- $(for package in "$@"; do
-        dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q 'ok installed' || echo "$package"
-    done)
-    [ $# = 0 ] || install_as_root "$@"
+    .venv/bin/python -m pip --disable-pip-version-check --no-input install "$@"
 }
 
 if [ "${1:-}" = --packages ]; then
     shift
     install_packages "$@"
-elif [ "${1:-}" = --also ]; then
-    shift
-    install_also "$@"
 else
-    main
+    main "$@"
 fi

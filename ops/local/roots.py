@@ -97,7 +97,7 @@ def make(release: str, *, say: Callable[[str], None]) -> Path:
         if not root.exists():
             say(f"making a root folder of Debian's {release}: half a minute")
             shutil.rmtree(unfinished, ignore_errors=True)
-            install = [str(CHECKOUT / "ops/local/install.sh"), "--also", "mmdebstrap"]
+            install = [str(CHECKOUT / "ops/local/install.sh"), "mmdebstrap"]
             shell.run(install, timeout_s=INSTALL_WITHIN_S)
             shell.run(_mmdebstrap(release, unfinished), timeout_s=MAKE_WITHIN_S)
             unfinished.rename(root)

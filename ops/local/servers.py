@@ -93,7 +93,7 @@ def choices_of(words: str) -> list[ServerChoice]:
 
 def install(kind: str) -> str:
     """Return the command that installs a kind of server."""
-    return f"ops/local/install.sh --also {kind_of(kind).package}"
+    return f"ops/local/install.sh {kind_of(kind).package}"
 
 
 def prepare(server: Server) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import messagebus
-from ops.dist import BESIDE, build
+from ops.dist import build
+from ops.locked import BESIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 300

@@ -25,7 +25,7 @@ main() {
     # The kernel names the place of its C library.
     stamp=$( (echo "$out" && cat "$here"/* "$here"/guest/* 2> /dev/null) | sha256sum | cut -d ' ' -f 1)
     [ "$(cat "$out/stamp" 2> /dev/null)" != "$stamp" ] || exit 0
-    "$root/ops/local/install.sh" --also \
+    "$root/ops/local/install.sh" \
         mmdebstrap e2fsprogs patchelf openssh-client iproute2 util-linux
     work=$(mktemp -d) # not below the checkout, which the packages' users may not enter
     trap 'rm -rf "$work"' EXIT
