@@ -227,11 +227,6 @@ class RedisWithReplica:
     sentinels: Sequence[SingleServer]
 
     @property
-    def monitored(self) -> str:
-        """The name under which the sentinels know the master."""
-        return MONITORED
-
-    @property
     def password(self) -> str:
         """The password of both Redis servers; the sentinels ask for none."""
         return self.first.password

@@ -97,11 +97,6 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def journal_of(file: Path, name: str) -> Journal:
-    """Open the journal of the playbook of this name, with its unfinished run. Raises JournalUnreadable."""
-    return Journal(file.parent / JOURNALS, name)
-
-
 @contextmanager
 def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Journal]:
     """Hold the lock of the cluster, unless this is a dry run, and yield the journal of the plan `name`.

@@ -13,6 +13,7 @@ import redis
 from messagebus.core.claims import ENDED, KEY_BYTES, RUN, TOKEN_BYTES, Answer, Held, Rule, Turn
 from messagebus.errors import ConfigError, StoreAway
 from messagebus.stores.redis import RedisStore
+from ops.local.single import MONITORED
 from tests.support.eventually import FACTOR
 from tests.support.servers import MakeServer, RedisWithReplica, SingleServer
 
@@ -154,9 +155,7 @@ async def test_sentinels_name_the_new_master_and_lost_records_are_counted(
 ) -> None:
     group = redis_failover
     hosts = ",".join(f"{host}:{port}" for host, port in group.addresses)
-    store = RedisStore(
-        f"redis+sentinel://:{group.password}@{hosts}/{group.monitored}?wait_replicas=1"
-    )
+    store = RedisStore(f"redis+sentinel://:{group.password}@{hosts}/{MONITORED}?wait_replicas=1")
     copied, lost = new_keys(50), new_keys(50)
     before = -1
     async with asyncio.timeout(20 * FACTOR):  # until the replica is in step

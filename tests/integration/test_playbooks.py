@@ -28,7 +28,8 @@ from messagebus import (
 )
 from messagebus._io.amqp.link import Credentials, Link, dial
 from ops.local.cluster import LocalCluster
-from ops.run.command import journal_of
+from ops.run.command import JOURNALS
+from ops.run.journal import Journal
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually, eventually_async
 from tests.support.faults import delete_queue, direct, operators_drain
@@ -266,11 +267,13 @@ def test_a_second_playbook_is_refused_and_told_who_is_at_it(cluster: LocalCluste
         argv(cluster, "add", "mb4", "--yes"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        eventually(lambda: journal_of(cluster.inventory, "add mb4").done, within_s=60)
+        eventually(
+            lambda: Journal(cluster.inventory.parent / JOURNALS, "add mb4").done, within_s=60
+        )
         second = ops(cluster, "restart", "mb1", "--yes")
         assert second.returncode == 1
         assert f"pid {first.pid}, 'add mb4' is changing this cluster since" in second.stderr
-        assert journal_of(cluster.inventory, "restart mb1").done == ()
+        assert Journal(cluster.inventory.parent / JOURNALS, "restart mb1").done == ()
     finally:
         first.send_signal(signal.SIGINT)
         assert first.wait(timeout=STEP_WITHIN_S * FACTOR) == INTERRUPTED

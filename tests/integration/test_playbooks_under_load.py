@@ -19,7 +19,8 @@ import pytest
 from bench.trials.outer_faults import set_clock
 from ops.local import process
 from ops.local.cluster import LocalCluster
-from ops.run.command import journal_of
+from ops.run.command import JOURNALS
+from ops.run.journal import Journal
 from tests.support import killed_ops
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
@@ -207,10 +208,10 @@ def kill_and_resume(cluster: LocalCluster, *words: str) -> int:
     """
     for kills in range(STEPS_MAX):
         if (ended := run_killed(cluster, kills, *words)) == 0:
-            assert not journal_of(cluster.inventory, " ".join(words)).is_resumed
+            assert not Journal(cluster.inventory.parent / JOURNALS, " ".join(words)).is_resumed
             return kills
         assert ended == -signal.SIGKILL
-        assert len(journal_of(cluster.inventory, " ".join(words)).done) == kills
+        assert len(Journal(cluster.inventory.parent / JOURNALS, " ".join(words)).done) == kills
     raise AssertionError(f"more than {STEPS_MAX} steps")
 
 
@@ -297,7 +298,9 @@ def test_a_dead_broker_is_replaced_under_load_and_only_what_lay_on_its_disk_can_
     early = ops(cluster, "replace", name, "--lose-messages", "--yes")
     assert early.returncode == 1
     assert f"the broker of {name} answers" in early.stderr
-    assert not journal_of(cluster.inventory, f"replace {name}").is_resumed  # it only looked
+    assert not Journal(
+        cluster.inventory.parent / JOURNALS, f"replace {name}"
+    ).is_resumed  # it only looked
     cluster.kill(name)
     cluster.kill(name, agent=True)
     careless = ops(cluster, "replace", name, "--yes")

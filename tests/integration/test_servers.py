@@ -14,6 +14,7 @@ import redis
 from ops.errors import LocalFault
 from ops.local import servers
 from ops.local.servers import choices_of
+from ops.local.single import MONITORED
 from tests.support.eventually import eventually
 from tests.support.servers import MakeServer, RedisWithReplica, SingleServer
 
@@ -95,7 +96,7 @@ def test_sentinels_make_the_replica_the_master_when_the_master_is_killed(
 
     def has_failed_over() -> bool:
         try:
-            return bool(sentinel.discover_master(redis_failover.monitored) == wanted)
+            return bool(sentinel.discover_master(MONITORED) == wanted)
         except redis.sentinel.MasterNotFoundError:
             return False  # known to be down, and the replica not yet promoted
 
