@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -27,8 +28,9 @@ from messagebus import BusConfig, Subscription, Topic
 
 started, durability = started_direct, durability_direct
 OUTPUT = "perf-test.txt"
+PROGRAM = ("java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest")
 # Additional time for its start, its connections and its end.
-MORE_S = 60.0
+MORE_S = 300.0
 # Seconds of a turn that are not measured: the JVM starts, connects and compiles.
 JVM_WARM_UP_S = 3.0
 # A consumer whose rate falls below this part of its best second has reached the end of the queue.
@@ -64,7 +66,7 @@ class Second:
 def measure(profile: Profile, running: Running, folder: Path) -> Outside:
     """Run PerfTest and return its numbers. Raises BenchError when it is missing, fails, or does not end."""
     PERF_TEST.fetch()
-    argv = [*_program(), *options(profile)]
+    argv = [*PROGRAM, *options(profile)]
     within_s = _time_s(profile) + MORE_S
     seconds, text = _run(argv, _env(running.env()), folder / OUTPUT, within_s)
     begin, end = profile.time.warm_up_s, profile.time.warm_up_s + profile.time.measured_s
@@ -96,7 +98,7 @@ async def turn(task: Task) -> Turn:
     """Publish or consume at full speed. The first seconds, in which code is compiled, do not count."""
     PERF_TEST.fetch()
     time_s = JVM_WARM_UP_S + task.seconds + 1
-    argv = [*_program(), *full_speed(task), "--time", str(int(time_s))]
+    argv = [*PROGRAM, *full_speed(task), "--time", str(int(time_s))]
     return turn_of(_run(argv, _env(task.env), None, time_s + MORE_S)[0])
 
 
@@ -109,10 +111,7 @@ def turn_of(seconds: Sequence[Second], warm_up_s: float = JVM_WARM_UP_S) -> Turn
     if not warm or not later:
         raise BenchError("PerfTest measured nothing: it ended before it was warm")
     first, last = warm[-1], later[-1]
-    starts = [first.at_s, *(each.at_s for each in later)]
-    messages = sum(
-        each.per_s * (each.at_s - start) for start, each in zip(starts, later, strict=False)
-    )
+    messages = sum(each.per_s * (each.at_s - was.at_s) for was, each in pairwise([first, *later]))
     took_s, cpu_s = last.at_s - first.at_s, last.cpu_s - first.cpu_s
     return Turn(messages=round(messages), took_s=took_s, cpu_s=cpu_s)
 
@@ -124,10 +123,6 @@ def full_speed(task: Task) -> list[str]:
         ends = ["--producers", "1", "--consumers", "0", "--confirm", str(task.window)]
         ends += ["--flag", "persistent", "--flag", "mandatory", "--size", str(task.body_bytes)]
     return [*_existing(task.topic, task.subscription), *ends]
-
-
-def _program() -> list[str]:
-    return ["java", "-cp", PERF_TEST.classpath, "com.rabbitmq.perf.PerfTest"]
 
 
 def _env(settings: Mapping[str, str]) -> dict[str, str]:
@@ -173,13 +168,15 @@ def _answers(load: Load) -> list[str]:
     }[load.ack]
 
 
-def parse(line: str) -> Second | None:
-    """Parse a line of rates; None for any other line."""
-    at = _AT.search(line)
-    rates = {found["what"]: float(found["rate"]) for found in _RATE.finditer(line)}
+def parse(line: str, cpu_s: float = 0.0) -> Second | None:
+    """Parse a line of rates; None for any other line. cpu_s: of the process until now."""
+    at, rates = (
+        _AT.search(line),
+        {each["what"]: float(each["rate"]) for each in _RATE.finditer(line)},
+    )
     if not at or not rates:
         return None
-    return Second(float(at["at"]), rates.get("confirmed", 0.0), rates.get("received", 0.0))
+    return Second(float(at["at"]), rates.get("confirmed", 0.0), rates.get("received", 0.0), cpu_s)
 
 
 def latencies(text: str) -> dict[str, dict[str, float]]:
@@ -201,25 +198,17 @@ def _run(
     argv: Sequence[str], env: Mapping[str, str], output: Path | None, within_s: float
 ) -> tuple[list[Second], str]:
     """Run PerfTest; return its lines of rates, each with the CPU time until then, and its whole output."""
-    until_s, seconds, said = time.monotonic() + within_s, [], []
+    until_s, seconds, lines = time.monotonic() + within_s, [], list[str]()
     with subprocess.Popen(
         argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
-        seen = psutil.Process(process.pid)
         try:
             for line in process.stdout:
-                said.append(line)
-                if (second := parse(line)) is not None:
-                    used = seen.cpu_times()
-                    seconds.append(
-                        Second(
-                            second.at_s,
-                            second.confirmed_per_s,
-                            second.received_per_s,
-                            used.user + used.system,
-                        )
-                    )
+                lines.append(line)
+                used = psutil.Process(process.pid).cpu_times()
+                if (second := parse(line, used.user + used.system)) is not None:
+                    seconds.append(second)
                 if time.monotonic() > until_s:
                     raise BenchError(f"PerfTest did not end within {within_s:.0f} s")
         except BaseException:
@@ -227,8 +216,8 @@ def _run(
             raise
         finally:
             if output:
-                output.write_text("".join(said))
+                output.write_text("".join(lines))
     if process.returncode:
-        last = said[-1].strip() if said else "it said nothing"
+        last = lines[-1].strip() if lines else "it said nothing"
         raise BenchError(f"PerfTest ended with exit code {process.returncode}: {last}")
-    return seconds, "".join(said)
+    return seconds, "".join(lines)

@@ -40,7 +40,7 @@ from messagebus import (
     PublisherConfig,
 )
 
-SUBMIT_SLICE, SEND_MANY_SLICE, MEMORY_SLICE = 10_000, 50_000, 10_000
+SUBMIT_SLICE, SEND_MANY_SLICE = 10_000, 50_000
 RECEIVE_S = 30.0
 Content: TypeAlias = bytes | Message
 
@@ -221,7 +221,14 @@ def _consumer(task: Task, hooks: Iterable[Hooks] = ()) -> AsyncConsumer:
     )
 
 
+def _had(consumer: AsyncConsumer | Consumer, seen: set[str], found: Iterable[Delivery]) -> None:
+    for delivery in found:
+        seen.add(delivery.message_id)
+        consumer.ack(delivery)
+
+
 async def _receive(task: Task) -> Turn:
+    """Receive by iteration, or several together."""
     seen: set[str] = set()
     async with _consumer(task) as consumer:
 
@@ -233,27 +240,17 @@ async def _receive(task: Task) -> Turn:
                 if len(seen) == goal:
                     return
 
-        return await timed(task, take)
-
-
-async def _receive_many(task: Task) -> Turn:
-    seen: set[str] = set()
-    async with _consumer(task) as consumer:
-
-        async def take(count: int) -> None:
+        async def take_many(count: int) -> None:
             goal = len(seen) + count
             while (left := goal - len(seen)) > 0:
-                for delivery in await consumer.receive_many(min(left, RECEIVE_MAX)):
-                    seen.add(delivery.message_id)
-                    consumer.ack(delivery)
+                _had(consumer, seen, await consumer.receive_many(min(left, RECEIVE_MAX)))
 
-        return await timed(task, take)
+        return await timed(task, take if task.way == "receive" else take_many)
 
 
 async def _receive_blocking(task: Task) -> Turn:
     """Receive one by one, or several together."""
-    seen: set[str] = set()
-    config = consumer_config(task.profile.load)
+    seen, config = set[str](), consumer_config(task.profile.load)
     with Consumer(
         bus_of(task.where), task.topic, subscription=task.subscription, config=config
     ) as consumer:
@@ -271,9 +268,7 @@ async def _receive_blocking(task: Task) -> Turn:
             while (left := goal - len(seen)) > 0:
                 if not (found := consumer.receive_many(min(left, RECEIVE_MAX), RECEIVE_S)):
                     raise BenchError(f"{left} messages have not arrived")
-                for delivery in found:
-                    seen.add(delivery.message_id)
-                    consumer.ack(delivery)
+                _had(consumer, seen, found)
 
         return await timed(task, take if task.way == "receive_blocking" else take_many)
 
@@ -338,68 +333,18 @@ async def _app(task: Task) -> Turn:
         return await timed(task, handled.more)
 
 
-async def _memory(task: Task) -> Turn:
-    """Publish, receive and ack every message in memory, as tests of applications do."""
-    from messagebus.testing import MemoryBus
-
-    bus, content, load = MemoryBus(), body(task.body_bytes), task.profile.load
-    config = consumer_config(load)
-    async with (
-        bus.async_consumer(task.topic, subscription=task.subscription, config=config) as consumer,
-        bus.async_publisher(publisher_config(load, task.topic)) as publisher,
-    ):
-
-        async def take(count: int) -> None:
-            left = count
-            async for delivery in consumer:
-                consumer.ack(delivery)
-                left -= 1
-                if not left:
-                    return
-
-        async def pass_through(count: int) -> None:
-            taking = asyncio.create_task(take(count))
-            for size in slices(count, MEMORY_SLICE):
-                check(await publisher.send_many(task.topic, [content] * size))
-            await taking
-
-        return await timed(task, pass_through)
-
-
-async def _memory_start(task: Task) -> Turn:
-    """Do a whole test in memory with both blocking clients and one message; the first of its process."""
-    from messagebus.testing import MemoryBus
-
-    async def test(_count: int) -> None:
-        bus = MemoryBus()
-        with (
-            bus.consumer(task.topic, subscription=task.subscription) as consumer,
-            bus.publisher() as publisher,
-        ):
-            publisher.send_safe(task.topic, b"x")
-            delivery = consumer.receive(RECEIVE_S)
-            if delivery is None:
-                raise BenchError("nothing was received")
-            consumer.ack(delivery)
-        bus.close()
-
-    return await timed(task, test)
-
-
 WAYS: Mapping[str, Callable[[Task], Awaitable[Turn]]] = {
     "submit": partial(_publish, _submit),
     "send_many": partial(_publish, _send_many),
     "submit_blocking": partial(_publish_blocking, _submit_blocking),
     "send_safe": partial(_publish_blocking, _send_safe),
     "receive": _receive,
-    "receive_many": _receive_many,
+    "receive_many": _receive,
     "receive_blocking": _receive_blocking,
     "receive_many_blocking": _receive_blocking,
     "run": _run,
     "run_threads": _run,
     "app": _app,
     "app_typed": _app,
-    "memory": _memory,
-    "memory_start": _memory_start,
 }
 """Way -> a turn in it."""

@@ -20,9 +20,10 @@ from tests.support.eventually import eventually
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NETWORK = f"127.{1 + os.getpid() % 250}.200"
-START_S = 120.0
-END_S = 90.0
-WHOLE_S = 1_200.0
+START_S = 300.0
+# Generous: a busy machine stops a cluster in minutes, and that is no fault.
+END_S = 600.0
+WHOLE_S = 3_600.0
 
 
 class Demo:

@@ -31,7 +31,7 @@ from messagebus import (
     PublisherStats,
 )
 from messagebus.destination import Destination, Queue, parse_destination
-from tests.support.eventually import FACTOR
+from tests.support.eventually import FACTOR, patience
 
 __all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publishing"]
 
@@ -40,8 +40,7 @@ __all__ = ["Arrival", "Consuming", "Load", "Sent", "consuming", "drain", "publis
 IN_FLIGHT = 16
 RATE_PER_S = 150
 POLL_S = 0.05
-READY_WITHIN_S = 60.0
-STOP_WITHIN_S = 60.0
+READY_WITHIN_S = STOP_WITHIN_S = 180.0
 # After that long without a delivery nothing more is expected to come: consumers redial within 5 s.
 IDLE_S = 8.0
 
@@ -214,7 +213,7 @@ class Consuming:
         missing = set(expected)
         progress = time.monotonic()
         looked_at = 0
-        while missing and time.monotonic() - progress < idle_s * FACTOR:
+        while missing and time.monotonic() - progress < idle_s * patience():
             arrivals = self.arrivals[looked_at:]
             looked_at += len(arrivals)
             missing -= {arrival.message_id for arrival in arrivals}

@@ -9,7 +9,7 @@ import pytest
 
 from bench.clients import messagebus as module
 from bench.clients.messagebus import consumer_config, publisher_config
-from bench.clients.ways import Order, check, content_of, turn
+from bench.clients.ways import Order, check, content_of
 from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Linked, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE
@@ -149,13 +149,3 @@ def test_one_outcome_that_is_not_confirmed_spoils_the_turn() -> None:
     check([good, good])
     with pytest.raises(BenchError, match="1 publishes"):
         check([good, bad])
-
-
-async def test_all_that_is_published_in_memory_is_received_and_acked() -> None:
-    took = await turn(bench_task(way="memory", window=50, messages=300, warm_up=100))
-    assert took.messages == 300
-    assert took.took_s > 0
-
-
-async def test_a_whole_test_in_memory_is_one_turn() -> None:
-    assert (await turn(bench_task(way="memory_start", messages=1, warm_up=0))).messages == 1
