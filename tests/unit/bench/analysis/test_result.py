@@ -15,7 +15,7 @@ from hdrh.log import HistogramLogReader
 
 from bench.analysis import outside
 from bench.analysis.outside import conduct_outside, render_outside
-from bench.analysis.report import over_time_chart, percentile_chart, render_html, render_text, write
+from bench.analysis.report import latency_series, render_html, render_text, write
 from bench.analysis.result import gather, numbers_of, percentiles
 from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 from bench.errors import BenchError, InputInvalid
@@ -291,14 +291,38 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_beside_it_and_is_well_formed(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    html = render_html(gather(tmp_path))
+KILL = {"at_s": 5, "what": "kill", "broker": 1, "lasts_s": 2}
+
+
+def words(svg: str) -> set[str | None]:
+    return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+@pytest.mark.usefixtures("drawn")
+def test_the_page_and_its_charts_are_well_formed_and_need_nothing_beside_them(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, disturbances=[KILL])
+    result = gather(tmp_path)
+    write(result)
+    assert (tmp_path / "report.txt").read_text() == render_text(result) + "\n"
+    html = (tmp_path / "report.html").read_text()
     assert not re.search(r"(?:src|href)=\"(?!#)|@import|url\((?!#)", html)
     tags = Tags()
     tags.feed(html)
     assert tags.open == []
     assert all(broker in html for broker in BROKERS)
+    by_percentile, over_time = map(words, re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert by_percentile > {"publish, from intended", "publish, from sent", "end to end", "pacing"}
+    assert over_time > {*BROKERS, "confirm, p99", "delivery, p50", "kill", "kill over"}
+    assert "waiting" in " ".join(filter(None, over_time))
+
+
+def test_what_has_no_samples_is_no_line(tmp_path: Path) -> None:
+    write_run(tmp_path, outage=range(12))
+    result = gather(tmp_path)
+    assert latency_series(result) == []
+    assert render_html(result)
 
 
 def test_the_text_has_verdict_latencies_fates_and_costs(tmp_path: Path) -> None:
@@ -337,36 +361,3 @@ def test_what_is_not_to_be_trusted_says_so_first(tmp_path: Path) -> None:
     lines = render_text(gather(tmp_path)).splitlines()
     assert lines[0].endswith("not to be trusted as it stands.")
     assert lines[1] == "  ! 1 confirmed and never delivered"
-
-
-def test_text_and_page_are_written_beside_the_run(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    result = gather(tmp_path)
-    write(result)
-    text = render_text(result)
-    assert (tmp_path / "report.txt").read_text() == text + "\n"
-    assert (tmp_path / "report.html").exists()
-
-
-KILL = {"at_s": 5, "what": "kill", "broker": 1, "lasts_s": 2}
-
-
-def names(svg: str) -> set[str | None]:
-    return {text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
-
-
-def test_charts_are_well_formed_named_and_fetch_nothing(tmp_path: Path) -> None:
-    write_run(tmp_path, disturbances=[KILL])
-    result = gather(tmp_path)
-    by_percentile, over_time = percentile_chart(result), over_time_chart(result)
-    measures = {"publish, from intended", "publish, from sent", "end to end", "pacing"}
-    assert names(by_percentile) > measures
-    assert names(over_time) > {*BROKERS, "confirm, p99", "delivery, p50", "kill", "kill over"}
-    assert "waiting" in " ".join(filter(None, names(over_time)))
-    for svg in (by_percentile, over_time):
-        assert not re.search(r"(?:href|src)=\"(?!#)|url\((?!#)", svg)
-
-
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path, outage=range(12))
-    assert "no samples" in names(over_time_chart(gather(tmp_path)))
