@@ -406,9 +406,7 @@ def percentiles(bins: Mapping[int, int]) -> dict[str, float]:
         return {}
     wanted = [each for each in CURVE if each == 100 or total * (100 - each) / 100 >= 1]
     found = histogram(bins).get_percentile_to_value_dict(wanted)
-    return {f"p{each:g}": value / NS_PER_MS for each, value in found.items()} | {
-        "samples": total
-    }
+    return {f"p{each:g}": value / NS_PER_MS for each, value in found.items()} | {"samples": total}
 
 
 def _rate(count: int, seconds: float) -> float:

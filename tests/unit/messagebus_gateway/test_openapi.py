@@ -26,6 +26,9 @@ from messagebus.testing import MemoryBus
 from messagebus_gateway.openapi import document
 from tests.support.gateway import gateway_on
 
+# pyproject.toml keeps it out of all other files.
+pytest_plugins = ["schemathesis.pytest.plugin"]
+
 # 10 in CI; by hand `GATEWAY_EXAMPLES=800`: more than 10,000 cases over all operations. With
 # `GATEWAY_URL=http://127.0.0.1:8080` they are sent to a gateway that runs, which anybody may use.
 EXAMPLES = int(os.environ.get("GATEWAY_EXAMPLES", "10"))

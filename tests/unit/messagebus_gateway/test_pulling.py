@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +23,27 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from messagebus import ConfigError, Message, Subscription, Topic
+from messagebus import ConfigError, Delivery, Message, Queue, Subscription, Topic
+from messagebus.core.deliveries import Receipt
 from messagebus.http import listening
 from messagebus.http.connections import Bounds
 from messagebus.http.listening import listen
 from messagebus.http.server import Server
+from messagebus.message import decode_json
 from messagebus.testing import MemoryBus
 from messagebus_gateway import pulling
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.demand import HOLD_MS
+from messagebus_gateway.leases import Lease
+from messagebus_gateway.problems import encoded
+from messagebus_gateway.pulling import Held, as_json
 from messagebus_gateway.service import Gateway
 from messagebus_gateway.testing import MemoryGatewayBus
 from tests.support.eventually import eventually_async
 from tests.support.gateway import Served, gateway_on, token_entry, write_tokens
 
 BILLING = "orders/billing"
+AT = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
 
@@ -777,3 +786,25 @@ async def test_a_client_that_reads_nothing_is_cut_off(
 
             await eventually_async(is_served, within_s=60)
             await eventually_async(lambda: not is_served(), within_s=60)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"\xff", {"base64": base64.b64encode(b"\xff").decode()}),
+        (AT, {"time": AT.isoformat()}),
+        (Decimal("1.50"), {"decimal": "1.50"}),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        ([AT, {"time": "x"}], [{"time": AT.isoformat()}, {"object": {"time": "x"}}]),
+        ({"count": 1, "time": AT}, {"count": 1, "time": {"time": AT.isoformat()}}),
+        (None, None),
+        (1.5, 1.5),
+    ],
+)
+def test_a_header_of_another_client_spoils_no_answer(value: Any, told: Any) -> None:
+    """A broker's own x-death has a time: one message would be 500 to all who pull."""
+    delivery = Delivery(Message(body=b"x", message_id="1"), Receipt("b:1", 1, 1), Queue("jobs"))
+    object.__setattr__(delivery.message, "headers", {"h": value})
+    lease = Lease("token", "shop", Held(None, delivery), 0, 1)  # type: ignore[arg-type]
+    assert decode_json(encoded(as_json(lease)))["headers"] == {"h": told}
