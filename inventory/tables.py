@@ -229,7 +229,6 @@ class Provision:
     wal_mb_max: size of one file of the write-ahead log. queue_mb_max: size of one queue, which then refuses
     more.
     tls_dir: folder here, with NAME.pem and NAME.key of every broker; None without TLS.
-    old_publishers: clients from before the exchanges `mb.to/NAME` may still publish to queues directly.
     plugins: of RabbitMQ, to be enabled beside ours: "mqtt", "stomp".
     trail_mb: of disk at each agent for what clients tell of some messages, for `trace`; None for no trail.
     """
@@ -239,7 +238,6 @@ class Provision:
     wal_mb_max: forms.Count = WAL_MB_MAX
     queue_mb_max: forms.Count = QUEUE_MB_MAX
     tls_dir: forms.FilePath | None = None
-    old_publishers: forms.Flag = False
     plugins: tuple[Literal["mqtt", "stomp"], ...] = ()
     trail_mb: forms.Count | None = None
 
@@ -250,8 +248,6 @@ class Tls:
 
     ca_file, cert_file, key_file: the operators' authority, certificate and key.
     server_name: a name in the certificate of every broker and agent, beside its own host.
-    old_management: management APIs that still speak plain HTTP are asked by plain HTTP: those of brokers
-        that were not restarted since their TLS was configured.
     check_cert_file: certificate and key of HAProxy's checks, in one file; on its host, as ca_file.
     digest: digest of the files that HAProxy reads, so that new ones are a new configuration; "" unless
     loaded.
@@ -262,7 +258,6 @@ class Tls:
     key_file: forms.FilePath
     server_name: forms.HostName
     check_cert_file: forms.FilePath
-    old_management: forms.Flag = False
     digest: forms.NoDigest = ""
 
     @property

@@ -21,7 +21,7 @@ from typing import Any
 
 from messagebus.errors import ConfigError
 
-__all__ = ["TlsFiles", "certificate_fault", "speaks_no_tls", "trusting_nobody", "good_until_s"]
+__all__ = ["TlsFiles", "certificate_fault", "trusting_nobody", "good_until_s"]
 
 # Sets of files whose contexts are kept; making one from the system's authorities takes some 20 ms, which
 # is too long for a dial.
@@ -191,14 +191,6 @@ def certificate_fault(fault: BaseException) -> str:
             said = refused[1].replace("_", " ").lower()
             return f"it does not take our certificate: {said}"
     return ""
-
-
-def speaks_no_tls(fault: BaseException) -> bool:
-    """Return whether a connection failed because the server there speaks plain text."""
-    return any(
-        isinstance(each, ssl.SSLError) and not isinstance(each, ssl.SSLCertVerificationError)
-        for each in _layers(fault)
-    )
 
 
 def _layers(fault: BaseException) -> Iterator[BaseException]:

@@ -24,8 +24,7 @@ _OPTIONAL = (
     *_TLS_FILES,
 )
 _NOT_TEXT = {
-    **{"epmd_port": int, "trail_bytes": int},
-    **{"tls": bool, "old_publishers": bool, "old_management": bool},
+    **{"epmd_port": int, "trail_bytes": int, "tls": bool},
 }
 _ADDRESSES = ("broker", "http", "check", "management")
 
@@ -42,11 +41,9 @@ class AgentConfig:
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
     mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
-    old_publishers: clients older than the exchanges `mb.to/NAME` publish to queues by their old exchanges.
     trail_bytes: of disk for what clients tell of some messages, 1,000,000 or more; 0 for none.
     tls: TLS to the broker, its management API and the other agents, and for requests; callers of an agent
-    show a certificate. old_management: use plain HTTP for a management API that speaks it; it was configured
-    before its TLS was, and its broker has not been restarted since.
+    show a certificate.
     tls_ca_file, tls_cert_file, tls_key_file: as `messagebus.tls.TlsFiles`.
     """
 
@@ -65,8 +62,6 @@ class AgentConfig:
     cookie_file: str = ""
     erl_call: str = ""
     mirror_device: str = ""
-    old_publishers: bool = False
-    old_management: bool = False
     trail_bytes: int = 0
     tls: bool = False
     tls_ca_file: str = ""
@@ -90,7 +85,7 @@ class AgentConfig:
 
     def _tls_faults(self) -> list[str]:
         if not self.tls:
-            given = [key for key in (*_TLS_FILES, "old_management") if getattr(self, key)]
+            given = [key for key in _TLS_FILES if getattr(self, key)]
             return [f"{key}: without effect while tls is off" for key in given]
         faults = self.tls_files.faults()
         return faults if self.tls_cert_file else [*faults, "tls_cert_file: must be given"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,21 +85,6 @@ class Killed:
         """Send it a signal, such as one that freezes it."""
         if self._process.poll() is None:
             self._process.send_signal(number)
-
-    def kill_a_child(self) -> None:
-        """Kill one of its own processes, which it begins anew by itself."""
-        if children := children_of(self._process.pid):
-            pid = random.choice(children)
-            os.kill(pid, signal.SIGKILL)
-            self.pids.append(pid)
-
-    def handles(self, number: int) -> bool:
-        """Return whether it has a handler of this signal, and so is past its start."""
-        with contextlib.suppress(OSError):  # it has ended
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-            (caught,) = [line for line in status.splitlines() if line.startswith("SigCgt:")]
-            return bool(int(caught.partition(":")[2], 16) >> number - 1 & 1)
-        return False
 
     def stop(self) -> int:
         """End it in an orderly way; return its exit code."""

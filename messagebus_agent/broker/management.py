@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 
 from messagebus.errors import ConfigError, reason_of
-from messagebus.tls import speaks_no_tls, trusting_nobody
+from messagebus.tls import trusting_nobody
 from messagebus.topology import BORN, GATE
 from messagebus_agent.config import AgentConfig
 
@@ -204,20 +204,12 @@ class Management:
     async def _get(self, path: str, *, may_be: int = 200) -> httpx.Response:
         try:
             auth = httpx.BasicAuth(self._config.user, self._config.password.reveal())
-            answer = await self._ask(path, auth)
+            answer = await self._client.get(path, auth=auth)
         except (httpx.HTTPError, ConfigError) as fault:
             raise ManagementUnavailable(reason_of(fault)) from fault
         if answer.status_code not in (200, may_be):
             raise ManagementUnavailable(f"HTTP {answer.status_code}")
         return answer
-
-    async def _ask(self, path: str, auth: httpx.BasicAuth) -> httpx.Response:
-        try:
-            return await self._client.get(path, auth=auth)
-        except httpx.ConnectError as fault:
-            if not (self._config.old_management and speaks_no_tls(fault)):
-                raise
-        return await self._client.get(f"http://{self._config.management}{path}", auth=auth)
 
 
 def _is_shared(queue: dict[str, Any]) -> bool:

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from messagebus.destination import Queue, Stream, Subscription, Topic
+from messagebus.destination import Stream, Subscription, Topic
 from messagebus.topology import (
-    Binding,
     Declarations,
-    Exchange,
     Wanted,
     declarations,
     parse_wanted,
@@ -90,25 +88,18 @@ def plan(
     brought: Mapping[str, Entry],
     births: Births,
     floor: int,
-    old_publishers: bool = False,
 ) -> tuple[Step, ...]:
     """Return the steps in their order: deletions, then declarations.
 
     brought: entries that need nothing, because the broker has them as they are.
     births: may lack queues that nobody asked for; orphans are then left for another time.
     floor: `Register.floor` of an informed map, otherwise 0.
-    old_publishers: as `AgentConfig` has it.
     """
     pending = list(_pending(entries, brought))
     return (
         *_deletions_of_orphans(entries, births, floor),
         *_deletions_of_dead(entries, pending),
-        *(
-            step
-            for entry in pending
-            if entry.alive
-            for step in _revive(entry, births, old_publishers)
-        ),
+        *(step for entry in pending if entry.alive for step in _revive(entry, births)),
     )
 
 
@@ -148,7 +139,7 @@ def _deletions_of_orphans(
     yield from (DeleteQueue(name) for name in sorted(old) if name.startswith("mb."))
 
 
-def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step]:
+def _revive(entry: Entry, births: Births) -> Iterator[Step]:
     wanted = wanted_of(entry)
     for name in (*(queue.name for queue in wanted.queues), *_in_other_form(entry, wanted, births)):
         born = births.get(name)
@@ -156,7 +147,7 @@ def _revive(entry: Entry, births: Births, old_publishers: bool) -> Iterator[Step
             yield DeleteQueue(name)
     if "mqtt" in dict(entry.options):
         wanted = replace(wanted, bindings=())  # of `ways_of_mqtt`
-    yield Declare(entry, _of_before(wanted, entry) if old_publishers else wanted)
+    yield Declare(entry, wanted)
 
 
 def _in_other_form(entry: Entry, wanted: Declarations, births: Births) -> list[str]:
@@ -171,19 +162,6 @@ def _in_other_form(entry: Entry, wanted: Declarations, births: Births) -> list[s
         for name in births
         if name not in mine and (name in (of.amqp_queue, of.group_queue) or name.startswith(below))
     ]
-
-
-def _of_before(wanted: Declarations, entry: Entry) -> Declarations:
-    """Add the exchange that earlier versions published to a queue by: it has the queue's name."""
-    queue = parse_wanted(entry.wanted)
-    if not isinstance(queue, Queue):
-        return wanted
-    name = queue.amqp_queue
-    return replace(
-        wanted,
-        exchanges=(*wanted.exchanges, Exchange(name=name)),
-        bindings=(*wanted.bindings, Binding(exchange=name, queue=name)),
-    )
 
 
 def _deletions_of_dead(entries: Mapping[str, Entry], pending: list[Entry]) -> Iterator[Step]:

@@ -586,7 +586,6 @@ class Upkeep:
             brought=self._brought,
             births=births,
             floor=floor,
-            old_publishers=self._config.old_publishers,
         )
         if not self._gate_open and any(isinstance(step, DeleteQueue) for step in steps):
             # RabbitMQ 3.10 makes no quorum queues any more when one is deleted while its boot starts it.

@@ -63,13 +63,7 @@ def rights_for(wanted: Wanted) -> tuple[Right, ...]:
         case Subscription() | Stream():
             return (Right("read", wanted.amqp_queue),)
         case Queue():
-            queue = wanted.amqp_queue
-            # The last one is for users whose rights are older than `mb.to/NAME`.
-            return (
-                Right("write", wanted.exchange),
-                Right("read", queue),
-                Right("write", queue),
-            )
+            return (Right("write", wanted.exchange), Right("read", wanted.amqp_queue))
 
 
 @dataclass(slots=True)

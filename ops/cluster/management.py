@@ -11,7 +11,7 @@ import httpx
 
 from messagebus.errors import reason_of
 from messagebus.terminal import plural
-from messagebus.tls import certificate_fault, speaks_no_tls
+from messagebus.tls import certificate_fault
 from ops.errors import NoAnswer
 
 TIMEOUT_S = 3.0
@@ -95,27 +95,17 @@ def request(
     auth: httpx.Auth | tuple[str, str] | None = None,
     fine: tuple[int, ...] = (200,),
     verify: ssl.SSLContext | bool = True,
-    plain_too: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> httpx.Response:
     """Send one request, and return the answer. Raises NoAnswer, which names `who`.
 
-    fine: status codes of an answer that is no fault. plain_too: repeat it without TLS where the other side
-    speaks none.
+    fine: status codes of an answer that is no fault.
     """
 
-    def ask(url: str) -> httpx.Response:
-        return httpx.request(
+    try:
+        answer = httpx.request(
             method, url, json=json, auth=auth, timeout=timeout_s, trust_env=False, verify=verify
         )
-
-    try:
-        try:
-            answer = ask(url)
-        except httpx.ConnectError as fault:
-            if not (plain_too and speaks_no_tls(fault)):
-                raise
-            answer = ask(url.replace("https://", "http://", 1))
     except httpx.HTTPError as fault:
         reason = certificate_fault(fault) or reason_of(fault)
         raise NoAnswer(f"{who} does not answer: {reason}") from fault

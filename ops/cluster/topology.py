@@ -130,14 +130,11 @@ def foreign(
     node: str,
     entries: Mapping[str, Entry],
     bindings: Iterable[Link],
-    *,
-    old_publishers: bool = False,
 ) -> Iterator[Difference]:
     """Yield bindings from or to things of ours that no entry asks for.
 
-    No right of an application makes one, so they come from an operator, or from before these rights. They
-    are reported and not removed: with an incomplete map, wanted ones would look the same.
-    old_publishers: queues are published to by the exchanges of an earlier version, too.
+    No right of an application makes one, so they come from an operator. They are reported and not removed:
+    with an incomplete map, wanted ones would look the same.
     """
     wanted = {(b.exchange, b.queue, b.routing_key) for b in LADDER.bindings}
     for item in wanted_items(entries.values()):
@@ -148,11 +145,7 @@ def foreign(
         # Of segments the agents say themselves what is there and settled.
         if not source or source.startswith((SETTLED_MARK, PARTS, SEGMENTS)):
             continue
-        if source == to and source.startswith("mb.queue/"):
-            what = "is of an earlier version: delete it when no publisher needs it any more"
-            if not old_publishers:
-                yield Difference(node, f"exchange {source}", what)
-        elif source.startswith("mb.") or to.startswith("mb."):
+        if source.startswith("mb.") or to.startswith("mb."):
             under = f" under {key}" if key else ""
             yield Difference(
                 node, f"exchange {source}", f"leads to {to}{under}, and nobody wants that"
@@ -282,18 +275,14 @@ def drift(view: View) -> list[Difference]:
     """Return the differences between all agents and brokers of the inventory. Raises NoAnswer."""
     names = [node.name for node in view.nodes]
     maps = {name: _entries(found) for name, found in view.snapshots().items()}
-    newest, old = latest(maps), view.inventory.provision.old_publishers
+    newest = latest(maps)
     return [
         *differences(
             maps,
             {name: view.settled(name)["queues"] for name in names},
             {name: {queue.name: queue.messages for queue in view.queues(name)} for name in names},
         ),
-        *(
-            each
-            for name in names
-            for each in foreign(name, newest, view.bindings(name), old_publishers=old)
-        ),
+        *(each for name in names for each in foreign(name, newest, view.bindings(name))),
     ]
 
 

@@ -437,7 +437,6 @@ class View:
                 auth=(inventory.admin_user, _secret(file).reveal()),
                 fine=fine,
                 verify=inventory.certificates(),
-                plain_too=bool(inventory.tls and inventory.tls.old_management),
             )
 
         file, changed = inventory.admin_password_file, next_file(inventory.admin_password_file)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inventory.inventory import Gateway, Inventory, Node, Provision, User
+from inventory.inventory import Gateway, Inventory, Node, User
 from messagebus.secret import Secret
 from ops.errors import OpsError
 from ops.local.secrets import password_hash
@@ -283,7 +283,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
             "permissions": [
                 {"user": user.name, "vhost": "/", "configure": can, "write": write, "read": read}
                 for user in users
-                for can, write, read in (rights(user.role, inventory.provision),)
+                for can, write, read in (RIGHTS[user.role][1:],)
             ],
             # A full queue refuses messages: its overflow, an argument, is reject-publish.
             "policies": [
@@ -300,14 +300,6 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
         },
         indent=1,
     )
-
-
-def rights(role: str, settings: Provision) -> tuple[str, str, str]:
-    """Return the rights to configure, write and read."""
-    _tags, can, write, read = RIGHTS[role]
-    if settings.old_publishers:
-        write = write.replace("|to|", "|to|queue|")
-    return can, write, read
 
 
 def all_users(inventory: Inventory) -> list[User]:

@@ -23,7 +23,7 @@ import httpx
 import psycopg
 import pytest
 
-from bench.trials.killed import Killed
+from bench.trials.killed import Killed, children_of
 from messagebus import Dedup
 from ops.local import preflight
 from ops.local.cluster import LocalCluster
@@ -91,7 +91,7 @@ class Service:
         faults = [
             self.shop.kill,
             random.choice(self.relays).kill,
-            self.worker.kill_a_child,
+            lambda: _kill_a_child(self.worker),
             self._kill_broker,
             lambda: _kill(self.database),
             self._kill_store,
@@ -174,6 +174,14 @@ class Service:
         self.client.close()
         for part in self.parts:
             part.end()
+
+
+def _kill_a_child(parent: Killed) -> None:
+    """Kill one of its processes, which it begins anew by itself."""
+    if children := children_of(parent.pid):
+        pid = random.choice(children)
+        os.kill(pid, signal.SIGKILL)
+        parent.pids.append(pid)
 
 
 def _kill(server: SingleServer) -> None:

@@ -9,11 +9,10 @@ import ssl
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from messagebus.errors import ConfigError
-from messagebus.tls import TlsFiles, certificate_fault, good_until_s, speaks_no_tls, trusting_nobody
+from messagebus.tls import TlsFiles, certificate_fault, good_until_s, trusting_nobody
 from ops.local.certificates import Authority, issue_missing
 
 DAY_S = 86_400
@@ -238,15 +237,6 @@ def test_files_that_are_not_there_or_not_given_have_no_end(folder: Path) -> None
 def test_a_client_of_http_alone_trusts_nobody() -> None:
     assert not trusting_nobody().get_ca_certs()
     assert trusting_nobody().verify_mode is ssl.CERT_REQUIRED
-
-
-def test_what_speaks_no_tls_is_told_from_what_shows_another_certificate() -> None:
-    fault = httpx.ConnectError("failed")
-    assert not speaks_no_tls(fault)
-    fault.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    assert not speaks_no_tls(fault)
-    fault.__cause__ = ssl.SSLError(1, "wrong version number")
-    assert speaks_no_tls(fault)
 
 
 @pytest.mark.parametrize("days", [-3, 5, 397, 40 * 365])

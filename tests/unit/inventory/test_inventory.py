@@ -522,7 +522,6 @@ def test_what_is_wrong_with_a_user_is_told(values: dict[str, Any], fault: str) -
 
 def test_limits_have_defaults() -> None:
     assert read(provision={"disk_free_mb": 5}).provision == Provision(disk_free_mb=5)
-    assert read(provision={"old_publishers": True}).provision.old_publishers
     assert read().provision == Provision()
 
 
@@ -535,7 +534,6 @@ def test_tls_wants_certificates_of_brokers_where_hosts_are_provisioned() -> None
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"old_publishers": 1}, "provision.old_publishers: expected bool, not int"),
         ({"disk_free": 5}, "provision.disk_free: unknown key; did you mean 'disk_free_mb'?"),
         ({"tls_dir": "x"}, "provision.tls_dir: unknown key without [tls]"),
     ],

@@ -363,19 +363,6 @@ def test_an_exchange_goes_with_the_last_that_needs_it() -> None:
     assert "mb.topic/orders" in deleted(steps(topic, dead, brought=(topic, living)))
 
 
-def test_publishers_of_before_find_the_exchange_that_they_know_while_they_are_served() -> None:
-    entries = {name: entry(name) for name in ("queue:jobs", "orders/a")}
-    brought: dict[str, Entry] = {}
-    for old_publishers in (False, True):
-        found = plan(entries, brought=brought, births={}, floor=0, old_publishers=old_publishers)
-        made = [step.declarations for step in found if isinstance(step, Declare)]
-        exchanges = {exchange.name for each in made for exchange in each.exchanges}
-        links = {(each.exchange, each.queue) for one in made for each in one.bindings}
-        assert ("mb.queue/jobs" in exchanges) is old_publishers
-        assert (("mb.queue/jobs", "mb.queue/jobs") in links) is old_publishers
-        assert ("mb.to/jobs", "mb.queue/jobs") in links
-
-
 def test_an_exchange_without_an_entry_of_its_own_stays() -> None:
     dead = entry("orders/a", 4, alive=False, tomb=4)
     assert "mb.topic/orders" not in deleted(steps(dead))

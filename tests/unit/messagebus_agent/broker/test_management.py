@@ -154,9 +154,8 @@ async def test_the_room_that_a_broker_has(make: Callable[..., Management]) -> No
             await make(200, wrong).room()
 
 
-@pytest.mark.parametrize("old_management", [True, False])
-async def test_with_tls_only_a_broker_of_before_is_asked_without_it(
-    config: AgentConfig, tmp_path: Path, old_management: bool
+async def test_with_tls_a_broker_that_speaks_none_is_not_asked_in_clear(
+    config: AgentConfig, tmp_path: Path
 ) -> None:
     issue_missing(tmp_path, {"mb1": ("a",)})
     config = replace(
@@ -165,24 +164,16 @@ async def test_with_tls_only_a_broker_of_before_is_asked_without_it(
         tls_ca_file=str(tmp_path / "ca.pem"),
         tls_cert_file=str(tmp_path / "mb1.pem"),
         tls_key_file=str(tmp_path / "mb1.key"),
-        old_management=old_management,
     )
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request.url.scheme)
-        if request.url.scheme == "https":
-            raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "[SSL] record layer failure")
-        return httpx.Response(200, json=[])
+        raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "[SSL] record layer failure")
 
-    management = Management(config, httpx.MockTransport(answer))
-    if old_management:
-        assert await management.births() == {}
-        assert asked == ["https", "http"]
-    else:
-        with pytest.raises(ManagementUnavailable):
-            await management.births()
-        assert asked == ["https"]
+    with pytest.raises(ManagementUnavailable):
+        await Management(config, httpx.MockTransport(answer)).births()
+    assert asked == ["https"]
 
 
 async def test_the_broker_as_a_whole(make: Callable[..., Management]) -> None:

@@ -205,28 +205,20 @@ def test_a_balancer_has_ended_when_its_host_knows_no_process_of_it(
     assert not view.balancer_has_ended("haproxy2")
 
 
-@pytest.mark.parametrize("old_management", [True, False])
-def test_with_tls_only_a_broker_of_before_is_asked_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old_management: bool
+def test_with_tls_a_broker_that_speaks_none_is_not_asked_in_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = Layout(dir=tmp_path, numbers=(1,), tls=True)
     issue_missing(layout.tls_dir, {"mb1": ("127.0.0.11",), "operator": ()})
-    line = "[tls]\n" + "old_management = true\n" * old_management
-    layout.inventory.write_text(files.inventory_toml(layout).replace("[tls]\n", line))
+    layout.inventory.write_text(files.inventory_toml(layout))
     secrets.ensure(layout.secrets_dir)
     asked: list[str] = []
 
     def request(_method: str, url: str, **_more: object) -> httpx.Response:
         asked.append(url.partition(":")[0])
-        if url.startswith("https"):
-            raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "record layer failure")
-        return httpx.Response(200, json=[])
+        raise httpx.ConnectError("no TLS") from ssl.SSLError(1, "record layer failure")
 
     monkeypatch.setattr("ops.cluster.management.httpx.request", request)
-    if old_management:
-        assert View(layout.inventory).queues("mb1") == []
-        assert asked == ["https", "http"]
-    else:
-        with pytest.raises(NoAnswer, match="management of mb1 does not answer"):
-            View(layout.inventory).queues("mb1")
-        assert asked == ["https"]
+    with pytest.raises(NoAnswer, match="management of mb1 does not answer"):
+        View(layout.inventory).queues("mb1")
+    assert asked == ["https"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inventory.inventory import Inventory, Mirror, Provision, parse
+from inventory.inventory import Inventory, Mirror, parse
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
@@ -21,7 +21,6 @@ from ops.provision.wanted import (
     Secrets,
     WantedHost,
     definitions,
-    rights,
     secret_files,
     wanted_host,
 )
@@ -247,16 +246,6 @@ def test_no_right_of_an_application_is_enough_for_a_binding(role: str) -> None:
     assert not [each for each in exchanges if re.search(read, each)]
     queues = {queue.name for part in parts for queue in part.queues}
     assert not [each for each in exchanges | queues if re.search(configure, each)]
-
-
-def test_publishers_of_before_keep_their_right_while_they_are_served() -> None:
-    served = inventory(provision={"old_publishers": True})
-    for role in ("application", "publisher"):
-        assert not re.search(rights(role, Provision())[1], "mb.queue/jobs")
-        assert re.search(rights(role, served.provision)[1], "mb.queue/jobs")
-    assert rights("consumer", served.provision) == RIGHTS["consumer"][1:]
-    written = text_of(host(served), "/etc/messagebus/agent.toml")
-    assert AgentConfig.from_mapping(tomllib.loads(written)).old_publishers
 
 
 def test_agents_keep_a_trail_where_the_inventory_gives_it_room() -> None:
