@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 KITS := inventory lb consumer_lists ops reports bench spark messagebus_agent messagebus_conform messagebus_gateway messagebus_integrations messagebus_monitor messagebus_tools
 # Of the figures, those that take a minute each when they are measured once.
-SHORT := client.publish client.consume client.batch client.threads client.mesh client.latency
+SHORT := client.publish client.consume client.batch client.threads client.mesh
 
 .PHONY: image deb demo test test-all check up down lint format types unit contract integration fault hosts spark mutants bench bench-all soak trial once docs dist vendor lock help
 

@@ -50,8 +50,8 @@ from bench.load.schedule import Constant
 from bench.load.systems import SYSTEMS
 from bench.processes import run as run_to_end
 from bench.rows import read_events
-from bench.workloads import lines, predecessor
 from bench.workloads import overhead as overheads
+from bench.workloads import predecessor, tables
 from bench.workloads.knee import Knee, fault_of
 from messagebus import BusConfig, Stream, declare
 from messagebus.recording.events import FAULTS
@@ -84,29 +84,23 @@ def _seed(name: str) -> Workload:
     )
 
 
+def _in_table(
+    table: tables.Table, steps: Callable[..., Sequence[Step]], *profiles: str
+) -> Workload:
+    return Workload(lambda load, *how: steps(*map(load, profiles), *how), table.told, table.figures)
+
+
 WORKLOADS: Mapping[str, Workload] = {
     "seed-s1": _seed("seed-s1"),
     "seed-s2": _seed("seed-s2"),
     "latency-matrix": Workload(
-        lambda load, *how: lines.matrix_steps(map(load, lines.MATRIX), *how),
-        lines.matrix_told,
-        lines.matrix_figures,
+        lambda load, *how: tables.matrix_steps(map(load, tables.MATRIX_PROFILES), *how),
+        tables.MATRIX.told,
+        tables.MATRIX.figures,
     ),
-    "fan-in": Workload(
-        lambda load, *how: lines.fan_in_steps(load("fan-in"), *how),
-        lines.fan_in_told,
-        lines.fan_in_figures,
-    ),
-    "capacity": Workload(
-        lambda load, *how: lines.capacity_steps(load("capacity"), *how),
-        lines.capacity_told,
-        lines.capacity_figures,
-    ),
-    "peers": Workload(
-        lambda load, *how: lines.peers_steps(load("peers"), load("peers-full"), *how),
-        lines.peers_told,
-        lines.peers_figures,
-    ),
+    "fan-in": _in_table(tables.FAN_IN, tables.fan_in_steps, "fan-in"),
+    "capacity": _in_table(tables.CAPACITY, tables.capacity_steps, "capacity"),
+    "peers": _in_table(tables.PEERS, tables.peers_steps, "peers", "peers-full"),
 }
 
 

@@ -192,7 +192,11 @@ def page(title: str, told: Summary, place: Path, runs: Sequence[str]) -> str:
             verdict="Not every run is to be trusted as it stands." if told.faults else trusted,
             faults=tuple(told.faults),
             sections=(
-                Section(title=told.bars_title, bars=Bars(tuple(told.bars))),
+                *(
+                    [Section(title=told.bars_title, bars=Bars(tuple(told.bars)))]
+                    if told.bars
+                    else []
+                ),
                 Section(title="All lines", tables=(told.table,), after=tuple(told.notes)),
                 *[_section(place, name) for name in runs],
             ),

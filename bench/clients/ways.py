@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ from bench.clients.messagebus import (
 )
 from bench.errors import BenchError
 from bench.harness import turn as turns
-from bench.harness.interface import Delivered, End
-from bench.harness.outcomes import CONFIRMED, OTHERWISE
 from bench.harness.turn import Task, Turn, body, slices, timed
 from messagebus import (
     App,
@@ -56,62 +53,8 @@ class Order:
 
 
 async def turn(task: Task) -> Turn:
-    """Take a turn in one of our ways, or at a rate."""
-    if task.verb == "latency":
-        return await turns.latency(task, _Sender(task), _Receiver(task))
+    """Take a turn in one of our ways."""
     return await WAYS[task.way](task)
-
-
-class _Sender:
-    """A sender whose ends have the times at which the application learns of them, not the client."""
-
-    def __init__(self, task: Task) -> None:
-        config = publisher_config(task.profile.load, task.topic)
-        self._publisher = AsyncPublisher(bus_of(task.where), config)
-        self._topic = task.topic
-        self._ends: list[End] = []
-
-    async def open(self) -> None:
-        await self._publisher.start(require="one", timeout_s=START_S)
-
-    async def room(self) -> None: ...
-
-    async def send(self, sequence: int, body: bytes, key: str) -> None:
-        future = await self._publisher.submit(self._topic, body)
-        future.add_done_callback(partial(self._ended, sequence))
-
-    def _ended(self, sequence: int, future: asyncio.Future[Published]) -> None:
-        end = future.result()
-        outcome = CONFIRMED if end.outcome is Outcome.CONFIRMED else OTHERWISE
-        self._ends.append(End(sequence, outcome, end.broker, end.sent_ns, time.monotonic_ns()))
-
-    def ends(self) -> list[End]:
-        ends, self._ends = self._ends, []
-        return ends
-
-    async def close(self, timeout_s: float) -> None:
-        await self._publisher.flush(timeout_s)
-        await self._publisher.stop()
-
-
-class _Receiver:
-    """A receiver whose deliveries have the time at which the application gets them."""
-
-    def __init__(self, task: Task) -> None:
-        self._consumer = _consumer(task)
-
-    async def open(self) -> None:
-        await self._consumer.start(require="all", timeout_s=START_S)
-
-    async def take(self, max_wait_s: float) -> list[Delivered]:
-        deliveries = await self._consumer.receive_many(RECEIVE_MAX, max_wait_s)
-        now_ns = time.monotonic_ns()
-        for delivery in deliveries:
-            self._consumer.ack(delivery)
-        return [Delivered(each.body, each.broker, now_ns) for each in deliveries]
-
-    async def close(self) -> None:
-        await self._consumer.stop()
 
 
 def check(ends: Iterable[Published]) -> None:

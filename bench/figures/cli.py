@@ -15,7 +15,7 @@ from bench import options
 from bench.environment import describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
 from bench.figures import audit, feature_costs, gateway, monitor_page, playbooks
-from bench.figures.client import gaps, latency, mesh, speed
+from bench.figures.client import gaps, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
 from bench.figures.groups import BEHIND_HAPROXY, DEFAULT_REPEAT, Clusters, Group, Setup
@@ -30,7 +30,6 @@ GROUPS = (
     group("client.threads", speed.threads),
     group("client.handlers", speed.handlers),
     group("client.redundant", speed.redundant, brokers=3, path=BEHIND_HAPROXY),
-    latency.GROUP,
     mesh.GROUP,
     *feature_costs.GROUPS,
     gateway.GROUP,
@@ -81,7 +80,7 @@ def figures(
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
-    threads, handlers, redundant, latency, mesh, gap), feature (order, partitions, dedup, spool, outbox,
+    threads, handlers, redundant, mesh, gap), feature (order, partitions, dedup, spool, outbox,
     replay, recorder), gateway, monitor (page), measure (audit), ops (playbooks, failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects

@@ -1,4 +1,4 @@
-"""The HTTP gateway: rates, CPU time, memory, and what it adds to a confirm.
+"""The HTTP gateway: rates, CPU time, and memory.
 
 One gateway process before three brokers behind HAProxy; the callers are this process, over keep-alive
 connections.
@@ -11,11 +11,10 @@ import functools
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,17 +22,14 @@ import httpx
 from bench.errors import BenchError
 from bench.figures.figure import Figure, Maker, at_least, at_most
 from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
-from bench.harness.loop import run_on_best_loop
 from bench.processes import free_port
-from messagebus import AsyncPublisher, BusConfig, declare
+from messagebus import BusConfig, declare
 
 NAME, HOST = "gateway", "127.0.0.1"
 START_WITHIN_S, END_WITHIN_S = 60.0, 60.0
 TOPIC, PACKED, SUBSCRIPTION = "figures", "packed", "reader"
 CONNECTIONS, BATCH_CONNECTIONS, PULLERS, BODY = 64, 4, 4, b"x" * 1024
 PUBLISHES, BATCHES, A_BATCH, LINE_BYTES, A_PULL = 20_000, 100, 500, 200, 100
-# Short windows by turns: what else the machine does for a moment spoils one of them.
-RATE_PER_S, WINDOW_S, TURNS = 500.0, 0.5, 24
 
 
 class GatewayProcess:
@@ -107,7 +103,7 @@ def gateway_figures(setup: Setup) -> Iterator[Figure]:
     try:
         found["idle_mb"] = [gateway.memory_mb]
         for _ in range(setup.repeat):
-            for id, value in (*_added_ms(setup, bus, gateway.port), *_rates(setup, gateway)):
+            for id, value in _rates(setup, gateway):
                 found.setdefault(id, []).append(value)
     finally:
         gateway.end()
@@ -118,12 +114,9 @@ def gateway_figures(setup: Setup) -> Iterator[Figure]:
 _PUBLISH = f"publishes of 1 KB over {CONNECTIONS} connections, each confirmed"
 _BATCH = f"NDJSON, {A_BATCH} x {LINE_BYTES} B a request, packed ([publisher.batch])"
 _PULL = f"pulled by {A_PULL} and acked in one call"
-_ADDED = f"time added to a confirm over AsyncPublisher, {RATE_PER_S:g}/s of 1 KB"
 FIGURES = (
     ("publish_rate", _PUBLISH, "/s", (at_least, 5_000)),
     ("publish_cpu_us", f"{_PUBLISH}: CPU time", "us", (at_most, 180)),
-    ("added_p50_ms", f"{_ADDED}: p50", "ms", (at_most, 1)),
-    ("added_p99_ms", f"{_ADDED}: p99", "ms", (at_most, 5)),
     ("batch_rate", _BATCH, "/s", (at_least, 60_000)),
     ("batch_cpu_us", f"{_BATCH}: CPU time a message", "us", (at_most, 16)),
     ("pull_rate", _PULL, "/s", (at_least, 20_000)),
@@ -198,63 +191,6 @@ async def _pull_rate(port: int, count: int) -> float:
     began_s = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(PULLERS)))
     return count / (time.perf_counter() - began_s)
-
-
-def _added_ms(setup: Setup, bus: BusConfig, port: int) -> Iterator[tuple[str, float]]:
-    """Publish at a light rate by `AsyncPublisher` and by HTTP in turns; yield what HTTP adds.
-
-    Of each percentile the median over the windows counts; each goes first in every second turn.
-    """
-
-    async def both() -> list[list[list[float]]]:
-        messages, turns = int(RATE_PER_S * WINDOW_S), setup.part(TURNS, least=2)
-        connect = functools.partial(asyncio.open_connection, HOST, port)
-        idle = [await connect() for _ in range(CONNECTIONS)]
-
-        async def by_http() -> None:
-            connection = idle.pop() if idle else await connect()
-            await _request(*connection, f"/v1/topics/{TOPIC}/messages", "a/b", BODY)
-            idle.append(connection)
-
-        async with AsyncPublisher(bus) as publisher:
-
-            async def by_publisher() -> None:
-                await publisher.send_safe(TOPIC, BODY)
-
-            await _paced(by_publisher, messages)
-            await _paced(by_http, messages)
-            ours, http = list[list[float]](), list[list[float]]()
-            for turn in range(turns):
-                order = (by_publisher, ours), (by_http, http)
-                for send, windows in order if turn % 2 else order[::-1]:
-                    windows.append(await _paced(send, messages))
-            return [ours, http]
-
-    ours, http = run_on_best_loop(both())
-    for percent in (50, 99):
-        by_ours, by_http = (
-            statistics.median(sorted(each)[len(each) * percent // 100] * 1e3 for each in windows)
-            for windows in (ours, http)
-        )
-        yield f"added_p{percent}_ms", by_http - by_ours
-
-
-async def _paced(send: Callable[[], Awaitable[None]], count: int) -> list[float]:
-    """Send this many, each at its time. Returns how long each took from then, in seconds."""
-    took: list[float] = []
-
-    async def one(at_s: float) -> None:
-        await send()
-        took.append(time.perf_counter() - at_s)
-
-    begun_s = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(count):
-            at_s = begun_s + number / RATE_PER_S
-            if (wait_s := at_s - time.perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
-            tasks.create_task(one(at_s))
-    return took
 
 
 GROUP = Group(NAME, 3, BEHIND_HAPROXY, gateway_figures)

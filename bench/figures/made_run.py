@@ -1,9 +1,9 @@
 """The made run: the tables of a lake, of any size, with faults whose ids are known.
 
-It is generated, not measured. It is written as Parquet, column by column and file by file. Ten million
-rows take seconds, and a hundred million need no more memory. It has one topic with one subscription. Every
-publisher's messages arrive in order, except for planted faults. The tables have the form that `spark ingest`
-writes, for sizes at which ingest would take longer than the measurement.
+It is generated, not measured, and written as Parquet, column by column: ten million rows take seconds. It has
+one topic with one subscription. Every publisher's messages arrive in order, except for planted faults. The
+tables have the form that `spark ingest` writes, for sizes at which ingest would take longer than the
+measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from messagebus.recording.events import EVENTS
 RUN_ID, TOPIC, SUBSCRIPTION = "made", "orders", "billing"
 BROKERS = tuple(f"127.0.0.{11 + n}:5672" for n in range(4))
 PUBLISHERS, CONSUMERS = 50, 4
-FILE_ROWS = 2_000_000
 ID_BYTES = 16
 S, MS = 1_000_000_000, 1_000_000
 # Noon, so that the largest set stays within its day.
@@ -34,6 +33,7 @@ RATE_PER_S = 20_000
 ANCHOR = {"host": "made", "process": "made", "wall_minus_monotonic_ns": WALL_NS}
 
 Ids = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
 # Turns an id into another id.
 FLIP = np.uint8(0xFF)
 
@@ -49,112 +49,48 @@ class Planted:
     late: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The numbers of the messages with planted faults."""
-
-    lost: int
-    altered: int
-    doubled: int
-    late: int
-
-    @classmethod
-    def of(cls, messages: int) -> _Places:
-        lost, altered, doubled, late = (int(messages * part) for part in (0.2, 0.4, 0.6, 0.7))
-        # Its partner in the exchange is in the same file.
-        end = min(messages, (late // FILE_ROWS + 1) * FILE_ROWS)
-        return cls(lost, altered, doubled, min(late, end - 1 - PUBLISHERS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Messages, or their deliveries, as columns. at_ns: times of sending, or of receipt."""
-
-    number: NDArray[np.int64]
-    ids: Ids
-    bodies: Ids
-    at_ns: NDArray[np.int64]
-
-
 def lay(lake: Path, messages: int, *, seed: int = 1) -> Planted:
     """Write a lake with a whole run of `messages` messages, at least 200, and the notes of its ingest."""
-    places = _Places.of(messages)
-    files: dict[str, dict[str, Any]] = {}
-    ids: dict[int, Ids] = {}
-    repeated: list[_Rows] = []
-    parts = -(-messages // FILE_ROWS)
-    for at in range(parts):
-        chance = np.random.default_rng([seed, at])
-        sent = _sent(range(at * FILE_ROWS, min(messages, (at + 1) * FILE_ROWS)), chance)
-        files |= _write(lake, "published", at, _published(sent, chance))
-        for number in (places.lost, places.altered, places.doubled, places.late):
-            if number in sent.number:
-                ids[number] = sent.ids[number - sent.number[0]].copy()
-        received = _received(sent, places)
-        repeated += [_taken(received, received.number == places.doubled)]
-        rows = [_taken(received, received.number != places.lost)]
-        if at == parts - 1:
-            rows += _behind_all(repeated, last_ns=int(received.at_ns.max()))
-        files |= _write(lake, "delivered", at, _delivered(*rows))
+    chance = np.random.default_rng(seed)
+    number = np.arange(messages, dtype=np.int64)
+    ids, bodies = (chance.integers(0, 256, (messages, ID_BYTES), dtype=np.uint8) for _ in range(2))
+    sent_ns = WALL_NS + number * (S // RATE_PER_S)
+    files = _write(lake, "published", _published(number, ids, bodies, sent_ns, chance))
+    lost, altered, doubled, late = (int(messages * part) for part in (0.2, 0.4, 0.6, 0.7))
+    late = min(late, messages - 1 - PUBLISHERS)
+    at_ns, following = sent_ns + 10 * MS, late + PUBLISHERS
+    # A message and the next one of its publisher, at one consumer, exchange their times.
+    at_ns[late], at_ns[following] = at_ns[following], at_ns[late]
+    bodies[altered] = 0
+    # Behind all others come a repeat of a message, and an orphan.
+    which = np.concatenate([np.delete(number, lost), [doubled, doubled]])
+    ids_had, had_ns = ids[which], at_ns[which]
+    ids_had[-1] ^= FLIP
+    had_ns[-2:] = at_ns.max() + S
+    files |= _write(lake, "delivered", _delivered(which, ids_had, bodies[which], had_ns))
     _write_notes(lake, files, end_ns=messages * (S // RATE_PER_S) + 60 * S)
-    return Planted(
-        lost=_hex(ids[places.lost]),
-        altered=_hex(ids[places.altered]),
-        doubled=_hex(ids[places.doubled]),
-        orphan=_hex(ids[places.doubled] ^ FLIP),
-        late=_hex(ids[places.late]),
-    )
+    named = {"lost": lost, "altered": altered, "doubled": doubled, "late": late}
+    return Planted(**{name: _hex(ids[at]) for name, at in named.items()}, orphan=_hex(ids_had[-1]))
 
 
-def _sent(numbers: range, chance: np.random.Generator) -> _Rows:
-    number = np.arange(numbers.start, numbers.stop, dtype=np.int64)
-    ids, bodies = (
-        chance.integers(0, 256, (len(number), ID_BYTES), dtype=np.uint8) for _ in range(2)
-    )
-    return _Rows(number, ids, bodies, WALL_NS + number * (S // RATE_PER_S))
-
-
-def _received(sent: _Rows, places: _Places) -> _Rows:
-    """Return one delivery of each message, with the planted bodies and times."""
-    bodies, at_ns = sent.bodies.copy(), sent.at_ns + 10 * MS
-    bodies[sent.number == places.altered] = 0
-    if places.late in sent.number:
-        # A message and the next one of its publisher, at one consumer, exchange their times.
-        late = places.late - int(sent.number[0])
-        following = late + PUBLISHERS
-        at_ns[late], at_ns[following] = at_ns[following], at_ns[late]
-    return _Rows(sent.number, sent.ids, bodies, at_ns)
-
-
-def _behind_all(repeated: Sequence[_Rows], *, last_ns: int) -> list[_Rows]:
-    """Return the deliveries after all others: a repeat of a message, and an orphan."""
-    again = [
-        _Rows(rows.number, rows.ids, rows.bodies, np.full(len(rows.number), last_ns + S))
-        for rows in repeated
-    ]
-    return again + [_Rows(rows.number, rows.ids ^ FLIP, rows.bodies, rows.at_ns) for rows in again]
-
-
-def _taken(rows: _Rows, which: NDArray[np.bool_]) -> _Rows:
-    return _Rows(rows.number[which], rows.ids[which], rows.bodies[which], rows.at_ns[which])
-
-
-def _published(sent: _Rows, chance: np.random.Generator) -> dict[str, pa.Array]:
-    number, count = sent.number, len(sent.number)
+def _published(
+    number: Numbers, ids: Ids, bodies: Ids, sent_ns: Numbers, chance: np.random.Generator
+) -> dict[str, pa.Array]:
+    count = len(number)
     took_ns = (chance.lognormal(1.6, 0.7, count) * MS).astype(np.int64)
     return {
-        "message_id": _binary(sent.ids),
+        "message_id": _binary(ids),
         "topic": _same(TOPIC, count),
         "broker": _named(BROKERS, _broker_of(number)),
         "publisher": _named([f"publisher-{n}" for n in range(PUBLISHERS)], number % PUBLISHERS),
         "sequence": pa.array(number // PUBLISHERS),
         "size": pa.array(np.full(count, 1024, dtype=np.int32)),
-        "body_hash": _binary(sent.bodies),
+        "body_hash": _binary(bodies),
         "outcome": _same("confirmed", count),
         "attempts": pa.array(np.ones(count, dtype=np.int32)),
-        "intended_ns": pa.array(sent.at_ns - 1000),
-        "sent_ns": pa.array(sent.at_ns),
-        "confirmed_ns": pa.array(sent.at_ns + took_ns),
+        "intended_ns": pa.array(sent_ns - 1000),
+        "sent_ns": pa.array(sent_ns),
+        "confirmed_ns": pa.array(sent_ns + took_ns),
     }
 
 
@@ -163,11 +99,7 @@ def _broker_of(number: NDArray[np.int64]) -> NDArray[np.int64]:
     return (number // (PUBLISHERS * 1000) + number % PUBLISHERS) % len(BROKERS)
 
 
-def _delivered(*parts: _Rows) -> dict[str, pa.Array]:
-    number, ids, bodies, at_ns = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("number", "ids", "bodies", "at_ns")
-    )
+def _delivered(number: Numbers, ids: Ids, bodies: Ids, at_ns: Numbers) -> dict[str, pa.Array]:
     count = len(number)
     return {
         "message_id": _binary(ids),
@@ -233,9 +165,9 @@ DAY = time.strftime("%Y-%m-%d", time.gmtime(WALL_NS // 1_000_000_000))
 WEIGHT = 10
 
 
-def _write(lake: Path, kind: str, at: int, known: dict[str, pa.Array]) -> dict[str, Any]:
+def _write(lake: Path, kind: str, known: dict[str, pa.Array]) -> dict[str, Any]:
     """Write one file, and return its entry in the notes: all columns but the partitions' ones."""
-    source = f"{kind}-{at:03}.parquet"
+    source = f"{kind}-000.parquet"
     folder = lake / kind / f"date={DAY}" / f"run_id={RUN_ID}" / f"source={source}"
     folder.mkdir(parents=True)
     path = folder / "part-00000.snappy.parquet"

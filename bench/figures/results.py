@@ -245,7 +245,7 @@ FIRST = {
     "measure.seed_s2.n3_w50.confirmed_ratio": "50 publishers, 50 consumers, 3 nodes: times a native cluster",
     "client.gap.kill_s": "A broker is killed: longest time of its publishers without a confirm",
     "client.gap.freeze_s": "A broker freezes: the same",
-    "client.gap.lost": "Confirmed messages lost in 200 such events",
+    "client.gap.lost": "Confirmed messages lost in all such events, by their ids",
     "ops.add.attach_s": "A broker is added: until all consumers are attached",
     "ops.restart.gap_s": "All brokers restarted in turn: longest time without a confirm, above a quiet one's",
     "ops.lost": "Confirmed messages lost in all operations",
@@ -273,7 +273,7 @@ MORE = {
         *(f"measure.seed_s{number}.n2_w50.confirmed_ratio" for number in (1, 2)),
     ),
     "Faults and operations": (
-        *("client.gap.alarm_s", "client.gap.silence_s", "ops.remove.gap_s", "ops.add.gap_s"),
+        *("client.gap.alarm_s", "ops.remove.gap_s", "ops.add.gap_s"),
         *("ops.reload.gap_s", "ops.add.spread", "ops.failover.resync_s"),
     ),
     "Features": (
@@ -282,7 +282,7 @@ MORE = {
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),
     "Gateway and monitor": (
-        *("gateway.publish_rate", "gateway.batch_rate", "gateway.added_p50_ms"),
+        *("gateway.publish_rate", "gateway.batch_rate", "gateway.pull_rate"),
         *("monitor.page.cpu_percent", "monitor.page.memory_mb"),
     ),
 }

@@ -1,4 +1,4 @@
-"""One turn of one client in a process of its own, at full speed or at a rate, without the records of a run.
+"""One turn of one client in a process of its own, at full speed, without the records of a run.
 
 Every turn has a fresh process, so that no client inherits the memory, the garbage or the imports of another.
 Its argument is a `Task` as JSON, and it prints one `Turn` as JSON. It connects, warms up, collects its
@@ -20,39 +20,31 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from bench.errors import BenchError
-from bench.harness.consuming import Consuming
-from bench.harness.histograms import Latencies, histogram
-from bench.harness.interface import FullSpeed, Receiver, Sender, Where, receiver, sender
-from bench.harness.loop import Alarm, event_loop
+from bench.harness.interface import FullSpeed, Sender, Where, receiver, sender
+from bench.harness.loop import event_loop
 from bench.harness.outcomes import CONFIRMED
-from bench.harness.publishing import Publishing
-from bench.load.bodies import Drawer
 from bench.load.profile import Load, Messages, Profile, System, Time
-from bench.load.schedule import Closed, Constant, intended
+from bench.load.schedule import Closed
 from bench.load.systems import SYSTEMS
 
 COMMAND = (sys.executable, "-c", "from bench.harness.turn import main; main()")
 # A turn that takes longer is ended with an error.
 TURN_WITHIN_S = 600.0
 CLOSE_S, TAKE_WAIT_S, POLL_S = 60.0, 0.1, 0.001
-# From the opening of both clients to the first intended time.
-HEAD_START_NS = 200_000_000
-NS = 1_000_000_000
-PERCENTILES = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """The task of one process.
 
-    verb: publish, consume, or latency, which does both at rate_per_s in one process. system: one of
-    `bench.load.systems`. way: the variant, if the client has several. env: the settings of the client.
-    window: publishes without a confirm, or deliveries without an ack. messages: in the measured part.
-    warm_up: messages before it. batch: messages in one AMQP message, 1 for none. threads: publishing ones.
+    verb: publish or consume. system: one of `bench.load.systems`. way: the variant, if the client has
+    several. env: the settings of the client. window: publishes without a confirm, or deliveries without an
+    ack. messages: in the measured part. warm_up: messages before it. batch: messages in one AMQP message, 1
+    for none. threads: publishing ones.
     loop: asyncio or uvloop. seconds: instead of messages, for a client that runs for a time. traced: the part
     of the messages that OpenTelemetry traces. typed: whether the messages say that they are JSON. redundant:
     whether two brokers confirm each message. stats: a file for cProfile's result of the measured part.
@@ -72,7 +64,6 @@ class Task:
     threads: int = 1
     loop: str = "asyncio"
     seconds: float = 0
-    rate_per_s: float = 0
     traced: float = 0
     typed: bool = False
     redundant: bool = False
@@ -81,9 +72,8 @@ class Task:
     @property
     def profile(self) -> Profile:
         """The same load as a profile."""
-        rate = self.rate_per_s
         load = Load(
-            schedule=Constant(rate_per_s=rate) if rate else Closed(count=max(1, self.messages)),
+            schedule=Closed(count=max(1, self.messages)),
             window=self.window,
             batch=self.batch,
             prefetch=self.window,
@@ -104,16 +94,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The costs of a turn. cpu_s: of the whole client process; kernel_s: the part of it in the kernel.
-
-    percentiles_ms: confirm and delivery -> name -> latency from the intended time.
-    """
+    """The costs of a turn. cpu_s: of the whole client process; kernel_s: the part of it in the kernel."""
 
     messages: int
     took_s: float
     cpu_s: float
     kernel_s: float = 0.0
-    percentiles_ms: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def rate_per_s(self) -> float:
@@ -191,9 +177,6 @@ async def timed(task: Task, work: Callable[[int], Awaitable[object]]) -> Turn:
 
 async def turn(task: Task) -> Turn:
     """Take a turn with the client's `Sender` and `Receiver`."""
-    if task.verb == "latency":
-        profile, where = task.profile, task.where
-        return await latency(task, sender(profile, where), receiver(profile, where))
     return await (_publish if task.verb == "publish" else _consume)(task)
 
 
@@ -241,54 +224,3 @@ async def _consume(task: Task) -> Turn:
     found = await timed(task, take)
     await client.close()
     return found
-
-
-async def latency(task: Task, sending: Sender, receiving: Receiver) -> Turn:
-    """Publish and consume at a rate; latency counts from the intended time, so a late sending is in it."""
-    profile, total = task.profile, task.warm_up + task.messages
-    from_ns, to_ns = (int(count / task.rate_per_s * NS) for count in (task.warm_up, total))
-    drawer = Drawer(profile.messages, seed=1)
-    alarm = Alarm()
-    await receiving.open()
-    await sending.open()
-    gc.collect()
-    start_ns = time.monotonic_ns() + HEAD_START_NS
-    consuming = Consuming(receiving, start_ns=start_ns, offset_ns=0)
-    publishing = Publishing(
-        sending,
-        publisher=0,
-        start_ns=start_ns,
-        offset_ns=0,
-        fillers=drawer.fillers(),
-        keys=drawer.keys(),
-        sleep=alarm.sleep,
-    )
-
-    async def all_of(count: int) -> None:
-        had = consuming.had.sequences
-        taking = asyncio.create_task(consuming.run(lambda: len(had) >= count, lambda _count: None))
-        with alarm:
-            await publishing.run(intended(profile.load.schedule, seed=1), start_ns + to_ns)
-        await taking
-
-    found = await timed(dataclasses.replace(task, messages=total, warm_up=0), all_of)
-    sent = publishing.sent
-    check(each == CONFIRMED for each in sent.outcomes)
-    if len(sent.outcomes) < total:
-        raise BenchError(f"{len(sent.outcomes)} of {total} messages were sent")
-    measured = range(from_ns // NS, to_ns // NS + 1)
-    return dataclasses.replace(
-        found,
-        took_s=(sent.ended_ns - start_ns) / NS,
-        percentiles_ms={
-            "confirm": _percentiles_ms(sent.confirm, measured),
-            "delivery": _percentiles_ms(consuming.had.delivery, measured),
-        },
-    )
-
-
-def _percentiles_ms(latencies: Latencies, seconds: range) -> dict[str, float]:
-    bins = histogram(latencies.whole(seconds))
-    return {
-        name: bins.get_value_at_percentile(percent) / 1e6 for name, percent in PERCENTILES.items()
-    }

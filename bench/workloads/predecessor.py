@@ -19,7 +19,6 @@ from bench.analysis.series import Step, Summary, faults_of
 from bench.figures.figure import Figure, Maker
 from bench.load.profile import Profile, System
 from bench.load.schedule import Closed
-from reports.page import Bar
 from reports.text import significant
 
 PREDECESSOR = {"seed-s1": 2.38, "seed-s2": 1.97}
@@ -123,7 +122,6 @@ def pairs(results: Mapping[str, Mapping[str, Any]], measure: Measure) -> Iterato
 
 def told(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
     rows: list[Sequence[str]] = []
-    bars = []
     for measure in _measures(name):
         for each in pairs(results, measure):
             cells = [measure.name, f"{each.nodes}", f"{each.window}", f"{each.count:,}"]
@@ -132,11 +130,6 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
             ]
             cells.append(str(each.ratio))
             rows.append([*cells, "" if measure.is_cost else f"{PREDECESSOR[name]:g}"])
-            if measure is CONFIRMED:
-                about = f"{each.nodes} nodes, window {each.window}"
-                for look, side in enumerate(("standalone", "native")):
-                    value = statistics.median(getattr(each, side))
-                    bars.append(Bar.of(f"{about}, {side}", value, significant(value), look))
     return Summary(
         title=f"{name}: standalone nodes (messagebus) and a native cluster (quorum queues), by turns; ratio "
         "above 1: standalone nodes do better",
@@ -151,8 +144,6 @@ def told(name: str, results: Mapping[str, Mapping[str, Any]]) -> Summary:
             "2013",
         ),
         rows=rows,
-        bars_title="Confirmed a second",
-        bars=bars,
         notes=NOTES,
         faults=faults_of(results),
     )

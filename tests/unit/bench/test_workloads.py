@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.analysis.series import Step
 from bench.commands import profile_of
 from bench.load.profile import Profile, System
-from bench.workloads import lines, predecessor
+from bench.workloads import predecessor, tables
 from bench.workloads.knee import PRECISION, Knee, fault_of
 from bench.workloads.overhead import Overhead, figures, measure
 from reports.text import NONE
@@ -32,70 +32,70 @@ def result_of_line(profile: Profile, p50: float) -> dict[str, Any]:
 
 
 def test_every_line_of_the_matrix_has_its_profile() -> None:
-    profiles = [profile_of(name) for name in lines.MATRIX]
-    assert [step.name for step in lines.matrix_steps(profiles)] == list(lines.MATRIX)
+    profiles = [profile_of(name) for name in tables.MATRIX_PROFILES]
+    assert [step.name for step in tables.matrix_steps(profiles)] == list(tables.MATRIX_PROFILES)
     assert {profile.time.measured_s for profile in profiles} == {30}
 
 
 def test_percentiles_that_the_count_does_not_support_are_dashes() -> None:
     profile = profile_of("latency-256")
-    told = lines.matrix_told({"latency-256": result_of_line(profile, 5.0)})
+    told = tables.MATRIX.told({"latency-256": result_of_line(profile, 5.0)})
     head, corrected, uncorrected, *_ = told.lines()
     assert corrected.split()[1] == "corrected"
-    assert uncorrected.split()[0] == "uncorrected"
+    assert uncorrected.split()[1] == "uncorrected"
     assert corrected.split()[-7:] == ["5", NONE, "10", *[NONE] * 4]
     assert head.split()[-1] == "p100"
 
 
 def test_fan_in_is_the_same_load_on_more_brokers() -> None:
-    steps = lines.fan_in_steps(profile_of("fan-in"), part=10)
-    assert [step.profile.system.brokers for step in steps] == list(lines.FAN_IN)
+    steps = tables.fan_in_steps(profile_of("fan-in"), part=10)
+    assert [step.profile.system.brokers for step in steps] == list(tables.BROKERS)
     assert len({str(step.profile.load) for step in steps}) == 1
     found = {step.name: result_of_line(step.profile, 1.0) for step in steps}
-    figures = {each.id: each.value for each in lines.fan_in_figures(found, "again")}
+    figures = {each.id: each.value for each in tables.FAN_IN.figures(found, "again")}
     assert figures["measure.fan_in.8_brokers.client_cpu_us"] == 1000.0
-    assert len(lines.fan_in_told(found).rows) == len(steps)
+    assert len(tables.FAN_IN.told(found).rows) == len(steps)
 
 
 def test_a_shorter_run_still_has_some_seconds() -> None:
-    time = lines.shorter(profile_of("fan-in"), 10).time
+    time = tables.shorter(profile_of("fan-in"), 10).time
     assert (time.measured_s, time.warm_up_s) == (5.0, 5.0)
 
 
 def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     base = profile_of("fan-in")
-    steps = lines.fan_in_steps(base, repeat=3)
+    steps = tables.fan_in_steps(base, repeat=3)
     names = [step.name for step in steps]
     assert names[:5] == ["1-brokers", "2-brokers", "4-brokers", "8-brokers", "1-brokers-2"]
     found = {step.name: result_of_line(step.profile, 1.0) for step in steps}
     found["1-brokers-3"]["clients"] = [{"cpu_share": 0.5}]
-    figures = {each.id: each for each in lines.fan_in_figures(found, "again")}
+    figures = {each.id: each for each in tables.FAN_IN.figures(found, "again")}
     assert figures["measure.fan_in.1_brokers.client_cpu_us"].samples == (1000.0, 1000.0, 5000.0)
     assert figures["measure.fan_in.1_brokers.client_cpu_us"].value == 1000.0
-    matrix = [profile_of(name) for name in lines.MATRIX]
+    matrix = [profile_of(name) for name in tables.MATRIX_PROFILES]
     runs = {
         step.name: result_of_line(step.profile, float(number))
-        for number, step in enumerate(lines.matrix_steps(matrix, repeat=2))
+        for number, step in enumerate(tables.matrix_steps(matrix, repeat=2))
     }
-    p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
+    p50 = {each.id: each for each in tables.MATRIX.figures(runs, "again")}
     assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0, 5.0)
     runs["latency-256-2"]["faults"] = ["its pacer was the bottleneck"]
-    p50 = {each.id: each for each in lines.matrix_figures(runs, "again")}
+    p50 = {each.id: each for each in tables.MATRIX.figures(runs, "again")}
     assert p50["measure.latency_matrix.256.confirm_p50_ms"].samples == (0.0,)
-    assert len(lines.matrix_told(runs).rows) == 3 * len(lines.MATRIX)
+    assert len(tables.MATRIX.told(runs).rows) == 3 * len(tables.MATRIX_PROFILES)
 
 
 def test_a_cost_that_is_not_known_is_a_dash() -> None:
     profile = profile_of("fan-in")
     killed = result_of_line(dataclasses.replace(profile, system=System(brokers=4)), 1.0)
     del killed["brokers"]["mb0"]
-    (row,) = lines.fan_in_told({"4-brokers": killed | {"clients": []}}).rows
+    (row,) = tables.FAN_IN.told({"4-brokers": killed | {"clients": []}}).rows
     assert list(row[:4]) == ["4", "100", NONE, NONE]
 
 
 def test_a_shorter_run_measures_whole_seconds() -> None:
     profile = profile_of("fan-in")
-    times = [lines.shorter(profile, part).time for part in (1, 2, 3, 7)]
+    times = [tables.shorter(profile, part).time for part in (1, 2, 3, 7)]
     assert [(time.warm_up_s, time.measured_s) for time in times] == [
         (5, 20),
         (5, 10),
@@ -106,7 +106,7 @@ def test_a_shorter_run_measures_whole_seconds() -> None:
 
 def arms(repeat: int = 1) -> list[Step]:
     paced, full = (profile_of(name) for name in ("peers", "peers-full"))
-    return lines.peers_steps(paced, full, repeat, part=10)
+    return tables.peers_steps(paced, full, repeat, part=10)
 
 
 def result_of_arm(profile: Profile, *, measure: str = "confirm") -> dict[str, Any]:
@@ -126,7 +126,7 @@ def result_of_arm(profile: Profile, *, measure: str = "confirm") -> dict[str, An
 def test_paced_comes_before_full_on_the_same_start_of_a_system() -> None:
     systems = [step.profile.system for step in arms()]
     changes = sum(a != b for a, b in itertools.pairwise(systems))
-    assert changes == len(lines.ARMS) - 1
+    assert changes == len(tables.ARMS) - 1
     assert [step.name for step in arms()][:2] == [
         "messagebus-1-fsync-paced",
         "messagebus-1-fsync-full",
@@ -135,7 +135,7 @@ def test_paced_comes_before_full_on_the_same_start_of_a_system() -> None:
 
 def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
     found = {step.name: result_of_arm(step.profile) for step in arms()}
-    head, *told = lines.peers_told(found).lines(200)
+    head, *told = tables.PEERS.told(found).lines(200)
     assert "on disk at confirm" in head
     kafka = [line.split() for line in told if line.split()[:2] == ["kafka", "1"]]
     assert [(line[2], line[3]) for line in kafka] == [("yes", "1,234"), ("no", "1,234")]
@@ -144,14 +144,14 @@ def test_every_line_says_what_is_on_disk_and_what_a_confirm_means() -> None:
 
 def test_what_was_not_run_or_is_not_measured_is_a_dash_or_no_line() -> None:
     java = next(each for each in arms() if each.name == "perf-test-1-fsync-paced")
-    told = lines.peers_told({java.name: result_of_arm(java.profile, measure="service")})
+    told = tables.PEERS.told({java.name: result_of_arm(java.profile, measure="service")})
     _head, line, *_ = told.lines(200)
     assert line.split() == ["perf-test", "1", "yes", *[NONE] * 4, "1.5", "20", NONE, NONE]
 
 
 def test_a_figure_of_every_rate_and_every_latency() -> None:
     found = {step.name: result_of_arm(step.profile) for step in arms()}
-    figures = {each.id: each.value for each in lines.peers_figures(found, "again")}
+    figures = {each.id: each.value for each in tables.PEERS.figures(found, "again")}
     assert figures["measure.peers.kafka_1_page_cache.rate"] == 1234.0
     assert figures["measure.peers.artemis_cluster_3_fsync.confirm_p99_ms"] == 20.0
 
@@ -160,11 +160,11 @@ def test_repetitions_of_all_systems_are_whole_rounds_too() -> None:
     found = {step.name: result_of_arm(step.profile) for step in arms(3)}
     assert len(found) == 3 * len(arms())
     found["kafka-1-fsync-full-3"]["confirmed_per_s"] = 1.0
-    figures = {each.id: each for each in lines.peers_figures(found, "again")}
+    figures = {each.id: each for each in tables.PEERS.figures(found, "again")}
     assert figures["measure.peers.kafka_1_fsync.rate"].samples == (1234.0, 1234.0, 1.0)
     assert figures["measure.peers.kafka_1_fsync.rate"].value == 1234.0
     once = {step.name: result_of_arm(step.profile) for step in arms()}
-    assert len(lines.peers_told(found).rows) == len(lines.peers_told(once).rows)
+    assert len(tables.PEERS.told(found).rows) == len(tables.PEERS.told(once).rows)
 
 
 BASE = profile_of("seed-s1")

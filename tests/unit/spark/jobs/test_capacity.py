@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from bench.commands import profile_of
-from bench.workloads.lines import capacity_steps
+from bench.workloads.tables import capacity_steps
 from reports.page import render_text
 from spark.jobs import failover
 from spark.jobs.capacity import Load, Measured, command, error_of, fitted, read_runs, unseen
