@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -29,17 +28,14 @@ from messagebus import (
     RegistrationIncomplete,
     Subscription,
     Topic,
-    TopologyMismatch,
     declare,
 )
-from messagebus.stats import Durability, Published
+from messagebus.stats import Published
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
 
 # The limit for every promise: a busy machine with two clusters takes its time.
 WITHIN_S = 300.0
-DECLARED_WITHIN_S, ROUNDS = 30.0, 3
-MISMATCH, INCOMPLETE = "mismatch", "incomplete"
 YEAR_S = 365 * 86_400
 # Messages to a new subscription.
 SENT = 40
@@ -198,41 +194,6 @@ def _maintenance(at: Checked) -> Iterator[None]:
     at.nothing_is_forgotten()
 
 
-def _declarations(at: Checked) -> Iterator[None]:
-    """Declare one name with different options at all agents at the same moment, several times."""
-    kinds = itertools.cycle((Durability.FSYNC, Durability.PAGE_CACHE))
-    with ThreadPoolExecutor() as pool:
-        for number in range(ROUNDS):
-            name = f"{at.topic}-{number}"
-            wanted = [(agent, name, next(kinds)) for agent in at.cluster.names]
-            answers = list(pool.map(lambda each: _declared(at, *each), wanted))
-            has = set(answers) - {MISMATCH, INCOMPLETE}
-            if len(has) > 1 or not (has or INCOMPLETE in answers):
-                raise BenchError(f"declarations: {name}: answered {answers}")
-    yield
-    at.nothing_is_forgotten()
-    at.forget_own()
-    for name in at.cluster.names:
-        settled = partial(ask_agent, at.cluster, name, "GET", "/settled")
-        at.wait(lambda ask=settled: ask().json()["settled"], f"{name} has all brought about")  # type: ignore[misc]
-
-
-def _declared(at: Checked, agent: str, name: str, durability: Durability) -> str:
-    """Declare it at one agent. Returns the durability of the queue, or MISMATCH or INCOMPLETE.
-
-    Two agents that lost each other's requests may both have stored it; it is complete for neither then.
-    """
-    url = f"{at.cluster.layout.scheme}://{at.cluster.node(agent).agent}/consumer-list"
-    bus = dataclasses.replace(at.bus, list_urls=(url,))
-    try:
-        declare(bus, [Queue(name, durability=durability)], timeout_s=DECLARED_WITHIN_S)
-    except TopologyMismatch:
-        return MISMATCH
-    except RegistrationIncomplete:
-        return INCOMPLETE
-    return durability.value
-
-
 def _deleted(at: Checked) -> Iterator[None]:
     """Delete a topic, a subscription and a queue under load; the publisher's other topic goes on."""
     stays, gone, queue = f"{at.topic}-stays", f"{at.topic}-gone", f"{at.topic}-queue"
@@ -334,7 +295,6 @@ _STORIES: dict[str, tuple[float, str, Story]] = {
     "clock-ahead": (3.0, "", partial(_clock, off_s=10 * YEAR_S)),
     "clock-behind": (3.0, "", partial(_clock, off_s=-10 * YEAR_S, stays=True)),
     "maintenance": (3.0, "cut", _maintenance),
-    "declarations": (0.0, "", _declarations),
     "deleted": (3.0, "", _deleted),
     "liar": (4.0, "", _liar),
 }

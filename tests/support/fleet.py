@@ -31,15 +31,14 @@ from messagebus_tools.observing.snapshot import (
     Kind,
     Room,
     Row,
-    State,
     Totals,
     answer_to_json,
 )
+from tests.support.observed import NOW_MS, state
 
 __all__ = ["Fleet"]
 
 SHARE_CHANGED = 0.1
-NOW_MS = 1_795_354_800_000
 
 
 class Fleet:
@@ -55,7 +54,8 @@ class Fleet:
         self.random, self.now_ms = random.Random(seed), NOW_MS
         self.ports = {f"127.0.0.1:{first_port + n}": first_port + n for n in range(brokers)}
         self.generation = 1
-        self.states = {name: self._state() for name in self.ports}
+        well = state(cluster="fleet", topology="t", rabbitmq="3.12.14", entries=0)
+        self.states = dict.fromkeys(self.ports, well)
         self.rows: dict[str, dict[tuple[str, Kind], Row]] = {}
         self._steps = 1
         self._changed: dict[str, dict[tuple[str, Kind], int]] = {}
@@ -190,20 +190,6 @@ class Fleet:
     def _list(self) -> str:
         lines = [f"{broker} agent={port}" for broker, port in self.ports.items()]
         return "\n".join(["# cluster: fleet", f"# generation: {self.generation}", *lines, ""])
-
-    def _state(self) -> State:
-        return State(
-            version=1,
-            verdict="ready",
-            linked=True,
-            gate=True,
-            settled=True,
-            informed=True,
-            cluster="fleet",
-            generation=1,
-            topology="t",
-            rabbitmq="3.12.14",
-        )
 
     def _row(self, name: str) -> Row:
         ready = self.random.choice((0, 0, 0, self.random.randrange(500)))

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bench.processes import free_port
+from bench.trials.killed import children_of
 from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.apply import prepare_start, start_command
@@ -103,7 +104,7 @@ class Rig:
     def kill(self) -> None:
         """Kill HAProxy as a crash would: nothing is saved. A master goes when its worker is killed."""
         for master in self.masters.values():
-            for pid in _children(master.pid):
+            for pid in children_of(master.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             try:
@@ -177,7 +178,3 @@ check = "{check}"
 management = "127.0.0.1:{number}"
 node_list_file = "nodes/mb{number}.txt"
 """
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 
@@ -26,53 +27,27 @@ from messagebus_tools.observing.snapshot import (
     Bus,
     Client,
     Consumer,
+    Kind,
     Loss,
     Mirror,
     Room,
     Row,
     Seen,
     Server,
-    State,
     Totals,
 )
+from tests.support.observed import answer
 
 NAMES = (
-    "payments/fraud",
-    "shipments/warehouse",
-    "analytics/clicks",
-    "orders/billing",
-    "orders/warehouse",
-    "payments/ledger",
-    "search-index/products",
-    "emails/outbox",
-    "orders/search",
-    "orders/audit",
-    "orders/crm",
-    "payments/audit",
-    "invoices/archive",
-    "invoices/pdf",
-    "users/welcome",
-    "users/crm",
-    "catalog/search",
-    "catalog/cache",
-    "catalog/feeds",
-    "pricing/recalc",
-    "inventory/levels",
-    "inventory/forecast",
-    "refunds/ledger",
-    "refunds/audit",
-    "shipments/tracking",
-    "shipments/notify",
-    "clicks/sessions",
-    "clicks/attribution",
-    "reviews/moderation",
-    "coupons/ledger",
-    "queue:thumbnails",
-    "vouchers/pdf",
-    "returns/warehouse",
-    "sms/outbox",
-    "push/outbox",
-    "tickets/crm",
+    *("payments/fraud", "shipments/warehouse", "analytics/clicks", "orders/billing"),
+    *("orders/warehouse", "payments/ledger", "search-index/products", "emails/outbox"),
+    *("orders/search", "orders/audit", "orders/crm", "payments/audit", "invoices/archive"),
+    *("invoices/pdf", "users/welcome", "users/crm", "catalog/search", "catalog/cache"),
+    *("catalog/feeds", "pricing/recalc", "inventory/levels", "inventory/forecast"),
+    *("refunds/ledger", "refunds/audit", "shipments/tracking", "shipments/notify"),
+    *("clicks/sessions", "clicks/attribution", "reviews/moderation", "coupons/ledger"),
+    *("queue:thumbnails", "vouchers/pdf", "returns/warehouse", "sms/outbox", "push/outbox"),
+    *("tickets/crm"),
 )
 SLOW, ALONE, SILENT, DRAINS, SINGLE = "payments/fraud", "shipments/warehouse", 8, 3, 4
 BEGAN_MS = 3_600_000
@@ -148,63 +123,29 @@ class MadeUp:
         return Seen(broker=name, last=answer, draining=number == DRAINS, skew_ms=4)
 
     def _answer(self, name: str, number: int, now_ms: int) -> Answer:
-        rows = {
-            (row.name, row.kind): row
-            for each in self.names
-            for row in self._rows(each, number, now_ms)
-        }
         seconds = (now_ms - self._began_ms + BEGAN_MS) / 1_000
         published = int(seconds * 180)
-        return Answer(
-            broker=name,
-            life="a1b2",
+        lost = Loss(
+            wanted="orders/billing",
+            what="queue",
+            name="mb.sub/orders/billing",
+            noticed_at_ms=self._began_ms - 7_200_000,
+            repaired=True,
+        )
+        made = answer(
+            name,
+            *(row for each in self.names for row in self._rows(each, number, now_ms)),
             at_ms=now_ms,
-            received_at_ms=now_ms,
-            state=State(
-                version=4711,
-                verdict="drain" if number == DRAINS else "ready",
-                linked=True,
-                gate=True,
-                settled=True,
-                informed=True,
-                draining="upgrade" if number == DRAINS else "",
-                cluster="prod-eu",
-                generation=57,
-                topology="9f1c02b7d4e85a33",
-                entries=len(self.names),
-                mirror=Mirror(
-                    copies=1 if number == SINGLE else 2, connected=number != SINGLE, alone=False
-                ),
-                losses=(
-                    Loss(
-                        wanted="orders/billing",
-                        what="queue",
-                        name="mb.sub/orders/billing",
-                        noticed_at_ms=self._began_ms - 7_200_000,
-                        repaired=True,
-                    ),
-                )
-                if number == 2
-                else (),
-                lost=number == 2,
-                certificate_s=90 * 86_400,
-                rabbitmq="3.12.14",
-                agent="0.2.0",
-            ),
-            rows=rows,
-            counted_at_ms=now_ms - 900,
-            swept_at_ms=now_ms - 2_500,
+            life="a1b2",
             room=Room(
-                disk_free=(82 if number == 6 else 300 + 9 * number)
-                * 1_000_000_000
-                // (8 if number == 6 else 1),
+                disk_free=44_250_000_000 if number == 6 else (300 + 9 * number) * 1_000_000_000,
                 disk_limit=4_000_000_000,
                 memory_used=2_100_000_000,
                 memory_limit=12_800_000_000,
                 connections=440 + 7 * number,
             ),
             totals=Totals(published=published, confirmed=published, acked=int(published * 2.6)),
-            clients=tuple(
+            clients=(
                 Client(
                     id=f"report-nightly@batch-{i}",
                     subscription="orders/audit",
@@ -213,7 +154,6 @@ class MadeUp:
                 )
                 for i in (2, 3)
             ),
-            client_count=52,
             consumers=tuple(
                 Consumer(
                     name=SLOW,
@@ -226,6 +166,24 @@ class MadeUp:
                 for i in range(1, 9)
                 if (i, number) != (4, 1)
             ),
+            version=4711,
+            verdict="drain" if number == DRAINS else "ready",
+            draining="upgrade" if number == DRAINS else "",
+            cluster="prod-eu",
+            generation=57,
+            topology="9f1c02b7d4e85a33",
+            entries=len(self.names),
+            mirror=Mirror(
+                copies=1 if number == SINGLE else 2, connected=number != SINGLE, alone=False
+            ),
+            losses=(lost,) if number == 2 else (),
+            lost=number == 2,
+            certificate_s=90 * 86_400,
+            rabbitmq="3.12.14",
+            agent="0.2.0",
+        )
+        return replace(
+            made, counted_at_ms=now_ms - 900, swept_at_ms=now_ms - 2_500, client_count=52
         )
 
     def _rows(self, name: str, number: int, now_ms: int) -> list[Row]:
@@ -257,35 +215,15 @@ class MadeUp:
             "orders/billing": {2: 37},
             "orders/audit": {5: 6},
         }
-        made = [
-            Row(
-                name,
-                "queue" if name.startswith("queue:") else "sub",
-                ready,
-                consumers * 25 if name == SLOW else 0,
-                consumers,
-                arrived,
-                departed,
-                now_ms - oldest_ms if ready else None,
-                now_ms - 900,
-                now_ms - 2_500,
-            )
-        ]
+        counted = now_ms - 900, now_ms - 2_500
+        kind: Kind = "queue" if name.startswith("queue:") else "sub"
+        unacked, oldest = (
+            consumers * 25 if name == SLOW else 0,
+            now_ms - oldest_ms if ready else None,
+        )
+        made = [Row(name, kind, ready, unacked, consumers, arrived, departed, oldest, *counted)]
         if count := parked.get(name, {}).get(number, 0):
-            made.append(
-                Row(
-                    name,
-                    "park",
-                    count,
-                    0,
-                    0,
-                    count,
-                    0,
-                    now_ms - 7_860_000,
-                    now_ms - 900,
-                    now_ms - 2_500,
-                )
-            )
+            made.append(Row(name, "park", count, 0, 0, count, 0, now_ms - 7_860_000, *counted))
         return made
 
 
