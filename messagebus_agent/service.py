@@ -287,7 +287,6 @@ class Service:
             self.upkeep.held = {str(k): int(v) for k, v in report.get("held", {}).items()}
             self.upkeep.losses.restore(Loss(**loss) for loss in report.get("losses", []))
             self._peers.nodes = {k: Node(**node) for k, node in report.get("nodes", {}).items()}
-            self._peers.proven = set(map(str, report.get("proven", [])))
         except (AttributeError, TypeError, ValueError) as fault:
             log.warning("stored report is unusable: %s", fault)
 
@@ -301,7 +300,6 @@ class Service:
                 "held": self.upkeep.held,
                 "losses": losses,
                 "nodes": nodes,
-                "proven": sorted(self._peers.proven),
             }
             try:
                 await asyncio.to_thread(self._store.save_report, report)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import time
@@ -24,14 +23,13 @@ SCHEME, ASK, PROOF = "MB-Proof", "MB-Ask", "MB-Proof"
 # Age at which a nonce gets a successor; it stays good for as long again. A client that asks twice within
 # this time needs no second one.
 NONCE_S = 60.0
-IN_CLEAR = "MESSAGEBUS_TOKEN_IN_CLEAR"
 
 _WORD = re.compile(r"[0-9a-f]{16,64}", re.ASCII)
 _FIELDS = re.compile(r'(\w+)="([^"\\]*)"')
 
 
 class NotProven(httpx.HTTPError):
-    """Raised when a server does not prove that it has the token, or wants the token itself."""
+    """Raised when a server does not prove that it has the token."""
 
 
 def is_nonce(text: str) -> bool:
@@ -135,13 +133,8 @@ class Challenges:
 class TokenProof(httpx.Auth):
     """Authentication that signs requests with the operators' token and has answers prove it. Thread-safe.
 
-
-    For one agent. to: broker name of the agent that is asked, "" for any. may_send: whether an agent of an
-    earlier version, which knows no proof, is believed and sent the token itself. The token may be sent in any
-    case with https, where the certificate proves the agent, and where the environment says
-    MESSAGEBUS_TOKEN_IN_CLEAR=1.
-    on_proven: called at each answer that proves the token. signs: False for a request that needs no token:
-    only the answer has to prove it.
+    For one agent. to: broker name of the agent that is asked, "" for any. on_proven: called at each answer
+    that proves the token. signs: False for a request that needs no token: only the answer has to prove it.
 
     Raises NotProven, from the request.
     """
@@ -154,13 +147,11 @@ class TokenProof(httpx.Auth):
         token: Callable[[], Secret],
         *,
         to: str = "",
-        may_send: Callable[[], bool] = lambda: False,
         on_proven: Callable[[], None] = lambda: None,
         signs: bool = True,
     ) -> None:
         self._token = token
         self._to = to
-        self._may_send = may_send
         self._on_proven = on_proven
         self._signs = signs
         self._nonce = ""
@@ -175,17 +166,10 @@ class TokenProof(httpx.Auth):
                 self._nonce = nonce
                 ask = self._prepare(request, token)
                 response = yield request
-            elif not nonce:
-                self._refuse_unless_old_is_fine(request)
-                request.headers["Authorization"] = f"Bearer {token.reveal()}"
-                response = yield request
         if response.is_error:
             return  # it says that nothing was done
-        if PROOF in response.headers:
-            self._check(token, ask, request, response)
-            self._on_proven()
-        else:
-            self._refuse_unless_old_is_fine(request)
+        self._check(token, ask, request, response)
+        self._on_proven()
 
     def _prepare(self, request: httpx.Request, token: Secret) -> str:
         ask = secrets.token_hex(16)
@@ -208,7 +192,7 @@ class TokenProof(httpx.Auth):
     def _check(
         self, token: Secret, ask: str, request: httpx.Request, response: httpx.Response
     ) -> None:
-        told = response.headers[PROOF]
+        told = response.headers.get(PROOF, "")
         broker = _fields(told).get("broker", "")
         wanted = answer_proof(
             token,
@@ -221,14 +205,6 @@ class TokenProof(httpx.Auth):
             body=response.content,
         )
         if not hmac.compare_digest(wanted.encode(), told.encode()):
-            raise NotProven("it does not have the operators' token")
+            raise NotProven("it does not prove that it has the operators' token")
         if self._to not in ("", broker):
             raise NotProven(f"the agent of {broker} answers")
-
-    def _refuse_unless_old_is_fine(self, request: httpx.Request) -> None:
-        is_fine = request.url.scheme == "https" or os.environ.get(IN_CLEAR) == "1"
-        if not (is_fine or self._may_send()):
-            raise NotProven(
-                "it does not prove that it has the operators' token, which is not sent without TLS"
-                f" (an agent of an earlier version: upgrade it, or say {IN_CLEAR}=1)"
-            )

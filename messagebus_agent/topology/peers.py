@@ -69,7 +69,7 @@ class Peers:
     """The other agents. me: broker name of this one. transport: a substitute, for tests.
 
     token: the operators'. tls: they serve https, and require our certificate.
-    on_nodes: called when `nodes` or `proven` changed, to store them.
+    on_nodes: called when `nodes` changed, to store them.
     """
 
     def __init__(
@@ -96,8 +96,6 @@ class Peers:
         self._last: dict[str, tuple[str, Snapshot]] = {}  # url -> ETag and its map
         # By broker name; kept over restarts, since they are needed when a broker is dead.
         self.nodes: dict[str, Node] = {}
-        # Broker names of agents that have proved the token; kept over restarts, too.
-        self.proven: set[str] = set()
         self._proofs: dict[tuple[str, bool], TokenProof] = {}
         self._doubted: dict[str, str] = {}
         self._on_nodes = on_nodes
@@ -306,14 +304,10 @@ class Peers:
             def proven() -> None:
                 if self._doubted.pop(name, ""):
                     log.info("agent believed again broker=%s", name)
-                if name not in self.proven:
-                    self.proven.add(name)
-                    self._on_nodes()
 
             self._proofs[name, signs] = TokenProof(
                 self._token,
                 to=name,
-                may_send=lambda: name not in self.proven,
                 on_proven=proven,
                 signs=signs,
             )

@@ -595,7 +595,7 @@ class _Web:
         return _error(401, "operators' token wanted", told)
 
     async def _is_operator(self, request: Request) -> bool:
-        """Return whether the caller has the token: it proves it, or sends it, as earlier versions do."""
+        """Return whether the caller has the token: it proves it, or sends it."""
         known = getattr(request.state, "is_operator", None)
         if known is None:
             header = request.headers.get("Authorization", "")

@@ -37,7 +37,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def peers(answer: Answer) -> Peers:
-    """Return peers that have the token, unless their answer is of an earlier version."""
+    """Return peers that have the token."""
 
     def prove(request: httpx.Request) -> httpx.Response:
         return proven(request, answer(request), broker=f"{request.url.host}:5672")
@@ -160,7 +160,6 @@ async def test_the_nodes_of_the_peers_brokers_are_remembered() -> None:
         return httpx.Response(200, json=value)
 
     ours, changes = peers(answer), list[int]()
-    ours.proven = {"b:5672"}
     ours._on_nodes = lambda: changes.append(1)
     wrong = [None, {}, {"name": "no node", "epmd_port": 1}, {"name": "a@b", "epmd_port": 0}]
     for node in (nodes[0], *wrong):
@@ -192,10 +191,11 @@ class Forger:
 
 
 @pytest.mark.guarantee("token-is-proved-not-sent")
-async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("token", ["", "another"])
+async def test_who_has_not_the_token_is_not_believed_and_told_nothing_of_it(
+    token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forger = Forger("another")
+    forger = Forger(token)
     ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
     for _ in range(2):
         assert await ours.pull(LISTED) == {}
@@ -204,47 +204,12 @@ async def test_who_has_another_token_is_not_believed_and_told_nothing_of_ours(
     assert len([r for r in caplog.records if "not believed" in r.message]) == 2  # b and c, once
 
 
-@pytest.mark.guarantee("token-is-proved-not-sent")
-async def test_who_proved_it_once_is_believed_with_a_proof_alone_after_a_restart_too() -> None:
-    """So no earlier version's answer can take the place of an agent that is away."""
-    forger = Forger()
-    ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
-    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
-    forger.token = "operators"
-    assert set(await ours.pull(LISTED)) == {"b:5672", "c:5672"}
-    assert ours.proven == {"b:5672", "c:5672"}
-    forger.token = ""
-    again = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
-    again.proven = {"b:5672"}
-    for each, believed in ((ours, set[str]()), (again, {"c:5672"})):
-        assert set(await each.pull(LISTED)) == believed
-        assert set(await push(each)) == believed
-    assert "operators" not in " ".join(forger.told)
-
-
 async def test_what_is_said_to_be_unchanged_is_what_we_have() -> None:
     forger = Forger("operators")
     ours = Peers("a:5672", httpx.MockTransport(forger), token=lambda: Secret("operators"))
     assert await ours.pull(LISTED)
     forger.etag = '"2"'
     assert await ours.pull(LISTED) == {}
-
-
-async def test_an_agent_of_an_earlier_version_is_sent_the_token_until_it_has_proved_it() -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.headers.get("Authorization", ""))
-        if asked[-1] != "Bearer operators":
-            return httpx.Response(401, headers={"WWW-Authenticate": "Bearer"})
-        return httpx.Response(200, json=told())
-
-    ours = Peers("a:5672", httpx.MockTransport(answer), token=lambda: Secret("operators"))
-    assert (await push(ours))["b:5672"].stored
-    ours.proven = {"b:5672", "c:5672"}
-    asked.clear()
-    assert await push(ours) == {}
-    assert asked == ["", ""]
 
 
 WEAK: Options = {"durability": "page-cache"}
