@@ -188,7 +188,10 @@ class LocalCluster:
     def kill(
         self, name: str, *, agent: bool = False, number: signal.Signals = signal.SIGKILL
     ) -> None:
-        """Signal a part, SIGKILL by default, and wait for its end. Raises LocalFault when it does not run."""
+        """Signal a part, SIGKILL by default, and wait until it has ended, or stands still after SIGSTOP.
+
+        Raises LocalFault when it does not run.
+        """
         wanted = part(self.layout, _part_name(name, agent))
         found = self._find(wanted.name)
         # PostgreSQL's children work on their own.
@@ -198,6 +201,8 @@ class LocalCluster:
             raise LocalFault(f"{wanted.name} does not run")
         for child in children:
             process.send(child, number)
+        if number == signal.SIGSTOP:
+            process.wait_stopped([found])
         if number == signal.SIGKILL:
             process.wait_gone([found, *children], within_s=process.KILL_WITHIN_S)
             # HAProxy's worker and Erlang's helpers would end by themselves, a moment later.

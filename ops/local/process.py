@@ -52,6 +52,11 @@ class Process(NamedTuple):
     def is_alive(self) -> bool:
         return bool(self.state)
 
+    @property
+    def is_stopped(self) -> bool:
+        """True when none of its threads runs: all were stopped, or have ended."""
+        return self.state in STOPPED and _states_of_threads(self.pid) <= set(STOPPED)
+
 
 def spawn(
     argv: Sequence[str],
@@ -145,9 +150,18 @@ def hold(process: Process) -> list[Process]:
     while new := [one for one in family(process) if one not in held]:
         for one in new:
             send(one, signal.SIGSTOP)
-        _wait_while(lambda one: one.state not in STOPPED, new, within_s=KILL_WITHIN_S)
+        wait_stopped(new)
         held += new
     return held
+
+
+def wait_stopped(processes: Iterable[Process]) -> None:
+    """Wait until no thread of these, which got SIGSTOP, runs any more.
+
+    One thread takes the signal, and stops the others when it gets a processor: on a busy machine they go on
+    for a third of a second, and a broker answers.
+    """
+    _wait_while(lambda one: not one.is_stopped, processes, within_s=KILL_WITHIN_S)
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -199,20 +213,28 @@ def _has_threads(pid: int) -> bool:
         return False
 
 
+def _states_of_threads(pid: int) -> set[str]:
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return set()
+    return {fields[0] for thread in threads if (fields := _stat_fields(thread))}
+
+
 def _stat(pid: int) -> tuple[str, int] | None:
     """Return state and start time."""
-    fields = _stat_fields(pid)
+    fields = _stat_fields(Path(f"/proc/{pid}"))
     return (fields[0], int(fields[19])) if fields else None
 
 
 def _parent(pid: int) -> int | None:
-    fields = _stat_fields(pid)
+    fields = _stat_fields(Path(f"/proc/{pid}"))
     return int(fields[1]) if fields else None
 
 
-def _stat_fields(pid: int) -> list[str]:
-    """Return the fields behind the name, which stands in parentheses and may hold anything."""
+def _stat_fields(folder: Path) -> list[str]:
+    """Return the fields behind the name of a process or thread, which may hold anything in parentheses."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (folder / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return []

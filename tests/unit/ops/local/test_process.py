@@ -74,9 +74,27 @@ def test_a_family_that_grows_is_held_whole(tmp_path: Path) -> None:
     )
     eventually(lambda: len(process.family(started)) > 3, within_s=10)
     held = process.hold(started)
-    assert {one.state for one in held} <= set(process.STOPPED)
+    assert all(one.is_stopped for one in held)
     process.kill(held)
     assert process.marked(str(tmp_path)) == []
+
+
+def test_no_thread_of_what_is_held_runs_on(tmp_path: Path) -> None:
+    """One thread takes the signal. The others ran on for as long as it waited for a processor."""
+    threads = (
+        "import hashlib, threading\n"
+        "def work():\n"
+        "    while True: hashlib.sha256(bytes(2_000_000)).digest()\n"
+        "for _ in range(6): threading.Thread(target=work).start()\n"
+    )
+    started = spawned(tmp_path, sys.executable, "-c", threads)
+    tasks = Path(f"/proc/{started.pid}/task")
+    for _ in range(20):
+        eventually(lambda: len(list(tasks.iterdir())) == 7, within_s=10)
+        process.hold(started)
+        stats = [(task / "stat").read_text() for task in tasks.iterdir()]
+        assert {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+        process.send(started, signal.SIGCONT)
 
 
 def test_a_killed_child_is_gone_at_once_and_leaves_no_zombie(sleeper: Process) -> None:
