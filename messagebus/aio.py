@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import Tasks, now_ms
+from messagebus._io.loop import OneStop, Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -122,6 +121,7 @@ class AsyncPublisher:
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
         self._status = Status.INITIALIZED
+        self._is_starting, self._ending = False, OneStop()
         self._driver: PublishDriver | None = None
         self._fleet: Fleet | None = None  # made by the first redundant publish
         self._outgoing = Outgoing(
@@ -146,35 +146,53 @@ class AsyncPublisher:
     async def start(
         self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Start, as `Publisher.start` does."""
-        if self._status is not Status.INITIALIZED:
+        """Start, as `Publisher.start` does. A start that is cancelled stops the publisher."""
+        if self._status is not Status.INITIALIZED or self._is_starting:
             raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         self._loop = asyncio.get_running_loop()
         if self._hooks is not None:
             self._hooks.begin()
-        await refuse_batches(self._config, self._wire)
-        self._driver = driver = make_driver(
-            self._bus, self._config, self._on_room, self._wire, self._hooks
-        )
+        self._is_starting = True
+        try:
+            await refuse_batches(self._config, self._wire)
+            if self._status is Status.INITIALIZED:
+                self._driver = make_driver(
+                    self._bus, self._config, self._on_room, self._wire, self._hooks
+                )
+        finally:
+            self._is_starting = False
+        if self._driver is None:
+            raise Stopped("the publisher was stopped while it started")
+        driver = self._driver
         if self._config.spool is None:
             driver.on_partitioned(self._adopt)
         driver.start()
         self._status = RUNNING
-        if require is not None and not await wait_connected(driver, timeout_s):
+        try:
+            await self._fulfil(driver, require, timeout_s)
+        except BaseException:
             await self.stop(0)
+            raise
+
+    async def _fulfil(self, driver: PublishDriver, require: str | None, timeout_s: float) -> None:
+        if require is None:
+            return
+        if not await wait_connected(driver, timeout_s):
             raise not_connected(driver, self._bus, timeout_s)
-        if require is not None and (told := cannot_be_redundant(driver, self._config)):
-            await self.stop(0)
+        if self._ending.has_begun:
+            raise Stopped("the publisher was stopped while it started")
+        if told := cannot_be_redundant(driver, self._config):
             raise NotReady(told)
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Stop, as `Publisher.stop` does."""
-        if self._status is not RUNNING or self._driver is None:
-            self._status = Status.STOPPED
-            return 0
-        self._status = Status.STOPPED
-        self._on_room()
-        return await stop_all(self._driver, lambda: self._fleet, timeout_s, self._config)
+        """Stop, as `Publisher.stop` does. A caller that is cancelled leaves the stop running."""
+        if not self._ending.has_begun:
+            was, self._status = self._status, Status.STOPPED
+            if was is not RUNNING or self._driver is None:
+                return 0
+            self._on_room()
+            self._ending.begin(stop_all(self._driver, lambda: self._fleet, timeout_s, self._config))
+        return await self._ending.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -484,8 +502,7 @@ class AsyncConsumer:
         self._copying = Tasks()
         self._handlings: list[Handling] = []
         self._bridges: list[Bridge] = []
-        # Runs a stop that one of its own handlers asked for.
-        self._ending: asyncio.Task[int] | None = None
+        self._ending = OneStop()
         self._grace_s = DRAIN_S
 
     @property
@@ -528,22 +545,23 @@ class AsyncConsumer:
             raise not_ready(driver, require, timeout_s)
 
     async def stop(self, timeout_s: float | None = None) -> int:
-        """Stop, as `Consumer.stop` does."""
-        is_inside = handled_by() is self
-        if self._status is not RUNNING or self._driver is None:
-            self._status = Status.STOPPED
-            return 0 if is_inside or self._ending is None else await asyncio.shield(self._ending)
-        self._status = Status.STOPPED
-        self._ready.set()
-        self._stopped.set()
-        ending = self._driver.stop(
-            self._grace_s if timeout_s is None else timeout_s,
-            untouched=self._withdraw(None, all_if_any=True),
-        )
-        if not is_inside:
-            return await ending
-        self._ending = asyncio.create_task(ending, context=Context())
-        return 0
+        """Stop, as `Consumer.stop` does. A caller that is cancelled leaves the stop running."""
+        driver = self._driver
+        if not self._ending.has_begun:
+            was, self._status = self._status, Status.STOPPED
+            if was is not RUNNING or driver is None:
+                return 0
+            self._ready.set()
+            self._stopped.set()
+            self._ending.begin(
+                driver.stop(
+                    self._grace_s if timeout_s is None else timeout_s,
+                    untouched=self._withdraw(None, all_if_any=True),
+                )
+            )
+        elif driver is not None and timeout_s is not None:
+            driver.hurry(timeout_s)
+        return 0 if handled_by() is self else await self._ending.wait()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import logging
+import queue
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextvars import Context
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from messagebus._io.consume.driver import ConsumeDriver
@@ -25,7 +28,7 @@ from messagebus._io.consume.runs import (
     words_of,
 )
 from messagebus._io.hooks import hook_chain
-from messagebus._io.loop import LoopThread, Tasks, now_ms
+from messagebus._io.loop import LoopThread, OneStop, Tasks, is_interrupting, now_ms
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import AT_MOST_ONCE_DEDUP, BusConfig, ConsumerConfig
 from messagebus.destination import Destination, Source, Subscription, Topic, parse_destination
@@ -54,6 +57,9 @@ log = logging.getLogger("messagebus.consumer")
 
 START_TIMEOUT_S = 10.0
 DRAIN_S = 10.0
+# A wait is cut into pieces of this length: the main thread runs the handler of a signal that another thread
+# got, or that came just before the wait, only when its wait ends.
+SIGNALS_S = 0.5
 
 Order = Literal["none", "key", "partition"]
 """The order in which a consumer hands deliveries out."""
@@ -103,9 +109,13 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
     if require not in conditions:
         raise ValueError(f"require={require!r}: None, 'one' or 'all'")
     condition = conditions[require]
-    await driver.wait_until(lambda: driver.fatal is not None or condition(), timeout_s)
+    await driver.wait_until(
+        lambda: driver.fatal is not None or driver.is_stopping or condition(), timeout_s
+    )
     if driver.fatal is not None:
         raise driver.fatal
+    if driver.is_stopping:
+        raise Stopped("the consumer was stopped while it started")
     return condition()
 
 
@@ -150,28 +160,21 @@ class Consumer:
         self._dedup = as_dedup(dedup, self._config)
         self._hooks = hook_chain(hooks)
         self._wire = _wire or amqp_wire(bus)
-        self._status = Status.INITIALIZED
         self._thread: LoopThread | None = None
         self._driver: ConsumeDriver | None = None
-        # Taken from the driver and not yet received; bounded by handed_out_max.
-        self._arrived = threading.Condition()
-        self._stopped = threading.Event()
-        self._ready: deque[Delivery] = deque()
+        self._arrivals = _Arrivals()
+        self._arrived, self._ready = self._arrivals.arrived, self._arrivals.ready
         self._open: set[Delivery] = set()
         self._answers: deque[tuple[Delivery, str | Copy]] = deque()
         self._woken = False
-        self._paused = False
         self._copying: Tasks | None = None
         self._handlings: list[Handling] = []
-        # Runs a stop that one of its own handlers asked for.
-        self._ending: threading.Thread | None = None
-        self._grace_s = DRAIN_S
 
     # Life.
     @property
     def status(self) -> Status:
         """The current `Status`."""
-        return self._status
+        return self._arrivals.status
 
     @property
     def registered(self) -> bool:
@@ -187,34 +190,46 @@ class Consumer:
         and a complete registration.
         Raises NotReady when `require` was not fulfilled, LoginRefused.
         """
-        if self._status is not Status.INITIALIZED:
-            raise Stopped(f"a consumer starts once; this one is {self._status.value}")
-        self._thread = LoopThread("messagebus-consumer")
-        self._driver = self._thread.run(self._make_driver())
-        self._status = Status.RUNNING
-        self._thread.call_soon(self._on_ready)  # for deliveries that arrived before
+        arrivals = self._arrivals
+        with self._arrived:
+            if arrivals.status is not Status.INITIALIZED or arrivals.thread is not None:
+                raise Stopped(f"a consumer starts once; this one is {arrivals.status.value}")
+            self._thread = arrivals.thread = LoopThread("messagebus-consumer")
         try:
+            self._driver = self._thread.run(self._make_driver())
             done = self._thread.run(fulfilled(self._driver, require, timeout_s))
         except BaseException:
-            self.stop(timeout_s=0)
+            arrivals.stop(0)
             raise
         if require and not done:
-            self.stop(timeout_s=0)
+            arrivals.stop(0)
             raise not_ready(self._driver, require, timeout_s)
 
     async def _make_driver(self) -> ConsumeDriver:
+        arrivals = self._arrivals
+        if arrivals.status is not Status.INITIALIZED:
+            raise Stopped("the consumer was stopped while it started")
         driver = ConsumeDriver(
             self._bus,
             self._source,
             self._config,
-            self._on_ready,
+            arrivals.on_ready,
             self._wire,
-            withdraw=self._withdraw,
+            withdraw=arrivals.withdraw,
             dedup=self._dedup,
             chain=self._hooks,
         )
         driver.start()
+        arrivals.driver, arrivals.status = driver, Status.RUNNING
         return driver
+
+    def request_stop(self) -> None:
+        """Hand out no more deliveries: `receive` returns None, an iteration and `run` end.
+
+        It never waits, so a signal handler may call it. Deliveries that were received can still be answered;
+        `stop`, or the end of the `with` block, waits for their answers and hangs up.
+        """
+        self._arrivals.request_stop()
 
     def stop(self, timeout_s: float | None = None) -> int:
         """Take no more deliveries, wait up to timeout_s for open answers, hang up.
@@ -222,47 +237,28 @@ class Consumer:
         timeout_s: None takes the grace of `run`, or DRAIN_S.
         Returns how many received deliveries had no answer: the brokers deliver them again. A subscription
         that goes with its consumer (`Subscription.ephemeral`) is deleted instead.
-        A call from one of its own handlers returns 0 at once, so that this handler can end and be answered
-        too; the stop goes on in the background, and other callers wait for it.
-        In a forked child it does nothing: open connections are the parent's.
+        A call from one of its own handlers, or in a signal handler, returns 0 at once, so that the delivery
+        in hand can be answered too. The stop goes on in the background; other callers and the exit of the
+        interpreter wait for it. A further call waits for the same stop, and may shorten its wait for answers.
+        Raises RuntimeError on the consumer's own thread. In a forked child it does nothing: open connections
+        are the parent's.
         """
-        if self._thread is not None and not self._thread.is_here:
+        arrivals = self._arrivals
+        if handled_by() is self or is_interrupting(self, __file__):
+            arrivals.begin_stop(timeout_s, waits=False)
             return 0
-        if handled_by() is self:
-            self._stop_behind(timeout_s)
-            return 0
-        ending = self._ending
-        if ending is not None and ending is not threading.current_thread():
-            ending.join()
-        with self._arrived:
-            if self._status is not Status.RUNNING:
-                self._status = Status.STOPPED
-                self._stopped.set()
-                return 0
-            self._status = Status.STOPPED
-            thread, driver = self._running()
-            untouched = list(self._ready)
-            self._ready.clear()
-            self._arrived.notify_all()
-        self._stopped.set()
-        if timeout_s is None:
-            timeout_s = self._grace_s
-        left = thread.run(driver.stop(timeout_s, untouched=untouched))
-        thread.stop()
-        return left
+        return arrivals.stop(timeout_s)
 
-    def _stop_behind(self, timeout_s: float | None) -> None:
-        """Stop on a thread of its own: the caller is a run that the stop waits for."""
-        with self._arrived:
-            if self._ending is not None or self._status is not Status.RUNNING:
-                return
-            # Not a daemon: answers are still sent when the program ends meanwhile.
-            self._ending = threading.Thread(
-                target=Context().run,
-                args=(self.stop, timeout_s),
-                name="messagebus-consumer-stop",
+    def __del__(self) -> None:
+        arrivals: _Arrivals | None = getattr(self, "_arrivals", None)
+        if arrivals is not None and arrivals.status is Status.RUNNING and arrivals.is_here:
+            warnings.warn(
+                "a Consumer was dropped without stop(): use it by `with`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
             )
-            self._ending.start()
+            arrivals.begin_stop(0, waits=False)
 
     def __enter__(self) -> Self:
         self.start()
@@ -280,10 +276,11 @@ class Consumer:
         with self._arrived:
             while (delivery := self._next()) is None:
                 wait_s = None if until_ms is None else (until_ms - now_ms()) / 1000
-                if self._status is not Status.RUNNING or (wait_s is not None and wait_s <= 0):
+                if self.status is not Status.RUNNING or (wait_s is not None and wait_s <= 0):
                     return None
+                self._running()[0].refuse_here()
                 self._ask()
-                self._arrived.wait(wait_s)
+                self._arrived.wait(SIGNALS_S if wait_s is None else min(wait_s, SIGNALS_S))
             return delivery
 
     def _ask(self) -> None:
@@ -296,7 +293,7 @@ class Consumer:
         """Return a delivery that has already arrived, or None."""
         self._running()
         with self._arrived:
-            if (delivery := self._next()) is None and self._status is Status.RUNNING:
+            if (delivery := self._next()) is None and self.status is Status.RUNNING:
                 self._ask()
             return delivery
 
@@ -327,7 +324,7 @@ class Consumer:
     def _set_paused(self, paused: bool) -> None:
         thread, driver = self._running()
         with self._arrived:
-            self._paused = paused
+            self._arrivals.paused = paused or self.status is not Status.RUNNING
             self._arrived.notify_all()
         thread.call_soon(driver.pause if paused else driver.resume)
 
@@ -336,7 +333,7 @@ class Consumer:
 
         Deliveries of a lost link are left out: their broker delivers them again.
         """
-        while self._ready and not self._paused:
+        while self._ready and not self._arrivals.paused:
             delivery = self._ready.popleft()
             if delivery._ledger.is_live:
                 if self._config.at_most_once:
@@ -370,7 +367,7 @@ class Consumer:
         grace_s: how long handlers may take after a stop; deliveries without an answer by then come again.
         Returns how many had not ended by then. KeyboardInterrupt stops the consumer.
         """
-        self._running()
+        self._running()[0].refuse_here()
         if is_coroutine_handler(handler):
             raise TypeError("a coroutine function: AsyncConsumer.run takes it")
         checked_count("concurrency", concurrency)
@@ -389,15 +386,15 @@ class Consumer:
             handling.claims = ClaimsByPost(claims, self._on_loop)
         threads = HandlerThreads(handling, self.receive, context=run_context(self))
         ticking = Ticking(handling)
-        self._grace_s = grace_s
+        self._arrivals.grace_s = grace_s
         self._handlings.append(handling)
         self._on_loop(ticking.start)
         wait_s = grace_s
         try:
             threads.start(concurrency)
-            self._stopped.wait()
+            self._arrivals.wait_for_stop()
         except BaseException:
-            self.stop(grace_s)
+            self._arrivals.stop(grace_s)
             wait_s = 0  # that was the grace
             raise
         finally:
@@ -431,6 +428,7 @@ class Consumer:
         thread, driver = self._running()
         if self._config.at_most_once:
             return True
+        thread.refuse_here()
         self._close(delivery)
         try:
             return thread.run(driver.ack_safe(delivery, timeout_s))
@@ -473,6 +471,7 @@ class Consumer:
         thread, driver = self._running()
         if self._config.at_most_once:
             return False
+        thread.refuse_here()
         self._close(delivery)
         try:
             return thread.run(answer(driver))
@@ -549,38 +548,11 @@ class Consumer:
     def stats(self) -> ConsumerStats:
         """Return a snapshot, taken on the loop."""
         thread, driver = self._running()
-        if self._status is not Status.RUNNING:
+        if self.status is not Status.RUNNING or thread.is_own:
             return with_handling(driver.stats(), self._handlings)
         return with_handling(thread.run(_stats(driver)), self._handlings)
 
     # Inside.
-    def _withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
-        """Take back deliveries that nobody received and that arrived before before_ns. On the loop.
-
-        all_if_any: if there is one, take back all that wait.
-        """
-        with self._arrived:
-            old = [each for each in self._ready if each.received_ns < before_ns]
-            if old and all_if_any:
-                old = list(self._ready)
-            for delivery in old:
-                self._ready.remove(delivery)
-            return old
-
-    def _on_ready(self) -> None:
-        """Take over the deliveries that may be handed out. On the loop."""
-        driver = self._driver
-        if driver is None:
-            return
-        with self._arrived:
-            if self._status is not Status.RUNNING:
-                return  # `stop` has counted what it gives back
-            before = len(self._ready)
-            while (delivery := driver.take()) is not None:
-                self._ready.append(delivery)
-            if len(self._ready) > before:
-                self._arrived.notify(len(self._ready) - before)
-
     def _running(self) -> tuple[LoopThread, ConsumeDriver]:
         """Return thread and driver.
 
@@ -590,6 +562,143 @@ class Consumer:
             raise Stopped("not started")
         self._thread.check_is_here()
         return self._thread, self._driver
+
+
+class _Arrivals:
+    """The deliveries that wait between the loop and the application's threads, and the life of that loop.
+
+    It has no reference to its `Consumer`, which can so be collected without a stop. A signal handler may
+    interrupt any line of it: its lock can be taken again by the thread that holds it.
+    """
+
+    def __init__(self) -> None:
+        self.status = Status.INITIALIZED
+        self.thread: LoopThread | None = None
+        self.driver: ConsumeDriver | None = None
+        self.paused = False
+        # Taken from the driver and not yet received; bounded by handed_out_max.
+        self.arrived = threading.Condition()
+        self.ready: deque[Delivery] = deque()
+        # Its `put` may interrupt a `get` of the same thread; an Event's `set` may not interrupt its `wait`.
+        self._stop_asked: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ending, self._left, self.grace_s = OneStop(), 0, DRAIN_S
+
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child: open connections are the parent's."""
+        return self.thread is None or self.thread.is_here
+
+    def request_stop(self) -> None:
+        """Hand out no more. Never waits for the loop."""
+        self.status, self.paused = Status.STOPPED, True
+        self._stop_asked.put(None)
+        if self.thread is not None:
+            self.thread.try_call_soon(self._wake_all)
+
+    def _wake_all(self) -> None:
+        with self.arrived:
+            self.arrived.notify_all()
+
+    def wait_for_stop(self) -> None:
+        """Wait until a stop is asked for."""
+        asked = False
+        while not asked:
+            with contextlib.suppress(queue.Empty):
+                self._stop_asked.get(timeout=SIGNALS_S)
+                asked = True
+        self._stop_asked.put(None)  # for another `run`
+
+    def stop(self, timeout_s: float | None) -> int:
+        """Begin the stop, if nobody has, and wait for its end. Returns how many were left."""
+        if self.is_here and self.thread is not None:
+            self.thread.refuse_here()
+        ending = self.begin_stop(timeout_s)
+        return 0 if ending is None else self.wait_stopped(ending)
+
+    def begin_stop(self, timeout_s: float | None, *, waits: bool = True) -> Future[int] | None:
+        """Begin the stop, if nobody has, and return the future of its end. None: nothing is to stop.
+
+        timeout_s: None takes the grace, and leaves a stop under way as it is. waits: as of a publisher.
+        """
+        if not self.is_here:
+            return None
+        self.request_stop()
+        thread = self.thread
+        if thread is None:
+            return None
+        try:
+            ending = thread.begin(self._stop(timeout_s))
+        except Stopped:  # another call has ended it
+            return None
+        if not waits:
+            _ending.add(self)
+            ending.add_done_callback(lambda _ending: thread.end())
+        return ending
+
+    def wait_stopped(self, ending: Future[int]) -> int:
+        """Wait for a stop, and for the end of the loop. Returns how many were left."""
+        with contextlib.suppress(CancelledError):  # the loop has ended with another call's stop
+            ending.result()
+        if self.thread is not None:
+            self.thread.stop()
+        return self._left
+
+    async def _stop(self, timeout_s: float | None) -> int:
+        driver = self.driver
+        if driver is None:
+            return 0
+        if not self._ending.has_begun:
+            with self.arrived:
+                untouched = list(self.ready)
+                self.ready.clear()
+                self.arrived.notify_all()
+            self._ending.begin(
+                driver.stop(self.grace_s if timeout_s is None else timeout_s, untouched=untouched)
+            )
+        elif timeout_s is not None:
+            driver.hurry(timeout_s)
+        try:
+            self._left = await self._ending.wait()
+        finally:
+            _ending.discard(self)
+        return self._left
+
+    def withdraw(self, before_ns: int, all_if_any: bool) -> list[Delivery]:
+        """Take back deliveries that nobody received and that arrived before before_ns. On the loop.
+
+        all_if_any: if there is one, take back all that wait.
+        """
+        with self.arrived:
+            old = [each for each in self.ready if each.received_ns < before_ns]
+            if old and all_if_any:
+                old = list(self.ready)
+            for delivery in old:
+                self.ready.remove(delivery)
+            return old
+
+    def on_ready(self) -> None:
+        """Take over the deliveries that may be handed out. On the loop."""
+        driver = self.driver
+        if driver is None:
+            return
+        with self.arrived:
+            if self.status is not Status.RUNNING:
+                return  # `stop` has counted what it gives back
+            before = len(self.ready)
+            while (delivery := driver.take()) is not None:
+                self.ready.append(delivery)
+            if len(self.ready) > before:
+                self.arrived.notify(len(self.ready) - before)
+
+
+# Stops that nobody waits for: the interpreter's exit does.
+_ending: set[_Arrivals] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    for each in list(_ending):
+        each.stop(None)
 
 
 async def _stats(driver: ConsumeDriver) -> ConsumerStats:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
+import logging
 import os
 import sys
 import threading
-import weakref
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import LoopThread, now_ms
+from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from messagebus._io.publish.fleet import Fleet
 
 __all__ = ["Publisher", "raise_unless_confirmed"]
+
+log = logging.getLogger("messagebus.publisher")
 
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
@@ -163,12 +167,43 @@ class _Submitted:
 
 
 class _Waiting:
-    """Call that found no room. queue: of those that wait, until it is admitted."""
+    """Call that found no room. queue: of those that wait, until it is admitted or sent away."""
 
     def __init__(self, submitted: _Submitted, queue: deque[_Waiting]) -> None:
         self.submitted, self.queue = submitted, queue
-        self.admitted = threading.Event()
+        self.is_accepted = False
+        # A bare lock: a signal handler that interrupts an Event's wait would meet the Event's own lock.
+        self._woken = threading.Lock()
+        self._woken.acquire()
         queue.append(self)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until `wake`, up to timeout_s."""
+        self._woken.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+
+    def wake(self, *, is_accepted: bool) -> None:
+        """End the wait; once, by whoever takes it out of its queue."""
+        self.is_accepted = is_accepted
+        self._woken.release()
+
+
+class _End(Future[Published]):
+    """The future of one publish's end, whose callbacks cannot end the publisher's thread."""
+
+    def add_done_callback(self, fn: Callable[[Future[Published]], object]) -> None:
+        def called(future: Future[Published]) -> None:
+            try:
+                fn(future)
+            except (SystemExit, KeyboardInterrupt) as fault:
+                if threading.current_thread() is threading.main_thread():
+                    raise
+                log.error(
+                    "a done-callback raised %s, which ends nothing",
+                    type(fault).__name__,
+                    exc_info=fault,
+                )
+
+        super().add_done_callback(called)
 
 
 class Publisher:
@@ -190,35 +225,17 @@ class Publisher:
         hooks: Sequence[Hooks] = (),
         _wire: Wire | None = None,
     ) -> None:
-        self._bus = bus
         self._config = with_spool(config, spool)
         self._hooks = hook_chain(hooks)
-        self._wire = _wire or amqp_wire(bus)
-        self._status = Status.INITIALIZED
-        self._thread: LoopThread | None = None
-        self._driver: PublishDriver | None = None
-        self._fleet: Fleet | None = None  # made by the first redundant publish
-        self._pid = os.getpid()
-        self._outgoing = Outgoing(
-            self._config.redundant,
-            self._config.redundancy,
-            has_spool=self._config.spool is not None,
-        )
-        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queues: calls that wait for
-        # room, first come, first served, so that no thread is starved by the others. Redundant publishes wait
-        # in the second one: where there is one broker left, no others wait for room with them.
-        self._lock = threading.Lock()
-        self._inbox: deque[_Submitted] = deque()
-        self._inbox_bytes = 0
-        self._queue: deque[_Waiting] = deque()
-        self._redundant_queue: deque[_Waiting] = deque()
-        self._woken = False
+        self._intake = _Intake(bus, self._config, self._hooks, _wire or amqp_wire(bus))
+        self._outgoing = self._intake.outgoing
+        self._accept = self._intake.accept
 
     # Life.
     @property
     def status(self) -> Status:
         """The current `Status`."""
-        return self._status
+        return self._intake.status
 
     def start(self, *, require: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
         """Begin to dial. Without `require` a bus that is down is tried again in the background.
@@ -228,59 +245,34 @@ class Publisher:
         some; its name is told. That is not known while no agent answers.
         Raises LoginRefused when user, password or virtual host are wrong and `require` is given.
         """
-        if self._status is not Status.INITIALIZED:
-            raise Stopped(f"a publisher starts once; this one is {self._status.value}")
         if require not in (None, "one"):
             raise ValueError(f"require={require!r}: None or 'one'")
-        self._pid = os.getpid()  # made before a fork and started after it is well
-        if self._hooks is not None:
-            self._hooks.begin()
-        self._thread = LoopThread("messagebus-publisher")
+        thread, _driver = self._intake.start()
         try:
-            self._driver = self._thread.run(self._make_driver())
-        except ConfigError:  # the spool's folder, or batches that are refused
-            self._thread.stop()
+            if require:
+                thread.run(self._intake.fulfil(timeout_s))
+        except BaseException:
+            self._intake.stop(0)
             raise
-        self._status = RUNNING
-        _running.add(self)
-        if require and not self._thread.run(wait_connected(self._driver, timeout_s)):
-            self.stop(timeout_s=0)
-            raise not_connected(self._driver, self._bus, timeout_s)
-        if require and (told := cannot_be_redundant(self._driver, self._config)):
-            self.stop(timeout_s=0)
-            raise NotReady(told)
 
-    async def _make_driver(self) -> PublishDriver:
-        await refuse_batches(self._config, self._wire)
-        driver = make_driver(self._bus, self._config, self._take_inbox, self._wire, self._hooks)
-        if self._config.spool is None:
-            driver.on_partitioned(functools.partial(self._adopt, driver))
-        driver.start()
-        return driver
+    def request_stop(self) -> None:
+        """Accept no more publishes: each further one, and each that waits for room, raises Stopped.
+
+        It never waits, so a signal handler may call it. Accepted publishes go on; `stop` waits for them.
+        """
+        self._intake.request_stop()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until open publishes are settled, then hang up. Returns how many got no known outcome.
 
-        Their futures say `unknown`, or `refused` for those that were never sent; so does the log.
+        Their futures say `unknown`, or `refused` for those that were never sent; so does the log. A further
+        call waits for the same stop. In a signal handler it returns 0 at once and goes on in the background;
+        the exit of the interpreter waits for it. Raises RuntimeError on the publisher's own thread.
         """
-        if os.getpid() != self._pid:  # open publishes are the parent's
+        if is_interrupting(self, __file__):
+            self._intake.begin_stop(timeout_s, waits=False)
             return 0
-        with self._lock:
-            if self._status is not RUNNING:
-                self._status = Status.STOPPED
-                return 0
-            self._status = Status.STOPPED
-            for waiting in (*self._queue, *self._redundant_queue):
-                waiting.admitted.set()  # the call finds that we have stopped
-        thread, driver = self._running()
-        left = thread.run(self._stop(driver, timeout_s))
-        thread.stop()
-        _running.discard(self)
-        return left
-
-    async def _stop(self, driver: PublishDriver, timeout_s: float) -> int:
-        self._take_all(driver)
-        return await stop_all(driver, lambda: self._fleet, timeout_s, self._config)
+        return self._intake.stop(timeout_s)
 
     def __enter__(self) -> Self:
         self.start()
@@ -288,6 +280,17 @@ class Publisher:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def __del__(self) -> None:
+        intake: _Intake | None = getattr(self, "_intake", None)
+        if intake is not None and intake.status is RUNNING and intake.is_here:
+            warnings.warn(
+                "a Publisher was dropped without stop(): use it by `with`",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+            intake.begin_stop(STOP_TIMEOUT_S, waits=False)
 
     # Publishing.
     def submit(
@@ -304,7 +307,7 @@ class Publisher:
         deadline. options: see `Options`. Raises BacklogFull, Stopped, NameInvalid or MessageInvalid;
         then nothing is sent.
         """
-        future: Future[Published] = Future()
+        future = _End()
         # It cannot be cancelled: an accepted publish is sent, and ends.
         future.set_running_or_notify_cancel()
         self._accept(self._outgoing.read(destination, payload, options), timeout_s, future)
@@ -332,6 +335,7 @@ class Publisher:
         """
         outgoing = self._outgoing.read(destination, payload, options)
         refuse_unconfirmed(outgoing[0])
+        self._intake.refuse_here()
         future: Future[Published] = Future()
         self._accept(outgoing, timeout_s, future)
         return raise_unless_confirmed(future.result(), destination)
@@ -349,6 +353,7 @@ class Publisher:
         timeout_s: for each of them. When one is not accepted, the error has the ends of those before it.
         """
         failed: MessageBusError | None = None
+        self._intake.refuse_here()
         if self._hooks is not None:
             ends: list[Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):
@@ -372,12 +377,7 @@ class Publisher:
 
     def flush(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait until everything accepted so far is settled. Returns how many are not, in time."""
-        thread, driver = self._running()
-        return thread.run(self._flush(driver, timeout_s))
-
-    async def _flush(self, driver: PublishDriver, timeout_s: float) -> int:
-        self._take_all(driver)
-        return await (self._fleet or driver).flush(timeout_s)
+        return self._running()[0].run(self._intake.flush(timeout_s))
 
     def refresh_connection(self) -> None:
         """Dial anew through the balancer; in good order, nothing becomes unknown."""
@@ -388,22 +388,185 @@ class Publisher:
         """Return a snapshot; cheap."""
         if self._driver is None:
             raise Stopped("not started")
-        return publisher_stats(self._driver, self._fleet, extra_backlog=len(self._inbox))
+        return publisher_stats(self._driver, self._fleet, extra_backlog=len(self._intake.inbox))
 
     # Inside.
-    def _running(self) -> tuple[LoopThread, PublishDriver]:
-        if self._thread is None or self._driver is None:
-            raise Stopped("not started")
-        return self._thread, self._driver
+    @property
+    def _driver(self) -> PublishDriver | None:
+        return self._intake.driver
 
-    def _accept(
+    @property
+    def _fleet(self) -> Fleet | None:
+        return self._intake.fleet
+
+    def _running(self) -> tuple[LoopThread, PublishDriver]:
+        return self._intake.running()
+
+
+class _Intake:
+    """The way of publishes from all threads to the loop, and the life of that loop.
+
+    It has no reference to its `Publisher`, which can so be collected without a stop. A signal handler may
+    interrupt any line of it: its lock can be taken again by the thread that holds it.
+    """
+
+    def __init__(
+        self, bus: BusConfig, config: PublisherConfig, hooks: HookChain | None, wire: Wire
+    ) -> None:
+        self.bus, self._config, self._hooks, self._wire = bus, config, hooks, wire
+        self.status = Status.INITIALIZED
+        self.thread: LoopThread | None = None
+        self.driver: PublishDriver | None = None
+        self.fleet: Fleet | None = None  # made by the first redundant publish
+        self._pid = os.getpid()
+        self._ending, self._left = OneStop(), 0
+        self.outgoing = Outgoing(
+            config.redundant, config.redundancy, has_spool=config.spool is not None
+        )
+        # Guards all below. Inbox: submitted and not yet taken over by the loop. Queues: calls that wait for
+        # room, first come, first served, so that no thread is starved by the others. Redundant publishes wait
+        # in the second one: where there is one broker left, no others wait for room with them.
+        self._lock = threading.RLock()
+        self.inbox: deque[_Submitted] = deque()
+        self._inbox_bytes = 0
+        self._queue: deque[_Waiting] = deque()
+        self._redundant_queue: deque[_Waiting] = deque()
+        self._woken = False
+
+    # Life.
+    @property
+    def is_here(self) -> bool:
+        """False in a forked child: open publishes are the parent's."""
+        return os.getpid() == self._pid
+
+    def start(self) -> tuple[LoopThread, PublishDriver]:
+        """Start thread and driver. Raises Stopped at a second start, and ConfigError."""
+        with self._lock:
+            if self.status is not Status.INITIALIZED or self.thread is not None:
+                raise Stopped(f"a publisher starts once; this one is {self.status.value}")
+            self._pid = os.getpid()  # made before a fork and started after it is well
+            self.thread = thread = LoopThread("messagebus-publisher")
+        if self._hooks is not None:
+            self._hooks.begin()
+        try:
+            driver = thread.run(self._make_driver())
+        except BaseException:  # ConfigError: the spool's folder, or batches that are refused
+            thread.stop()
+            self.thread = None
+            raise
+        return thread, driver
+
+    async def _make_driver(self) -> PublishDriver:
+        await refuse_batches(self._config, self._wire)
+        if self.status is not Status.INITIALIZED:
+            raise Stopped("the publisher was stopped while it started")
+        driver = make_driver(self.bus, self._config, self._take_inbox, self._wire, self._hooks)
+        if self._config.spool is None:
+            driver.on_partitioned(functools.partial(self._adopt, driver))
+        driver.start()
+        self.driver, self.status = driver, RUNNING
+        _running.add(self)
+        return driver
+
+    async def fulfil(self, timeout_s: float) -> None:
+        """Wait until start(require="one") is fulfilled. Raises NotReady, Stopped or LoginRefused."""
+        _thread, driver = self.running()
+        if not await wait_connected(driver, timeout_s):
+            raise not_connected(driver, self.bus, timeout_s)
+        if self.status is not RUNNING:
+            raise Stopped("the publisher was stopped while it started")
+        if told := cannot_be_redundant(driver, self._config):
+            raise NotReady(told)
+
+    def request_stop(self) -> None:
+        """Accept no more. Never waits for the loop."""
+        self.status = Status.STOPPED
+        if self.thread is not None:
+            self.thread.try_call_soon(self._send_away)
+
+    def stop(self, timeout_s: float) -> int:
+        """Begin the stop, if nobody has, and wait for its end. Returns how many were left."""
+        if self.is_here and self.thread is not None:
+            self.thread.refuse_here()
+        ending = self.begin_stop(timeout_s)
+        return 0 if ending is None else self.wait_stopped(ending)
+
+    def begin_stop(self, timeout_s: float, *, waits: bool = True) -> Future[int] | None:
+        """Begin the stop, if nobody has, and return the future of its end. None: nothing is to stop.
+
+        waits: the caller waits for the end (`wait_stopped`).
+        """
+        if not self.is_here:
+            return None
+        self.status = Status.STOPPED
+        thread = self.thread
+        if thread is None:
+            return None
+        try:
+            ending = thread.begin(self._stop(timeout_s))
+        except Stopped:  # another call has ended it
+            return None
+        if not waits:
+            ending.add_done_callback(lambda _ending: thread.end())
+        return ending
+
+    def wait_stopped(self, ending: Future[int]) -> int:
+        """Wait for a stop, and for the end of the loop. Returns how many were left."""
+        with contextlib.suppress(CancelledError):  # the loop has ended with another call's stop
+            ending.result()
+        if self.thread is not None:
+            self.thread.stop()
+        return self._left
+
+    async def _stop(self, timeout_s: float) -> int:
+        if not self._ending.has_begun:
+            self._ending.begin(self._stop_once(timeout_s))
+        return await self._ending.wait()
+
+    async def _stop_once(self, timeout_s: float) -> int:
+        self._send_away()
+        if (driver := self.driver) is not None:
+            self._take_all(driver)
+            self._left = await stop_all(driver, lambda: self.fleet, timeout_s, self._config)
+        _running.discard(self)
+        return self._left
+
+    def _send_away(self) -> None:
+        """Have all calls that wait for room raise Stopped. On the loop."""
+        with self._lock:
+            for queue in (self._queue, self._redundant_queue):
+                while queue:
+                    queue.popleft().wake(is_accepted=False)
+
+    async def flush(self, timeout_s: float) -> int:
+        """Take over all that was submitted, and wait for it."""
+        _thread, driver = self.running()
+        self._take_all(driver)
+        return await (self.fleet or driver).flush(timeout_s)
+
+    def running(self) -> tuple[LoopThread, PublishDriver]:
+        """Return thread and driver. Raises Stopped before the start."""
+        if self.thread is None or self.driver is None:
+            raise Stopped("not started")
+        return self.thread, self.driver
+
+    def refuse_here(self) -> None:
+        """Raise RuntimeError on the loop's own thread, for a call that waits."""
+        if self.thread is not None:
+            self.thread.refuse_here()
+
+    # On any thread.
+    def accept(
         self,
         outgoing: tuple[Target, bytes, Message | None],
         timeout_s: float | None,
         waiter: Waiter | Many | None,
     ) -> None:
+        """Accept a publish; wait for room. On the loop's own thread there is room at once, or BacklogFull."""
         if self._hooks is not None and not isinstance(waiter, Watched | Many):
-            self._accept_watched(self._hooks, outgoing, timeout_s, waiter)
+            target, body, message = outgoing
+            with self._hooks.accepting(target, body, message, waiter) as (message, watched):
+                self.accept((target, body, message), timeout_s, watched)
             return
         target, body, message = outgoing
         timeout_ms = self._config.deadline_ms if timeout_s is None else whole_timeout_ms(timeout_s)
@@ -420,51 +583,44 @@ class Publisher:
                 self._put_in(submitted)
             wake, self._woken = not self._woken, True
         if wake:
-            self._running()[0].try_call_soon(self._take_inbox)  # or a stop has taken it
+            self.running()[0].try_call_soon(self._take_inbox)  # or a stop has taken it
         if waiting is not None:
             self._wait_for_room(waiting, timeout_ms)
 
-    def _accept_watched(
-        self,
-        hooks: HookChain,
-        outgoing: tuple[Target, bytes, Message | None],
-        timeout_s: float | None,
-        waiter: Waiter | None,
-    ) -> None:
-        target, body, message = outgoing
-        with hooks.accepting(target, body, message, waiter) as (message, watched):
-            self._accept((target, body, message), timeout_s, watched)
-
     def _put_in(self, submitted: _Submitted) -> None:
         """Add a publish to the inbox; the caller holds the lock."""
-        self._inbox.append(submitted)
+        self.inbox.append(submitted)
         self._inbox_bytes += len(submitted.body)
 
     def _wait_for_room(self, waiting: _Waiting, timeout_ms: int) -> None:
         """Wait until the loop admits the call. Raises BacklogFull."""
-        waiting.admitted.wait(timeout_ms / 1000)
+        thread, driver = self.running()
+        if thread.is_own:  # nobody else would make room
+            self._take_all(driver)
+        else:
+            waiting.wait(timeout_ms / 1000)
         # Its target may have got partitions since it began to wait: they would name the other queue.
         with self._lock:
-            if waiting not in waiting.queue:
+            if waiting.is_accepted:
                 return
-            waiting.queue.remove(waiting)
+            with contextlib.suppress(ValueError):  # sent away
+                waiting.queue.remove(waiting)
             self._check_running()
-        self._running()[0].try_call_soon(self._take_inbox)  # there may be room for the next call
-        size = len(waiting.submitted.body)
-        raise no_room(size, timeout_ms, self._running()[1].fault)
+        thread.try_call_soon(self._take_inbox)  # there may be room for the next call
+        raise no_room(len(waiting.submitted.body), timeout_ms, driver.fault)
 
     def _check_running(self) -> None:
-        if self._status is not RUNNING:
-            raise Stopped(why_not_running(self._status, "publisher", "with"))
+        if self.status is not RUNNING:
+            raise Stopped(why_not_running(self.status, "publisher", "with"))
 
     def _has_room(self, submitted: _Submitted) -> bool:
         """Return whether there is room, within one inbox: the loop's count may be one turn old."""
-        assert self._driver is not None
-        config, pending = self._config, self._driver.pending
+        assert self.driver is not None
+        config, pending = self._config, self.driver.pending
         waiting, waiting_bytes = pending.waiting, pending.waiting_bytes
-        if submitted.target.redundancy and self._fleet is not None:
-            waiting, waiting_bytes = self._fleet.waiting
-        waiting += len(self._inbox)
+        if submitted.target.redundancy and self.fleet is not None:
+            waiting, waiting_bytes = self.fleet.waiting
+        waiting += len(self.inbox)
         total = self._inbox_bytes + waiting_bytes + len(submitted.body)
         return waiting < config.backlog_messages_max and (
             total <= config.backlog_bytes_max or not waiting
@@ -472,8 +628,8 @@ class Publisher:
 
     def _take_inbox(self) -> None:
         """Take over submitted publishes and admit waiting calls. On the loop."""
-        if self._driver is not None and (self._inbox or self._queue or self._redundant_queue):
-            self._take_all(self._driver)
+        if self.driver is not None and (self.inbox or self._queue or self._redundant_queue):
+            self._take_all(self.driver)
 
     def _take_all(self, driver: PublishDriver) -> None:
         with self._lock:
@@ -482,13 +638,13 @@ class Publisher:
                 while queue and self._has_room(queue[0].submitted):
                     waiting = queue.popleft()
                     self._put_in(waiting.submitted)
-                    waiting.admitted.set()
+                    waiting.wake(is_accepted=True)
             # Handed over under the lock, so that a call that asks for room finds each of them counted once.
             now = now_ms()
-            while self._inbox:
-                submitted = self._inbox.popleft()
+            while self.inbox:
+                submitted = self.inbox.popleft()
                 if submitted.target.redundancy:
-                    submitted.hand_over(self._fleet or self._make_fleet(driver), now)
+                    submitted.hand_over(self.fleet or self._make_fleet(driver), now)
                 else:
                     submitted.hand_over(driver, now)
             self._inbox_bytes = 0
@@ -497,13 +653,13 @@ class Publisher:
         self, driver: PublishDriver, address: Address, options: TopicOptions, items: list[Item]
     ) -> str:
         """Publish a topic to the homes of its partitions. On the loop."""
-        fleet = self._fleet or self._make_fleet(driver)
-        self._outgoing.partitioned(address.name)
+        fleet = self.fleet or self._make_fleet(driver)
+        self.outgoing.partitioned(address.name)
         return fleet.adopt(address, options, items)
 
     def _make_fleet(self, driver: PublishDriver) -> Fleet:
-        self._fleet = new_fleet(driver, self._bus, self._config, self._take_inbox, self._wire)
-        return self._fleet
+        self.fleet = new_fleet(driver, self.bus, self._config, self._take_inbox, self._wire)
+        return self.fleet
 
 
 async def stop_all(
@@ -581,13 +737,14 @@ def publisher_stats(
     )
 
 
-# At the interpreter's exit open publishes are waited for, as in `stop`.
-_running: weakref.WeakSet[Publisher] = weakref.WeakSet()
+# At the interpreter's exit open publishes are waited for, as in `stop`, of all publishers side by side.
+_running: set[_Intake] = set()
 
 
 @atexit.register
 def _stop_all() -> None:
-    left = sum(publisher.stop() for publisher in list(_running))
+    ending = [(each, each.begin_stop(STOP_TIMEOUT_S)) for each in list(_running)]
+    left = sum(each.wait_stopped(end) for each, end in ending if end is not None)
     if left and sys.stderr is not None:
         # The application is gone: nobody else can read what stop returned.
         print(

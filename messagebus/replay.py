@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
-from messagebus._io.loop import LoopThread, run_blocking
+from messagebus._io.loop import LoopThread, OneStop, run_blocking
 from messagebus._io.replay import ReplayDriver, Replayed, Start, look_at
 from messagebus._io.wire import Wire, amqp_wire
 from messagebus.config import BusConfig
@@ -155,6 +155,7 @@ class AsyncReplay:
         self._bus, self._wire = bus, _wire or amqp_wire(bus)
         self._reading = _Reading(topic, since, until, on_gap, prefetch, away_s, key)
         self._driver: ReplayDriver | None = None
+        self._ending = OneStop()
         self._is_over = False
 
     def checkpoint(self) -> Checkpoint:
@@ -172,7 +173,9 @@ class AsyncReplay:
         self._is_over = True
         driver, self._driver = self._driver, None
         if driver is not None:
-            await driver.stop()
+            self._ending.begin(_stop(driver))
+        if self._ending.has_begun:
+            await self._ending.wait()
 
     def __aiter__(self) -> Self:
         return self
@@ -215,6 +218,11 @@ class AsyncReplay:
                 home = homes[partition_of(key, topic.partitions)]
                 return home.broker if home.epoch == 1 else ""
         return ""
+
+
+async def _stop(driver: ReplayDriver) -> int:
+    await driver.stop()
+    return 0
 
 
 class Replay:

@@ -172,10 +172,12 @@ class Watched:
         return False
 
     def set_result(self, published: Published) -> None:
-        self._chain.published(self._destination, self._given, published)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(published)
+        try:
+            self._chain.published(self._destination, self._given, published)
+        finally:  # also when a hook raises SystemExit
+            waiter = self._waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(published)
 
     def refused(self, error: BaseException) -> None:
         """Tell the hooks that it was not accepted; the waiter has the error already."""

@@ -7,20 +7,29 @@ work alive, cancels it together, and lets none of it fail in silence. `now_ms` i
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextvars import Context
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from messagebus.errors import Stopped
+from messagebus.errors import ConfigError, Stopped
 
 T = TypeVar("T")
 
 JOIN_TIMEOUT_S = 5.0
+GEVENT = (
+    "gevent: its greenlets share one thread, and asyncio runs one loop in a thread:"
+    " one blocking client at a time, or each in a process of its own"
+)
 log = logging.getLogger("messagebus")
 
 
@@ -47,11 +56,19 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     """Return a loop of uvloop if installed: 10 to 20 % less CPU a message. It resolves names itself."""
+    if is_patched_by_gevent():  # a loop that waits in C would stop every greenlet
+        return _Loop()
     try:
         import uvloop  # the extra "uvloop"
     except ImportError:
         return _Loop()
     return uvloop.new_event_loop()
+
+
+def is_patched_by_gevent() -> bool:
+    """Return whether threads are greenlets here: gevent has replaced `threading`."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
 class LoopThread:
@@ -61,23 +78,42 @@ class LoopThread:
     """
 
     def __init__(self, name: str) -> None:
+        if is_patched_by_gevent() and asyncio._get_running_loop() is not None:
+            raise ConfigError(GEVENT)
         self._loop = _new_loop()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal handler may call while its thread has it
-        self._is_ending = False
+        self._is_ending = False  # no more calls are taken
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._is_over:
+                self._ran(self._loop.run_forever)
         finally:
             with self._lock:
                 self._is_ending = True
-            # What other threads gave it before still runs, or is cancelled: nobody waits for ever.
-            self._loop.run_until_complete(self._cancel_left())
+            # What other threads gave it before still runs, or is cancelled: nobody waits permanently.
+            while not self._ran(lambda: self._loop.run_until_complete(self._cancel_left())):
+                pass
             self._loop.close()
+
+    @staticmethod
+    def _ran(run: Callable[[], object]) -> bool:
+        """Run the loop. False: a callback raised SystemExit or KeyboardInterrupt, which end only its turn."""
+        try:
+            run()
+        except (SystemExit, KeyboardInterrupt) as fault:
+            log.error(
+                "a callback on the client's own thread raised %s, the thread goes on",
+                type(fault).__name__,
+                exc_info=fault,
+            )
+            return False
+        return True
 
     async def _cancel_left(self) -> None:
         while left := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -98,11 +134,28 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it, without a time limit of its own. As `begin`."""
-        assert threading.current_thread() is not self._thread, "a blocking call on the I/O thread"
+        try:
+            self.refuse_here()
+        except RuntimeError:
+            work.close()
+            raise
         try:
             return self.begin(work).result()
         except CancelledError:
             raise Stopped("stopped") from None
+
+    def refuse_here(self) -> None:
+        """Raise RuntimeError on the loop's own thread: a call that waits there would wait permanently."""
+        if self.is_own:
+            raise RuntimeError(
+                "this call waits for the client's own thread and was made on it, by a done-callback, a hook"
+                " or a log handler: make it on another thread, or use submit"
+            )
+
+    @property
+    def is_own(self) -> bool:
+        """True on the loop's own thread."""
+        return threading.get_ident() == self._thread.ident
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call this on the loop. Raises Stopped once the loop has ended; else it is called."""
@@ -134,11 +187,82 @@ class LoopThread:
             raise Stopped("stopped")
 
     def stop(self) -> None:
-        """End the loop. Tasks still running on it are cancelled."""
+        """End the loop and wait for it. Tasks still running on it are cancelled."""
+        self.end()
+        self._thread.join(JOIN_TIMEOUT_S)
+
+    def end(self) -> None:
+        """End the loop, as `stop`, without waiting for it."""
         with self._lock:
             if not self._is_ending:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(JOIN_TIMEOUT_S)
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._loop.stop()
+
+
+class OneStop:
+    """The stop of a client on a loop: the first call begins it, and each call waits for its end.
+
+    A caller that is cancelled does not cancel it.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[int] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True from the first `begin` on."""
+        return self._task is not None
+
+    def begin(self, work: Coroutine[Any, Any, int]) -> None:
+        """Begin the stop: once."""
+        # In a context of its own: the caller may be a handler's run, which it waits for.
+        self._task = asyncio.create_task(work, context=Context())
+
+    async def wait(self) -> int:
+        """Return how many were left, when the stop has ended."""
+        assert self._task is not None, "begun before"
+        return await asyncio.shield(self._task)
+
+
+def is_interrupting(client: object, file: str) -> bool:
+    """Return whether this thread may not wait for the client's loop, because it interrupted something.
+
+    That is so in a signal handler: the interrupted code may hold a lock that the loop needs, or the delivery
+    that a stop waits for. Python does not say where a handler runs. It is found by the code of the handlers
+    that are set, and, where one has set itself back, by what it interrupted: a call of the client (in this
+    file) or of `logging`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code_of(signal.getsignal(each)) for each in signal.valid_signals()} - {None}
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code in handlers or code.co_filename == logging.__file__:
+            return True
+        is_ours = code.co_filename == file and code.co_name not in _LEAVING
+        if is_ours and frame.f_locals.get("self") is client:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# Methods that call `stop` themselves.
+_LEAVING = ("__exit__", "__del__")
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code of a signal's handler; None for one that is not Python's."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    if not hasattr(handler, "__code__"):
+        handler = getattr(handler, "__func__", getattr(type(handler), "__call__", None))  # noqa: B004
+    return getattr(handler, "__code__", None)
 
 
 class Tasks:
@@ -199,6 +323,8 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         return asyncio.run(coroutine)
     coroutine.close()
+    if is_patched_by_gevent():
+        raise ConfigError(GEVENT)
     raise RuntimeError(
         "this call waits, and an event loop runs in this thread: await asyncio.to_thread(it, ...)"
     )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from messagebus._io.loop import LoopThread, Tasks, now_ms
+from messagebus._io.loop import LoopThread, OneStop, Tasks, now_ms
 from messagebus.aio import AsyncPublisher
 from messagebus.config import BusConfig, PublisherConfig, _raise_all, _ranges
 from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
@@ -172,7 +172,7 @@ class AsyncRelay:
         self._counts = (0, 0, 0)
         self._oldest_ms: int | None = None
         self._count_at_ms = 0
-        self._stopping = False
+        self._stopping, self._ending = False, OneStop()
         self._failed: BaseException | None = None
         self._ended = asyncio.Event()
 
@@ -197,6 +197,10 @@ class AsyncRelay:
                 await self.check()
             if not self._is_shared:
                 await self._publisher.start(require=require, timeout_s=timeout_s)
+            if self.status is Status.STOPPED:
+                if not self._is_shared:
+                    await self._publisher.stop(0)
+                raise Stopped("the relay was stopped while it started")
         except BaseException:
             await self._session.close()
             raise
@@ -230,15 +234,20 @@ class AsyncRelay:
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Read no more, wait up to timeout_s for what was sent, tell the database, let the shards go.
 
-        Returns how many rows were sent and got no end in time; they go out again, under their ids.
+        Returns how many rows were sent and got no end in time; they go out again, under their ids. A caller
+        that is cancelled leaves the stop running; a further call waits for it.
         """
-        if self._status is not Status.RUNNING:
-            self._status = Status.STOPPED
-            return 0
-        self._status = Status.STOPPED
-        self._stopping = True
-        self._rows.stop()
-        self._wake_database.set()
+        if not self._ending.has_begun:
+            was, self._status = self._status, Status.STOPPED
+            if was is not Status.RUNNING:
+                return 0
+            self._stopping = True
+            self._rows.stop()
+            self._wake_database.set()
+            self._ending.begin(self._stop(timeout_s))
+        return await self._ending.wait()
+
+    async def _stop(self, timeout_s: float) -> int:
         await asyncio.wait([self._work], timeout=timeout_s)  # it may have failed: that is logged
         left = self._rows.in_flight
         self._work.cancel()

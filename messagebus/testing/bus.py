@@ -53,7 +53,8 @@ class MemoryBus:
         self._brokers = MemoryBrokers(names, delivery_limit=delivery_limit)
         self._wire = MemoryWire(self._brokers)
         self._publishers: weakref.WeakSet[Publisher | AsyncPublisher] = weakref.WeakSet()
-        self._blocking: weakref.WeakSet[Publisher | Consumer] = weakref.WeakSet()
+        # Kept until `close`, which stops those that a test leaves running.
+        self._blocking: set[Publisher | Consumer] = set()
         self._consumers: weakref.WeakSet[Consumer | AsyncConsumer] = weakref.WeakSet()
 
     @property

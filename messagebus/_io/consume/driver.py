@@ -13,8 +13,8 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.consume.copies import Copies
@@ -68,6 +68,8 @@ DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 DEFERRED_MAX = 100_000
 ENDED_EARLY = "ended while attaching"
 NOT_FOUND = 404
+# A timer of asyncio may be early by the resolution of its clock.
+CLOCK_S = 0.001
 # A frozen broker holds the word "applied" up for so long.
 APPLIED_HOLD_S = 1.0
 
@@ -145,7 +147,7 @@ class ConsumeDriver:
         self._flushed_s = 0.0
         self._flushing: asyncio.TimerHandle | None = None
         self._paused = False
-        self._stopping = False
+        self._stopping = 0.0  # the loop's time until which a stop waits for answers; 0: no stop
         self._consumed = 0
         self._prefetch = config.prefetch
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -271,37 +273,66 @@ class ConsumeDriver:
         self._tell_changed()
         self._on_ready()
 
-    async def stop(self, drain_s: float, *, untouched: Sequence[Delivery] = ()) -> int:
+    @property
+    def is_stopping(self) -> bool:
+        """True from the beginning of the stop on."""
+        return self._stopping > 0
+
+    def stop(
+        self, drain_s: float, *, untouched: Sequence[Delivery] = ()
+    ) -> Coroutine[Any, Any, int]:
         """Take no more, wait for answers to handed out deliveries, give the others back, hang up.
 
         untouched: taken, but the application never saw them. Returns how many deliveries it saw and
-        did not answer: they will come again.
+        did not answer: they will come again. When it is cancelled, all links are cut.
         """
-        self._stopping = True
+        self._drain_until(self._loop.time() + drain_s)  # at once: nothing more is taken
+        return self._stop(untouched)
+
+    def hurry(self, drain_s: float) -> None:
+        """Have a stop under way wait no longer than this for answers."""
+        if (until_s := self._loop.time() + drain_s) < self._stopping:
+            self._drain_until(until_s)
+
+    def _drain_until(self, until_s: float) -> None:
+        self._stopping = until_s
+        self._loop.call_at(until_s + CLOCK_S, self._tell_changed)
+
+    def _is_drained(self) -> bool:
+        inbox = self._inbox
+        return not (inbox.handed_out or inbox.running) or self._loop.time() >= self._stopping
+
+    async def _stop(self, untouched: Sequence[Delivery]) -> int:
         if self._timer is not None:
             self._timer.cancel()
-        await self._tasks.cancel()
-        await self.follower.stop()
+        self._tell_changed()
         inbox = self._inbox
-        if not inbox.in_order:
-            self._cancel_all()
-        inbox.close(untouched)
-        await self.wait_until(lambda: not (inbox.handed_out or inbox.running), drain_s)
-        left = inbox.handed_out
-        if inbox.order is not None:
-            inbox.order.stop()
-        await inbox.finish(FINISH_TIMEOUT_S)
-        if self.dedup is not None:
-            await self.dedup.finish(FINISH_TIMEOUT_S)
-            inbox.flush()
-        if self._segments is not None:
-            self._closing.spawn(self._stop_segments(self._segments, list(self._links.values())))
-        links, self._links = self._links, {}
-        for broker in links:  # answers are stale from now on
-            inbox.disconnected(broker)
-        for link in links.values():
-            self._closing.spawn(link.close())
-        await self._closing.wait(CLOSING_TIMEOUT_S)
+        try:
+            await self._tasks.cancel()
+            await self.follower.stop()
+            if not inbox.in_order:
+                self._cancel_all()
+            inbox.close(untouched)
+            await self._until(self._is_drained)
+            left = inbox.handed_out
+            if inbox.order is not None:
+                inbox.order.stop()
+            await inbox.finish(FINISH_TIMEOUT_S)
+            if self.dedup is not None:
+                await self.dedup.finish(FINISH_TIMEOUT_S)
+                inbox.flush()
+            if self._segments is not None:
+                open_links = list(self._links.values())
+                self._closing.spawn(self._stop_segments(self._segments, open_links))
+            links, self._links = self._links, {}
+            for broker in links:  # answers are stale from now on
+                inbox.disconnected(broker)
+            for link in links.values():
+                self._closing.spawn(link.close())
+            await self._closing.wait(CLOSING_TIMEOUT_S)
+        finally:
+            for link in self._links.values():
+                link.abort()
         if isinstance(self._source, Subscription) and self._source.goes_with_consumer:
             await self._delete(self._source)
         return left
@@ -329,12 +360,14 @@ class ConsumeDriver:
         """Wait for a condition on links, registration or answers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                # It may be over again before this task runs.
-                while not condition():
-                    done = self._loop.create_future()
-                    self._changed.append((condition, done))
-                    await done
+                await self._until(condition)
         return condition()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # it may be over again before this task runs
+            done = self._loop.create_future()
+            self._changed.append((condition, done))
+            await done
 
     def _tell_changed(self) -> None:
         waiting = self._changed

@@ -195,23 +195,33 @@ class PublishDriver:
         self._tick()
 
     async def stop(self, timeout_s: float) -> int:
-        """Wait for open publishes, settle the rest, hang up. Returns how many were still unsettled."""
-        await self.flush(timeout_s)
-        left = self.pending.give_up(PUBLISHER_STOPPED)
-        count = sum(item.count for item in left)
-        if left:
-            unknown = sum(item.count for item in left if item.attempts)
-            log.warning("stopped too early unknown=%d unsent=%d", unknown, count - unknown)
-        self._settle(left)
-        self._stopping = True
-        self._arm()
-        await self._tasks.cancel()
-        if self._follows:
-            await self._follower.stop()
-        links, self._links = self._links, {}
-        for link in links.values():
-            self._closing.spawn(link.close())
-        await self._closing.wait(CLOSING_TIMEOUT_S)
+        """Wait for open publishes, settle the rest, hang up. Returns how many were still unsettled.
+
+        When it is cancelled, each publish has its end all the same, and all links are cut.
+        """
+        try:
+            await self.flush(timeout_s)
+        finally:
+            left = self.pending.give_up(PUBLISHER_STOPPED)
+            count = sum(item.count for item in left)
+            if left:
+                unknown = sum(item.count for item in left if item.attempts)
+                log.warning("stopped too early unknown=%d unsent=%d", unknown, count - unknown)
+            self._settle(left)
+            self._stopping = True
+            self._arm()
+            self.connected.set()  # nobody waits for it any more
+        try:
+            await self._tasks.cancel()
+            if self._follows:
+                await self._follower.stop()
+            links, self._links = self._links, {}
+            for link in links.values():
+                self._closing.spawn(link.close())
+            await self._closing.wait(CLOSING_TIMEOUT_S)
+        finally:
+            for link in self._links.values():
+                link.abort()
         return count
 
     async def flush(self, timeout_s: float) -> int:

@@ -7,6 +7,7 @@ the time stamp, once a second for each target.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import secrets
@@ -436,18 +437,28 @@ class Bundle(Publish):
 
 
 def tell(settled: Sequence[Ended], settled_ns: int) -> None:
-    """Give each settled publish's end to its waiter, once."""
-    for publish in settled:
-        publish.settled_ns = settled_ns
-        waiter, publish.waiter = publish.waiter, None
-        if waiter is None:
-            continue
-        if isinstance(waiter, Many):
-            waiter.unsettled -= 1
-            if not waiter.unsettled:
-                waiter.finish()
-        elif not waiter.done():
-            waiter.set_result(publish.published())
+    """Give each settled publish's end to its waiter, once, whatever another waiter raises. On the loop."""
+    left = iter(settled)
+    while True:
+        try:
+            for publish in left:
+                publish.settled_ns = settled_ns
+                waiter, publish.waiter = publish.waiter, None
+                if waiter is None:
+                    continue
+                if isinstance(waiter, Many):
+                    waiter.unsettled -= 1
+                    if not waiter.unsettled:
+                        waiter.finish()
+                elif not waiter.done():
+                    waiter.set_result(publish.published())
+            return
+        except BaseException as fault:  # of a hook: raised in a turn of its own
+            asyncio.get_running_loop().call_soon(_raise, fault)
+
+
+def _raise(fault: BaseException) -> None:
+    raise fault
 
 
 class Ended(Protocol):

@@ -58,15 +58,11 @@ def test_calls_reach_the_loop_from_any_thread_its_own_included(thread: LoopThrea
     assert done.wait(WITHIN_S)
 
 
-def test_a_blocking_call_on_the_loops_own_thread_is_a_bug(thread: LoopThread) -> None:
+def test_a_blocking_call_on_the_loops_own_thread_is_refused(thread: LoopThread) -> None:
     async def blocks() -> str:
-        work = name_of_thread()
-        try:
-            return thread.run(work)
-        finally:
-            work.close()
+        return thread.run(name_of_thread())
 
-    with pytest.raises(AssertionError, match="I/O thread"):
+    with pytest.raises(RuntimeError, match="own thread"):
         thread.run(blocks())
 
 
@@ -107,7 +103,7 @@ def test_what_comes_with_the_end_is_called_or_cancelled() -> None:
         go_on.wait(WITHIN_S)
 
     thread.call_soon(holds)
-    thread._loop.call_soon_threadsafe(thread._loop.stop)
+    thread.end()
     waiting = thread.begin(asyncio.sleep(WITHIN_S))
     assert thread.try_call_soon(called.set)
     go_on.set()
