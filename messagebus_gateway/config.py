@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
+from messagebus.http.guard import is_public_url
 from messagebus.terminal import did_you_mean
 
 __all__ = ["GatewayConfig", "Limits", "PushConfig"]
@@ -107,6 +108,7 @@ class GatewayConfig:
     anonymous: "publish", "consume" or "all" without a login, on a loopback address only. origins: of
     browsers that may call (CORS). drain_s: between "not ready" and the end of pulls. grace_s: for leases.
     tls_client_ca_file: authority of clients' certificates, whose names stand in the file of tokens.
+    url: public address where a proxy ends TLS, ``https://bus.example``; its name is a right Host.
     peers: name -> address of the other gateways, which get the answers to their leases.
     """
 
@@ -117,6 +119,7 @@ class GatewayConfig:
     bus_login: bool = False
     anonymous: str = ""
     origins: tuple[str, ...] = ()
+    url: str = ""
     drain_s: float = 5.0
     grace_s: float = 25.0
     tls_cert_file: str = ""
@@ -150,6 +153,8 @@ class GatewayConfig:
             for each in self.origins
             if not _ORIGIN.fullmatch(each)
         ]
+        if self.url and not is_public_url(self.url):
+            faults.append(f"url {self.url!r}: an origin such as https://bus.example")
         faults += [
             f"peers.{name} {url!r}: http:// or https:// address of another gateway"
             for name, url in self.peers.items()

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from messagebus import ConfigError, Secret
+from messagebus.http.allowance import Bucket, Places
 from messagebus_gateway.config import Limits
-from messagebus_gateway.limits import Bucket, Places
 from messagebus_gateway.problems import Problem
 
 __all__ = ["People", "Principal", "read_tokens"]

@@ -35,6 +35,7 @@ from messagebus import (
     Topic,
     TopologyMismatch,
 )
+from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
 from messagebus.http.server import NAMES
 from messagebus_gateway import streaming
 from messagebus_gateway.clients import Bus, Publishers, now_ms
@@ -177,6 +178,8 @@ async def _not_there(_request: Request, fault: Exception) -> Response:
 class _Web:
     def __init__(self, parts: Parts) -> None:
         self._parts, self._limits = parts, parts.config.limits
+        config = parts.config
+        self._guard = Guard(url=config.url, origins=config.origins, is_open=bool(config.anonymous))
         self._replays = Replays()
         self._large = asyncio.Semaphore(max(1, self._limits.large_bytes_max // BODY_BYTES_MAX))
 
@@ -195,8 +198,8 @@ class _Web:
             metrics.in_flight += 1
             try:
                 login = request.headers.get("authorization", "")
+                self._check_sender(request)
                 principal = people.principal(login, now_ms(), request.scope.get(NAMES, ()))
-                self._check_origin(request, login)
                 if not principal.requests.enter():
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
@@ -223,16 +226,21 @@ class _Web:
 
         return endpoint
 
-    def _check_origin(self, request: HTTPConnection, login: str) -> None:
-        """Raise Problem 403 for a page of another site, which a browser lets send to any address.
-
-        It cannot have a token; all else that shows who calls, browsers send by themselves.
-        """
-        origin = request.headers.get("origin")
-        if origin is None or origin in self._parts.config.origins:
+    def _check_sender(self, request: HTTPConnection) -> None:
+        """Raise Problem 403 for a page of another site, and 421 for a name of another host."""
+        headers = request.headers
+        if has_bearer(headers):
             return
-        if login[:7].lower() != "bearer ":
+        host = headers.get("host")
+        if host is not None and not self._guard.is_host(host):
+            raise Problem(421, "this name is not one of this gateway", outcome="not sent")
+        sender = self._guard.sender(headers, request.scope["scheme"])
+        if sender is Sender.FOREIGN:
             raise Problem(403, "pages of this origin may not call", outcome="not sent")
+        takes = request.scope["type"] == "http" and request.scope["method"] == "GET"
+        if takes and sender is Sender.UNKNOWN and not has_own_header(headers):
+            detail = "without a token a stream needs a header of its own, such as MB-Client: NAME"
+            raise Problem(403, detail, outcome="not sent")
 
     # Publish.
     async def publish(self, request: Request, principal: Principal) -> Response:
@@ -528,9 +536,10 @@ class _Web:
         """Serve a WebSocket: deliveries, answers and publishes."""
         parts, origin = self._parts, socket.headers.get("origin")
         try:
-            # A page of any site may open one to an address that its reader can reach.
+            # A page of any site may open one to an address that its reader can reach, and names its origin.
             if origin is not None and origin not in parts.config.origins:
                 raise Problem(403, "this origin may not open a socket here")
+            self._check_sender(socket)
             login = socket.headers.get("authorization", "")
             principal = parts.people.principal(login, now_ms(), socket.scope.get(NAMES, ()))
             source = _source(socket)

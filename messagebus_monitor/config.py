@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from messagebus import BusConfig, ConfigError, Secret
 from messagebus.broker import Broker, is_http
+from messagebus.http.guard import is_public_url
 from messagebus.terminal import did_you_mean
 from messagebus_monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 
 LISTEN = "127.0.0.1:8085"
 MANUAL = "https://github.com/messagebus/messagebus/blob/main/"
 _TABLES = {"bus", "balancers", "journal", "actions", "people", "proxy", "tokens", "trace"}
-_TEXTS = ("listen", "state_dir", "manual", "prometheus")
+_TEXTS = ("listen", "url", "state_dir", "manual", "prometheus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class MonitorConfig:
     """One monitor of one bus.
 
     bus: as every client's. listen: ``host:port``; beyond loopback only with people, tokens or a proxy.
+    url: public address where a proxy ends TLS, ``https://bus.example``: cookies are for TLS alone then.
     state_dir: folder of the event log; "" keeps events in memory. manual: address that the manual's
     sections are appended to.
     balancers: addresses of HAProxy's statistics, ``http://lb1:8404``. journal: folder of playbooks' journals.
@@ -36,6 +38,7 @@ class MonitorConfig:
 
     bus: BusConfig
     listen: str = LISTEN
+    url: str = ""
     state_dir: str = ""
     manual: str = MANUAL
     balancers: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid fields."""
         faults = []
+        names_people = self.proxy is not None and bool(self.proxy.header)
         try:
             host = Broker.parse(self.listen).host
         except ValueError as fault:
@@ -61,10 +65,12 @@ class MonitorConfig:
                     f"listen {self.listen}: beyond loopback somebody must be named ([[people]],"
                     " [[tokens]] or [proxy])"
                 )
-        if self.token_file and not (self.state_dir and (self.people or self.proxy)):
+        if self.token_file and not (self.state_dir and (self.people or names_people)):
             faults.append(
                 "actions: who does what must be known and kept: [[people]] or [proxy], and state_dir"
             )
+        if self.url and not is_public_url(self.url):
+            faults.append(f"url {self.url!r}: an origin such as https://bus.example")
         if not self.bus.list_urls:
             faults.append(
                 "list_urls (MESSAGEBUS_LIST_URL): must be given, because the agents are asked"
@@ -87,7 +93,7 @@ class MonitorConfig:
     @property
     def has_logins(self) -> bool:
         """True when somebody must say who they are."""
-        return bool(self.people or self.tokens or self.proxy)
+        return bool(self.people or self.tokens or (self.proxy and self.proxy.header))
 
     @property
     def token(self) -> Secret | None:
@@ -249,7 +255,7 @@ def _proxy(faults: list[str], values: Mapping[str, Any]) -> Proxy | None:
         networks = tuple(ipaddress.ip_network(each) for each in named)
         roles = {_name(who): _role(role) for who, role in told.items()}
         others = _role(said["others"]) if said.get("others") else None
-        return Proxy(str(said["header"]).lower(), networks, roles, others)
+        return Proxy(str(said.get("header", "")).lower(), networks, roles, others)
     except (KeyError, TypeError, ValueError) as fault:
         faults.append(f"proxy: {_why(fault)}")
         return None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from messagebus.http.guard import Guard, Sender, has_bearer
 
 BODY_BYTES_MAX = 64 * 1024
 BODY_WITHIN_S = 20.0
@@ -21,16 +24,16 @@ HEADERS = {
 }
 
 
-class Guard:
-    """Bounds and headers of all requests. has_logins: whether somebody must say who they are."""
+class Guarded:
+    """Bounds and headers of all requests. guard: judges who may send them."""
 
-    def __init__(self, inner: ASGIApp, has_logins: Callable[[], bool]) -> None:
-        self._inner, self._has_logins = inner, has_logins
+    def __init__(self, inner: ASGIApp, guard: Callable[[], Guard]) -> None:
+        self._inner, self._guard = inner, guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = Headers(scope=scope)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -51,25 +54,33 @@ class Guard:
             return
         await self._inner(scope, _Bounded(receive), answer)
 
-    def _fault(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        host = headers.get("host", "")
-        if not self._has_logins() and not _is_local(host):
+    def _fault(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        guard, is_read = self._guard(), scope["method"] in ("GET", "HEAD")
+        if has_bearer(headers):
+            return None if is_read else self._size_fault(headers)
+        if not guard.is_host(headers.get("host", "")):
             # A foreign page whose name is made to lead to this host would read along.
-            return 421, "only by a loopback address"
-        if scope["method"] in ("GET", "HEAD"):
+            return 421, "only by a loopback address, or the name in `url`" if guard.is_open else (
+                "this name is not one of this monitor"
+            )
+        sender = guard.sender(headers, scope["scheme"])
+        if is_read:
+            # A link leads here from anywhere; nothing else of another site does.
+            follows = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+            if sender is Sender.FOREIGN and follows != ("navigate", "document"):
+                return 403, "only from a page of this monitor, or by a link"
             return None
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_BYTES_MAX:
-            return 413, f"at most {BODY_BYTES_MAX} bytes"
-        site = headers.get("sec-fetch-site")
-        is_ours = (
-            site == "same-origin"
-            if site is not None
-            else headers.get("origin") == f"{scope['scheme']}://{host}"
-        )
-        if not is_ours and "authorization" not in headers:
+        if sender is not Sender.OURS or headers.get("sec-fetch-site") == "none":
             return 403, "only from a page of this monitor"
-        return None
+        return self._size_fault(headers)
+
+    @staticmethod
+    def _size_fault(headers: Headers) -> tuple[int, str] | None:
+        length = headers.get("content-length", "0")
+        is_number = length.isascii() and length.isdigit() and len(length) < 20
+        if is_number and int(length) <= BODY_BYTES_MAX:
+            return None
+        return 413, f"at most {BODY_BYTES_MAX} bytes"
 
 
 class _Bounded:
@@ -90,8 +101,3 @@ class _Bounded:
         if self._bytes > BODY_BYTES_MAX:
             return {"type": "http.disconnect"}
         return message
-
-
-def _is_local(host: str) -> bool:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    return name in ("localhost", "[::1]") or name.startswith("127.")

@@ -18,11 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from messagebus import Secret
+from messagebus.http.allowance import Allowances
+from messagebus.http.connections import source_of
 
 SESSION_S = 12 * 3_600
 SESSIONS_MAX = 1_000
 TRIES_PER_MINUTE = 5
-TRIES_KEPT = 10_000
 # Requests of one session or address: so many at once, and so many each second.
 BURST, RATE_PER_S = 200, 100
 # 32 MiB and about 80 ms a password.
@@ -71,12 +72,33 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that logs people in. header: names them, from these networks only. others: role of the rest."""
+    """A proxy before us, of these networks. header: names the people that it has logged in; "" for none.
+
+    others: role of those that roles does not name.
+    """
 
     header: str
     networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
     roles: Mapping[str, Role]
     others: Role | None
+
+    def has(self, address: str) -> bool:
+        """Return whether an address is one of the proxy's."""
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(parsed in network for network in self.networks)
+
+    def client_of(self, peer: str, forwarded: Sequence[str]) -> str:
+        """Return who calls: the last address in ``X-Forwarded-For`` that is not the proxy's own."""
+        for address in (
+            each.strip() for text in reversed(forwarded) for each in reversed(text.split(","))
+        ):
+            if not self.has(peer):
+                break
+            peer = address
+        return peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +160,8 @@ class Logins:
         self._sessions: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
         # Of those who have no session: everybody on this host, programs, people of a proxy.
         self._form_key = secrets.token_bytes(32)
-        self.tries = Allowance(clock, burst=TRIES_PER_MINUTE, rate_per_s=TRIES_PER_MINUTE / 60)
+        # By address alone: a limit of a name would be used up by strangers, who know the name.
+        self._tries = Allowances(burst=TRIES_PER_MINUTE, rate_per_s=TRIES_PER_MINUTE / 60)
         self._people: dict[str, Person] = {}
         self.change(people, tokens, proxy)
 
@@ -155,13 +178,21 @@ class Logins:
     @property
     def is_open(self) -> bool:
         """True while nobody is configured: everybody on this host is a viewer."""
-        return not (self._people or self._tokens or self._proxy)
+        return not (self._people or self._tokens or (self._proxy and self._proxy.header))
 
     def check(self, name: str, password: str) -> bool:
         """Return whether this is their password; takes 80 ms, the same for unknown names. Any thread."""
         person = self._people.get(name)
         right = is_password(password, person.password if person else _UNKNOWN)
         return right and person is not None
+
+    def may_try(self, address: str) -> bool:
+        """Count a try from an address; False: there were too many. A right one does not count."""
+        return self._tries.take(source_of(address), round(self._clock() * 1000))
+
+    def was_right(self, address: str) -> None:
+        """Count a try from an address no more."""
+        self._tries.give_back(source_of(address))
 
     def begin(self, name: str) -> str:
         """Begin a session of somebody whose password was right, and return its secret for the cookie.
@@ -202,7 +233,7 @@ class Logins:
 
     def by_proxy(self, address: str, header: Callable[[str], str | None]) -> Principal | None:
         """Return whom a proxy names; None unless it is one of the named addresses."""
-        if self._proxy is None or not _is_in(address, self._proxy.networks):
+        if self._proxy is None or not (self._proxy.header and self._proxy.has(address)):
             return None
         name = header(self._proxy.header) or ""
         role = self._proxy.roles.get(name, self._proxy.others) if name else None
@@ -216,33 +247,5 @@ class Logins:
         return hmac.new(self._form_key, name.encode(), hashlib.sha256).hexdigest()
 
 
-class Allowance:
-    """Token buckets by name: each name has `burst` at once, and then `rate_per_s`."""
-
-    def __init__(self, clock: Clock, *, burst: float, rate_per_s: float) -> None:
-        self._clock, self._burst, self._rate_per_s = clock, burst, rate_per_s
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, *names: str) -> bool:
-        """Take one of each name's; False when one of them has none left."""
-        now_s, taken = self._clock(), True
-        for name in names:
-            left, since_s = self._left.pop(name, (self._burst, now_s))
-            left = min(self._burst, left + (now_s - since_s) * self._rate_per_s)
-            taken = taken and left >= 1
-            self._left[name] = max(0.0, left - 1), now_s
-        while len(self._left) > TRIES_KEPT:
-            self._left.popitem(last=False)
-        return taken
-
-
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _is_in(address: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(parsed in network for network in networks)

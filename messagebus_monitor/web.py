@@ -28,10 +28,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from messagebus import MessageBusError
+from messagebus.http.allowance import Allowances
+from messagebus.http.connections import source_of
+from messagebus.http.guard import Guard
 from messagebus_monitor import acting, api
 from messagebus_monitor.actions import Actions
 from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.guard import Guard
+from messagebus_monitor.guard import Guarded
 from messagebus_monitor.live import QUERY_CHARS_MAX, Asked, asked_for, named, settings
 from messagebus_monitor.pages import matrix, shared, traced
 from messagebus_monitor.parked import ParkedReader
@@ -43,7 +46,7 @@ from messagebus_monitor.parts import (
     Renderer,
     Rendering,
 )
-from messagebus_monitor.people import BURST, NOBODY, RATE_PER_S, Allowance, Logins, Principal, Role
+from messagebus_monitor.people import BURST, NOBODY, RATE_PER_S, Logins, Principal, Role
 from messagebus_monitor.plans import KINDS
 from messagebus_monitor.playbooks import Playbooks
 from messagebus_monitor.tracing import Tracing
@@ -95,9 +98,20 @@ class Monitor:
         self.actions = Actions(config, watch)
         self.tracing = Tracing(config.bus, config.recording)
         self._renderer, self._feeds = Renderer(), Feeds()
-        self._requests = Allowance(clock, burst=BURST, rate_per_s=RATE_PER_S)
+        self._clock = clock
+        self._requests = Allowances(burst=BURST, rate_per_s=RATE_PER_S)
         self._streams = Counter[str]()
         self.playbooks = Playbooks(config.journal)
+
+    @property
+    def has_tls(self) -> bool:
+        """True when browsers speak TLS, to the proxy before us."""
+        return self.config.url.startswith("https:")
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie; over plain HTTP it cannot have the prefix."""
+        return SESSION_COOKIE if self.has_tls else SESSION_COOKIE_PLAIN
 
     @property
     def streams(self) -> int:
@@ -115,7 +129,7 @@ class Monitor:
             middleware=[Middleware(GZipMiddleware, minimum_size=1_000, compresslevel=GZIP_LEVEL)],
             exception_handlers={404: self._not_found},
         )
-        return Guard(made, lambda: self.config.has_logins)
+        return Guarded(made, lambda: Guard(url=self.config.url, is_open=not self.config.has_logins))
 
     def take(self, found: MonitorConfig) -> str:
         """Take the people, tokens and proxy of other settings; sessions of those who are gone end.
@@ -138,14 +152,20 @@ class Monitor:
         if authorization.lower().startswith("bearer "):
             return self.logins.by_token(authorization[7:].strip()) or NOBODY
         address = _peer(request)
-        found = self.logins.by_session(request.cookies.get(cookie_name(request), ""))
+        found = self.logins.by_session(request.cookies.get(self.cookie, ""))
         return found or self.logins.by_proxy(address, request.headers.get) or self.logins.anybody()
+
+    def address(self, request: Request) -> str:
+        """Return the address that a request comes from, before the proxies that the settings name."""
+        peer, proxy = _peer(request), self.config.proxy
+        return proxy.client_of(peer, request.headers.getlist("x-forwarded-for")) if proxy else peer
 
     def _guarded(self, address: Address) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             who = self.who(request)
-            peer = _peer(request)
-            if not self._requests.take(f"{peer} {who.name}"):
+            # The name is one that was proved.
+            client = f"{source_of(self.address(request))} {who.name}"
+            if not self._requests.take(client, round(self._clock() * 1000)):
                 return PlainTextResponse("too many requests\n", 429, {"Retry-After": "1"})
             if who.role < address.role:
                 return self._refused(request, who)
@@ -204,7 +224,7 @@ class Monitor:
         return {
             "theme": theme if theme in ("dark", "light") else "",
             "who": who if who.role is not Role.NOBODY else None,
-            "has_session": bool(request.cookies.get(cookie_name(request))) and bool(who.name),
+            "has_session": bool(request.cookies.get(self.cookie)) and bool(who.name),
             "nav": NAV,
             "here": "",
             "kinds": KINDS,
@@ -261,7 +281,7 @@ class Monitor:
 
     async def stream(self, request: Request, who: Principal) -> Response:
         """Return what changes of a page, at most once a second, until the browser hangs up."""
-        browser = " ".join((_peer(request), request.headers.get("user-agent", ""), who.name))
+        browser = " ".join((self.address(request), request.headers.get("user-agent", ""), who.name))
         if self._streams.total() >= STREAMS_MAX or self._streams[browser] >= STREAMS_OF_BROWSER_MAX:
             return PlainTextResponse("too many streams\n", 503, {"Retry-After": "5"})
         of = request.query_params.get("of", "/")[:QUERY_CHARS_MAX]
@@ -385,23 +405,24 @@ async def _login(monitor: Monitor, request: Request, who: Principal) -> Response
         return monitor.login_page(request, request.query_params.get("to", "/"), "", 200)
     fields = await fields_of(request)
     name, to = fields.get("name", "")[:100], fields.get("to", "/")
-    peer = _peer(request)
-    if not monitor.logins.tries.take(f"name {name}", f"from {peer}"):
+    address = monitor.address(request)
+    if not monitor.logins.may_try(address):
         return monitor.login_page(request, to, "Too many tries: wait a minute.", 429)
     password = fields.get("password", "")
     right = await asyncio.to_thread(monitor.logins.check, name, password)
     if not right or not (session := monitor.logins.begin(name)):
         return monitor.login_page(request, to, "Name or password is wrong.", 401)
+    monitor.logins.was_right(address)
     # Only a path of ours: "//elsewhere" is an address of another host.
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable()
     answer = RedirectResponse(to if is_ours else "/", 303)
     answer.set_cookie(
-        cookie_name(request),
+        monitor.cookie,
         session,
         max_age=12 * 3_600,
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=monitor.has_tls,
         path="/",
     )
     return answer
@@ -410,9 +431,9 @@ async def _login(monitor: Monitor, request: Request, who: Principal) -> Response
 async def _logout(monitor: Monitor, request: Request, who: Principal) -> Response:
     if await monitor.form(request, who) is None:
         return monitor.tell(request, who, "Not done", "The form was of another session.", 403)
-    monitor.logins.end(request.cookies.get(cookie_name(request), ""))
+    monitor.logins.end(request.cookies.get(monitor.cookie, ""))
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(cookie_name(request), path="/", secure=request.url.scheme == "https")
+    answer.delete_cookie(monitor.cookie, path="/", secure=monitor.has_tls)
     return answer
 
 
@@ -444,11 +465,6 @@ ADDRESSES = (
     Address("/plans/{id}/run", Role.OPERATOR, acting.run, ("POST",)),
     Address("/plans/{id}/cancel", Role.OPERATOR, acting.cancel, ("POST",)),
 )
-
-
-def cookie_name(request: Request) -> str:
-    """Return the name of the session's cookie; over plain HTTP, on loopback, it cannot have the prefix."""
-    return SESSION_COOKIE if request.url.scheme == "https" else SESSION_COOKIE_PLAIN
 
 
 async def fields_of(request: Request) -> dict[str, str]:

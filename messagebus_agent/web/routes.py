@@ -32,6 +32,7 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
+from messagebus.http.guard import ProgramsOnly
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
 from messagebus_agent.broker.loads import Count, Counting
 from messagebus_agent.broker.plan import expires_s_of
@@ -148,7 +149,9 @@ def application(parts: Parts) -> Starlette:
     if parts.trail is not None:
         routes += parts.trail.routes(web._judged, web._readable_part)
     return Starlette(
-        routes=routes, exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone}
+        routes=routes,
+        middleware=[Middleware(ProgramsOnly)],
+        exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone},
     )
 
 

@@ -46,9 +46,13 @@ class Served:
         writer.write(data)
         return reader, writer
 
-    async def raw(self, line: str, *headers: str, body: bytes = b"") -> str:
+    async def raw(
+        self, line: str, *headers: str, body: bytes = b"", host: str = "localhost"
+    ) -> str:
         """Send a request as it is, the last of its connection; return the whole answer."""
-        head = "\r\n".join([f"{line} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""])
+        head = "\r\n".join(
+            [f"{line} HTTP/1.1", f"Host: {host}", "Connection: close", *headers, "", ""]
+        )
         reader, writer = await self.connect(head.encode() + body)
         async with asyncio.timeout(60):
             answer = await reader.read()

@@ -343,7 +343,7 @@ async def test_a_batch_is_published_while_it_is_read() -> None:
 
 async def test_large_batches_that_are_held_whole_take_turns() -> None:
     half = json.dumps({"body": "x" * 2 * LARGE_BYTES}).encode() + b"\n"
-    head = f"POST {BATCH}?whole=1 HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+    head = f"POST {BATCH}?whole=1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     head += f"Content-Length: {2 * len(half)}\r\n\r\n"
     bus = make_bus()
     async with gateway_on(bus, limits={"large_bytes_max": BODY_BYTES_MAX}) as served:
@@ -558,7 +558,9 @@ async def test_a_request_that_comes_too_slowly_is_ended_and_others_are_served() 
         host, port = served.gateway.url.removeprefix("http://").split(":")
         slow = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
         for _, writer in slow:
-            writer.write(b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Le")
+            writer.write(
+                b"POST /v1/topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Le"
+            )
         assert (await served.publish()).status_code == 201
         for reader, writer in slow:
             async with asyncio.timeout(30):
@@ -624,7 +626,7 @@ async def test_a_field_behind_the_body_is_no_header() -> None:
 
 
 async def test_requests_that_do_not_wait_for_answers_are_answered_in_order() -> None:
-    head = "POST /v1/topics/orders/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+    head = "POST /v1/topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
     many = "".join(f"{head}Idempotency-Key: n{n}\r\n\r\nx" for n in range(20))
     async with gateway_on(make_bus()) as served:
         reader, writer = await served.connect(many.encode())

@@ -43,6 +43,7 @@ from tests.support.eventually import eventually_async
 from tests.support.gateway import Served, gateway_on, token_entry, write_tokens
 
 BILLING = "orders/billing"
+OWN = {"MB-Client": "test"}
 AT = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
@@ -506,7 +507,7 @@ async def test_a_stream_sends_so_many_unanswered_and_gives_them_back_at_its_end(
     await fill(bus, 10)
     path = "/v1/subscriptions/orders/billing/events?in_flight=2"
     async with gateway_on(bus) as served:
-        async with served.http.stream("GET", path) as response:
+        async with served.http.stream("GET", path, headers=OWN) as response:
             assert response.headers["content-type"].startswith("text/event-stream")
             events = read_events(response)
             first, second = await anext(events), await anext(events)
@@ -522,7 +523,7 @@ async def test_a_stream_may_ack_what_it_has_sent() -> None:
     bus = make_bus()
     await fill(bus, 5)
     path = "/v1/subscriptions/orders/billing/events?ack=sent"
-    async with gateway_on(bus) as served, served.http.stream("GET", path) as response:
+    async with gateway_on(bus) as served, served.http.stream("GET", path, headers=OWN) as response:
         events = read_events(response)
         found = {(await anext(events))["id"] for _ in range(5)}
         assert len(found) == 5
@@ -535,7 +536,7 @@ async def test_a_stream_may_ack_what_it_has_sent() -> None:
 async def test_a_stream_ends_with_the_gateway() -> None:
     bus = make_bus()
     path = "/v1/subscriptions/orders/billing/events"
-    async with gateway_on(bus) as served, served.http.stream("GET", path) as response:
+    async with gateway_on(bus) as served, served.http.stream("GET", path, headers=OWN) as response:
         lines = response.aiter_lines()
         assert await anext(lines) == ": messagebus"
         assert await served.gateway.stop(0, 0) == ""
@@ -692,7 +693,7 @@ async def test_an_ack_whose_answer_got_lost_is_done_when_it_comes_again(confirme
         path = f"/v1/leases/ack{confirmed}"
         for each, is_heard in zip(found, (True, False), strict=True):
             body = json.dumps({"leases": [each["lease"]]}).encode()
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             _, writer = await served.connect(head.encode() + body)
             if is_heard:
                 held = served.gateway.pulls.leases
@@ -711,7 +712,7 @@ async def test_what_a_client_did_not_read_to_its_end_comes_again_and_is_not_lost
     async with bus.async_publisher() as publisher:
         await publisher.send_many("orders", [bytes([n]) * 200_000 for n in range(40)])
     body = b'{"max": 40, "lease_s": 1, "bytes_max": 60000000}'
-    head = b"POST /v1/subscriptions/orders/billing/pull HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/subscriptions/orders/billing/pull HTTP/1.1\r\nHost: localhost\r\n"
     async with gateway_on(bus) as served:
         reader, writer = await served.connect(
             b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
@@ -766,7 +767,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(
             "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
         )
-    head = f"{request_line} HTTP/1.1\r\nHost: x\r\n{more}\r\n\r\n"
+    head = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nMB-Client: test\r\n{more}\r\n\r\n"
     loop = asyncio.get_running_loop()
     async with gateway_on(bus) as served:
         with socket.socket() as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import ipaddress
 import math
 import operator
 import tomllib
@@ -17,10 +18,9 @@ from messagebus import BusConfig, ConfigError, Secret
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.people import (
     SESSIONS_MAX,
-    TRIES_KEPT,
-    Allowance,
     Logins,
     Person,
+    Proxy,
     Role,
     hash_password,
     is_password,
@@ -74,16 +74,12 @@ def test_a_session_ends_with_its_person_alone() -> None:
     assert logins.begin("one") == ""
 
 
-def test_an_allowance_comes_back_with_time_and_keeps_a_bounded_number_of_names() -> None:
-    clock = Clock()
-    allowance = Allowance(clock, burst=2, rate_per_s=1)
-    assert [allowance.take("a") for _ in range(3)] == [True, True, False]
-    clock.now_s += 1.5
-    assert [allowance.take("a") for _ in range(2)] == [True, False]
-    assert [allowance.take("b", "a") for _ in range(2)] == [False, False]
-    for number in range(TRIES_KEPT + 10):
-        allowance.take(str(number))
-    assert len(allowance._left) == TRIES_KEPT
+def test_addresses_before_the_proxy_are_told_apart_and_nobody_else_says_where_it_is() -> None:
+    proxy = Proxy("", (ipaddress.ip_network("10.0.0.0/24"),), {}, None)
+    assert proxy.client_of("10.0.0.5", ["192.0.2.9, 192.0.2.1"]) == "192.0.2.1"
+    assert proxy.client_of("10.0.0.5", ["192.0.2.9, 192.0.2.1", "10.0.0.6"]) == "192.0.2.1"
+    assert proxy.client_of("192.0.2.7", ["192.0.2.1"]) == "192.0.2.7"
+    assert proxy.client_of("10.0.0.5", []) == "10.0.0.5"
 
 
 def written(tmp_path: Path, text: str) -> Path:

@@ -172,10 +172,14 @@ async def test_no_page_has_a_script_or_style_of_its_own(open_page: httpx.AsyncCl
             assert not re.search(r"<script(?![^>]* src=)|<style| style=| on[a-z]+=", text), address
 
 
+@pytest.mark.guarantee("pages-of-others-do-nothing")
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.evil.example:8085", "127.0.0.1.evil.example"]
+)
 async def test_a_foreign_name_for_this_host_is_refused_while_everybody_may_look(
-    open_page: httpx.AsyncClient,
+    open_page: httpx.AsyncClient, host: str
 ) -> None:
-    answer = await open_page.get("/", headers={"Host": "evil.example"})
+    answer = await open_page.get("/", headers={"Host": host})
     assert answer.status_code == 421
 
 
@@ -244,14 +248,37 @@ async def test_people_change_with_their_file_and_who_is_gone_is_logged_out() -> 
         assert (await client.post("/login", data=fields, headers=OURS)).status_code == 401
 
 
-async def test_over_tls_the_cookie_is_of_this_host_alone() -> None:
-    monitor, _ = await monitor_of(configured())
-    transport = httpx.ASGITransport(app=monitor.application())
-    async with httpx.AsyncClient(transport=transport, base_url="https://mb.example") as client:
+async def test_behind_a_proxy_that_ends_tls_the_cookie_is_of_this_host_and_tls_alone() -> None:
+    """The proxy speaks plain HTTP to us, with the host that the browser has said."""
+    monitor, _ = await monitor_of(configured(url="https://mb.example"))
+    async with client_of(monitor) as client:
+        client.headers["Host"] = "mb.example"
         fields = {"name": "m.keller", "password": PASSWORD}
-        answer = await client.post("/login", data=fields, headers=OURS)
+        ours, theirs = {"Origin": "https://mb.example"}, {"Origin": "http://mb.example"}
+        assert (await client.post("/login", data=fields, headers=theirs)).status_code == 403
+        answer = await client.post("/login", data=fields, headers=ours)
+        assert answer.status_code == 303
         assert answer.headers["set-cookie"].startswith("__Host-monitor=")
         assert "secure" in answer.headers["set-cookie"].lower()
+        session = answer.headers["set-cookie"].partition(";")[0]
+        assert (await client.get("/", headers={"Cookie": session})).status_code == 200
+
+
+@pytest.mark.guarantee("pages-of-others-do-nothing")
+async def test_an_image_or_frame_of_another_site_shows_nothing_and_a_link_leads_here() -> None:
+    monitor, _ = await monitor_of(configured())
+    async with client_of(monitor) as client:
+        client.headers["Cookie"] = f"monitor={monitor.logins.begin('m.keller')}"
+        for site in ("cross-site", "same-site"):
+            for mode, dest in (("no-cors", "image"), ("navigate", "iframe"), ("cors", "empty")):
+                said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+                assert (await client.get("/", headers=said)).status_code == 403, said
+            said = {
+                "Sec-Fetch-Site": site,
+                "Sec-Fetch-Mode": "navigate",
+                "Sec-Fetch-Dest": "document",
+            }
+            assert (await client.get("/", headers=said)).status_code == 200
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
@@ -276,6 +303,31 @@ async def test_the_sixth_try_in_a_minute_is_not_looked_at() -> None:
         clock.now_s += 60
         answer = await client.post("/login", data=right, headers=OURS)
         assert answer.status_code == 303
+
+
+@pytest.mark.guarantee("nobody-locks-others-out")
+async def test_a_stranger_keeps_nobody_from_logging_in_neither_by_name_nor_behind_one_proxy() -> (
+    None
+):
+    """A stranger tries one name, and many; both come by the proxy that ends TLS."""
+    proxy = Proxy("", (ipaddress.ip_network("10.0.0.5/32"),), {}, None)
+    monitor, clock = await monitor_of(configured(proxy=proxy))
+    async with client_of(monitor, client=("10.0.0.5", 4_000)) as client:
+
+        async def logs_in(name: str, password: str, address: str) -> int:
+            headers = {**OURS, "X-Forwarded-For": f"203.0.113.9, {address}"}
+            fields = {"name": name, "password": password}
+            return (await client.post("/login", data=fields, headers=headers)).status_code
+
+        stranger, office = "192.0.2.1", "192.0.2.2"
+        for number in range(7):
+            await logs_in("m.keller", "guess", stranger)
+            await logs_in(f"made up {number}", "guess", stranger)
+            clock.now_s += 3
+        assert await logs_in("m.keller", PASSWORD, stranger) == 429
+        # A company of many has one address, too: right logins do not count.
+        codes = [await logs_in("m.keller", PASSWORD, office) for _ in range(12)]
+        assert codes == [303] * 12
 
 
 async def test_a_proxy_names_people_only_from_its_own_address() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus_gateway.limits import Bucket, Places
+from messagebus.http.allowance import Allowances, Bucket, Places
 
 
 def test_a_bucket_gives_its_rate_and_says_when_to_come_again() -> None:
@@ -36,3 +36,19 @@ def test_places_are_given_out_once() -> None:
     assert [places.enter() for _ in range(3)] == [True, True, False]
     places.leave()
     assert places.enter()
+
+
+def test_an_allowance_comes_back_with_time_whatever_was_refused_meanwhile() -> None:
+    allowances = Allowances(burst=2, rate_per_s=1)
+    assert [allowances.take("a", 0) for _ in range(100)] == [True, True] + 98 * [False]
+    assert [allowances.take("a", now_ms) for now_ms in range(0, 1_101, 100)][-1]
+    assert allowances.take("b", 1_100)
+    allowances.give_back("b")
+    assert [allowances.take("b", 1_100) for _ in range(3)] == [True, True, False]
+
+
+def test_a_bounded_number_of_names_is_kept() -> None:
+    allowances = Allowances(burst=2, rate_per_s=1, names_max=10)
+    for number in range(100):
+        allowances.take(str(number), 0)
+    assert len(allowances) == 10

@@ -1,0 +1,100 @@
+"""Allowances: a token bucket, one for each client, and places for things at once. Pure.
+
+Times are whole milliseconds of a monotonic clock, passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+__all__ = ["Allowances", "Bucket", "Places"]
+
+
+class Bucket:
+    """Token bucket. rate_per_s: tokens that come in; 0: no limit. burst: at most so many; 0: one second's."""
+
+    __slots__ = ("_at_ms", "_left", "_most", "rate_per_s")
+
+    def __init__(self, rate_per_s: float, burst: float = 0) -> None:
+        self.rate_per_s = rate_per_s
+        self._most = burst or max(1.0, rate_per_s)
+        self._left = burst or rate_per_s
+        self._at_ms: int | None = None
+
+    def take(self, count: int, now_ms: int) -> float:
+        """Take tokens. Returns 0, or after how many seconds to come again; then nothing was taken.
+
+        More tokens than it ever holds are granted when it is full, and owed afterwards.
+        """
+        if not self.rate_per_s:
+            return 0.0
+        self._fill(now_ms)
+        wanted = min(float(count), self._most)
+        if self._left < wanted:
+            return (wanted - self._left) / self.rate_per_s
+        self._left -= count
+        return 0.0
+
+    def give_back(self, count: int) -> None:
+        """Return tokens that were taken."""
+        self._left = min(self._most, self._left + count)
+
+    def left(self, now_ms: int) -> int:
+        """Return how many whole tokens there are."""
+        self._fill(now_ms)
+        return max(0, math.floor(self._left))
+
+    def _fill(self, now_ms: int) -> None:
+        if self._at_ms is not None:
+            more = (now_ms - self._at_ms) * self.rate_per_s / 1000
+            self._left = min(self._most, self._left + more)
+        self._at_ms = now_ms
+
+
+class Allowances:
+    """A bucket for each name, of the names_max latest: give them addresses, which nobody takes from others.
+
+    A bucket by the name that somebody says would let strangers empty it.
+    """
+
+    def __init__(self, *, burst: float, rate_per_s: float, names_max: int = 10_000) -> None:
+        self._burst, self._rate_per_s, self._names_max = burst, rate_per_s, names_max
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, name: str, now_ms: int) -> bool:
+        """Take one of this name's. False: it has none left, and nothing is taken."""
+        bucket = self._buckets.pop(name, None) or Bucket(self._rate_per_s, self._burst)
+        self._buckets[name] = bucket
+        if len(self._buckets) > self._names_max:
+            self._buckets.popitem(last=False)
+        return not bucket.take(1, now_ms)
+
+    def give_back(self, name: str) -> None:
+        """Return one that was taken."""
+        if bucket := self._buckets.get(name):
+            bucket.give_back(1)
+
+
+class Places:
+    """Places for a number of things at once: requests under way, or sockets."""
+
+    __slots__ = ("most", "taken")
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+
+    def enter(self) -> bool:
+        """Take a place. False: there is none."""
+        if self.taken >= self.most:
+            return False
+        self.taken += 1
+        return True
+
+    def leave(self) -> None:
+        """Give the place back."""
+        assert self.taken > 0
+        self.taken -= 1

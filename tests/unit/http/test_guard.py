@@ -1,0 +1,108 @@
+"""Requests that a page of another site has its reader's browser send."""
+
+from __future__ import annotations
+
+import pytest
+
+from messagebus.http.guard import Guard, Sender, is_public_url
+
+PUBLIC = "https://bus.example"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "127.0.0.1",
+            "127.0.0.1:8085",
+            "127.9.9.9",
+            "localhost",
+            "localhost:80",
+            "[::1]",
+            "[::1]:8085",
+        ),
+        *("LOCALHOST", "localhost."),
+    ],
+)
+def test_an_open_service_is_called_by_a_loopback_address(host: str) -> None:
+    assert Guard(is_open=True).is_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(
+            "evil.example",
+            "127.evil.example",
+            "127.0.0.1.evil.example:8085",
+            "localhost.evil.example",
+        ),
+        *(
+            "10.0.0.1",
+            "[2001:db8::1]",
+            "",
+            ":80",
+            "127.1",
+            "0x7f.1",
+            "[::1",
+            "a@localhost.evil",
+            "bus.example",
+        ),
+        *("127.0.0.1@evil.example", "0.0.0.0", "2130706433", "bus.example"),
+    ],
+)
+def test_no_other_name_leads_to_an_open_service(host: str) -> None:
+    assert not Guard(is_open=True).is_host(host)
+
+
+def test_the_name_of_the_public_address_is_right_too() -> None:
+    assert Guard(is_open=True, url=PUBLIC).is_host("bus.example")
+    assert not Guard(is_open=True, url=PUBLIC).is_host("bus.example.evil.example")
+    assert not Guard(url=PUBLIC).is_host("evil.example")
+    assert Guard(url=PUBLIC).is_host("10.0.0.7:8085"), "a probe has the address"
+    assert Guard().is_host("any.example"), "who logs in says who it is"
+
+
+@pytest.mark.parametrize(
+    ("headers", "sender"),
+    [
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, Sender.FOREIGN),
+        ({"origin": "null"}, Sender.FOREIGN),
+        ({"origin": "http://bus.example", "host": "bus.example"}, Sender.FOREIGN),
+        ({"origin": PUBLIC, "host": "10.0.0.7:8085"}, Sender.OURS),
+        ({"origin": "https://shop.example", "sec-fetch-site": "cross-site"}, Sender.OURS),
+        ({"sec-fetch-site": "cross-site"}, Sender.FOREIGN),
+        ({"sec-fetch-site": "same-site"}, Sender.FOREIGN),
+        ({"sec-fetch-site": "same-origin"}, Sender.OURS),
+        ({"sec-fetch-site": "none"}, Sender.OURS),
+        ({}, Sender.UNKNOWN),
+    ],
+    ids=str,
+)
+def test_a_request_counts_by_what_the_browser_says_of_its_page(
+    headers: dict[str, str], sender: Sender
+) -> None:
+    guard = Guard(url=PUBLIC, origins=("https://shop.example",))
+    assert guard.sender(headers, "http") is sender
+
+
+def test_without_a_public_address_a_page_is_ours_by_scheme_and_host() -> None:
+    headers = {"origin": "http://127.0.0.1:8085", "host": "127.0.0.1:8085"}
+    assert Guard().sender(headers, "http") is Sender.OURS
+    assert Guard().sender(headers, "https") is Sender.FOREIGN
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "bus.example",
+        "https://bus.example/page",
+        "ftp://a",
+        "https://",
+        "https://a:b",
+        "https://u@a",
+    ],
+)
+def test_a_public_address_is_an_origin(url: str) -> None:
+    assert is_public_url(PUBLIC)
+    assert not is_public_url(url)
