@@ -6,6 +6,7 @@ A template marks its parts by ``call part(id, tag, classes)``, and the body of a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections import OrderedDict
@@ -85,24 +86,31 @@ class _Recorder:
         return Markup("<tbody id='{}'>{}</tbody>").format(id, Markup("").join(made))
 
 
+@functools.cache
+def _environment(folder: Path) -> Environment:
+    """Return the templates of a folder, each compiled once in a process."""
+    made = Environment(
+        loader=FileSystemLoader(folder / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(FILTERS)
+    digests = {
+        str(path.relative_to(folder / "static")): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (folder / "static").rglob("*")
+        if path.is_file()
+    }
+    made.globals["static"] = lambda name: f"/static/{name}?v={digests[name][:12]}"
+    return made
+
+
 class Renderer:
     """The templates, with the addresses of static files."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        self._environment = Environment(
-            loader=FileSystemLoader(folder / "templates"),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._environment.filters.update(FILTERS)
-        digests = {
-            str(path.relative_to(folder / "static")): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (folder / "static").rglob("*")
-            if path.is_file()
-        }
-        self._environment.globals["static"] = lambda name: f"/static/{name}?v={digests[name][:12]}"
+        self._environment = _environment(folder)
 
     def render(self, template: str, values: Mapping[str, Any]) -> Rendering:
         """Render a page. Its version depends on its parts alone."""

@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 
 from messagebus.core.group import Group
+from tests.support.examples import examples
 
 
 class Party:
@@ -59,7 +60,7 @@ class Party:
         return sum(group.let_go for group in self.members.values())
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(10)))
 @pytest.mark.parametrize(
     ("partitions", "first", "then", "gone", "hand_overs_max"),
     [(32, 1, 7, 0, 80), (64, 0, 50, 0, 160), (32, 8, 0, 4, 60), (8, 0, 20, 0, 20)],

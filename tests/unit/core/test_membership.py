@@ -373,7 +373,11 @@ def shares(slots: int, cover: int, brokers: list[str] = MANY) -> list[frozenset[
     return [Subset(slot=slot, slots=slots, cover=cover).of(brokers) for slot in range(slots)]
 
 
-@given(st.integers(1, 12), st.integers(1, 4), st.sets(st.text(min_size=1), max_size=20))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.sets(st.integers(0, 1 << 32).map("mb{}:5672".format), max_size=20),
+)
 @settings(max_examples=examples(100), deadline=None)
 def test_every_broker_is_taken_by_as_many_consumers_as_wanted(
     slots: int, cover: int, brokers: set[str]

@@ -27,6 +27,7 @@ from messagebus_gateway.problems import Problem
 from messagebus_gateway.publishing import BODY_BYTES_MAX, LARGE_BYTES
 from ops.local.certificates import issue_missing
 from tests.support.eventually import eventually_async
+from tests.support.examples import examples
 from tests.support.gateway import gateway_on, token_entry, write_tokens
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -388,7 +389,7 @@ async def test_a_batch_of_events_is_checked_whole() -> None:
     assert [each.message_id for each in bus.published("orders")] == ["1"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.one_of(
         st.binary(max_size=60),

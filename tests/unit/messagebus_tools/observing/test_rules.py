@@ -37,6 +37,7 @@ from messagebus_tools.observing.snapshot import (
     Totals,
 )
 from messagebus_tools.observing.trace import Evidence, Trace, trace
+from tests.support.examples import examples
 from tests.support.observed import NOW_MS, bus, row, seen
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -516,7 +517,7 @@ def test_an_id_of_the_library_tells_its_process_and_another_does_not() -> None:
     assert "id" not in verdicts(trace(Evidence(id="order-4711"), waiting(0)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=2, max_size=60),
     st.data(),

@@ -158,13 +158,12 @@ def test_the_archive_is_in_no_argv(packed: Program) -> None:
     assert unpack_command(packed)[-2:] == ("/opt/messagebus", packed.digest)
 
 
-def test_what_was_packed_runs_where_nothing_is_installed(tmp_path: Path) -> None:
-    remote_program = pack()
-    unpack(tmp_path, "before", remote_program.text)
-    (tmp_path / f"{remote_program.digest}.part").mkdir()  # of a run that was ended
+def test_what_was_packed_runs_where_nothing_is_installed(packed: Program, tmp_path: Path) -> None:
+    unpack(tmp_path, "before", packed.text)
+    (tmp_path / f"{packed.digest}.part").mkdir()  # of a run that was ended
     for _ in range(2):
-        unpack(tmp_path, remote_program.digest, remote_program.text)
-    assert (tmp_path / "current").readlink() == Path(remote_program.digest)
+        unpack(tmp_path, packed.digest, packed.text)
+    assert (tmp_path / "current").readlink() == Path(packed.digest)
     helped = subprocess.run(
         [sys.executable, "-S", "-P", "-m", "messagebus", "agent", "--help"],
         cwd="/",
