@@ -80,7 +80,7 @@ def figures(
     """Measure the figures of the project, all or those of GROUPS, on a local cluster of its own.
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
-    threads, handlers, redundant, mesh, gap), feature (order, partitions, dedup, spool, outbox,
+    threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox,
     replay, recorder), gateway, monitor (page), measure (audit), ops (playbooks, failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects

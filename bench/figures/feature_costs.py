@@ -1,4 +1,4 @@
-"""Costs of features a message: order, partitions, deduplication, spool, outbox, replay, recorder.
+"""Costs of features a message: order, deduplication, spool, outbox, replay, recorder.
 
 No load of `bench run` has them. Brokers are in memory, except for outbox and replay. One Redis, one
 PostgreSQL, a SQLite file and the spool lie beside them, on the disk of the run. The clients are this process.
@@ -60,9 +60,8 @@ BODY, KB_BODY = b"x" * 200, b"x" * 1024
 AT_ONCE, CONCURRENCY, KEYS, WITHIN_S = 500, 10, 1_000, 60.0
 
 
-# Order and partitions: CPU time of this process a message, in us.
-PARTITIONS, HOMES, MESSAGES = 32, 3, 50_000
-GOAL_KEYED_US, GOAL_PARTITIONED = 2.0, 1.15
+# Order: CPU time of this process a message, in us.
+MESSAGES, GOAL_KEYED_US = 50_000, 2.0
 
 
 def _keyed(number: int) -> Message:
@@ -106,34 +105,6 @@ async def _handled_us(order: Literal["none", "key"], count: int) -> float:
         await consumer.stop()
         await running
     return took_s / count * 1e6
-
-
-def _partitions(setup: Setup) -> Iterator[Figure]:
-    count = setup.part(MESSAGES)
-    published_us(PARTITIONS, count)  # imports, and a warm allocator
-    pairs = [(published_us(0, count), published_us(PARTITIONS, count)) for _ in range(setup.repeat)]
-    what = (
-        f"{PARTITIONS} partitions on {HOMES} brokers: CPU time of a publish, over a plain topic's"
-    )
-    ratios = [parted / plain for plain, parted in pairs]
-    yield _make("partitions", setup)("ratio", what, ratios, "times", (at_most, GOAL_PARTITIONED))
-
-
-def published_us(partitions: int, count: int) -> float:
-    return run_on_best_loop(_published_us(partitions, count))
-
-
-async def _published_us(partitions: int, count: int) -> float:
-    bus = MemoryBus(brokers=HOMES)
-    bus.declare(Topic(TOPIC, partitions=partitions))
-    bus.declare(f"{TOPIC}/{SUBSCRIPTION}")
-    messages = [*map(_keyed, range(count))]
-    async with bus.async_publisher() as publisher:
-        await publisher.send_many(TOPIC, messages[:AT_ONCE])  # links and destinations
-        began_s = time.process_time()
-        for begun in range(0, count, AT_ONCE):
-            await publisher.send_many(TOPIC, messages[begun : begun + AT_ONCE])
-        return (time.process_time() - began_s) / count * 1e6
 
 
 # Deduplication: what claims cost a consumer and the store.
@@ -467,7 +438,6 @@ def _make(feature: str, setup: Setup) -> Maker:
 IN_MEMORY = "no broker: in memory"
 GROUPS = (
     Group("feature.order", 0, IN_MEMORY, _order),
-    Group("feature.partitions", 0, IN_MEMORY, _partitions),
     Group("feature.dedup", 0, f"{IN_MEMORY}; SQLite and Redis", _dedup),
     Group("feature.spool", 0, IN_MEMORY, _spool),
     Group("feature.outbox", 1, "HAProxy before one broker, and PostgreSQL", _outbox),

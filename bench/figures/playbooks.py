@@ -4,8 +4,7 @@ Four publishers and four consumers, each a process of its own, behind HAProxy; c
 operator types them: brokers are removed, added, restarted and replaced, the balancer is reloaded. At first
 nothing is done for a while. A publisher's longest gap in that time comes from the machine itself, and is
 subtracted from all others. Connections live for ten minutes, so only playbooks move clients. Gaps, losses,
-doubles are taken from recorded events. Publishers that hold connections and renew them show how evenly the
-balancer has spread them.
+doubles are taken from recorded events.
 
 Only the last act kills a broker before its replacement. Only messages on that broker's disk may be missing.
 
@@ -20,7 +19,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,50 +30,10 @@ from bench.figures.groups import BEHIND_HAPROXY, Group, Setup, repeat_command
 from bench.harness.workers import Workers, at_work, read_progress
 from bench.processes import run, wait_until
 from bench.rows import Events, Row
-from lb.runtime import servers
-from messagebus import BusConfig, Publisher, PublisherConfig
 from messagebus.recording.manifest import Incident
 from ops.local.cluster import LocalCluster
 
-# Together with the load's publishers 36, which two, three, four or six brokers can share evenly.
-RESTING = 32
-LIFETIME_S = 10
-# A connection is renewed within 20 % of its lifetime; the old one is closed after that.
-JITTER, LET_GO_S = 0.2, 1.0
-START_S = 30.0
-
-
-@contextmanager
-def resting(cluster: LocalCluster) -> Iterator[None]:
-    """Run publishers without load whose connections live for LIFETIME_S."""
-    bus = BusConfig.from_env(cluster.client_env())
-    config = PublisherConfig(connection_lifetime_s=LIFETIME_S)
-    with ExitStack() as stack:
-        for _ in range(RESTING):
-            publisher = Publisher(bus, config)
-            publisher.start(require="one", timeout_s=START_S)
-            stack.callback(publisher.stop)
-        yield
-
-
-def a_lifetime_passes() -> None:
-    """Wait until each present connection has been renewed."""
-    time.sleep(LIFETIME_S * (1 + JITTER) + LET_GO_S)
-
-
-def sessions(cluster: LocalCluster) -> Mapping[str, int]:
-    """Return a broker's name -> connections through HAProxy. Raises BalancerUnreachable."""
-    found = servers(cluster.layout.front.admin_socket)
-    return {name: state.sessions for name, state in found.items()}
-
-
-def unevenness(sessions: Mapping[str, int]) -> float:
-    """Return the largest deviation of a broker's connections from an even share, in per cent."""
-    even = sum(sessions.values()) / len(sessions)
-    return 100 * max(abs(count - even) for count in sessions.values()) / even
-
-
-GOAL_GAP_S, GOAL_ATTACH_S, GOAL_SPREAD = 0.25, 2.0, 20.0
+GOAL_GAP_S, GOAL_ATTACH_S = 0.25, 2.0
 S = 1e9
 
 
@@ -109,7 +67,6 @@ class Run:
     quiet: Took
     acts: list[tuple[Act, list[Took]]]
     attached_s: float
-    sessions: Mapping[str, int]
     killed: Incident
 
 
@@ -139,11 +96,6 @@ def figures_of(run: Run, events: Events, repeat: str) -> Iterator[Figure]:
         "to it"
     )
     yield make("add.attach_s", what, run.attached_s, "s", (at_most, GOAL_ATTACH_S))
-    what = (
-        "Broker added, one lifetime of a connection later: farthest broker from an even share of "
-        f"{sum(run.sessions.values())} publishers"
-    )
-    yield make("add.spread", what, unevenness(run.sessions), "%", (at_most, GOAL_SPREAD))
     missing = lost(events)
     on_disk = [row for row in missing if _lay_on_its_disk(row, run.killed)]
     what = "Confirmed messages lost in all of these, but for what lay on the disk of the broker that died"
@@ -252,19 +204,13 @@ def _perform(setup: Setup, clients: Workers) -> Run:
     quiet = _quiet(setup.part(QUIET_S))
     acts = [(reload, [_do(setup, clients, reload) for _ in range(RELOADS)])]
     acts.append((remove, [_do(setup, clients, remove)]))
-    with resting(cluster):
-        acts.append((add, [_do(setup, clients, add)]))
-        attached = _attached_s(clients, broker, cluster)
-        setup.say(
-            f"all attached {attached:.2f} s after the push; now a connection's lifetime passes"
-        )
-        a_lifetime_passes()
-        held = sessions(cluster)
+    acts.append((add, [_do(setup, clients, add)]))
+    attached = _attached_s(clients, broker, cluster)
     acts.append((restart, [_do(setup, clients, restart)]))
     killed = _kill(cluster, dead)
     acts.append((replace, [_do(setup, clients, replace)]))
     _quiet(AFTER_S)  # so that the last silence has an end
-    return Run(CONSUMERS, quiet, acts, attached, held, killed)
+    return Run(CONSUMERS, quiet, acts, attached, killed)
 
 
 def _wait_all_confirm(clients: Workers) -> None:

@@ -274,10 +274,10 @@ MORE = {
     ),
     "Faults and operations": (
         *("client.gap.alarm_s", "ops.remove.gap_s", "ops.add.gap_s"),
-        *("ops.reload.gap_s", "ops.add.spread", "ops.failover.resync_s"),
+        *("ops.reload.gap_s", "ops.replace.s", "ops.failover.resync_s"),
     ),
     "Features": (
-        *("feature.order.added_us", "feature.partitions.ratio", "feature.dedup.memory_us"),
+        *("feature.order.added_us", "feature.dedup.memory_us"),
         *("feature.dedup.redis_rate", "feature.spool.accept_rate", "feature.outbox.relay_rate"),
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),

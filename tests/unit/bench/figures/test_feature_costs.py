@@ -19,11 +19,6 @@ async def test_every_message_is_claimed_and_done(tmp_path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("partitions", [0, 4])
-def test_all_messages_are_published_with_partitions_and_without(partitions: int) -> None:
-    assert feature_costs.published_us(partitions, 300) > 0
-
-
 @pytest.mark.parametrize("kept", ["none", "key"])
 def test_all_messages_are_handled_whatever_order_is_kept(kept: Literal["none", "key"]) -> None:
     assert feature_costs.handled_us(kept, 300) > 0

@@ -24,7 +24,6 @@ from bench.figures.playbooks import (
     figures_of_failovers,
     gaps_s,
     lost,
-    unevenness,
 )
 from bench.rows import Events, Row
 from lb.__main__ import cli as lb_cli
@@ -110,7 +109,6 @@ def figures(events: Events, killed: Incident) -> dict[str, Any]:
         quiet=took(0, 1, 1),
         acts=[(Act("add", "Broker added", ()), [took(1, 3, 4)])],
         attached_s=2.5,
-        sessions={"mb1": 12, "mb2": 13, "mb3": 11},
         killed=killed,
     )
     return {figure.id: figure for figure in figures_of(run, events, "again")}
@@ -140,13 +138,6 @@ def test_goals_are_above_the_quiet_period_of_the_same_run() -> None:
     assert found["ops.add.gap_s"].met is False
     assert found["ops.add.s"].value == 2.0
     assert found["ops.add.attach_s"].met is False
-    assert found["ops.add.spread"].met is True
-
-
-def test_the_broker_that_is_farthest_from_an_even_share_counts() -> None:
-    assert unevenness({"mb1": 12, "mb2": 12, "mb3": 12}) == 0
-    assert unevenness({"mb1": 13, "mb2": 14, "mb3": 9}) == pytest.approx(25)
-    assert unevenness({"mb1": 18, "mb2": 18, "mb3": 0}) == pytest.approx(100)
 
 
 KITS: dict[str, click.Group] = {"lb": lb_cli, "ops": ops_cli}
