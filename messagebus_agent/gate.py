@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from messagebus_tools.observing.snapshot import NO_LINK
+
 # A creation takes 5 to 90 ms. The 4 s wait of a settle without erl_call is not counted: it would
 # drain all brokers at once.
 BEHIND_MS = 2_000
@@ -70,7 +72,7 @@ def may_open(condition: Condition) -> bool:
 def verdict(condition: Condition, now_ms: int) -> Verdict:
     """Return the current verdict on the broker."""
     if not condition.linked:
-        return Verdict(kind=VerdictKind.DOWN, reason="no AMQP link to the broker")
+        return Verdict(kind=VerdictKind.DOWN, reason=NO_LINK)
     if not condition.gate_open:
         waits_for = "map not brought about" if condition.informed else "no majority of agents read"
         return Verdict(kind=VerdictKind.DOWN, reason=f"gate is shut: {waits_for}")

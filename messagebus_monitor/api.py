@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from messagebus import MessageBusError
 from messagebus_monitor.board import MS_PER_S, Board, Source
 from messagebus_monitor.people import Principal
+from messagebus_tools.observing.totals import known
 from messagebus_tools.observing.trace import rows_of
 
 if TYPE_CHECKING:
@@ -22,17 +23,22 @@ EVENTS_MAX = 1_000
 
 
 def source_row(each: Source) -> dict[str, Any]:
-    """Return one subscription or queue over all brokers; None is what is not known."""
+    """Return one subscription or queue over all brokers; None is what is not known.
+
+    While brokers are missing, which ``brokers_missing`` counts, all other figures are lower bounds.
+    """
+    is_least = each.sum.is_least
     return {
         "name": each.name,
-        "oldest_s": each.oldest_s,
-        "waiting": each.sum.waiting if each.answering else None,
-        "owed": each.sum.unacked,
-        "in_per_s": each.sum.came,
-        "out_per_s": each.sum.left,
-        "consumers": each.sum.consumers,
-        "parked": each.sum.parked,
+        "oldest_s": known(each.oldest_s, each.sum.oldest_is_least),
+        "waiting": known(each.sum.waiting, is_least) if each.answering else None,
+        "owed": known(each.sum.unacked, is_least),
+        "in_per_s": known(each.sum.came, is_least),
+        "out_per_s": known(each.sum.left, is_least),
+        "consumers": known(each.sum.consumers, is_least),
+        "parked": known(each.sum.parked, is_least),
         "brokers_answering": each.answering,
+        "brokers_missing": len(each.sum.without),
     }
 
 
@@ -65,6 +71,7 @@ def _overview(board: Board) -> dict[str, Any]:
         "at_ms": bus.at_ms,
         "fault": board.view.fault,
         "silent": bus.silent,
+        "without": board.without,
         "waiting": board.waiting,
         "parked": board.parked,
         "published_per_s": board.published,

@@ -13,7 +13,7 @@ from messagebus_monitor.history import History
 from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.rules import Raised
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, Seen
-from messagebus_tools.observing.totals import Sum, counted, totals
+from messagebus_tools.observing.totals import Sum, counted, known, totals, uncounted
 
 State = Literal["ok", "warn", "bad", "unknown"]
 # Older figures than that are grey.
@@ -46,7 +46,8 @@ class View:
 class Place:
     """One subscription or queue on one broker. state: ``silent`` or ``missing`` have no figures.
 
-    alone: no consumer here, though there are some elsewhere. is_stale: its figures are older than OLD_MS.
+    oldest_is_least: its oldest message may be older. alone: no consumer here, though there are some
+    elsewhere. is_stale: its figures are older than OLD_MS.
     """
 
     broker: str
@@ -57,6 +58,7 @@ class Place:
     parked: int = 0
     alone: bool = False
     is_stale: bool = True
+    oldest_is_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSum:
-    """The messages that wait on one broker; None: its agent is silent."""
+    """The messages that wait on one broker; None: they are not known.
+
+    oldest_of: name of the subscription or queue of the oldest. oldest_is_least: one may be older.
+    """
 
     waiting: int | None
     parked: int | None
     oldest_s: float | None
     oldest_of: str = ""
+    oldest_is_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,29 @@ class Board:
     brokers: Mapping[str, BrokerSum]
 
     @property
-    def waiting(self) -> int:
-        """Messages that wait on brokers that answer."""
-        return sum(each.waiting or 0 for each in self.brokers.values())
+    def without(self) -> Mapping[str, str]:
+        """The brokers that no sum counts, each with the reason: then all sums are lower bounds."""
+        return uncounted(self.view.bus)
 
     @property
-    def parked(self) -> int:
-        """Parked messages on brokers that answer."""
-        return sum(each.parked or 0 for each in self.brokers.values())
+    def waiting(self) -> int | None:
+        """Messages that wait on brokers that are counted; None when that says nothing."""
+        return _sum(each.waiting for each in self.brokers.values())
+
+    @property
+    def parked(self) -> int | None:
+        """Parked messages on brokers that are counted; None when that says nothing."""
+        return _sum(each.parked for each in self.brokers.values())
+
+    @property
+    def worst(self) -> Source | None:
+        """The subscription or queue with the oldest message of a known age; None without any."""
+        return max(self.sources.values(), key=lambda each: each.oldest_s or 0, default=None)
+
+    @property
+    def oldest_is_least(self) -> bool:
+        """Whether a message may be older than the oldest one of `worst`."""
+        return bool(self.without) or any(s.sum.oldest_is_least for s in self.sources.values())
 
     @property
     def published(self) -> float | None:
@@ -150,15 +171,19 @@ def board(view: View) -> Board:
 def _broker(answer: Answer | None, now_ms: int) -> BrokerSum:
     if answer is None:
         return BrokerSum(None, None, None)
-    waiting, parked, first_ms, oldest_of = 0, 0, now_ms, ""
+    waiting, parked, first_ms, oldest_of, is_least = 0, 0, now_ms, "", False
     for (name, kind), row in answer.rows.items():
         if kind == "park":
             parked += row.waiting  # a search among them holds them for a while
         elif kind != "tap" and (here := row.ready + (row.unacked or 0)):
             waiting += here
-            if kind != "delay" and (row.oldest_at_ms or now_ms) < first_ms:
+            if kind == "delay":
+                continue
+            is_least = is_least or row.oldest_at_ms is None or row.oldest_is_least
+            if (row.oldest_at_ms or now_ms) < first_ms:
                 first_ms, oldest_of = row.oldest_at_ms or now_ms, name
-    return BrokerSum(waiting, parked, (now_ms - first_ms) / MS_PER_S, oldest_of)
+    oldest_s = known((now_ms - first_ms) / MS_PER_S, is_least)
+    return BrokerSum(waiting, parked, oldest_s, oldest_of, is_least)
 
 
 def _source(name: str, sums: Sum, view: View, counts: Mapping[str, Answer]) -> Source:
@@ -198,6 +223,7 @@ def _place(name: str, seen: Seen, view: View, lacking: tuple[str, ...]) -> Place
         parked,
         alone=seen.broker in lacking,
         is_stale=answer.counted_age_ms(row, view.now_ms) > OLD_MS,
+        oldest_is_least=row.oldest_is_least,
     )
 
 
@@ -205,6 +231,12 @@ def oldest(row: Row, now_ms: int) -> float | None:
     """Return the age of a row's oldest message in seconds; 0 without any, None when it is not known."""
     age_ms = row.oldest_ms(now_ms)
     return None if age_ms is None else age_ms / MS_PER_S
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of what is known; None when nothing is, and for 0 when something is not known."""
+    several = list(values)
+    return known(sum(value or 0 for value in several), None in several or not several)
 
 
 def total(values: Iterable[float | None]) -> float | None:

@@ -15,6 +15,7 @@ from messagebus_tools.observing.changes import changes
 from messagebus_tools.observing.rates import broker_rates, row_rates
 from messagebus_tools.observing.rules import Attention, Raised
 from messagebus_tools.observing.snapshot import Bus
+from messagebus_tools.observing.totals import uncounted
 
 # Agents sweep their counters every 5 s: rates over two sweeps or three, made anew as often.
 STEP_MS = 5_000
@@ -44,7 +45,7 @@ class Concluding:
             ruled = _ruled(before, self._raised, self._attention.held, bus.at_ms)
             events = [*self._changed(bus), *ruled]
             self._last = bus
-        silent = set(bus.silent)
+        silent = uncounted(bus).keys()
         flows, through = self._rates
         view = View(
             bus=bus,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-UNKNOWN = "?"
+from messagebus_tools.observing.totals import UNKNOWN
+
 NOTHING = "\N{EN DASH}"
 # Ages at which a cell of the matrix takes its next colour, and what is wrong with them.
 WARN_S, BAD_S = 60.0, 300.0

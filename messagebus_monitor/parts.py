@@ -21,6 +21,7 @@ from markupsafe import Markup
 from messagebus.terminal import plural
 from messagebus_monitor import figures
 from messagebus_monitor.pages.shared import broker_href, source_href
+from messagebus_tools.observing.totals import at_least
 
 FOLDER = Path(__file__).parent
 # Renderings of one page by which a browser may have what it shows; others get all parts.
@@ -41,6 +42,10 @@ FILTERS: dict[str, Callable[..., str]] = {
     "clock": figures.clock,
     "day": figures.day,
     "plural": plural,
+    # The same of a figure that may be a lower bound.
+    "least_age": lambda value, is_least: at_least(value, is_least, figures.age),
+    "least_number": lambda value, is_least: at_least(value, is_least, figures.count),
+    "least_rate": lambda value, is_least: at_least(value, is_least, figures.rate),
     "broker_href": broker_href,
     "source_href": source_href,
 }

@@ -17,6 +17,7 @@ from messagebus_monitor.eventlog import EventLog
 from messagebus_monitor.history import History
 from messagebus_monitor.pages.shared import BUS
 from messagebus_tools.observing.snapshot import Bus
+from messagebus_tools.observing.totals import known
 
 log = logging.getLogger("messagebus.monitor")
 
@@ -136,18 +137,22 @@ class Watch:
             return
         for name, source in made.sources.items():
             if source.answering:
-                self.history.put(
-                    f"source:{name}",
-                    at_s,
-                    (source.oldest_s, source.sum.waiting, source.sum.came, source.sum.left),
+                each = source.sum
+                values = (
+                    known(source.oldest_s, each.oldest_is_least),
+                    known(each.waiting, each.is_least),
+                    known(each.came, each.is_least),
+                    known(each.left, each.is_least),
                 )
+                self.history.put(f"source:{name}", at_s, values)
         for broker, sums in made.brokers.items():
             rates = view.through.get(broker)
             moving = (rates.came, rates.left) if rates else (None, None)
             self.history.put(f"broker:{broker}", at_s, (sums.oldest_s, sums.waiting, *moving))
         if view.bus.answers:
-            ages = [each.oldest_s for each in made.sources.values() if each.oldest_s is not None]
-            figures = max(ages, default=0.0), made.waiting, made.published, made.handled
+            oldest_s = (made.worst.oldest_s or 0.0) if made.worst else 0.0
+            flows = made.published, made.handled
+            figures = known(oldest_s, made.oldest_is_least), made.waiting, *flows
             self.history.put(BUS, at_s, figures)
 
 

@@ -55,6 +55,8 @@ from messagebus.errors import (
 )
 from messagebus.terminal import plural, say
 from messagebus.topology import parse_wanted
+from messagebus_tools.observing.rules import FIRST
+from messagebus_tools.observing.snapshot import NO_LINK
 
 ANSWER_S = 3.0
 SKEW_S_MAX = 2.0
@@ -421,7 +423,7 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
         told = answer.json()
         verdict, reason = str(told["verdict"]), str(told.get("reason", ""))
     except (httpx.HTTPError, OSError) as fault:
-        todo = "is it up, and open to this host? Its broker's registrations are incomplete"
+        todo = f"is it open to this host? {FIRST['an-agent-is-dead']} Registrations are incomplete"
         return [_doubt(what, reason_of(fault), todo)]
     except (ValueError, KeyError, TypeError):
         return [
@@ -442,7 +444,9 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
         return [_well(what, f"gate open{f': {reason}' if reason else ''}"), *found]
     if verdict == "drain":
         return [_doubt(what, f"takes no publishes: {reason}", "wait, or end the drain"), *found]
-    return [_fault(what, f"gate shut: {reason}", "its log: journalctl -u messagebus-agent"), *found]
+    if reason == NO_LINK:
+        return [_fault(what, f"its broker is down: {reason}", FIRST["a-host-is-dead"]), *found]
+    return [_fault(what, f"gate shut: {reason}", FIRST["a-gate-stays-shut"]), *found]
 
 
 _NO_DATE = "Thu, 01 Jan 1970 00:00:00 GMT"

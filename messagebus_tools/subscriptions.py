@@ -17,6 +17,7 @@ from messagebus.config import BusConfig
 from messagebus.secret import Secret
 from messagebus.terminal import say
 from messagebus_tools import top
+from messagebus_tools.observing.totals import SOURCES, at_least, counted
 
 TOKEN_SETTING = "MESSAGEBUS_TOKEN_FILE"
 
@@ -79,7 +80,14 @@ def list_subscriptions(as_json: bool) -> int:
 def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:
     """Return broker and name -> age of the oldest message."""
     seen = asyncio.run(top.observed(settings))
-    return {key: top.oldest(age) for key, age in top.ages_ms(seen).items()}
+    return {
+        (broker, row.name): at_least(
+            row.oldest_ms(seen.at_ms), row.oldest_is_least, lambda age_ms: top.oldest(int(age_ms))
+        )
+        for broker, answer in counted(seen).items()
+        for row in answer.rows.values()
+        if row.kind in SOURCES
+    }
 
 
 def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:

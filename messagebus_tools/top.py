@@ -25,17 +25,24 @@ from messagebus.terminal import duration, plural, say
 from messagebus_tools.observing.ask import Asker
 from messagebus_tools.observing.rates import Rates, broker_rates, row_rates
 from messagebus_tools.observing.rules import Attention, Raised
-from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Seen
-from messagebus_tools.observing.totals import SOURCES, Sum, total, totals, uncounted
+from messagebus_tools.observing.snapshot import NO_LINK, Answer, Bus, Kind, Seen
+from messagebus_tools.observing.totals import (
+    SOURCES,
+    UNKNOWN,
+    Sum,
+    at_least,
+    total,
+    totals,
+    uncounted,
+)
 
-__all__ = ["ages_ms", "observed", "oldest", "table", "top", "topics"]
+__all__ = ["observed", "oldest", "table", "top", "topics"]
 
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
 RATES_OVER_MS = 10_000
 ROWS = 40
 ATTENTION_ROWS = 6
-UNKNOWN = "?"
 # Clear the screen, cursor to its beginning.
 CLEAR = "\x1b[2J\x1b[H"
 
@@ -68,16 +75,6 @@ async def observed(bus: BusConfig) -> Bus:
         return await asker.look()
     finally:
         await asker.close()
-
-
-def ages_ms(bus: Bus) -> dict[tuple[str, str], int | None]:
-    """Return the age of the oldest message by broker and name; None where it is not known."""
-    return {
-        (broker, row.name): row.oldest_ms(bus.at_ms)
-        for broker, answer in bus.answers.items()
-        for row in answer.rows.values()
-        if row.kind in SOURCES
-    }
 
 
 @click.command(short_help="Show brokers, subscriptions and what is wrong, live.")
@@ -198,43 +195,58 @@ def _lines(look: Look, sort: str, text: str, exact: bool) -> Iterator[str]:
 
 def _broker(look: Look, seen: Seen, exact: bool) -> tuple[str, ...]:
     answer = seen.answer
+    if seen.is_away:
+        version = seen.last.state.rabbitmq if seen.last else ""
+        return (seen.broker, f"down: {NO_LINK}", *[UNKNOWN] * 5, version or UNKNOWN)
     if answer is None:
-        silent_ms = look.bus.at_ms - (seen.silent_since_ms or look.bus.at_ms)
-        return (seen.broker, f"silent for {duration(silent_ms / 1000)}", *[UNKNOWN] * 6)
+        return (seen.broker, _silence(seen, look.bus.at_ms), *[UNKNOWN] * 6)
     state, rates = answer.state, look.rates.get(seen.broker)
     words = state.verdict + (f": {state.reason}" if state.reason else "")
-    if not state.linked:
-        return (seen.broker, words, *[UNKNOWN] * 5, state.rabbitmq or UNKNOWN)
     room = answer.room
     return (
         seen.broker,
         words,
         _rate(rates.came if rates else None),
         _count(sum(row.ready for row in answer.rows.values() if row.kind in SOURCES), exact),
-        oldest(_oldest(answer, look.bus.at_ms), exact),
+        at_least(*_oldest(answer, look.bus.at_ms), lambda age_ms: oldest(int(age_ms), exact)),
         _count(room.connections if room else None, exact),
         _count(room.disk_free if room else None, exact, "B"),
         state.rabbitmq or UNKNOWN,
     )
 
 
-def _oldest(answer: Answer, now_ms: int) -> int | None:
-    ages = [row.oldest_ms(now_ms) for row in answer.rows.values() if row.kind in SOURCES]
-    return max((age for age in ages if age is not None), default=None)
+def _silence(seen: Seen, now_ms: int) -> str:
+    """Say for how long an agent has been silent, as far as it was heard before."""
+    since_ms = seen.silent_since_ms
+    if since_ms is None or seen.last is None:
+        return "agent silent"
+    return f"agent silent for {duration((now_ms - since_ms) / 1000)}"
+
+
+def _oldest(answer: Answer, now_ms: int) -> tuple[int | None, bool]:
+    """Return the age of the oldest message, and whether one may be older."""
+    rows = [row for row in answer.rows.values() if row.kind in SOURCES and row.waiting]
+    ages = [row.oldest_ms(now_ms) for row in rows]
+    is_least = None in ages or any(row.oldest_is_least for row in rows)
+    return max((age for age in ages if age is not None), default=0), is_least
 
 
 def _sum(name: str, each: Sum, exact: bool) -> tuple[str, ...]:
-    if len(each.without) == each.of:
-        return (name, *[UNKNOWN] * 7)
+    def count(value: float | None) -> str:
+        return at_least(value, each.is_least, lambda number: _count(int(number), exact))
+
+    def age(value: float) -> str:
+        return oldest(int(value), exact)
+
     return (
         name,
-        _count(each.ready, exact),
-        _count(each.unacked, exact),
-        oldest(each.oldest_ms, exact),
-        _rate(each.came),
-        _rate(each.left),
-        f"{each.consumers}" + ("!" if each.consumers and each.unconsumed else ""),
-        _count(each.parked, exact),
+        count(each.ready),
+        count(each.unacked),
+        at_least(each.oldest_ms, each.oldest_is_least, age),
+        at_least(each.came, each.is_least, _rate),
+        at_least(each.left, each.is_least, _rate),
+        count(each.consumers) + ("!" if each.consumers and each.unconsumed else ""),
+        count(each.parked),
     )
 
 

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from messagebus.destination import GROUPS, Queue, Subscription
 from messagebus.topology import with_options
@@ -52,12 +52,14 @@ SAMPLES_MAX = 500
 class Sweep:
     """The figures of one look. ages_ms: by queue; flows: arrived and departed by queue.
 
+    least: queues whose oldest message is older than that, by an unknown time.
     life: arrived, departed and the broker's counters only grow within one.
     """
 
     at_ms: int
     loads: Mapping[str, Load]
     ages_ms: Mapping[str, int]
+    least: frozenset[str]
     flows: Mapping[str, tuple[int, int]]
     room: Room
     overview: Overview
@@ -132,6 +134,7 @@ class Loads:
             at_ms=now_ms,
             loads={load.queue: load for load in found},
             ages_ms={load.queue: self._age_ms(load, now_ms) for load in found},
+            least=frozenset(load.queue for load in found if self._ages.is_least(load.queue)),
             flows=self._flows.sample(found, overview.totals.get("publish", 0)),
             room=room,
             overview=overview,
@@ -148,7 +151,10 @@ class Loads:
         for load in last.loads.values():
             yield Figure("queue_consumers", "Of this queue.", load.consumers, queue=load.queue)
         for queue, age_ms in last.ages_ms.items():
-            text = "Of the oldest message; too high where many are rejected or expire."
+            text = (
+                "Of the oldest message; too high where many are rejected or expire, and too low of what "
+                "was there before the agent."
+            )
             yield Figure("queue_oldest_age_seconds", text, age_ms / 1000, queue=queue)
         room = last.room
         yield Figure("disk_free_bytes", "As the broker sees it.", room.disk_free_bytes)
@@ -196,39 +202,65 @@ def _flown(load: Load, before: tuple[Load, int, int] | None) -> tuple[Load, int,
     return load, arrived + max(0, came), departed + acked + max(0, -came)
 
 
+@dataclass(slots=True)
+class _Queue:
+    """The past of one queue.
+
+    arrivals: (time, arrived by then) for each time at which the oldest message may have arrived.
+    departed: as the broker said last; before: departures that it has forgotten since. first: arrived by the
+    first sample: these messages are older than that by an unknown time.
+    """
+
+    first: int
+    waiting: int
+    departed: int
+    before: int = 0
+    arrivals: deque[tuple[int, int]] = field(default_factory=deque)
+
+    @property
+    def gone(self) -> int:
+        return self.before + self.departed
+
+
 class Ages:
     """The ages of the queues of one broker."""
 
     def __init__(self) -> None:
-        # queue -> (time, arrived by then) for each time at which the oldest message may have arrived
-        self._arrivals: dict[str, deque[tuple[int, int]]] = {}
-        self._departed: dict[str, int] = {}
+        self._queues: dict[str, _Queue] = {}
 
     def sample(self, queue: str, now_ms: int, *, waiting: int, departed: int) -> int:
-        """Return the minimal age of the oldest message, in milliseconds; 0 for an empty queue.
+        """Return the age of the oldest message, in milliseconds; 0 for an empty queue.
 
-        waiting: ready or unacknowledged. departed: acknowledged since the broker's start; messages present
-        before the first sample count from that.
+        waiting: ready or unacknowledged. departed: acknowledged since the broker's start, which makes no
+        message younger.
         """
-        if departed < self._departed.get(queue, 0) or not waiting:
-            self._arrivals.pop(queue, None)
-        self._departed[queue] = departed
+        known = self._queues.get(queue)
+        if known is None:
+            known = self._queues[queue] = _Queue(waiting + departed, waiting, departed)
+        elif departed < known.departed:
+            # What the broker has forgotten: all until the last sample, and what is missing since then.
+            known.before += known.departed + max(0, known.waiting - waiting - departed)
+        known.waiting, known.departed = waiting, departed
         if not waiting:
+            known.first = 0
+            known.arrivals.clear()
             return 0
-        arrivals = self._arrivals.setdefault(queue, deque())
-        arrivals.append((now_ms, waiting + departed))
-        while arrivals[0][1] <= departed:
-            arrivals.popleft()
-        if len(arrivals) > SAMPLES_MAX:
-            self._arrivals[queue] = arrivals = deque(list(arrivals)[::2])
-        return now_ms - arrivals[0][0]
+        known.arrivals.append((now_ms, waiting + known.gone))
+        while known.arrivals[0][1] <= known.gone:
+            known.arrivals.popleft()
+        if len(known.arrivals) > SAMPLES_MAX:
+            known.arrivals = deque(list(known.arrivals)[::2])
+        return now_ms - known.arrivals[0][0]
+
+    def is_least(self, queue: str) -> bool:
+        """Return whether its oldest message was there before the first sample: it is older than that."""
+        known = self._queues[queue]
+        return known.gone < known.first
 
     def keep_only(self, queues: Iterable[str]) -> None:
         """Drop queues that are gone."""
-        gone = self._departed.keys() - set(queues)
-        for queue in gone:
-            self._arrivals.pop(queue, None)
-            del self._departed[queue]
+        for queue in self._queues.keys() - set(queues):
+            del self._queues[queue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -360,7 +360,8 @@ class Observer:
             oldest_at = oldest if count.ready or load.unacked else None
             arrived, departed = sweep.flows[place.queue]
             more = (load.unacked, count.consumers, arrived, departed, oldest_at)
-            return Row(*place.key, count.ready, *more, count.at_ms, sweep.at_ms)
+            is_least = place.queue in sweep.least
+            return Row(*place.key, count.ready, *more, count.at_ms, sweep.at_ms, is_least)
         if count is None:
             return None
         ready, consumers, at_ms, since_ms = count
@@ -386,7 +387,8 @@ class Observer:
         ]
         oldest = min(since, default=None)
         more = (unacked, members.consumers, arrived, departed, oldest)
-        return Row(*place.key, ready, *more, at_ms, sweep.at_ms)
+        is_least = not sweep.least.isdisjoint(place.below)
+        return Row(*place.key, ready, *more, at_ms, sweep.at_ms, is_least)
 
 
 def _places(name: str) -> Iterator[_Place]:

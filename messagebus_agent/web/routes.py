@@ -654,7 +654,9 @@ class _Web:
                 told = f'{self._challenges.header}, Basic realm="messagebus"'
                 return _error(401, "login refused", {"WWW-Authenticate": told})
             case Admission.UNKNOWN:
-                return _error(503, "the broker here cannot check the login: ask another agent")
+                why = "the broker here cannot check the login: ask another agent"
+                linked = self._parts.upkeep.condition.linked
+                return JSONResponse({"error": why, "linked": linked}, 503)
 
 
 def _told(count: Count) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class BrokerRow:
 
     @property
     def is_stale(self) -> bool:
-        return self.seen.answer is None
+        return self.seen.answer is None or self.seen.is_away
 
     @property
     def spark(self) -> Spark:
@@ -60,7 +60,7 @@ class BrokerRow:
     def links(self) -> int | None:
         """Its connections; where they are not known, the clients that ask its agent."""
         answer = self.seen.answer
-        if answer is None:
+        if answer is None or self.seen.is_away:
             return None
         known = answer.room.connections if answer.room else None
         return answer.client_count if known is None else known
@@ -94,7 +94,7 @@ def brokers(board: Board, query: Query, settings: Settings) -> Values:
         "brokers": [(row.seen.broker, row) for row in rows],
         "broker_note": f"{len(rows)} on list generation {board.view.bus.generation}",
         "balancers": balancers(board),
-        "faults": [seen for seen in board.view.bus.brokers if seen.fault],
+        "faults": [seen for seen in board.view.bus.brokers if seen.fault and not seen.is_away],
     }
 
 
@@ -111,14 +111,14 @@ def broker_row(seen: Seen, board: Board) -> BrokerRow:
 
 def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
     """Return the state of a broker, with words."""
+    if seen.is_away:
+        return "bad", "broker does not answer"
     if seen.answer is None:
         since_ms = seen.silent_since_ms
         if since_ms is None:
             return "unknown", "agent silent"
         return "unknown", f"agent silent for {figures.roughly((now_ms - since_ms) / MS_PER_S)}"
     state = seen.answer.state
-    if not state.linked:
-        return "bad", "broker does not answer"
     if state.alarm:
         return "bad", f"alarm: {state.alarm}"
     if state.draining or seen.draining:
@@ -189,9 +189,12 @@ def _tiles(row: BrokerRow) -> list[Tile]:
     def line(figure: int) -> Spark:
         return curve(series, figure, board, *TILE_SPARK)
 
-    clients = f"{plural(answer.client_count, 'client')} ask its agent" if answer else ""
+    count = answer.client_count if answer else 0
+    clients = (
+        f"{plural(count, 'client')} {'asks' if count == 1 else 'ask'} its agent" if answer else ""
+    )
     return [
-        Tile("Oldest message", big_age(sums.oldest_s), sums.oldest_of,
+        Tile("Oldest message", big_age(sums.oldest_s, sums.oldest_is_least), sums.oldest_of,
              figures.age_class(sums.oldest_s), line(OLDEST), "tile.oldest"),
         Tile("Waiting", ((figures.count(sums.waiting), ""),), "ready or unacked", "",
              line(WAITING), "tile.waiting"),

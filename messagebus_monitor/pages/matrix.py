@@ -19,6 +19,7 @@ from messagebus_monitor.pages.shared import (
     heads,
     with_query,
 )
+from messagebus_tools.observing.totals import at_least
 
 DENSE_FROM = 17
 WORST, BY_NAME = "-worst", "name"
@@ -136,7 +137,7 @@ def _matrix_words(source: Source, settings: Settings) -> str:
         return ", ".join(map(settings.label, brokers))
 
     silent = [place.broker for place in source.places if place.state == "silent"]
-    said = [f"oldest {figures.age(source.oldest_s)}"]
+    said = [f"oldest {at_least(source.oldest_s, source.sum.oldest_is_least, figures.age)}"]
     if source.lacking:
         said.append(f"no consumer on {named(source.lacking)}")
     if source.missing:

@@ -28,6 +28,7 @@ from messagebus_monitor.pages.shared import (
 from messagebus_monitor.playbooks import Playbook
 from messagebus_tools.observing.rules import Raised, Rule
 from messagebus_tools.observing.snapshot import Client
+from messagebus_tools.observing.totals import counted
 
 TONES = {"page": "bad", "warn": "warn", "info": "info"}
 
@@ -36,7 +37,7 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
     """Return the values of the page of parked messages."""
     found = [each for each in board.sources.values() if each.sum.parked]
     found.sort(key=lambda each: -each.sum.parked)
-    total = f"{board.parked:,} in {plural(len(found), 'queue')}" if found else ""
+    total = f"{board.parked or 0:,} in {plural(len(found), 'queue')}" if found else ""
     return {
         "title": "Parked",
         "lines": [
@@ -45,23 +46,30 @@ def parked(board: Board, query: Query, settings: Settings) -> Values:
                 {
                     "name": each.name,
                     "count": each.sum.parked,
-                    "oldest_s": _oldest_parked(each, board),
+                    "oldest": _oldest_parked(each, board),
+                    "is_least": each.sum.is_least,
                     "where": parked_note(each, settings),
                 },
             )
             for each in found
         ],
         "note": "; ".join(filter(None, (total, missing_note(board, settings)))),
+        "empty": "Nothing is parked on the brokers that answer."
+        if board.without
+        else "Nothing is parked: no handler and no broker gave up a message.",
     }
 
 
-def _oldest_parked(source: Source, board: Board) -> float | None:
-    ages = [
-        oldest(row, board.view.now_ms) or 0
-        for answer in board.view.bus.answers.values()
-        if (row := answer.rows.get((source.name, "park"))) is not None
+def _oldest_parked(source: Source, board: Board) -> tuple[float | None, bool]:
+    """Return the age of its oldest parked message, and whether one may be older."""
+    rows = [
+        row
+        for answer in counted(board.view.bus).values()
+        if (row := answer.rows.get((source.name, "park"))) is not None and row.waiting
     ]
-    return max(ages, default=None)
+    ages = [oldest(row, board.view.now_ms) for row in rows]
+    is_least = source.sum.is_least or None in ages or any(row.oldest_is_least for row in rows)
+    return max((age for age in ages if age is not None), default=None), is_least
 
 
 def clients(board: Board, query: Query, settings: Settings) -> Values:
@@ -94,7 +102,8 @@ def clients(board: Board, query: Query, settings: Settings) -> Values:
         "note": f"{counted:,} ask the agents; the list is at generation {newest}",
         "q": query.get("q", ""),
         "hidden": [("behind", "1")] if is_behind else [],
-        "empty": "No client is behind." if is_behind else "No client asks an agent.",
+        "empty": f"No client {'is behind' if is_behind else 'asks an agent'}"
+        + (", of the agents that answer." if board.view.bus.silent else "."),
         "views": [
             Link("All", with_query(known), not is_behind),
             Link("Behind", with_query(known, behind="1"), is_behind, f"{behind:,}" if behind else ""),

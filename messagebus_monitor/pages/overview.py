@@ -27,10 +27,11 @@ from messagebus_monitor.pages.shared import (
     attention,
     big_age,
     curve,
-    missing_note,
     where_oldest,
+    without,
 )
 from messagebus_monitor.playbooks import Playbook
+from messagebus_tools.observing.totals import at_least
 
 OVERVIEW_ROWS, OVERVIEW_BROKERS, OVERVIEW_EVENTS = 20, 12, 9
 WORST_BROKERS = 9
@@ -55,7 +56,8 @@ def overview(
         "needs_more": max(0, len(raised) - NEEDS_MAX),
         "rules": settings.rules,
         "noticed": len(board.view.noticed),
-        "is_partial": bool(missing_note(board, settings)),
+        "is_partial": bool(board.without),
+        "troubled": sum(each.is_troubled for each in board.sources.values()),
         "unwell": [row.seen.broker for row in rows if row.state == "bad"],
         "tiles": _bus_tiles(board, settings),
         "brokers": [(row.seen.broker, row) for row in (worst if are_many else rows)],
@@ -71,10 +73,10 @@ def overview(
 
 
 def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
-    worst = max(board.sources.values(), key=lambda each: each.oldest_s or 0, default=None)
-    oldest_s = worst.oldest_s if worst else None
+    worst, is_least, oldest_is_least = board.worst, bool(board.without), board.oldest_is_least
+    oldest_s = worst.oldest_s if worst else None if is_least else 0.0
     series = board.view.history.of(BUS)
-    note, sources = missing_note(board, settings), board.sources.values()
+    note, sources = without(board, settings), board.sources.values()
     unacked = sum(each.sum.unacked or 0 for each in sources)
     complete = sum(not each.missing for each in sources)
     bare = sum(not each.sum.consumers for each in sources)
@@ -82,21 +84,28 @@ def _bus_tiles(board: Board, settings: Settings) -> list[Tile]:
     def line(figure: int) -> Spark:
         return curve(series, figure, board, *TILE_SPARK)
 
+    def number(value: float | None) -> tuple[tuple[str, str], ...]:
+        return ((at_least(value, is_least, figures.count), ""),)
+
+    def rate(value: float | None) -> tuple[tuple[str, str], ...]:
+        return ((at_least(value, is_least, figures.rate), "/s"),)
+
     where = where_oldest(worst, settings) if worst and oldest_s else ""
     parked_in = sum(bool(each.sum.parked) for each in sources)
     return [
-        Tile("Oldest message", big_age(oldest_s), where or "nothing waits", figures.age_class(oldest_s),
-             line(OLDEST), "tile.oldest"),
-        Tile("Waiting", ((f"{board.waiting:,}", ""),), note or f"{unacked:,} of them unacked",
+        Tile("Oldest message", big_age(oldest_s, oldest_is_least),
+             where or note or ("" if oldest_is_least else "nothing waits"),
+             figures.age_class(oldest_s), line(OLDEST), "tile.oldest"),
+        Tile("Waiting", number(board.waiting), note or f"{unacked:,} of them unacked",
              "", line(WAITING), "tile.waiting"),
-        Tile("Published", ((figures.rate(board.published), "/s"),),
+        Tile("Published", rate(board.published),
              note or f"to {plural(len(board.view.bus.answers), 'broker')}", "", line(ARRIVING),
              "tile.published"),
-        Tile("Handled", ((figures.rate(board.handled), "/s"),),
+        Tile("Handled", rate(board.handled),
              note or f"by {plural(sum(each.sum.consumers for each in sources), 'consumer')}", "",
              line(LEAVING), "tile.handled"),
-        Tile("Parked", ((f"{board.parked:,}", ""),),
-             f"in {plural(parked_in, 'queue')}" if parked_in else "nothing was given up",
+        Tile("Parked", number(board.parked),
+             f"in {plural(parked_in, 'queue')}" if parked_in else note or "nothing was given up",
              "warn" if board.parked else "", None, "tile.parked"),
         Tile("Coverage", ((str(complete), ""), (f"of {len(sources)}", "")),
              note or (f"everywhere; {bare} not consumed" if bare else "on every broker"),

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from messagebus.terminal import plural
 from messagebus_monitor import figures
 from messagebus_monitor.board import Board, Source
 from messagebus_monitor.figures import Spark
 from messagebus_monitor.history import Series
 from messagebus_tools.observing.rules import Raised
 from messagebus_tools.observing.snapshot import Consumer
+from messagebus_tools.observing.totals import at_least
 
 ROWS_A_PAGE = 50
 CLIENTS_SHOWN, QUEUES_SHOWN, NAMES_SHOWN, NEEDS_MAX = 200, 50, 5, 8
@@ -182,16 +184,21 @@ def manual_link(section: str, settings: Settings) -> str:
 
 
 def chrome(board: Board, settings: Settings) -> Values:
-    """Return what every page has: the bar at the top, and the short names of brokers."""
+    """Return what every page has: the bar at the top, and the short names of brokers.
+
+    page_fault: why the page shows nothing newer; "" while it does, whatever is wrong with the bus.
+    """
     bus, now_ms = board.view.bus, board.view.now_ms
     heard = [seen.last.received_at_ms for seen in bus.brokers if seen.last and not seen.fault]
+    are_away = any(seen.is_away for seen in bus.brokers)
     return {
         "label": settings.label,
         "short": settings.short,
         "cluster": bus.cluster or "messagebus",
         "parked_count": board.parked,
-        "at_ms": max(heard, default=0),
-        "fault": board.view.fault or ("no agent answers" if bus.brokers and not heard else ""),
+        "at_ms": max(heard, default=bus.at_ms if are_away else 0),
+        "page_fault": board.view.fault
+        or ("no agent answers" if bus.brokers and not heard and not are_away else ""),
         "list_note": f"the list is {figures.roughly(bus.list_age_ms / MS_PER_S)} old: {bus.list_fault}"
         if bus.list_fault
         else "",
@@ -202,18 +209,26 @@ def chrome(board: Board, settings: Settings) -> Values:
 
 def missing_note(board: Board, settings: Settings) -> str:
     """Return which brokers are left out of all sums; "" when none is."""
-    silent, bus = board.view.bus.silent, board.view.bus
-    if not silent:
+    missing, brokers = list(board.without), len(board.view.bus.brokers)
+    if not missing:
         return ""
-    names = ", ".join(settings.label(name) for name in silent[:NAMES_SHOWN])
-    more = f" and {len(silent) - NAMES_SHOWN} more" if len(silent) > NAMES_SHOWN else ""
-    return (
-        f"on {len(bus.brokers) - len(silent)} of {len(bus.brokers)} brokers, without {names}{more}"
-    )
+    names = ", ".join(settings.label(name) for name in missing[:NAMES_SHOWN])
+    more = f" and {len(missing) - NAMES_SHOWN} more" if len(missing) > NAMES_SHOWN else ""
+    return f"on {brokers - len(missing)} of {plural(brokers, 'broker')}, without {names}{more}"
 
 
-def big_age(seconds: float | None) -> tuple[tuple[str, str], ...]:
-    words = figures.age(seconds).split()
+def without(board: Board, settings: Settings) -> str:
+    """Return the same in the few words that a tile has room for."""
+    missing = list(board.without)
+    if not missing:
+        return ""
+    what = settings.label(missing[0]) if len(missing) == 1 else plural(len(missing), "broker")
+    return f"without {what}"
+
+
+def big_age(seconds: float | None, is_least: bool = False) -> tuple[tuple[str, str], ...]:
+    """Return an age as the parts of a tile. is_least: a lower bound."""
+    words = at_least(seconds, is_least, figures.age).replace("≥ ", "≥\N{NO-BREAK SPACE}").split(" ")
     if len(words) < 2:
         return ((words[0], ""),)
     return tuple(zip(words[::2], words[1::2], strict=False))
@@ -282,7 +297,7 @@ def parked_note(source: Source, settings: Settings) -> str:
     """Return on which brokers messages of it are parked."""
     on = [place for place in source.places if place.parked]
     if not on:
-        return "nothing is parked"
+        return "nothing is known of" if source.sum.is_least else "nothing is parked"
     named = ", ".join(
         f"{place.parked:,} on {settings.label(place.broker)}" for place in on[:NAMES_SHOWN]
     )

@@ -28,9 +28,11 @@ from messagebus_monitor.pages.shared import (
     parked_note,
     source_href,
     where_oldest,
+    without,
 )
 from messagebus_tools.observing.rules import reason
 from messagebus_tools.observing.snapshot import Bus
+from messagebus_tools.observing.totals import UNKNOWN, at_least
 
 DAY_S, MINUTES_SHOWN = 86_400, 60
 ALIKE = "The brokers are alike, so the cause is with the consumers."
@@ -70,7 +72,8 @@ def subscription(
         "draining": [broker for broker, a in view.bus.answers.items() if a.state.draining],
         "clients": clients[:CLIENTS_SHOWN],
         "newest": view.bus.generation,
-        "client_note": f"{source.sum.consumers:,}, list generation {view.bus.generation}",
+        "client_note": f"{_consumers(source)}, list generation {view.bus.generation}",
+        "course_note": f"at least, {note}" if (note := missing_note(board, settings)) else "",
         "series": f"{source_href(name)}/series",
         "span": query.get("span", "3600"),
         "spans": [
@@ -91,8 +94,12 @@ def _source_facts(source: Source, board: Board) -> list[tuple[str, str]]:
     return [
         ("kind", kind),
         ("there on", f"{here} of {answering} brokers that answer"),
-        ("consumers", f"{source.sum.consumers:,}"),
+        ("consumers", _consumers(source)),
     ]
+
+
+def _consumers(source: Source) -> str:
+    return at_least(source.sum.consumers, source.sum.is_least, figures.count)
 
 
 def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
@@ -103,7 +110,9 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
     if source.sum.waiting and not source.sum.consumers:
         return (
             "warn",
-            f"Nobody consumes it: {source.sum.waiting:,} messages wait.",
+            f"Nobody consumes it on the brokers that answer: {source.sum.waiting:,} messages wait there."
+            if source.sum.is_least
+            else f"Nobody consumes it: {source.sum.waiting:,} messages wait.",
             "Messages are kept until a consumer attaches.",
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
@@ -122,33 +131,38 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
 
 def _source_tiles(source: Source, board: Board, settings: Settings) -> list[Tile]:
     arriving, leaving = source.sum.came, source.sum.left
-    note = missing_note(board, settings)
-    empty, empty_note, tone = _until_empty(source)
-    unacked = figures.count(source.sum.unacked)
+    note, is_least = without(board, settings), source.sum.is_least
+    empty, empty_note, tone = _until_empty(source, note)
+    ready, unacked = figures.count(source.sum.ready), figures.count(source.sum.unacked)
+    waiting = at_least(source.sum.waiting, is_least, figures.count)
+    parked = at_least(source.sum.parked, is_least, figures.count)
     return [
-        Tile("Oldest message", big_age(source.oldest_s),
+        Tile("Oldest message", big_age(source.oldest_s, source.sum.oldest_is_least),
              where_oldest(source, settings).removeprefix(f"{source.name} ")
              if source.oldest_s
-             else "nothing waits",
+             else note or ("" if source.sum.oldest_is_least else "nothing waits"),
              figures.age_class(source.oldest_s), None, "tile.oldest"),
-        Tile("Waiting", ((f"{source.sum.waiting:,}", ""),),
-             note or f"{source.sum.ready:,} ready · {unacked} unacked", "", None, "tile.waiting"),
-        Tile("In", ((figures.rate(arriving), "/s"),), "arrive on all brokers together", "", None,
-             "tile.in"),
-        Tile("Out", ((figures.rate(leaving), "/s"),), "answered by consumers",
+        Tile("Waiting", ((waiting, ""),), note or f"{ready} ready · {unacked} unacked", "", None,
+             "tile.waiting"),
+        Tile("In", ((at_least(arriving, is_least, figures.rate), "/s"),),
+             note or "arrive on all brokers together", "", None, "tile.in"),
+        Tile("Out", ((at_least(leaving, is_least, figures.rate), "/s"),),
+             note or "answered by consumers",
              "warn" if tone else "", None, "tile.out"),
         Tile("Until empty", empty, empty_note, tone, None, "tile.empty"),
-        Tile("Parked", ((f"{source.sum.parked:,}", ""),),
-             "given up by handlers or brokers" if source.sum.parked else "nothing was given up",
+        Tile("Parked", ((parked, ""),),
+             "given up by handlers or brokers" if source.sum.parked else note or "nothing was given up",
              "warn" if source.sum.parked else "", None, "tile.parked"),
     ]  # fmt: skip
 
 
-def _until_empty(source: Source) -> tuple[tuple[tuple[str, str], ...], str, str]:
+def _until_empty(source: Source, missing: str) -> tuple[tuple[tuple[str, str], ...], str, str]:
+    if missing:
+        return ((UNKNOWN, ""),), missing, ""
     if not source.sum.ready:
         return ((figures.NOTHING, ""),), "nothing waits for a consumer", ""
     if source.sum.came is None or source.sum.left is None:
-        return ((figures.UNKNOWN, ""),), "rates are not known yet", ""
+        return ((UNKNOWN, ""),), "rates are not known yet", ""
     surplus = source.sum.left - source.sum.came
     if surplus <= 0.05:
         missing = f"no consumer on {plural(len(source.lacking), 'broker')}"

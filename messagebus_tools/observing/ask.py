@@ -27,6 +27,7 @@ from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused, reason_of
 from messagebus_tools.observing.rules import UNKNOWN_QUERY
 from messagebus_tools.observing.snapshot import (
+    NO_LINK,
     Answer,
     Balancer,
     Bus,
@@ -67,6 +68,7 @@ class _Agent:
     fault: str = "not asked yet"
     silent_since_ms: int | None = None
     skew_ms: int | None = None
+    is_refused_for_broker: bool = False
 
 
 class Asker:
@@ -195,6 +197,7 @@ class Asker:
             draining=listed.draining,
             silent_since_ms=agent.silent_since_ms,
             skew_ms=agent.skew_ms,
+            is_refused_for_broker=agent.is_refused_for_broker,
         )
 
     async def _current_list(self) -> BrokerList:
@@ -261,7 +264,7 @@ class Asker:
         """Return an answer, None for no other state or for a fault, which is noted."""
         url = self._url(listed, f"/observe?{urlencode(query)}")
         answer: Answer | None = None
-        fault = ""
+        fault, is_refused_for_broker = "", False
         try:
             async with asyncio.timeout(within_s):
                 status, body = await self._get(url, self._auth())
@@ -269,6 +272,8 @@ class Asker:
                 answer = read_answer(json.loads(body), received_at_ms=_now_ms())
                 if answer.broker != listed.broker.name:
                     fault, answer = f"the agent of {answer.broker!r} answers there", None
+            elif status == httpx.codes.SERVICE_UNAVAILABLE and _has_no_link(body):
+                fault, is_refused_for_broker = NO_LINK, True
             elif status != httpx.codes.NOT_MODIFIED:
                 fault = _fault_of(status)
         except TimeoutError:
@@ -281,7 +286,7 @@ class Asker:
             agent.silent_since_ms = _now_ms()
         elif not fault:
             agent.silent_since_ms = None
-        agent.fault = fault
+        agent.fault, agent.is_refused_for_broker = fault, is_refused_for_broker
         return answer
 
     def _url(self, listed: ListedBroker, path: str) -> str:
@@ -383,6 +388,15 @@ def _server(row: dict[str, Any]) -> Server:
         limit=int(row.get("slim") or 0),
         changed_s=int(row.get("lastchg") or 0),
     )
+
+
+def _has_no_link(body: bytes) -> bool:
+    """Return whether an agent says that it cannot check a login because its broker is down."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.get("linked") is False
 
 
 def _fault_of(status: int) -> str:

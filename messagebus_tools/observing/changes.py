@@ -53,9 +53,14 @@ def _changes(old: Bus, new: Bus) -> Iterator[Event]:
 
 def _of_broker(old: Seen, new: Seen, at_ms: int) -> Iterator[Event]:
     name = new.broker
-    if bool(old.fault) != bool(new.fault):
-        text = f"its agent does not answer: {new.fault}" if new.fault else "its agent answers again"
+    was_silent, is_silent = (bool(seen.fault) and not seen.is_away for seen in (old, new))
+    if was_silent != is_silent:
+        text = f"its agent does not answer: {new.fault}" if is_silent else "its agent answers again"
         yield Event(at_ms=at_ms, kind="agent", about=name, text=text)
+    was_away, is_away = (_is_away_unsaid(seen) for seen in (old, new))
+    if was_away != is_away and not is_silent:
+        text = "does not answer its agent" if is_away else "answers its agent again"
+        yield Event(at_ms=at_ms, kind="broker", about=name, text=text)
     # The last answers are compared also over a silence, so that what happened meanwhile is told.
     if not old.last or not new.last or old.last is new.last:
         return
@@ -74,6 +79,11 @@ def _of_broker(old: Seen, new: Seen, at_ms: int) -> Iterator[Event]:
             text = f"{loss.what} {loss.name} {what}"
             yield Event(at_ms=at_ms, kind="loss", about=name, text=text)
     yield from _of_consumers(old.last, new.last, at_ms)
+
+
+def _is_away_unsaid(seen: Seen) -> bool:
+    """Return whether a broker is away, and its last state does not say so yet."""
+    return seen.is_refused_for_broker and (seen.last is None or seen.last.state.linked)
 
 
 def _of_consumers(old: Answer, new: Answer, at_ms: int) -> Iterator[Event]:

@@ -17,7 +17,17 @@ from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import SOURCES, counted, uncounted
 
-__all__ = ["RULES", "UNKNOWN_QUERY", "Attention", "Finding", "Past", "Raised", "Rule", "reason"]
+__all__ = [
+    "FIRST",
+    "RULES",
+    "UNKNOWN_QUERY",
+    "Attention",
+    "Finding",
+    "Past",
+    "Raised",
+    "Rule",
+    "reason",
+]
 
 MINUTE_MS = 60_000
 OLD_MS = MINUTE_MS
@@ -475,9 +485,18 @@ def _topologies_differ(bus: Bus, _past: Past) -> Iterator[Finding]:
         yield Finding("topology", text, tuple(bus.answers))
 
 
+def _broker_away(bus: Bus, _past: Past) -> Iterator[Finding]:
+    for seen in bus.brokers:
+        if seen.is_away:
+            text = (
+                f"Broker {seen.broker} does not answer its agent: what waits there is not delivered"
+            )
+            yield Finding(seen.broker, text, (seen.broker,))
+
+
 def _agent_down(bus: Bus, _past: Past) -> Iterator[Finding]:
     for seen in bus.brokers:
-        if seen.fault:
+        if seen.fault and not seen.is_away:
             more = "nobody is cut, and nothing can be changed there. Its figures are not counted"
             yield Finding(
                 seen.broker, f"The agent of {seen.broker} does not answer ({seen.fault}): {more}"
@@ -679,13 +698,7 @@ MORE: tuple[Rule, ...] = (
             "{s.missing_count} of {s.entries} names are not on {b}, which takes publishes",
         ),
     ),
-    _rule(
-        *("BrokerAway", "page", 15, "a-host-is-dead"),
-        _state(
-            lambda a: not a.state.linked,
-            "Broker {b} does not answer its agent: what waits there is not delivered",
-        ),
-    ),
+    _rule("BrokerAway", "page", 15, "a-host-is-dead", _broker_away),
     _rule(
         *("NoConsumerHere", "page", 60, _SLOW, _no_consumer_here),
         covers=("OldestMessageGrowsOlder", "FallsBehind"),

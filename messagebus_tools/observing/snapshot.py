@@ -44,8 +44,10 @@ KINDS: frozenset[str] = frozenset(get_args(Kind))
 
 COLUMNS = (
     *("name", "kind", "ready", "unacked", "consumers", "arrived", "departed"),
-    *("oldest_ms", "counted_ms", "swept_ms"),
+    *("oldest_ms", "counted_ms", "swept_ms", "oldest_is_least"),
 )
+NO_LINK = "no AMQP link to the broker"
+"""Reason of an agent that answers while its broker is down."""
 ROWS_MAX = 100_000
 CLIENTS_MAX = 20_000
 TEXT_MAX = 4_096
@@ -62,7 +64,8 @@ class Row:
     unacked: delivered and not answered. arrived, departed: counters that only grow within one
     `Answer.life`; arrived - departed changes as ready + unacked does. All three as of swept_at_ms; None:
     not known (no management API, or a queue that was just made).
-    oldest_at_ms: arrival of the oldest message, or later; None when empty or not known.
+    oldest_at_ms: arrival of the oldest message; None when empty or not known. oldest_is_least: the message
+    was there before the agent looked first, so it is older than that by an unknown time.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Row:
     oldest_at_ms: int | None
     counted_at_ms: int
     swept_at_ms: int | None
+    oldest_is_least: bool = False
 
     @property
     def waiting(self) -> int:
@@ -246,7 +250,8 @@ class Seen:
     """One broker of the list at one time. fault: why its agent did not answer; "" when it did.
 
     last: its last answer, also an old one; None when there was none. silent_since_ms: of the first failure
-    since then. skew_ms: its agent's clock is so far ahead of ours.
+    since then. skew_ms: its agent's clock is so far ahead of ours. is_refused_for_broker: the fault is that
+    its broker, which checks logins, has no link to the agent.
     """
 
     broker: str
@@ -255,6 +260,12 @@ class Seen:
     draining: bool = False
     silent_since_ms: int | None = None
     skew_ms: int | None = None
+    is_refused_for_broker: bool = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its agent is there and says that the broker does not answer."""
+        return self.is_refused_for_broker or bool(self.answer and not self.answer.state.linked)
 
     @property
     def answer(self) -> Answer | None:
@@ -387,6 +398,7 @@ def bus_to_json(bus: Bus) -> dict[str, Any]:
                 "fault": seen.fault,
                 "draining": seen.draining,
                 "silent_ms": _age(seen.silent_since_ms, bus.at_ms),
+                "away": seen.is_away,
                 "skew_ms": seen.skew_ms,
                 "last": seen.last and answer_to_json(seen.last, bus.at_ms),
             }
@@ -435,13 +447,14 @@ def read_answer(told: Any, *, received_at_ms: int) -> Answer:
 def _row_to_json(row: Row, now_ms: int) -> list[Any]:
     ages = (_age(at, now_ms) for at in (row.oldest_at_ms, row.counted_at_ms, row.swept_at_ms))
     first = (row.name, row.kind, row.ready, row.unacked, row.consumers, row.arrived, row.departed)
-    return [*first, *ages]
+    return [*first, *ages, row.oldest_is_least]
 
 
 def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     if not isinstance(told, list) or len(told) <= max(places):
         raise ValueError("queues: rows as long as columns wanted")
-    name, kind, ready, unacked, consumers, arrived, departed, *ages = [told[at] for at in places]
+    cells = [told[at] for at in places]
+    name, kind, ready, unacked, consumers, arrived, departed, *ages, is_least = cells
     if not (type(name) is str and len(name) <= TEXT_MAX and name.isascii()):
         name = _value(str, name, "queues: a name")
     # One text for all brokers and observations: they are many.
@@ -454,13 +467,15 @@ def _row(told: Any, places: list[int], received_at_ms: int) -> Row:
     for count in (unacked, arrived, departed, *ages):
         if count is not None and (type(count) is not int or not 0 <= count <= NUMBER_MAX):
             raise ValueError(f"{name}: counts or null wanted")
+    if type(is_least) is not bool:
+        raise ValueError(f"{name}: oldest_is_least: true or false wanted")
     oldest, counted, swept = [None if age is None else received_at_ms - age for age in ages]
     if counted is None:
         raise ValueError(f"{name}: counted_ms wanted")
     return Row(
         name,
         cast(Kind, kind),
-        *(ready, unacked, consumers, arrived, departed, oldest, counted, swept),
+        *(ready, unacked, consumers, arrived, departed, oldest, counted, swept, is_least),
     )
 
 

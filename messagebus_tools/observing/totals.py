@@ -1,28 +1,55 @@
 """Sums over brokers that know what is missing in them.
 
 Pure. A sum is of brokers that were counted: their agents answered, and have a link to them. It names all
-others, with the reason. So a silent broker is never counted, as 0 or otherwise.
+others, with the reason. So a silent broker is never counted, as 0 or otherwise, and a sum that lacks a broker
+is a lower bound, which is shown as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from messagebus.terminal import plural
 from messagebus_tools.observing.rates import Rates
-from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row
+from messagebus_tools.observing.snapshot import NO_LINK, Answer, Bus, Kind, Row
 
-__all__ = ["Sum", "counted", "total", "totals", "uncounted"]
+__all__ = [
+    "UNKNOWN",
+    "Sum",
+    "at_least",
+    "counted",
+    "known",
+    "total",
+    "totals",
+    "uncounted",
+]
 
 SOURCES: tuple[Kind, ...] = ("sub", "queue")
+UNKNOWN = "?"
+N = TypeVar("N", int, float)
+
+
+def known(value: N | None, is_least: bool) -> N | None:
+    """Return a figure, None where it is not known. is_least: it is a lower bound; that of 0 says nothing."""
+    return None if is_least and not value else value
+
+
+def at_least(value: float | None, is_least: bool, words: Callable[[float], str]) -> str:
+    """Return a figure in words: "?" where it is not known, "≥ 12" of a lower bound."""
+    value = known(value, is_least)
+    if value is None:
+        return UNKNOWN
+    return f"≥ {words(value)}" if is_least else words(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
     """The sum of some rows. unacked, oldest_ms, came, left: None when no counted broker knows them.
 
-    oldest_on: the broker of the oldest message. of: brokers on the list; without: broker -> why it is not in.
+    oldest_on: the broker of the oldest message. oldest_is_least: a message may have waited for longer.
+    of: brokers on the list; without: broker -> why it is not in.
     unconsumed: counted brokers where nobody consumes. parked: messages in the parking queues. came and left
     are of brokers that have rates, which may be fewer.
     """
@@ -33,6 +60,7 @@ class Sum:
     parked: int = 0
     oldest_ms: int | None = None
     oldest_on: str = ""
+    oldest_is_least: bool = False
     came: float | None = None
     left: float | None = None
     of: int = 0
@@ -42,6 +70,11 @@ class Sum:
     @property
     def waiting(self) -> int:
         return self.ready + (self.unacked or 0)
+
+    @property
+    def is_least(self) -> bool:
+        """Whether brokers are missing in it, so that every figure is a lower bound."""
+        return bool(self.without)
 
     @property
     def told(self) -> str:
@@ -55,7 +88,7 @@ class Sum:
 def uncounted(bus: Bus) -> dict[str, str]:
     """Return the brokers that no sum counts -> the reason."""
     return {
-        seen.broker: seen.fault or "its agent has no link to it"
+        seen.broker: NO_LINK if seen.is_away else seen.fault
         for seen in bus.brokers
         if seen.answer is None or not seen.answer.state.linked
     }
@@ -106,6 +139,7 @@ def _sum(
     came = left = None
     oldest_ms: int | None = None
     oldest_on, bare, fed = "", set[str](), set[str]()
+    is_least = bool(without)
     for broker, row in rows:
         if row.kind not in SOURCES:
             if row.kind == "park":
@@ -120,9 +154,10 @@ def _sum(
             came, left = (came or 0.0) + each.came, (left or 0.0) + each.left
         if not (row.ready or row.unacked):  # as of most
             oldest_ms = oldest_ms or 0
-        elif (age_ms := row.oldest_ms(bus.at_ms)) is not None and (
-            oldest_ms is None or (age_ms, broker) > (oldest_ms, oldest_on)
-        ):
+            continue
+        age_ms = row.oldest_ms(bus.at_ms)
+        is_least = is_least or age_ms is None or row.oldest_is_least
+        if age_ms is not None and (oldest_ms is None or (age_ms, broker) > (oldest_ms, oldest_on)):
             oldest_ms, oldest_on = age_ms, broker
     return Sum(
         ready=ready,
@@ -131,6 +166,7 @@ def _sum(
         parked=parked,
         oldest_ms=oldest_ms,
         oldest_on=oldest_on if oldest_ms else "",
+        oldest_is_least=is_least,
         came=came,
         left=left,
         of=len(bus.brokers),

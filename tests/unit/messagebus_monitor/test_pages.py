@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus_monitor import figures
+from messagebus_monitor import figures, live
+from messagebus_monitor.api import source_row
 from messagebus_monitor.board import Board, View, board
+from messagebus_monitor.concluding import Concluding
+from messagebus_monitor.config import MonitorConfig
+from messagebus_monitor.eventlog import EventLog
 from messagebus_monitor.history import History
-from messagebus_monitor.pages.others import clients
+from messagebus_monitor.pages.brokers import broker, brokers
+from messagebus_monitor.pages.others import clients, parked
 from messagebus_monitor.pages.overview import overview
 from messagebus_monitor.pages.shared import (
     Settings,
@@ -26,10 +32,15 @@ from messagebus_monitor.pages.shared import (
 )
 from messagebus_monitor.pages.sources import subscription
 from messagebus_monitor.parts import Renderer
+from messagebus_monitor.people import NOBODY, Principal, Role
 from messagebus_monitor.plans import KINDS
+from messagebus_monitor.watch import Watch
+from messagebus_monitor.web import Monitor
 from messagebus_tools.observing.rules import RULES, Raised
-from messagebus_tools.observing.snapshot import Bus, Consumer, Seen
-from tests.support.watched import ALONE, SLOW, MadeUp
+from messagebus_tools.observing.snapshot import NO_LINK, Bus, Consumer, Seen
+from tests.support.observed import bus as bus_of
+from tests.support.observed import row, seen
+from tests.support.watched import ALONE, PROXIED, SLOW, MadeUp
 
 SETTINGS = Settings(labels=labels([f"mb{n}.example:5672" for n in range(1, 9)]))
 
@@ -41,7 +52,7 @@ def board_of(bus: Bus) -> Board:
 def parts_of(template: str, made: Board, values: Values | None) -> dict[str, str]:
     """Return the parts of a page as HTML, by their ids."""
     assert values is not None
-    common = {"kinds": KINDS, "actions_off": "", "is_live": True, "who": None}
+    common = {"kinds": KINDS, "actions_off": "", "is_live": True, "who": NOBODY}
     return dict(Renderer().render(template, {**chrome(made, SETTINGS), **values, **common}).parts)
 
 
@@ -155,6 +166,164 @@ def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:
     row = next(each for id, each in rows.items() if id.startswith("source."))
     assert (row["Waiting"], row["Consumers"], row["In/s"]) == ("?", "?", "?")
     assert subscription(made, SLOW, {}, SETTINGS) is not None
+
+
+DOWN: dict[str, dict[str, Any]] = {
+    "its agent is silent": {"fault": "no answer within 1.5 s"},
+    "its agent has no link to it": {"linked": False, "verdict": "down", "reason": NO_LINK},
+    "its agent cannot check logins any more": {"fault": NO_LINK, "is_refused_for_broker": True},
+}
+NAME = "orders/billing"
+MB1, MB2, MB3 = (f"mb{n}.example:5672" for n in (1, 2, 3))
+
+
+def one_down(how: str, *, elsewhere: int = 0) -> Bus:
+    """Return three brokers of which one is down with 900 messages on it; elsewhere: on each other one."""
+    rows = [
+        row(NAME, ready=elsewhere, consumers=bool(elsewhere), oldest_ms=70_000 * bool(elsewhere))
+    ]
+    rows += [row(NAME, "park")]
+    more: dict[str, Any] = {**DOWN[how]}
+    is_refused = bool(more.pop("is_refused_for_broker", False))
+    down = seen(MB3, row(NAME, ready=900, oldest_ms=540_000), **more)
+    return bus_of(
+        seen(MB1, *rows), seen(MB2, *rows), replace(down, is_refused_for_broker=is_refused)
+    )
+
+
+def figure_of(tile: str) -> str:
+    (found,) = re.findall(r'<div class="v[^"]*">(.*?)</div>', tile)
+    return unescape(re.sub("<[^>]*>", "", found)).strip()
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_what_is_not_known_is_a_question_in_tiles_rows_and_exports_and_never_0(how: str) -> None:
+    """Two brokers are empty; what the third holds is not known, so no sum is 0 and nothing is well."""
+    made = board_of(one_down(how))
+    pages = {
+        "overview.html": overview(made, {}, SETTINGS),
+        "subscription.html": subscription(made, NAME, {}, SETTINGS),
+        "parked.html": parked(made, {}, SETTINGS),
+    }
+    for template, values in pages.items():
+        parts = parts_of(template, made, values)
+        text = unescape(" ".join(parts.values()))
+        assert "nothing waits" not in text
+        assert "nothing was given up" not in text
+        assert "Nothing is parked:" not in text
+        assert "All clear" not in text
+        tiles = {id: figure_of(html) for id, html in parts.items() if id.startswith("tile.")}
+        tiles.pop("tile.coverage", None)
+        assert set(tiles.values()) <= {"?", "?/s"}, tiles
+    rows = rows_of("overview.html", made, pages["overview.html"])
+    source = rows["source.orders%2Fbilling"]
+    assert {source[each] for each in ("Oldest", "Waiting", "In/s", "Out/s", "Parked")} == {"?"}
+    assert source["Consumers"] == "?"
+    assert rows["broker.mb3.example%3A5672"]["Waiting"] == "?"
+    assert "without mb3" in missing_note(made, SETTINGS)
+    exported = source_row(made.sources[NAME])
+    assert 0 not in [exported[each] for each in exported if each != "brokers_answering"]
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_a_sum_that_lacks_a_broker_is_shown_as_a_lower_bound(how: str) -> None:
+    made = board_of(one_down(how, elsewhere=6))
+    rows = rows_of("overview.html", made, overview(made, {}, SETTINGS))
+    source = rows["source.orders%2Fbilling"]
+    assert (source["Oldest"], source["Waiting"]) == ("≥ 1 min 10 s", "≥ 12")
+    assert source["Consumers"] == "≥ 2"
+    tiles = parts_of("overview.html", made, overview(made, {}, SETTINGS))
+    assert "≥ 12" in tiles["tile.waiting"]
+    assert "≥\N{NO-BREAK SPACE}1" in tiles["tile.oldest"]
+
+
+def test_an_age_that_is_a_lower_bound_says_so_also_where_every_broker_answers() -> None:
+    before = row(NAME, ready=4, consumers=1, oldest_ms=70_000, oldest_is_least=True)
+    made = board_of(bus_of(seen(MB1, before), seen(MB2, row(NAME, consumers=1))))
+    rows = rows_of("overview.html", made, overview(made, {}, SETTINGS))
+    assert rows["source.orders%2Fbilling"]["Oldest"] == "≥ 1 min 10 s"
+    assert rows["source.orders%2Fbilling"]["Waiting"] == "4"
+    assert rows["broker.mb1.example%3A5672"]["Oldest"] == "≥ 1 min 10 s"
+    unknown = board_of(bus_of(seen(MB1, row(NAME, ready=4, consumers=1))))
+    rows = rows_of("overview.html", unknown, overview(unknown, {}, SETTINGS))
+    assert rows["source.orders%2Fbilling"]["Oldest"] == "?"
+    assert rows["broker.mb1.example%3A5672"]["Oldest"] == "?"
+
+
+@pytest.mark.parametrize("how", DOWN)
+async def test_a_course_has_a_gap_where_a_broker_may_hold_what_the_others_do_not(how: str) -> None:
+    found = one_down(how)
+
+    class Once(MadeUp):
+        def bus(self) -> Bus:
+            return found
+
+    watch = Watch(Once(), EventLog())
+    await watch.once()
+    at_s = watch.board.view.now_ms / 1_000
+    for name in (f"source:{NAME}", "bus:"):
+        series = watch.history.of(name)
+        assert series
+        assert {series.read(figure, at_s, 5).values[-1] for figure in range(4)} == {None}
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_a_silent_agent_and_a_broker_that_is_down_are_two_things_with_two_first_steps(
+    how: str,
+) -> None:
+    bus, concluding = one_down(how), Concluding()
+    for later_s in range(0, 300, 10):
+        view, _ = concluding.view(replace(bus, at_ms=bus.at_ms + later_s * 1_000), History(), "")
+    (only,) = [each for each in view.raised if MB3 in each.about]
+    html = parts_of("brokers.html", board(view), brokers(board(view), {}, SETTINGS))
+    chip = html["broker.mb3.example%3A5672"]
+    if how == "its agent is silent":
+        assert only.rule.name == "AgentDown"
+        assert "systemctl restart messagebus-agent" in only.rule.first
+        assert 'chip unknown">agent silent' in chip
+        assert "Agents that do not answer" in html["faults"]
+    else:
+        assert only.rule.name == "BrokerAway"
+        assert "messagebus-agent" not in only.rule.first
+        assert 'chip bad">broker does not answer' in chip
+        assert "Agents that do not answer" not in html["faults"]
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_the_corner_is_about_the_page_alone(how: str) -> None:
+    made = board_of(one_down(how))
+    parts = parts_of("broker.html", made, broker(made, MB3, {}, SETTINGS))
+    assert 'data-fault=""' in parts["pulse"]
+
+
+async def test_no_page_has_a_value_of_the_bar_under_another_meaning() -> None:
+    watch = Watch(MadeUp(), EventLog())
+    await watch.once()
+    monitor = Monitor(MonitorConfig(bus=PROXIED), watch)
+    common = {
+        *chrome(watch.board, SETTINGS),
+        "who",
+        "nav",
+        "here",
+        "kinds",
+        "theme",
+        "of",
+        "version",
+    }
+    addresses = [*live.PAGES, "/", "/subscriptions/orders/billing", "/brokers/mb1.example%3A5672"]
+    for address in addresses:
+        asked = live.asked_for(monitor, address, Principal("", Role.VIEWER))
+        assert common.isdisjoint(asked.values() or {}), address
+
+
+def test_a_page_with_trouble_is_not_called_clear_before_a_rule_holds() -> None:
+    old = row(NAME, ready=4, consumers=1, oldest_ms=323_000)
+    made = board_of(bus_of(seen(MB1, old)))
+    needs = parts_of("overview.html", made, overview(made, {}, SETTINGS))["needs"]
+    assert "All clear" not in needs
+    assert "1 name with problems" in needs
+    made = board_of(bus_of(seen(MB1, row(NAME, consumers=1))))
+    assert "All clear" in parts_of("overview.html", made, overview(made, {}, SETTINGS))["needs"]
 
 
 @pytest.mark.parametrize(

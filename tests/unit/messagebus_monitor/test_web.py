@@ -524,7 +524,7 @@ async def test_a_bus_of_which_nothing_is_known_is_never_called_well() -> None:
     async with client_of(monitor) as client:
         text = (await client.get("/")).text
         assert "Not known: http://lb1:8081/list: no answer" in text
-        assert "All agents answer" not in text
+        assert "All clear" not in text
 
 
 class Unlinked(MadeUp):
@@ -546,4 +546,4 @@ async def test_a_broker_that_was_just_lost_is_named_before_its_rule_holds() -> N
     async with client_of(monitor) as client:
         text = (await client.get("/")).text
         assert "No rule holds yet; look at mb1." in text
-        assert "All agents answer" not in text
+        assert "All clear" not in text

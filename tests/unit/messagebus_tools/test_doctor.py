@@ -21,6 +21,8 @@ from messagebus.__main__ import cli
 from messagebus.commands import options
 from messagebus.tls import TlsFiles
 from messagebus_tools import doctor
+from messagebus_tools.observing.rules import FIRST
+from messagebus_tools.observing.snapshot import NO_LINK
 from ops.local.certificates import issue_missing
 from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit
 
@@ -220,7 +222,14 @@ BROKEN: dict[str, tuple[Callable[[Rig], None], str, str, str, str]] = {
         "✗",
         "agent",
         "gate shut: not settled",
-        "journalctl",
+        FIRST["a-gate-stays-shut"],
+    ),
+    "a broker that its agent does not reach": (
+        agents(health={"verdict": "down", "reason": NO_LINK}, code=503),
+        "✗",
+        "agent",
+        "its broker is down",
+        FIRST["a-host-is-dead"],
     ),
     "something else than an agent": (
         agents(health=["x"]),

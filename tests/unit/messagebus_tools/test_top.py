@@ -68,6 +68,25 @@ def test_a_silent_broker_is_a_question_and_ends_with_3(shell: Shell) -> None:
     assert told["brokers"][silent]["state"] is None
 
 
+def test_a_broker_that_is_down_is_not_called_a_silent_agent(shell: Shell) -> None:
+    down = next(iter(shell.fleet.ports))
+    shell.fleet.answers[down] = lambda _: httpx.Response(503, json={"linked": False})
+    done = shell.top()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(down)]
+    assert "down: no AMQP link to the broker" in line
+    assert "silent" not in line
+
+
+def test_a_sum_that_lacks_a_broker_is_a_lower_bound(shell: Shell) -> None:
+    silent = next(iter(shell.fleet.ports))
+    shell.fleet.answers[silent] = lambda _: httpx.Response(503)
+    lines = [line for line in shell.top().stdout.splitlines() if line.startswith("topic")]
+    assert lines
+    for line in lines:
+        _, *figures = re.split(r"\s{2,}", line)
+        assert all(each == "?" or each.startswith("≥ ") for each in figures), line
+
+
 def test_when_nobody_answers_nothing_is_0(shell: Shell) -> None:
     shell.fleet.answers = dict.fromkeys(shell.fleet.ports, lambda _: httpx.Response(503))
     done = shell.top("--filter", "topic")

@@ -120,10 +120,26 @@ def test_what_was_there_before_counts_from_the_first_look() -> None:
     assert ages.sample("q", 9_000, waiting=9, departed=501) == 9_000
 
 
-def test_a_restart_of_the_broker_begins_anew() -> None:
+def test_a_restart_of_the_broker_makes_no_message_younger() -> None:
+    """The broker forgets what it has counted, and four messages left between the last look and its end."""
     ages = Ages()
-    ages.sample("q", 0, waiting=10, departed=500)
-    assert ages.sample("q", 9_000, waiting=10, departed=0) == 0
+    ages.sample("q", 0, waiting=0, departed=490)
+    ages.sample("q", 1_000, waiting=10, departed=500)
+    ages.sample("q", 2_000, waiting=15, departed=500)
+    assert ages.sample("q", 9_000, waiting=11, departed=0) == 8_000
+    assert not ages.is_least("q")
+    assert ages.sample("q", 10_000, waiting=5, departed=6) == 8_000
+    assert ages.sample("q", 11_000, waiting=0, departed=11) == 0
+
+
+def test_what_was_there_before_the_first_look_is_older_than_it_says() -> None:
+    ages = Ages()
+    ages.sample("q", 0, waiting=2, departed=500)
+    assert ages.is_least("q")
+    ages.sample("q", 1_000, waiting=2, departed=501)
+    assert ages.is_least("q")
+    assert ages.sample("q", 2_000, waiting=1, departed=502) == 1_000
+    assert not ages.is_least("q")
 
 
 def test_an_empty_queue_has_no_age_whatever_left_it_uncounted() -> None:
@@ -138,7 +154,7 @@ def test_a_long_backlog_is_known_by_few_moments() -> None:
     for number in range(10 * SAMPLES_MAX):
         told = ages.sample("q", number, waiting=number + 1, departed=0)
         assert told == number
-        assert len(ages._arrivals["q"]) <= SAMPLES_MAX
+        assert len(ages._queues["q"].arrivals) <= SAMPLES_MAX
 
 
 def test_a_queue_that_is_gone_is_forgotten() -> None:

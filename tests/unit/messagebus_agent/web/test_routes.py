@@ -342,7 +342,10 @@ async def test_a_change_by_login_or_token(rig: Rig) -> None:
     assert (await rig.http.post("/topology", json=body)).status_code == 401
     assert (await rig.http.post("/topology", json=body, auth=("bus", "x"))).status_code == 401
     rig.broker_away = True
-    assert (await rig.http.post("/topology", json=body, auth=("bus", "y"))).status_code == 503
+    refused = await rig.http.post("/topology", json=body, auth=("bus", "y"))
+    assert refused.status_code == 503
+    # Who asks can tell a broker that is down from an agent that is.
+    assert refused.json()["linked"] is rig.upkeep.condition.linked
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,23 @@ async def test_an_agent_without_a_good_answer_is_named_and_not_counted(
     assert (await asker.look()).silent == ()
 
 
+async def test_an_agent_whose_broker_is_down_is_not_silent(fleet: Fleet, asker: Asker) -> None:
+    """Logins are checked by the broker: its agent refuses them, and says why."""
+    await asker.look()
+    down = first(fleet)
+    told = {"error": "the broker here cannot check the login", "linked": False}
+    fleet.answers[down] = lambda _: httpx.Response(503, json=told)
+    seen = (await asker.look()).find(down)
+    assert seen
+    assert (seen.is_away, seen.answer) == (True, None)
+    assert seen.fault == "no AMQP link to the broker"
+    fleet.answers[down] = lambda _: httpx.Response(503, json={**told, "linked": True})
+    seen = (await asker.look()).find(down)
+    assert seen
+    assert not seen.is_away
+    assert seen.fault == "HTTP 503"
+
+
 async def test_what_an_agent_has_squeezed_takes_no_more_memory_than_the_largest_answer(
     fleet: Fleet, asker: Asker
 ) -> None:

@@ -170,8 +170,9 @@ LOST = Loss(wanted=BILLING, what="queue", name="mb.sub/x", noticed_at_ms=1, repa
 
 
 def told_bus(**more: Any) -> Bus:
-    consumers = more.pop("consumers", 1)
-    return bus(seen("mb1", row(BILLING, consumers=consumers), **more))
+    consumers, is_away = more.pop("consumers", 1), more.pop("away", False)
+    found = seen("mb1", row(BILLING, consumers=consumers), **more)
+    return bus(replace(found, is_refused_for_broker=is_away))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,8 @@ def told_bus(**more: Any) -> Bus:
         ({}, {"fault": "timed out"}, "agent", "its agent does not answer: timed out"),
         ({"fault": "timed out"}, {}, "agent", "its agent answers again"),
         ({}, {"verdict": "down", "reason": "no link"}, "broker", "is down: no link"),
+        ({}, {"fault": "x", "away": True}, "broker", "does not answer its agent"),
+        ({"fault": "x", "away": True}, {}, "broker", "answers its agent again"),
         ({"verdict": "down"}, {}, "broker", "takes publishes"),
         (
             {},
