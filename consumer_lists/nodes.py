@@ -169,8 +169,7 @@ def _read_clients(answer: Any) -> Iterable[Client]:
             subscription=str(each["subscription"]),
             applied=int(each["applied"]),
             age_s=float(each["age_s"]),
-            # Agents of former versions do not say it, and name nobody who left.
-            waits=bool(each.get("waits", True)),
+            waits=bool(each["waits"]),
         )
 
 
@@ -178,7 +177,7 @@ def _read_left(answer: Any) -> dict[tuple[str, str], float]:
     """Return (id, subscription) -> time in s since a client hung up."""
     return {
         (str(each["id"]), str(each["subscription"])): float(each["age_s"])
-        for each in answer.get("left", ())
+        for each in answer["left"]
     }
 
 

@@ -95,8 +95,6 @@ def _own_id() -> str:
 
 
 OURS = "messagebus-rabbitmq"
-# The summary of an editable installation that was made before the distribution had its name.
-SUMMARY = "Publish to any RabbitMQ broker, consume from all of them."
 
 
 @functools.cache
@@ -105,8 +103,6 @@ def namesake() -> str:
     try:
         found = metadata("messagebus")
     except PackageNotFoundError:
-        return ""
-    if found["Summary"] == SUMMARY:
         return ""
     return (
         f"another project's distribution 'messagebus' {found['Version']} is installed here and has files of "

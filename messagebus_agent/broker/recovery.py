@@ -7,8 +7,7 @@ waited that long for its first confirm. Behind a shut gate nobody waits: others 
 
 `Ladder` is the exit of the delay ladder, with the messages that found no queue there. It is declared before
 the queues of the map and bound after them. A message that is due while they are not all bound waits in its
-step, and does not count as undelivered. A broker set up by an earlier version has an exchange DUE with
-bindings of its own; it is made anew when OUT leads to every queue.
+step, and does not count as undelivered.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from collections.abc import Iterator
 
 from messagebus._io.amqp.control import Control
 from messagebus.destination import UNDELIVERED_QUEUE
-from messagebus.errors import ChannelRefused
-from messagebus.topology import DUE, LADDER, Declarations
+from messagebus.topology import LADDER
 from messagebus_agent.broker.settle import Settler
 from messagebus_agent.web.metrics import Figure
 
@@ -93,11 +91,6 @@ PRECONDITION_FAILED = 406
 # Every REPAIR_EVERY-th look declares the ladder again, in case a part was deleted.
 REPAIR_EVERY = 10
 
-_DUE = Declarations(exchanges=tuple(e for e in LADDER.exchanges if e.name == DUE))
-_BEFORE_DUE = Declarations(
-    exchanges=tuple(e for e in LADDER.exchanges if e.name != DUE), queues=LADDER.queues
-)
-
 
 class Ladder:
     """The exit of the ladder on one broker.
@@ -108,7 +101,6 @@ class Ladder:
 
     def __init__(self, broker: str) -> None:
         self._broker = broker
-        self._is_old = False
         self._looks = itertools.count(1)
         self._told = 0
         self.leads_out = False
@@ -120,25 +112,13 @@ class Ladder:
 
     async def begin(self, control: Control) -> None:
         """Declare the exchanges and queues that the map's bindings need. Raises LinkError."""
-        self.leads_out = self._is_old = False
-        await control.declare(_BEFORE_DUE)
-        try:
-            await control.declare(_DUE, aside=True)
-        except ChannelRefused as refused:
-            if refused.code != PRECONDITION_FAILED:
-                raise
-            self._is_old = True
+        self.leads_out = False
+        await control.declare(LADDER)
 
     async def lead_out(self, control: Control) -> None:
         """Bind the exit, after all queues are bound and its own is settled. Raises LinkError."""
         if self.leads_out:
             return
-        if self._is_old:
-            log.info("delay ladder of an earlier version is led out anew broker=%s", self._broker)
-            # A message due between these two stays in its step and is tried again.
-            await control.delete_exchange(DUE)
-            await control.declare(_DUE)
-            self._is_old = False
         await control.bind(LADDER)
         self.leads_out = True
 

@@ -305,8 +305,7 @@ class Topology:
         # Only now, with the change stored: a broker that boots after its refusal reads it.
         replies |= dict(await asyncio.gather(*(self._probed(broker) for broker in silent)))
         if alive and any(MQTT in each for each in asked.values()):
-            old = {name for name, answer in told.items() if not _knows_mqtt(answer, entries)}
-            replies = {name: _with_mqtt(each, name in old) for name, each in replies.items()}
+            replies = {name: _with_mqtt(each) for name, each in replies.items()}
         judged = completion(current.names, replies)
         return judged, max([above, *(answer.above for answer in told.values())])
 
@@ -360,7 +359,7 @@ class Topology:
     async def keep(self, topic: str, current: BrokerList) -> int:
         """Have the homes of a topic stored by the agents. Returns how many have stored them.
 
-        An agent of before keeps homes as they were: its answer shows it. Raises TopologyError.
+        An agent counts when its answer has these homes. Raises TopologyError.
         """
         entry = self.register.entries[topic]
         await self._store_map()
@@ -448,17 +447,8 @@ def _reply(told: PeerAnswer) -> Reply:
     return Reply(answer=answer, stored=told.stored, reason=told.reason)
 
 
-def _knows_mqtt(told: PeerAnswer, changed: Sequence[Entry]) -> bool:
-    """Return whether an agent kept the option: one of an earlier version leaves out what it does not know."""
-    switched = {each.wanted for each in changed if MQTT in dict(each.options)}
-    return all(MQTT in dict(e.options) for e in told.entries if e.wanted in switched)
-
-
-def _with_mqtt(reply: Reply, is_old: bool) -> Reply:
+def _with_mqtt(reply: Reply) -> Reply:
     """Return the reply to who asked for MQTT: a broker that holds all but that does not do."""
-    if is_old:
-        reason = "its agent is of an earlier version, which knows no mqtt"
-        return replace(reply, answer=Answer.NO, reason=reason)
     is_refused = reply.answer is Answer.HELD and reply.reason
     return replace(reply, answer=Answer.NO) if is_refused else reply
 

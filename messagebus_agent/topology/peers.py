@@ -182,7 +182,7 @@ class Peers:
     async def bound(self, peers: Iterable[ListedBroker], topic: str) -> dict[str, list[str] | None]:
         """Return the segments of a topic that are bound at each of these, None where the gate is shut.
 
-        An agent that does not answer, or is of before moves, is left out.
+        An agent that does not answer is left out.
         """
 
         def read(answer: httpx.Response) -> list[str] | None:

@@ -420,7 +420,7 @@ def _older(tomb: Entry, theirs: Mapping[str, Entry]) -> bool:
 
 
 def _larger(ours: Entry, theirs: Entry) -> Entry:
-    # An agent of an earlier version forgets options that it does not know.
+    # An agent of another version forgets options that it does not know.
     is_more = (theirs.rank, len(theirs.options)) > (ours.rank, len(ours.options))
     entry, other = (theirs, ours) if is_more else (ours, theirs)
     is_one_life = ours.tomb == theirs.tomb or not entry.alive

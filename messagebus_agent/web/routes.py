@@ -52,7 +52,7 @@ from messagebus_agent.web.trail import Trail
 
 log = logging.getLogger("messagebus.agent")
 
-# Of docs/WIRE.md: the first number changes with what a client of before cannot take.
+# Of docs/WIRE.md: the first number changes with what an older client cannot take.
 WIRE_VERSION = "1.1"
 WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is refused, and asks another agent.

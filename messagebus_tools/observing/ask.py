@@ -402,8 +402,6 @@ def _has_no_link(body: bytes) -> bool:
 def _fault_of(status: int) -> str:
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return f"{REFUSED}: HTTP {status}"
-    if status == httpx.codes.NOT_FOUND:
-        return "its agent is of an earlier version, which is not observed"
     return f"HTTP {status}"
 
 
@@ -426,7 +424,7 @@ def _trail(body: bytes) -> list[dict[str, Any]]:
     return made
 
 
-# Most questions are those of before: to read an address with 50 names takes 0.1 ms.
+# Most questions repeat earlier ones: to read an address with 50 names takes 0.1 ms.
 @lru_cache(maxsize=512)
 def _parsed(url: str) -> httpx.URL:
     return httpx.URL(url)

@@ -206,7 +206,7 @@ class Answer:
     """One agent's answer about its own broker.
 
     life: counters of two answers compare only within one. at_ms: the agent's clock. mark: what rows have
-    changed since this answer is asked by it, as `since`; "" of older agents. received_at_ms: ours.
+    changed since this answer is asked by it, as `since`. received_at_ms: ours.
     counted_at_ms: of the last count of all queues; a row may be newer. swept_at_ms: of the last
     management statistics, None without any. whole: all rows are in it.
     clients: those that work by an older list, or of the names that were asked for, or all where that was

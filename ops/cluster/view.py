@@ -222,7 +222,7 @@ class View:
         return answer
 
     def observed(self, name: str) -> Answer:
-        """Return what a broker's agent knows of it. Raises NoAnswer, also for an agent of before."""
+        """Return what a broker's agent knows of it. Raises NoAnswer."""
         node = self.node(name)
         answer = self._agent(node, "/observe", auth=self.inventory.proof_to(node))
         try:

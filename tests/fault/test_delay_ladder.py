@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from urllib.parse import quote
 
 import pika
 import pytest
@@ -24,7 +23,7 @@ from messagebus import (
 from messagebus.destination import DELAY_STEPS_MS, Delay
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import delete_queue, direct, metric, queue_exists, register, unregister
+from tests.support.faults import delete_queue, direct, metric, register, unregister
 from tests.support.raw import Raw, publish_raw
 
 DEADLINE_S = 60.0
@@ -175,40 +174,6 @@ def test_a_foreign_clients_expiration_lets_no_delayed_message_come_early(
         consumer.ack(delivery)
 
 
-def old_form(cluster: LocalCluster, topic: str) -> None:
-    """Declare the ladder as the version before did, without the agent."""
-    with cluster.management("mb1") as management:
-        for name in ("mb.due", "mb.out", "mb.undelivered"):
-            management.delete(f"/api/exchanges/%2F/{name}").raise_for_status()
-        delete_queue(cluster, "mb1", UNDELIVERED)
-        due = {"type": "direct", "durable": True}
-        management.put("/api/exchanges/%2F/mb.due", json=due).raise_for_status()
-        for kind, name in (("e", f"mb.topic/{topic}"), ("q", f"mb.sub/{topic}/all")):
-            path = f"/api/bindings/%2F/e/mb.due/{kind}/{quote(name, safe='')}"
-            management.post(path, json={"routing_key": name}).raise_for_status()
-
-
-@pytest.mark.guarantee("undelivered-leaves-its-step")
-def test_an_agent_brings_the_ladder_of_an_earlier_version_to_its_own_form_and_frees_what_it_held(
-    broken: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    register(broken, f"{topic}/all", f"{topic}/other", "delay:1000")
-    broken.stop("mb1", agent=True)
-    old_form(broken, topic)
-    raw(broken, retries(f"{topic}/gone", 1_000, 2 * HELD))
-    raw(broken, [Raw("mb.delay/1000", f"mb.topic/{topic}")])
-    raw(broken, retries(f"{topic}/all", 1_000, 1))
-    broken.start("mb1", agent=True)
-    for subscription, count in (("all", 2), ("other", 1)):
-        with Consumer(bus, topic, subscription=subscription) as consumer:
-            for _ in range(count):
-                delivery = consumer.receive(DEADLINE_S)
-                assert delivery is not None
-                consumer.ack(delivery)
-    reason = f"no queue: mb.sub/{topic}/gone"
-    eventually(lambda: undelivered(bus) == {reason: 2 * HELD}, within_s=WITHIN_S)
-
-
 @pytest.mark.guarantee("undelivered-leaves-its-step")
 def test_the_undelivered_survive_a_kill_and_their_way_is_open_again_after_it(
     broken: LocalCluster, bus: BusConfig, topic: str
@@ -251,24 +216,4 @@ def test_without_agents_what_has_no_queue_leaves_its_step_too(
     reason = f"no queue: mb.sub/{topic}/gone"
     eventually(lambda: undelivered(alone) == {reason: 2 * HELD}, within_s=WITHIN_S)
     purge_parked(alone, ["undelivered"])
-    broken.start("mb1", agent=True)
-
-
-def test_without_agents_the_ladder_of_an_earlier_version_is_left_as_it_is_and_works(
-    broken: LocalCluster, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its clients may have bound queues to it that nobody else knows of."""
-    register(broken, f"{topic}/all")
-    broken.stop("mb1", agent=True)
-    old_form(broken, topic)
-    alone = BusConfig(
-        broker=broken.node("mb1").broker, user="admin", password=broken.admin_password
-    )
-    with Publisher(alone) as publisher, Consumer(alone, Queue(topic)) as consumer:
-        publisher.send_safe(Queue(topic), b"due", deliver_after_s=1)
-        delivery = consumer.receive(DEADLINE_S)
-        assert delivery is not None
-        consumer.ack(delivery)
-    assert "delay ladder of an earlier version" in caplog.text
-    assert queue_exists(broken, "mb1", UNDELIVERED)
     broken.start("mb1", agent=True)

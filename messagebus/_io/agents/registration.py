@@ -11,7 +11,6 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -42,9 +41,7 @@ from messagebus.errors import (
 from messagebus.stats import Durability
 from messagebus.tls import certificate_fault
 from messagebus.topology import (
-    DUE,
     LADDER,
-    OUT,
     Binding,
     Declarations,
     Exchange,
@@ -73,10 +70,6 @@ SETTLE_MS = 4_000
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
 # Concurrent looks at destinations of one link: thousands fit into a dial's time.
 CALLS_AT_ONCE = 256
-OLD = (
-    "32 messages that find no queue stop a step of it; when every client has been started with this version,"
-    f" delete the exchange {DUE} and start one again"
-)
 
 T = TypeVar("T")
 
@@ -282,7 +275,6 @@ class Alone:
 
     def __init__(self, bus: BusConfig) -> None:
         self._bus = bus
-        self._told_old = False
 
     async def register(
         self,
@@ -344,7 +336,8 @@ class Alone:
             raise
 
     async def _declare_settled(self, link: Link, wanted: Sequence[Wanted]) -> None:
-        is_led_out = await self._declare_ladder(link)
+        for exchange in LADDER.exchanges:
+            await _declare_exchange(link, exchange)
         parts = [declarations(each) for each in wanted]
         # Only registrations of a delay wait until the undelivered queue is settled; then all bind it.
         if any(isinstance(each, Delay) for each in wanted) or await _is_settled(link, _LAST):
@@ -360,32 +353,8 @@ class Alone:
             await asyncio.sleep(SETTLE_MS / 1000)
         for part in parts:
             await _bind(link, part.bindings)
-            if not is_led_out:
-                past = [
-                    replace(each, exchange=DUE) for each in part.bindings if each.exchange == OUT
-                ]
-                await _bind(link, past)
         for part in unsettled:
             await _mark_settled(link, part)
-
-    async def _declare_ladder(self, link: Link) -> bool:
-        """Declare the exit of the delay ladder. False: an earlier version's form exists and stays.
-
-        Clients of that version may have bound queues to it that nobody here knows of.
-        """
-        for exchange in LADDER.exchanges:
-            try:
-                await _declare_exchange(link, exchange)
-            except ChannelRefused as fault:
-                if fault.code != PRECONDITION_FAILED or exchange.name != DUE:
-                    raise
-                if not self._told_old:
-                    log.warning(
-                        "delay ladder of an earlier version broker=%s: %s", self._bus.broker, OLD
-                    )
-                self._told_old = True
-                return False
-        return True
 
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]

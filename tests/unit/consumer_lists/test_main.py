@@ -73,7 +73,7 @@ def http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AgentsHttp:
     monkeypatch.setattr(pushing, "POLL_S", 0)
     monkeypatch.setattr(listfile, "advice", lambda path, said: f"keep {path.name}: {said}")
     http = AgentsHttp(monkeypatch)
-    http.answers = {"a:8081/consumer-list": TEXT, "a:8081/clients": '{"clients": []}'}
+    http.answers = {"a:8081/consumer-list": TEXT, "a:8081/clients": '{"clients": [], "left": []}'}
     return http
 
 
@@ -197,8 +197,14 @@ def test_a_push_takes_no_file() -> None:
 
 
 def test_a_client_that_is_behind_is_a_difference(http: AgentsHttp) -> None:
-    client = {"id": "b-1", "subscription": "orders/billing", "applied": 6, "age_s": 4}
-    http.answers["a:8081/clients"] = json.dumps({"clients": [client]})
+    client = {
+        "id": "b-1",
+        "subscription": "orders/billing",
+        "applied": 6,
+        "age_s": 4,
+        "waits": True,
+    }
+    http.answers["a:8081/clients"] = json.dumps({"clients": [client], "left": []})
     differs = run("diff")
     assert (differs.exit_code, differs.output) == (
         7,

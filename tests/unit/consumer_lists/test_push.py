@@ -36,8 +36,9 @@ class Nodes:
 
     def attach(self, name: str, applied: int) -> None:
         """Attach a client that asks the agent of this name."""
-        client = {"id": "x", "subscription": "s", "applied": applied, "age_s": 1}
-        self.http.answers[f"{name}:8081/clients"] = json.dumps({"clients": [client]})
+        client = {"id": "x", "subscription": "s", "applied": applied, "age_s": 1, "waits": True}
+        answer = {"clients": [client], "left": []}
+        self.http.answers[f"{name}:8081/clients"] = json.dumps(answer)
 
     def serve(self, name: str, text: str) -> None:
         self.http.answers[f"{name}:8081/consumer-list"] = text
@@ -122,7 +123,7 @@ def test_two_operators_do_not_push_at_once(nodes: Nodes) -> None:
 def test_recovering_goes_above_what_nodes_serve(nodes: Nodes) -> None:
     nodes.serve("b", OURS.replace("7", "12"))
     for name in "abc":
-        nodes.http.answers[f"{name}:8081/clients"] = '{"clients": []}'
+        nodes.http.answers[f"{name}:8081/clients"] = '{"clients": [], "left": []}'
     assert nodes.recover() == pushing.Pushed(generation=13, serving=("a", "b", "c"))
     assert "# generation: 13\n" in nodes.cluster.list_file.read_text()
 
@@ -192,14 +193,11 @@ def http(monkeypatch: pytest.MonkeyPatch) -> AgentsHttp:
 
 
 def _clients(*seen: tuple[str, int, float]) -> str:
-    return json.dumps(
-        {
-            "clients": [
-                {"id": name, "subscription": "orders/billing", "applied": applied, "age_s": age_s}
-                for name, applied, age_s in seen
-            ]
-        }
-    )
+    same = {"subscription": "orders/billing", "waits": True}
+    clients = [
+        {"id": name, "applied": applied, "age_s": age_s, **same} for name, applied, age_s in seen
+    ]
+    return json.dumps({"clients": clients, "left": []})
 
 
 def test_every_node_is_told_in_order_also_those_that_do_not_answer(http: AgentsHttp) -> None:

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from messagebus.errors import ChannelRefused
-from messagebus.topology import Declarations
+from messagebus.topology import LADDER, Declarations
 from messagebus_agent.broker import recovery as module
 from messagebus_agent.broker.losses import (
     LOSSES_KEPT,
@@ -206,33 +205,24 @@ def test_names_that_come_and_go_are_not_kept_for_ever() -> None:
 
 ME = "a:5672"
 IS_DECLARED = [
-    f"declare {name}" for name in ("mb.undelivered", "mb.out", "mb.park/mb.due", "mb.due")
+    f"declare {name}" for name in (*(each.name for each in LADDER.exchanges), "mb.park/mb.due")
 ]
 IS_BOUND = "bind mb.undelivered mb.park/mb.due"
 
 
 class FakeControl:
-    """Control that records requests; `refuses` is the code of the next declaration of mb.due."""
+    """Control that records requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.refuses = 0
         self.waiting: int | None = 0
 
-    async def declare(self, wanted: Declarations, *, aside: bool = False) -> None:
+    async def declare(self, wanted: Declarations) -> None:
         names = [each.name for each in wanted.exchanges] + [each.name for each in wanted.queues]
-        for name in names:
-            self.asked.append(f"declare {name}")
-            if name == "mb.due" and self.refuses:
-                code, self.refuses = self.refuses, 0
-                assert aside  # or the link would end
-                raise ChannelRefused(ME, code, "inequivalent arg")
+        self.asked += [f"declare {name}" for name in names]
 
     async def bind(self, wanted: Declarations) -> None:
         self.asked += [f"bind {each.exchange} {each.queue}" for each in wanted.bindings]
-
-    async def delete_exchange(self, name: str) -> None:
-        self.asked.append(f"delete {name}")
 
     async def counts(self, _queue: str) -> tuple[int, int] | None:
         return None if self.waiting is None else (self.waiting, 0)
@@ -256,22 +246,6 @@ async def test_all_is_declared_first_and_bound_last(control: FakeControl) -> Non
     await ladder.lead_out(control)  # type: ignore[arg-type]
     assert control.taken() == [IS_BOUND]
     assert ladder.leads_out
-
-
-async def test_an_earlier_versions_exchange_is_replaced_when_all_queues_are_bound(
-    control: FakeControl,
-) -> None:
-    ladder, control.refuses = Ladder(ME), 406
-    await ladder.begin(control)  # type: ignore[arg-type]
-    assert control.taken() == IS_DECLARED
-    await ladder.lead_out(control)  # type: ignore[arg-type]
-    assert control.taken() == ["delete mb.due", "declare mb.due", IS_BOUND]
-
-
-async def test_another_refusal_is_told(control: FakeControl) -> None:
-    control.refuses = 403
-    with pytest.raises(ChannelRefused):
-        await Ladder(ME).begin(control)  # type: ignore[arg-type]
 
 
 async def test_the_undelivered_are_told_once_and_again_when_they_double(

@@ -640,16 +640,6 @@ async def test_mqtt_of_a_topic_that_lives_is_switched_and_nothing_else_of_it(rig
         assert dict(entries["orders"].options) == {"durability": "none", "mqtt": on}
 
 
-async def test_mqtt_that_an_agent_of_an_earlier_version_does_not_know_is_told(rig: Rig) -> None:
-    rig.peers.maps = {B: EMPTY, C: EMPTY}
-    forgotten = entry(1, origin=ME)
-    rig.peers.answers = [{B: held(forgotten), C: held()}]
-    options: dict[str, Options] = {"orders": {"mqtt": True}}
-    judged = await rig.topology.change(["orders"], alive=True, options=options)
-    assert judged.missing == {B: "its agent is of an earlier version, which knows no mqtt"}
-    assert dict(rig.register.entries["orders"].options) == {"mqtt": True}
-
-
 async def test_of_two_that_switch_mqtt_at_once_the_later_answer_is_the_true_one(rig: Rig) -> None:
     rig.peers.maps = {B: EMPTY, C: EMPTY}
     won = replace(entry(1, origin=B), options=(("mqtt", False),))

@@ -102,7 +102,7 @@ BOMB = gzip.compress(b" " * (64 << 20))
         (zipped("gzip", BOMB[:1_000]), "not an agent's answer"),
         (hangs, "hangs"),
         (of_another, "the agent of '127.0.0.1:9' answers there"),
-        (lambda _: httpx.Response(404), "earlier version"),
+        (lambda _: httpx.Response(404), "HTTP 404"),
         (lambda _: httpx.Response(401), "login refused"),
         (lambda _: httpx.Response(503, text="x"), "HTTP 503"),
         (lambda _: httpx.Response(200, text="<html>"), "not an agent's answer"),
