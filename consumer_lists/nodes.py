@@ -78,11 +78,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """The list that one node serves, or the reason why there is none."""
+    """The list that one node serves, or the reason why there is none. is_down: nobody listens there."""
 
     node: str
     served: BrokerList | None = None
     fault: str = ""
+    is_down: bool = False
 
     @property
     def generation(self) -> int:
@@ -149,7 +150,8 @@ def _served(node: Node) -> Served:
         answer = _get(node, "/consumer-list")
         return Served(node=node.name, served=BrokerList.parse(answer.text))
     except (httpx.HTTPError, httpx.InvalidURL) as fault:
-        return Served(node=node.name, fault=reason_of(fault)[:SAID_MAX])
+        is_down = isinstance(fault, httpx.ConnectError)
+        return Served(node=node.name, fault=reason_of(fault)[:SAID_MAX], is_down=is_down)
     except ListInvalid as fault:
         return Served(node=node.name, fault=f"no list: {fault}")
 

@@ -17,8 +17,10 @@ __all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
 
 JUMP_MAX = 1_000
 """Generations that a recovery may go up by without confirmation: edits of years."""
-SERVED_WITHIN_S = 10.0
-"""Agents read their file every 200 ms; the rest is for slow disks and transport."""
+SERVED_WITHIN_S = 60.0
+"""Agents read their file every 200 ms; the rest is for slow disks, transport and busy hosts."""
+DOWN_WITHIN_S = 10.0
+"""Time for which an agent is waited for at whose address nobody listens: it may be starting."""
 POLL_S = 0.1
 
 Write = Callable[[Node, Path, str], None]
@@ -162,16 +164,19 @@ def _distribute(
     unwritten = _write_all(cluster, text, write)
     waited_for = [node for node in cluster.nodes if node.name not in without]
     unwritten = {name: why for name, why in unwritten.items() if name not in without}
-    until = time.monotonic() + within_s
+    began_s = time.monotonic()
     waiting = {node.name: node for node in waited_for if node.name not in unwritten}
     reasons = dict.fromkeys(waiting, "not asked")
     while waiting:
-        for answer in nodes.served(list(waiting.values())):
+        answers = nodes.served(list(waiting.values()))
+        for answer in answers:
             if answer.served == ours:
                 del waiting[answer.node], reasons[answer.node]
             else:
                 reasons[answer.node] = answer.fault or f"serves generation {answer.generation}"
-        if not waiting or time.monotonic() > until:
+        down = all(answer.is_down for answer in answers if answer.node in waiting)
+        waited_s = time.monotonic() - began_s
+        if not waiting or waited_s > (min(within_s, DOWN_WITHIN_S) if down else within_s):
             break
         time.sleep(POLL_S)
     differing = {**unwritten, **reasons}

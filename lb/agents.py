@@ -19,9 +19,10 @@ from messagebus.errors import reason_of
 
 __all__ = ["drain", "ready", "set_draining"]
 
-SEEN_WITHIN_S = 10.0
-"""Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker."""
-AGENT_WITHIN_S = 5.0
+SEEN_WITHIN_S = 60.0
+"""Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker, and
+for a machine whose processors are all busy."""
+AGENT_WITHIN_S = 10.0
 POLL_S = 0.1
 REASON_CHARS = 200
 

@@ -27,8 +27,11 @@ from messagebus.errors import ConfigError
 
 __all__ = ["Applied", "apply", "check", "prepare_start", "save_state", "start_command"]
 
-RELOAD_WITHIN_S = 15.0
-"""Time from the signal until the new process answers with the new configuration; 0.1 s when idle."""
+RELOAD_WITHIN_S = 60.0
+"""Time from the signal until the new process answers with the new configuration; 0.1 s when idle. It ends at
+once when HAProxy is gone."""
+GONE_S = 3.0
+"""Time after which a master that is not found has ended: it writes its pid file anew in each reload."""
 POLL_S = 0.05
 TAIL_CHARS = 500
 
@@ -123,8 +126,10 @@ def _change(
     balancer = inventory.balancer
     _save_state(inventory, machine, socket)
     machine.write(balancer.config, text)
+    began_s = time.monotonic()
     if pid := _reload(inventory, machine, socket, marker(text), running.pid):
         return pid
+    took_s = time.monotonic() - began_s
     machine.write(balancer.config, before)
     _reload(inventory, machine, socket, marker(before), running.pid)
     try:
@@ -132,7 +137,7 @@ def _change(
     except BalancerUnreachable:
         serves = False
     now = "the one before is back" if serves else "and the one before does not serve either"
-    raise ApplyFailed(f"the new configuration did not serve in {RELOAD_WITHIN_S:.0f} s; {now}")
+    raise ApplyFailed(f"the new configuration did not serve in {took_s:.0f} s; {now}")
 
 
 def _reload(
@@ -141,12 +146,14 @@ def _reload(
     """Signal the master and wait for a new process. Returns its pid, 0 when none came in time."""
     if not machine.signal_master(inventory.balancer, signal.SIGUSR2):
         return 0
-    until = time.monotonic() + RELOAD_WITHIN_S
-    while time.monotonic() < until:
+    began_s = lived_s = time.monotonic()
+    while (now_s := time.monotonic()) - began_s < RELOAD_WITHIN_S and now_s - lived_s < GONE_S:
         with suppress(BalancerUnreachable):
             now = runtime.process(socket)
             if now.pid != pid_before and now.description == wanted:
                 return now.pid
+        if machine.signal_master(inventory.balancer, None):
+            lived_s = time.monotonic()
         time.sleep(POLL_S)
     return 0
 

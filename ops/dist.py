@@ -64,7 +64,10 @@ def build(out: Path, source: Path = CHECKOUT, package: str = PACKAGE) -> list[Pa
 
 def _commit_s(source: Path) -> int:
     argv = ["git", "-C", str(source), "log", "-1", "--format=%ct"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except OSError:  # no git: as without history
+        return NO_COMMIT_S
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip() else NO_COMMIT_S
 
 

@@ -50,8 +50,16 @@ def some(names: Sequence[str]) -> str:
 
 @as_check
 def answers(view: View, name: str) -> str:
-    """Check that the broker's management API answers, which it does last of all in its boot."""
-    view.queues(name)
+    """Check that the broker's management API answers, which it does last of all in its boot.
+
+    Its start has returned by now, so that it listens for AMQP. Raises Blocked when nobody does: it has ended.
+    """
+    try:
+        view.queues(name)
+    except NoAnswer:
+        if view.is_shut(name):
+            raise Blocked(f"{name} has ended: nobody listens there; see its log") from None
+        raise
     return ""
 
 

@@ -22,6 +22,7 @@ from messagebus.topology import LADDER, declarations, with_options
 from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.run.command import confirm, inventory_option, locked, yes_option
+from ops.run.waiting import Patience
 
 # Prefixes of queues that we declare; others are not ours.
 OURS = ("mb.sub/", "mb.queue/", "mb.park/", "mb.delay/", "mb.stream/")
@@ -166,7 +167,8 @@ def _age(entry: Entry) -> tuple[int, str, bool]:
     return int(entry["number"]), str(entry["origin"]), bool(entry["alive"])
 
 
-SAME_WITHIN_S = 30.0
+# Brokers settle what is new in one go: the count of differences may rest for as long as that takes.
+SAME_STALLED_S = 60.0
 POLL_S = 0.25
 # Names in one question to an agent.
 ASKED_AT_ONCE = 500
@@ -218,12 +220,11 @@ def sync(file: Path) -> None:
         count = _merge_all(view)
         was = "was" if count == 1 else "were"
         say(f"{plural(count, 'entry')} {was} told to agents that did not know them")
-        until = time.monotonic() + SAME_WITHIN_S
+        left: list[Difference] = []
+        patience = Patience(lambda: len(left), stalled_s=SAME_STALLED_S)
         while left := [each for each in drift(view) if "wanted by nobody" not in each.what]:
-            if time.monotonic() > until:
-                raise OpsError(
-                    f"after {SAME_WITHIN_S:.0f} s: {left[0]}; {plural(len(left), 'difference')}"
-                )
+            if why := patience.spent():
+                raise OpsError(f"{why}: {left[0]}; {plural(len(left), 'difference')}")
             time.sleep(POLL_S)
     for each in drift(view):
         say(str(each))

@@ -5,7 +5,7 @@ A local node is a part of `ops local`; elsewhere a node is a host with systemd u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,8 @@ from ops.commands import hosts
 from ops.commands.kits import kit
 from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
-from ops.run.plan import Command
+from ops.run.plan import COMMAND_WITHIN_S, Command
+from ops.run.waiting import START_AT_MOST_S
 
 BROKER_UNIT = "rabbitmq-server"
 # systemd's words for a unit without a process.
@@ -28,6 +29,8 @@ APT = (
     *("apt-get", "--yes", "--allow-downgrades", "-o", "Dpkg::Options::=--force-confold"),
 )
 INSTALL_WITHIN_S = 900.0
+# A start ends by itself when it fails: by the part's death, by its patience, by systemd's own limit.
+STARTED_WITHIN_S = START_AT_MOST_S + 60.0
 AGENT_USER = "messagebus"
 PROGRAM = "/opt/messagebus/current"
 BALANCER_UNIT = "haproxy"
@@ -62,13 +65,13 @@ class LocalNodes:
         return self._local("provision", name)
 
     def start_broker(self, name: str) -> tuple[Command, ...]:
-        return self._local("start", name)
+        return self._start(name)
 
     def stop_broker(self, name: str) -> tuple[Command, ...]:
         return self._local("stop", name)
 
     def start_agent(self, name: str) -> tuple[Command, ...]:
-        return self._local("start", f"{name}-agent")
+        return self._start(f"{name}-agent")
 
     def stop_agent(self, name: str) -> tuple[Command, ...]:
         return self._local("stop", f"{name}-agent")
@@ -89,6 +92,11 @@ class LocalNodes:
 
     def agent_state(self, name: str) -> Command:
         return self._local("state", f"{name}-agent")[0]
+
+    def _start(self, name: str) -> tuple[Command, ...]:
+        """Start a part; the command itself gives up where nothing moves."""
+        (start,) = self._local("start", name)
+        return (replace(start, within_s=STARTED_WITHIN_S),)
 
     def _local(self, word: str, name: str) -> tuple[Command, ...]:
         return (kit("ops", "local", word, name, "--dir", str(self.dir)),)
@@ -167,7 +175,9 @@ class SystemdNodes:
         return Command(("systemctl", "restart", BALANCER_UNIT, BALANCER_STATE_UNIT), host)
 
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
-        return (Command((*self._root(name), "systemctl", word, unit), self.hosts[name]),)
+        within_s = STARTED_WITHIN_S if word == "start" else COMMAND_WITHIN_S
+        argv = (*self._root(name), "systemctl", word, unit)
+        return (Command(argv, self.hosts[name], within_s=within_s),)
 
     def _root(self, name: str) -> tuple[str, ...]:
         return ("sudo", "-n", "--") if name in self.sudo else ()

@@ -49,11 +49,11 @@ from ops.local.parts import AGENT_SUFFIX, Part, agent_part, epmd_environment, pa
 from ops.local.process import Process
 from ops.local.roots import default_root
 from ops.local.status import answers, cluster_status, not_ready, operator_tls
+from ops.run.waiting import STALLED_S, START_AT_MOST_S, Patience
 
 DEFAULT_BROKERS = 3
-# Three nodes boot in 9 s on two idle cores; a loaded machine takes several times that.
-BOOT_WITHIN_S = 120.0
-READY_WITHIN_S = 60.0
+# A process that ended while others wait for it may be one that somebody is starting again.
+GONE_S = 5.0
 LOCK_WITHIN_S = 180.0
 POLL_S = 0.05
 HTTP_TIMEOUT_S = 5.0
@@ -341,18 +341,37 @@ class LocalCluster:
         """Return the state of all parts, as `python -m ops local status --json` prints it."""
         return cluster_status(self.layout, self.consumer_list(), self._pid_file)
 
-    def wait_ready(self, names: Iterable[str] = (), *, within_s: float = READY_WITHIN_S) -> None:
+    def wait_ready(self, names: Iterable[str] = (), *, within_s: float = START_AT_MOST_S) -> None:
         """Wait until these brokers, all by default, take publishes through the balancer.
 
-        Raises LocalFault with the brokers that do not, and the reasons.
+        within_s: the wait ends before when nothing moves for STALLED_S.
+        Raises LocalFault with the brokers that do not, and the reasons; at once where a part has died.
         """
         nodes = [self.node(name) for name in names] or self.layout.nodes
-        until = time.monotonic() + within_s
+        parts = [name for node in nodes for name in (node.name, agent_part(node.name))]
+        parts += [front.name for front in self.layout.fronts]
+        waiting: list[str] = []
+        patience = Patience(
+            lambda: (tuple(waiting), self._movement(parts)),
+            stalled_s=min(within_s, STALLED_S),
+            at_most_s=within_s,
+        )
+        dead: dict[str, float] = {}
         while waiting := not_ready(self.layout, nodes):
-            if time.monotonic() > until:
-                raise LocalFault(f"not ready after {within_s:.0f} s: {', '.join(waiting)}")
+            if why := patience.spent():
+                raise LocalFault(f"not ready {why}: {', '.join(waiting)}")
+            self._look_for_the_dead(parts, dead)
             self._show(f"waiting for {', '.join(waiting)}")
             time.sleep(POLL_S)
+
+    def _look_for_the_dead(self, parts: Iterable[str], since_s: dict[str, float]) -> None:
+        """Raise LocalFault for a part that has died, not by our stop. since_s: first look without it."""
+        now_s = time.monotonic()
+        for name in parts:
+            if self._find(name) or not self._pid_file(name).exists():
+                since_s.pop(name, None)
+            elif now_s - since_s.setdefault(name, now_s) > GONE_S:
+                raise LocalFault(f"{name} has ended: {self._last_words(name)}")
 
     # -- inside
 
@@ -453,15 +472,24 @@ class LocalCluster:
         )
 
     def _wait_answers(self, wanted: Part) -> None:
-        until = time.monotonic() + BOOT_WITHIN_S
+        patience = Patience(lambda: self._movement([wanted.name]))
         while not self._answers(wanted):
             if not self._find(wanted.name):
                 raise LocalFault(
                     f"{wanted.name} ended at its start: {self._last_words(wanted.name)}"
                 )
-            if time.monotonic() > until:
-                raise LocalFault(f"{wanted.name} does not answer after {BOOT_WITHIN_S:.0f} s")
+            if why := patience.spent():
+                words = self._last_words(wanted.name)
+                raise LocalFault(f"{wanted.name} does not answer {why}: {words}")
             time.sleep(POLL_S)
+
+    def _movement(self, names: Iterable[str]) -> list[tuple[int, int]]:
+        """Return for each part the size of its log and the processor time that it has used."""
+        found = [(self.layout.log_file(name), self._find(name)) for name in names]
+        return [
+            (log.stat().st_size if log.exists() else 0, one.cpu_ticks if one else 0)
+            for log, one in found
+        ]
 
     def _answers(self, wanted: Part) -> bool:
         if wanted.kind == "server":

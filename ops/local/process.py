@@ -49,6 +49,13 @@ class Process(NamedTuple):
         return stat[0]
 
     @property
+    def cpu_ticks(self) -> int:
+        """The processor time that it and its ended children have used, in ticks; 0 when it has ended."""
+        fields = _stat_fields(self.pid)
+        is_it = len(fields) > 19 and int(fields[19]) == self.started
+        return sum(map(int, fields[11:15])) if is_it else 0
+
+    @property
     def is_alive(self) -> bool:
         return bool(self.state)
 

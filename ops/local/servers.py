@@ -23,6 +23,7 @@ from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import Server, ServerChoice
 from ops.run import shell
+from ops.run.waiting import START_AT_MOST_S
 
 __all__ = [
     "CHOICES",
@@ -43,8 +44,6 @@ PERSISTENCE = ("everysec", "always", "no", "none")
 USER = "bus"
 PASSWORD_BYTES = 24
 PROBE_S = 1.0
-# PostgreSQL and MariaDB lay out their files in 2 s on an idle machine.
-INITIAL_FILES_WITHIN_S = 120.0
 POSTGRESQL_BINS = "usr/lib/postgresql/*/bin"
 POSTGRES_USER = "postgres"
 MARIADB_OPTIONS = "my.cnf"
@@ -148,7 +147,7 @@ def _password(server: Server) -> str:
 
 
 def _run(argv: Sequence[str]) -> None:
-    shell.run(argv, timeout_s=INITIAL_FILES_WITHIN_S)
+    shell.run(argv, timeout_s=START_AT_MOST_S)
 
 
 def _finish(unfinished: Path, data: Path) -> None:

@@ -20,8 +20,8 @@ from ops.errors import LocalFault
 from ops.local import preflight, process, servers
 from ops.local.layout import Server
 from ops.local.parts import Part, server_part
+from ops.run.waiting import Patience
 
-START_WITHIN_S = 60.0
 SENTINELS = 3
 MONITORED = "bus"
 POLL_S = 0.05
@@ -83,7 +83,11 @@ class SingleServer:
             pid_file=self._pid_file,
             mark=f"{self.folder}#{self.layout.name}#",
         )
-        wait_until(self._is_up, f"{self.layout.name} takes no logins")
+        wait_until(self._is_up, f"{self.layout.name} takes no logins", moves=self._movement)
+
+    def _movement(self) -> tuple[int, int]:
+        found = process.find(self._pid_file)
+        return self._log_file.stat().st_size, found.cpu_ticks if found else 0
 
     def _is_up(self) -> bool:
         if not process.find(self._pid_file):
@@ -287,13 +291,13 @@ def redis_with_replica(make: MakeServer) -> RedisWithReplica:
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, *, within_s: float = START_WITHIN_S
+    condition: Callable[[], bool], what: str, *, moves: Callable[[], object] = lambda: None
 ) -> None:
-    """Wait for a condition. Raises LocalFault when it does not hold in time."""
-    until_s = time.monotonic() + within_s
+    """Wait for a condition. moves: as in `Patience`. Raises LocalFault when nothing moves any more."""
+    patience = Patience(moves)
     while not condition():
-        if time.monotonic() > until_s:
-            raise LocalFault(f"not within {within_s:.0f} s: {what}")
+        if why := patience.spent():
+            raise LocalFault(f"{why}: {what}")
         time.sleep(POLL_S)
 
 

@@ -28,8 +28,7 @@ from ops.mirror.promotion import leaving, promotion, proof_forgotten, state_brou
 from ops.mirror.view import MirrorView, amqp_answers
 from ops.playbooks import add
 from ops.run.plan import Plan, Step
-
-BROKER_WITHIN_S = 300.0
+from ops.run.waiting import START_AT_MOST_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ def _arriving(view: MirrorView, host: Host, how: Arrival) -> tuple[Step, ...]:
             ),
             until="it speaks AMQP",
             check=amqp_answers(view),
-            within_s=BROKER_WITHIN_S,
+            within_s=START_AT_MOST_S,
             undo=on([host], hosts.service("stop", hosts.BROKER_UNIT)),
         ),
         Step(

@@ -61,8 +61,8 @@ class Step:
     seal: lists the files of a node that the commands have stopped, for `sealed_by`.
     sealed_by: name of the step whose seal must still be whole before the commands are run: there may be
         fewer files than it listed, and none that is new or changed.
-    until: condition of `check`, in words. within_s: time limit of the check. silent_within_s: time within
-        it for which no answer may come.
+    until: condition of `check`, in words. within_s: time for which what is missing may stay the same.
+        silent_within_s: time for which no answer may come.
     may_fail: the playbook reports a check that does not come to hold, and goes on.
     tells: the last line that its commands write is a part of the playbook's proof; so is the result of
         `proof` when the step is done.
@@ -106,7 +106,7 @@ class Plan:
             for command in step.commands:
                 yield f"     $ {spell(command)}"
             if step.until:
-                yield f"     until {step.until}, {step.within_s:.0f} s at most"
+                yield f"     until {step.until}, {step.within_s:.0f} s without progress at most"
 
 
 def spell(command: Command) -> str:

@@ -13,8 +13,11 @@ from ops.errors import CommandFailed, NoAnswer, PlanFailed
 from ops.run import shell
 from ops.run.journal import Journal
 from ops.run.plan import Blocked, Check, Command, Plan, Step
+from ops.run.waiting import Patience
 
 POLL_S = 0.25
+# A check whose answer changes has this many times its limit: counts go down, names become fewer.
+MOVING_TIMES = 6
 
 
 class Runner(Protocol):
@@ -169,7 +172,11 @@ def _last_line(written: str) -> str:
 
 
 def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
-    began = heard = time.monotonic()
+    heard = time.monotonic()
+    missing = ""
+    patience = Patience(
+        lambda: missing, stalled_s=step.within_s, at_most_s=MOVING_TIMES * step.within_s
+    )
     while True:
         missing, silent = _look(check)
         if not missing:
@@ -177,11 +184,13 @@ def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
         show(f"{step.name}: {missing}")
         now = time.monotonic()
         heard = heard if silent else now
-        late_s = step.within_s if now - began > step.within_s else now - heard
-        if now - began > step.within_s or now - heard > step.silent_within_s:
+        why = patience.spent()
+        if not why and now - heard > step.silent_within_s:
+            why = f"after {now - heard:.0f} s of silence"
+        if why:
             if step.may_fail:
                 return missing
-            raise PlanFailed(step.name, f"after {late_s:.0f} s: {missing}")
+            raise PlanFailed(step.name, f"{why}: {missing}")
         time.sleep(POLL_S)
 
 

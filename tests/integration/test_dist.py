@@ -42,6 +42,13 @@ def test_the_same_commit_gives_the_same_bytes(built: list[Path], tmp_path: Path)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
 
 
+def test_a_wheel_is_built_where_there_is_no_git(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build(tmp_path / "dist")[0].suffix == ".whl"
+
+
 def test_the_wheel_works_in_a_bare_environment_of_few_packages(
     built: list[Path], tmp_path: Path
 ) -> None:

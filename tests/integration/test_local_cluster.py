@@ -105,6 +105,16 @@ def test_a_frozen_broker_is_taken_out_and_comes_back(cluster: LocalCluster) -> N
     cluster.wait_ready()
 
 
+def test_a_wait_for_a_broker_that_has_died_ends_with_the_end_of_its_log(
+    cluster: LocalCluster,
+) -> None:
+    cluster.kill("mb2")
+    with pytest.raises(LocalFault, match=r"mb2 has ended: .*mb2\.log"):
+        cluster.wait_ready()
+    cluster.start("mb2")
+    cluster.wait_ready()
+
+
 def test_up_brings_back_whatever_is_missing_and_touches_nothing_else(cluster: LocalCluster) -> None:
     kept = cluster.process_of("mb1")
     cluster.kill("mb2-agent")

@@ -9,13 +9,15 @@ from ops.commands import hosts, kits
 from ops.commands.kits import CHECKOUT, kit
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.run.plan import Command
+from ops.run.waiting import START_AT_MOST_S
 
 
 def test_a_local_node_is_a_part_of_the_local_cluster() -> None:
     nodes = LocalNodes(Path("/c"))
     local = (sys.executable, "-m", "ops", "local")
     assert nodes.provision("mb4") == (Command((*local, "provision", "mb4", "--dir", "/c")),)
-    assert nodes.start_broker("mb4") == (Command((*local, "start", "mb4", "--dir", "/c")),)
+    (start,) = nodes.start_broker("mb4")
+    assert start.argv == (*local, "start", "mb4", "--dir", "/c")
     assert nodes.stop_agent("mb4") == (Command((*local, "stop", "mb4-agent", "--dir", "/c")),)
     assert nodes.forget("mb4") == (Command((*local, "forget", "mb4", "--dir", "/c")),)
 
@@ -23,9 +25,8 @@ def test_a_local_node_is_a_part_of_the_local_cluster() -> None:
 def test_another_node_is_a_host_with_units() -> None:
     nodes = SystemdNodes({"mb4": "mb4.example"})
     assert nodes.provision("mb4") == ()
-    assert nodes.start_broker("mb4") == (
-        Command(("systemctl", "start", "rabbitmq-server"), "mb4.example"),
-    )
+    (start,) = nodes.start_broker("mb4")
+    assert (start.argv, start.host) == (("systemctl", "start", "rabbitmq-server"), "mb4.example")
     assert nodes.stop_agent("mb4") == (
         Command(("systemctl", "stop", "messagebus-agent"), "mb4.example"),
     )
@@ -33,6 +34,15 @@ def test_another_node_is_a_host_with_units() -> None:
     assert cookie.argv[:4] == ("sudo", "-n", "--", "install")
     assert cookie.argv[-2:] == ("/var/lib/rabbitmq/.erlang.cookie", "/etc/messagebus/cookie")
     assert start.argv[-2:] == ("start", "messagebus-agent")
+
+
+def test_a_start_is_ended_by_its_own_patience_and_not_by_the_plan() -> None:
+    starts = (
+        *LocalNodes(Path("/c")).start_broker("mb4"),
+        *LocalNodes(Path("/c")).start_agent("mb4"),
+        *SystemdNodes({"mb4": "mb4.example"}).start_broker("mb4"),
+    )
+    assert {each.within_s > START_AT_MOST_S for each in starts} == {True}
 
 
 def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:

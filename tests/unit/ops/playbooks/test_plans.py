@@ -177,7 +177,7 @@ def test_the_plan_says_which_delayed_messages_it_waits_for() -> None:
     told = [line.strip() for line in made.lines() if "delayed" in line]
     assert told == [
         "until every queue is empty, counted twice and tried, 1,200 delayed messages too, "
-        "which takes 2 h at most, 10800 s at most"
+        "which takes 2 h at most, 10800 s without progress at most"
     ]
 
 

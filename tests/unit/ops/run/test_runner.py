@@ -150,7 +150,7 @@ def test_who_stays_silent_ends_it_long_before_its_time(journal: Journal) -> None
         raise NoAnswer("agent of mb1 does not answer")
 
     deaf = step("first", check=check, within_s=3600.0, silent_within_s=0.0)
-    with pytest.raises(PlanFailed, match="after 0 s: agent of mb1 does not answer"):
+    with pytest.raises(PlanFailed, match="after 0 s of silence: agent of mb1 does not answer"):
         carry_out(Plan(name="test", steps=(deaf,)), journal)
     assert journal.done == ()
 
@@ -315,7 +315,7 @@ def test_a_plan_shows_exactly_what_it_runs() -> None:
     assert list(plan.lines()) == [
         "  1. start broker mb4",
         "     $ ssh mb4.example 'systemctl start '\"'\"'a b'\"'\"''",
-        "     until it answers, 120 s at most",
+        "     until it answers, 120 s without progress at most",
         "  2. say",
         "     $ echo 'it'\"'\"'s'",
     ]
