@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,6 +26,8 @@ from messagebus import (
     count_subscriptions,
     declare,
 )
+from messagebus._io.agents.registration import credentials
+from messagebus._io.amqp.control import rights_of
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
@@ -39,6 +42,8 @@ IDLE_S = 60.0
 LOGIN_TIMEOUT_S = 5.0
 STOP_S = 10.0
 COUNT_EVERY_MS = 1_000
+# A login that the bus has taken is believed for so long, as agents believe it.
+PROVEN_MS, PROVEN_MAX = 60_000, 1_000
 
 
 def now_ms() -> int:
@@ -58,6 +63,9 @@ class Bus(Protocol):
 
     async def exists(self, source: Source) -> bool:
         """Return whether some broker has it; True as well where nobody can say."""
+
+    async def takes(self, user: str, password: Secret) -> bool:
+        """Return whether a broker takes this login. Raises MessageBusError when none can say."""
 
 
 class RealBus:
@@ -87,6 +95,12 @@ class RealBus:
                 self._counted_ms, self._there = now_ms(), await self._count()
         return self._there is None or str(source) in self._there
 
+    async def takes(self, user: str, password: Secret) -> bool:
+        """Log in by another connection: those that are open say nothing of a password that has changed."""
+        login = credentials(self._as((user, password)))
+        timeout_ms = round(LOGIN_TIMEOUT_S * 1000)
+        return await rights_of(self._bus.address, login, (), timeout_ms=timeout_ms) is not None
+
     async def _count(self) -> set[str] | None:
         try:
             found = await asyncio.to_thread(count_subscriptions, self._bus)
@@ -109,10 +123,14 @@ class _Used:
 
 
 class Publishers:
-    """One publisher for all tokens, and one for each bus login."""
+    """One publisher for all tokens, and one for each bus login.
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    on_refused: called with a principal whose login the bus does not take any more.
+    """
+
+    def __init__(self, bus: Bus, on_refused: Callable[[Principal], None] = lambda _: None) -> None:
+        self._bus, self._on_refused = bus, on_refused
+        self._proven_ms: OrderedDict[str, int] = OrderedDict()
         self.own = bus.publisher(None)
         self._others: dict[str, _Used] = {}
         # Whoever waits keeps it: a login that is refused leaves nothing behind.
@@ -145,6 +163,37 @@ class Publishers:
         finally:
             used.users -= 1
             used.free_ms = now_ms()
+
+    async def prove(self, principal: Principal) -> None:
+        """Have the bus take a login again, unless it did so within PROVEN_MS. Raises Problem 401.
+
+        While no broker can say, a login that was good before goes on.
+        """
+        name = principal.name
+        if principal.login is None or self._is_proven(name):
+            return
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            if self._is_proven(name):
+                return
+            try:
+                takes = await self._bus.takes(*principal.login)
+            except MessageBusError:
+                return
+            if takes:
+                self._proven_ms[name] = now_ms()
+                self._proven_ms.move_to_end(name)
+                if len(self._proven_ms) > PROVEN_MAX:
+                    self._proven_ms.popitem(last=False)
+                return
+            self._proven_ms.pop(name, None)
+            used = self._others.pop(name, None)
+        self._on_refused(principal)
+        if used is not None:
+            await used.publisher.stop(STOP_S)
+        raise Problem(401, "the bus refuses this login", outcome="not sent")
+
+    def _is_proven(self, name: str) -> bool:
+        return now_ms() - self._proven_ms.get(name, -PROVEN_MS) < PROVEN_MS
 
     async def _open(self, principal: Principal) -> _Used:
         if len(self._others) >= LOGINS_MAX:

@@ -56,6 +56,10 @@ class Leases(Generic[T]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def held(self) -> list[Lease[T]]:
+        """Return all leases."""
+        return list(self._held.values())
+
     def room(self, principal: str) -> int:
         """Return how many more this principal may hold."""
         count, size = self._counts.get(principal, (0, 0))

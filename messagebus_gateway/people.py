@@ -15,6 +15,7 @@ before, and is told in the log:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import fnmatch
@@ -48,6 +49,7 @@ class Principal:
     """Somebody who calls. publish, consume, declare: shell patterns of names.
 
     login: user and password of the bus, whose own rights decide; None: the gateway's own login is used.
+    over: set when token or rights have changed, or the bus refuses the login: whatever is open ends.
     """
 
     name: str
@@ -58,11 +60,20 @@ class Principal:
     bucket: Bucket = field(default_factory=lambda: Bucket(0))
     requests: Places = field(default_factory=lambda: Places(Limits().requests_max))
     sockets: Places = field(default_factory=lambda: Places(Limits().sockets_max))
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def may(self, right: str, name: str) -> bool:
         """Return whether it has this right ("publish", "consume", "declare")."""
         patterns: tuple[str, ...] = getattr(self, right)
         return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+
+    def has_rights_of(self, other: Principal) -> bool:
+        """Return whether another one may do the same, as fast."""
+        mine, theirs = (
+            (each.publish, each.consume, each.declare, each.bucket.rate_per_s)
+            for each in (self, other)
+        )
+        return mine == theirs
 
     def check(self, right: str, name: str) -> None:
         """Raise Problem 403 unless it has this right."""
@@ -120,9 +131,7 @@ class People:
 
         Raises Problem 401.
         """
-        if now_ms - self._looked_ms >= LOOK_EVERY_MS:
-            self._looked_ms = now_ms
-            self._look()
+        self.look(now_ms)
         scheme, _, said = authorization.partition(" ")
         match scheme.lower():
             case "bearer":
@@ -162,7 +171,25 @@ class People:
             )
         return found
 
-    def _look(self) -> None:
+    def of_name(self, name: str) -> Principal | None:
+        """Return who has this name now; None when nobody has."""
+        known = *self._tokens.values(), *self._logins.values(), self._anonymous
+        return next((each for each in known if each is not None and each.name == name), None)
+
+    def logins_in_use(self) -> list[Principal]:
+        """Return those of the bus's own users who have something open."""
+        return [e for e in self._logins.values() if e.requests.taken or e.sockets.taken]
+
+    def refuse(self, principal: Principal) -> None:
+        """End what a bus login has open: the bus does not take it any more."""
+        principal.over.set()
+        self._logins = {digest: e for digest, e in self._logins.items() if e is not principal}
+
+    def look(self, now_ms: int) -> None:
+        """Read the tokens again if their file has changed, at most once in LOOK_EVERY_MS."""
+        if now_ms - self._looked_ms < LOOK_EVERY_MS:
+            return
+        self._looked_ms = now_ms
         if not self._path or (mark := _mark(self._path)) == self._seen:
             return
         self._seen = mark
@@ -174,15 +201,27 @@ class People:
             log.info("tokens read count=%d", len(self._tokens))
 
     def _take(self, read: Mapping[bytes, Principal]) -> None:
-        """Take over new tokens; who was there before keeps his buckets and places."""
-        before = {each.name: each for each in self._tokens.values()}
-        for each in read.values():
-            self._bounded(each)
-            if old := before.get(each.name):
+        """Take over new tokens; who was there before keeps buckets and places.
+
+        Principals stay the same as long as token and rights do; all others of before are over.
+        """
+        before = {each.name: (key, each) for key, each in self._tokens.items()}
+        tokens = dict[bytes, Principal]()
+        for key, each in read.items():
+            old_key, old = before.get(each.name, (b"", None))
+            if old is not None and old_key == key and old.has_rights_of(each):
+                tokens[key] = old
+                continue
+            tokens[key] = self._bounded(each)
+            if old is not None:
                 each.requests, each.sockets = old.requests, old.sockets
                 if old.bucket.rate_per_s == each.bucket.rate_per_s:
                     each.bucket = old.bucket
-        self._tokens = dict(read)
+        kept = {id(each) for each in tokens.values()}
+        for each in self._tokens.values():
+            if id(each) not in kept:
+                each.over.set()
+        self._tokens = tokens
 
     def _bounded(self, principal: Principal) -> Principal:
         principal.requests = Places(self._limits.requests_max)

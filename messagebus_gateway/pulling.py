@@ -60,8 +60,8 @@ class Held:
 class Reader:
     """One subscription for one login. Links live from the first caller until nobody has asked for long."""
 
-    def __init__(self, consumer: AsyncConsumer, prefetch: int) -> None:
-        self.consumer = consumer
+    def __init__(self, consumer: AsyncConsumer, prefetch: int, source: str = "") -> None:
+        self.consumer, self.source = consumer, source
         self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
         # All that waits may lie on one broker: more than its prefetch is not counted on.
         self.demand.credit = self._prefetch = prefetch
@@ -182,7 +182,7 @@ class Pulls:
             config = ConsumerConfig(prefetch=prefetch, handed_out_max=1_000_000)
             consumer = self._bus.consumer(source, config, principal.login)
             await consumer.start(require="one" if login else None, timeout_s=STOP_S)
-            made = self.readers[place] = Reader(consumer, prefetch)
+            made = self.readers[place] = Reader(consumer, prefetch, str(source))
         return made
 
     async def pull(
@@ -214,6 +214,20 @@ class Pulls:
         if kept is not None:
             kept |= {each.token: each for each in made}
         return made
+
+    def take_back(self, of_name: Callable[[str], Principal | None]) -> None:
+        """Give back what principals hold that are gone, or may not consume from it any more.
+
+        of_name: returns who has a name now.
+        """
+        for lease in self.leases.held():
+            principal = of_name(lease.principal)
+            if principal is None or not principal.may("consume", lease.item.reader.source):
+                self.give_back([lease])
+        for place, reader in list(self.readers.items()):
+            if place[1] and of_name(place[1]) is None:
+                del self.readers[place]
+                self._end(reader)
 
     def give_back(self, leases: Iterable[Lease[Held]]) -> None:
         """End leases whose deliveries nobody has got, and give these back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import ssl
@@ -24,7 +25,8 @@ from messagebus_gateway.clients import Bus, Publishers, RealBus, now_ms
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.metrics import Metrics
 from messagebus_gateway.peers import Peers
-from messagebus_gateway.people import People
+from messagebus_gateway.people import LOOK_EVERY_MS, People
+from messagebus_gateway.problems import Problem
 from messagebus_gateway.pulling import Pulls
 from messagebus_gateway.pushing import Push
 from messagebus_gateway.web import Parts, application
@@ -53,7 +55,8 @@ class Gateway:
         )
         self.pulls = Pulls(bus, config.name, config.limits)
         self.metrics = Metrics(self.pulls)
-        self._publishers = Publishers(bus)
+        self._people = people
+        self._publishers = Publishers(bus, people.refuse)
         self._ending = asyncio.Event()
         self._peers = Peers(config.peers)
         self._pushes = [Push(each, bus, self.metrics) for each in config.push]
@@ -122,6 +125,7 @@ class Gateway:
             raise
         self.pulls.start()
         self._tasks.append(asyncio.create_task(self._close_idle()))
+        self._tasks.append(asyncio.create_task(self._watch_rights()))
         self._serving = [asyncio.create_task(each.run()) for each in self._servers]
         for each in self._servers:
             await each.begun.wait()
@@ -130,6 +134,16 @@ class Gateway:
         while True:
             await asyncio.sleep(IDLE_EVERY_S)
             await self._publishers.close_idle()
+
+    async def _watch_rights(self) -> None:
+        """Take from principals what is theirs no more, whether they send requests or not."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_MS / 1000)
+            self._people.look(now_ms())
+            for principal in self._people.logins_in_use():
+                with contextlib.suppress(Problem):  # one that is refused is over
+                    await self._publishers.prove(principal)
+            self.pulls.take_back(self._people.of_name)
 
     def not_ready(self) -> str:
         """Return why no balancer should send requests here; "" when it should."""

@@ -58,7 +58,10 @@ class Socket:
         """Serve until the client hangs up or the gateway ends."""
         works: list[asyncio.Task[Any]] = [
             asyncio.create_task(each)
-            for each in (self._deliver(), self._read(), self._ending.wait())
+            for each in (
+                *(self._deliver(), self._read()),
+                *(self._ending.wait(), self._principal.over.wait()),
+            )
         ]
         try:
             await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)

@@ -42,7 +42,7 @@ class Stream:
         )
 
     async def _events(self) -> AsyncIterator[bytes]:
-        ending = asyncio.create_task(self._ending.wait())
+        ending = asyncio.create_task(_either(self._ending, self._principal.over))
         try:
             yield b": messagebus\n\n"
             while not ending.done():
@@ -76,6 +76,17 @@ class Stream:
                 await asyncio.wait({working})
         found = None if working.cancelled() else working.result()
         return found if isinstance(found, list) else []
+
+
+async def _either(*events: asyncio.Event) -> bool:
+    """Wait until one of these is set."""
+    waits = [asyncio.create_task(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
+    return True
 
 
 def _event(lease: Lease[Held]) -> bytes:

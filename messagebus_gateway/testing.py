@@ -39,6 +39,7 @@ class MemoryGatewayBus:
     def __init__(self, bus: MemoryBus, publisher: PublisherConfig | None = None) -> None:
         self._bus, self._publisher = bus, publisher
         self.logins: list[str] = []
+        self.refused: set[tuple[str, str]] = set()
 
     def publisher(self, login: tuple[str, Secret] | None) -> AsyncPublisher:
         self._note(login)
@@ -56,6 +57,9 @@ class MemoryGatewayBus:
 
     async def exists(self, source: Source) -> bool:
         return self._bus.exists(source)
+
+    async def takes(self, user: str, password: Secret) -> bool:
+        return password.reveal() != WRONG and (user, password.reveal()) not in self.refused
 
     def _note(self, login: tuple[str, Secret] | None) -> None:
         if login is not None:

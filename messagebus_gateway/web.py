@@ -204,6 +204,7 @@ class _Web:
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
                 try:
+                    await self._parts.publishers.prove(principal)
                     response = await handler(request, principal)
                 finally:
                     principal.requests.leave()
@@ -428,10 +429,12 @@ class _Web:
         )
         gone = asyncio.create_task(_gone(request))
         ending = asyncio.create_task(self._parts.ending.wait())
+        over = asyncio.create_task(principal.over.wait())
         try:
-            await asyncio.wait({pulling, gone, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pulling, gone, ending, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ending.cancel()
+            over.cancel()
             if not pulling.done():
                 pulling.cancel()
                 await asyncio.wait({pulling})
@@ -440,6 +443,9 @@ class _Web:
             pulls.give_back(leases)
             raise ClientDisconnect
         gone.cancel()
+        if principal.over.is_set():
+            pulls.give_back(leases)
+            raise Problem(403, f"{principal.name} lost its rights meanwhile")
         if not leases and reader.consumer.in_order and (broker := reader.spent):
             detail = (
                 f"{source} keeps its order: nothing follows until what {broker} sent is answered"
@@ -544,6 +550,7 @@ class _Web:
             principal = parts.people.principal(login, now_ms(), socket.scope.get(NAMES, ()))
             source = _source(socket)
             principal.check("consume", str(source))
+            await parts.publishers.prove(principal)
             said = socket.query_params.get("lease_s", str(LEASE_S))
             lease_s = seconds(said, "lease_s", LEASE_S_MIN, LEASE_S_MAX)
             if parts.ending.is_set():

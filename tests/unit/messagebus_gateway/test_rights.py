@@ -1,0 +1,140 @@
+"""Rights end when they are taken: streams, sockets, leases and pulls that are open, and bus logins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from messagebus.testing import MemoryBus
+from messagebus_gateway import clients
+from tests.support.eventually import eventually_async
+from tests.support.gateway import gateway_on, token_entry, write_tokens
+
+BILLING = "orders/billing"
+SHOP = {"Authorization": "Bearer shop"}
+EVENTS, PULL = f"/v1/subscriptions/{BILLING}/events", f"/v1/subscriptions/{BILLING}/pull"
+RIGHTS = {"publish": ["orders"], "consume": [BILLING]}
+OTHER = token_entry("other", "other", **RIGHTS)
+
+
+def make_bus() -> MemoryBus:
+    bus = MemoryBus()
+    bus.declare(BILLING)
+    return bus
+
+
+def replace_tokens(file: Path, *entries: str) -> None:
+    new = write_tokens(file.with_suffix(".new"), *entries)
+    os.replace(new, file)  # noqa: PTH105
+
+
+async def answered(status: int, request: Callable[[], Awaitable[Any]]) -> None:
+    """Send a request again and again until it is answered so."""
+    async with asyncio.timeout(60):
+        while (await request()).status_code != status:
+            pass
+
+
+TAKEN: dict[str, Callable[[], list[str]]] = {
+    "token gone": lambda: [OTHER],
+    "token replaced": lambda: [OTHER, token_entry("shop", "new", **RIGHTS)],
+    "rights narrowed": lambda: [OTHER, token_entry("shop", "shop", publish=["orders"])],
+}
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+@pytest.mark.parametrize("taken", TAKEN, ids=lambda text: text)
+async def test_a_stream_a_socket_and_a_pull_end_with_the_rights_of_their_token(
+    taken: str, tmp_path: Path
+) -> None:
+    bus = make_bus()
+    file = write_tokens(tmp_path / "tokens.toml", OTHER, token_entry("shop", "shop", **RIGHTS))
+    async with gateway_on(bus, tokens_file=str(file)) as served:
+        address = f"{served.gateway.url.replace('http', 'ws')}/v1/subscriptions/{BILLING}/socket"
+        async with (
+            served.http.stream("GET", EVENTS, headers=SHOP) as stream,
+            websockets.connect(address, additional_headers=SHOP, proxy=None) as socket,
+        ):
+            lines = stream.aiter_lines()
+            assert await anext(lines) == ": messagebus"
+            await socket.send(json.dumps({"t": "publish", "to": "orders", "body": "x"}))
+            assert json.loads(await socket.recv())["outcome"] == "confirmed"
+            replace_tokens(file, *TAKEN[taken]())
+            async with asyncio.timeout(60):
+                async for _ in lines:
+                    pass
+                await socket.wait_closed()
+                with pytest.raises(websockets.ConnectionClosed):
+                    await socket.send(json.dumps({"t": "publish", "to": "orders", "body": "x"}))
+        # What was delivered to them comes again, to those who may.
+        found = await served.http.post(PULL, json={}, headers={"Authorization": "Bearer other"})
+        assert len(found.json()["deliveries"]) == 1
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+async def test_leases_of_a_token_that_is_gone_come_again_to_others(tmp_path: Path) -> None:
+    bus = make_bus()
+    file = write_tokens(tmp_path / "tokens.toml", OTHER, token_entry("shop", "shop", **RIGHTS))
+    async with gateway_on(bus, tokens_file=str(file)) as served:
+        served.http.headers.update(SHOP)
+        await served.publish("x")
+        found = await served.pull(lease_s=900)
+        waiting = asyncio.create_task(served.http.post(PULL, json={"wait_s": 60}, timeout=90))
+        assert len(found) == 1
+        replace_tokens(file, OTHER)
+        assert (await waiting).status_code in (401, 403)
+        await eventually_async(lambda: not len(served.gateway.pulls.leases), within_s=60)
+        served.http.headers["Authorization"] = "Bearer other"
+        assert [each["id"] for each in await served.pull()] == [found[0]["id"]]
+
+
+async def test_a_file_that_says_the_same_ends_nothing(tmp_path: Path) -> None:
+    bus = make_bus()
+    file = write_tokens(tmp_path / "tokens.toml", OTHER, token_entry("shop", "shop", **RIGHTS))
+    async with (
+        gateway_on(bus, tokens_file=str(file)) as served,
+        served.http.stream("GET", EVENTS, headers=SHOP) as stream,
+    ):
+        lines = stream.aiter_lines()
+        assert await anext(lines) == ": messagebus"
+        new = token_entry("new", "new", **RIGHTS)
+        replace_tokens(file, token_entry("shop", "shop", **RIGHTS), new)
+        await answered(201, lambda: served.publish("x", authorization="Bearer new"))
+        async with asyncio.timeout(60):
+            while not (await anext(lines)).startswith("event"):
+                pass
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+async def test_a_bus_login_is_proved_again_and_what_it_has_open_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = make_bus()
+    monkeypatch.setattr(clients, "PROVEN_MS", 300)
+    async with gateway_on(bus, bus_login=True) as served:
+        login = httpx.BasicAuth("ann", "old")
+
+        async def publish(auth: httpx.BasicAuth) -> Any:
+            return await served.http.post("/v1/topics/orders/messages", content=b"x", auth=auth)
+
+        assert (await publish(login)).status_code == 201
+        async with served.http.stream(
+            "GET", EVENTS, auth=login, headers={"MB-Client": "test"}
+        ) as stream:
+            lines = stream.aiter_lines()
+            assert await anext(lines) == ": messagebus"
+            served.bus.refused.add(("ann", "old"))
+            # Used all the time, it is not believed for longer for that.
+            await answered(401, lambda: publish(login))
+            async with asyncio.timeout(60):
+                async for _ in lines:
+                    pass
+        assert (await publish(httpx.BasicAuth("ann", "new"))).status_code == 201
