@@ -42,6 +42,7 @@ from messagebus._io.publish.publishes import (
     Outgoing,
     Target,
     Waiter,
+    checked_payloads,
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
@@ -264,6 +265,7 @@ class AsyncPublisher:
     ) -> list[Published]:
         """Publish several payloads together, as `Publisher.send_many` does."""
         failed: MessageBusError | None = None
+        payloads = checked_payloads(payloads)
         if self._hooks is not None:
             ends: list[asyncio.Future[Published]] = []
             with self._hooks.publishing_many(self._outgoing.name_of(destination)):

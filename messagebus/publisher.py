@@ -27,6 +27,7 @@ from messagebus._io.publish.publishes import (
     Outgoing,
     Target,
     Waiter,
+    checked_payloads,
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
@@ -353,6 +354,7 @@ class Publisher:
         timeout_s: for each of them. When one is not accepted, the error has the ends of those before it.
         """
         failed: MessageBusError | None = None
+        payloads = checked_payloads(payloads)
         self._intake.refuse_here()
         if self._hooks is not None:
             ends: list[Future[Published]] = []

@@ -6,7 +6,7 @@ read them from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = [
     "STREAM_PREFIX",
     "QueueSpec",
     "Wanted",
+    "as_list",
     "declarations",
     "differences",
     "options_of",
@@ -337,6 +338,15 @@ LADDER = Declarations(
 RabbitMQ holds at most 32 messages of a step that it could not hand on: without UNDELIVERED they would stop
 all behind them. Bound last, when all else is.
 """
+
+
+def as_list(names: object) -> list[Any]:
+    """Return names, topics or sources as a list; one of them counts as a list of one. Raises NameInvalid."""
+    if isinstance(names, str | Topic | Queue | Subscription | Stream | Delay):
+        return [names]
+    if isinstance(names, bytes | Mapping) or not isinstance(names, Iterable):
+        raise NameInvalid(f"names {names!r}: a list of names wanted")
+    return list(names)
 
 
 def parse_wanted(text: str) -> Wanted:

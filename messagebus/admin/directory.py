@@ -34,7 +34,7 @@ from messagebus.errors import (
 )
 from messagebus.secret import Secret
 from messagebus.terminal import closest
-from messagebus.topology import Wanted, parse_wanted
+from messagebus.topology import Wanted, as_list, parse_wanted
 
 __all__ = [
     "PurgedMessages",
@@ -58,14 +58,18 @@ REACH_AGAIN_S = 0.2
 
 
 def declare(
-    bus: BusConfig, wanted: Iterable[Wanted | str], *, timeout_s: float = DECLARE_TIMEOUT_S
+    bus: BusConfig,
+    wanted: Iterable[Wanted | str] | Wanted | str,
+    *,
+    timeout_s: float = DECLARE_TIMEOUT_S,
 ) -> Registration:
     """Make topics, subscriptions and queues exist on every broker, settled.
 
-    wanted: also as text: ``orders``, ``orders/billing``, ``queue:jobs``. Existing ones stay as they are.
+    wanted: a list, or one of them; also as text: ``orders``, ``orders/billing``, ``queue:jobs``. Existing
+    ones stay as they are.
     Raises RegistrationIncomplete (it names the brokers), TopologyMismatch, LoginRefused, NameInvalid.
     """
-    parsed = [parse_wanted(each) if isinstance(each, str) else each for each in wanted]
+    parsed = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(wanted)]
     return run_blocking(topology_for(bus).register(parsed, timeout_ms=int(timeout_s * 1000)))
 
 
@@ -126,7 +130,7 @@ def nearest(bus: BusConfig, name: str) -> str:
 
 
 def delete_subscriptions(
-    bus: BusConfig, names: Iterable[str | Source | Stream], *, token: Secret
+    bus: BusConfig, names: Iterable[str | Source | Stream] | str | Source | Stream, *, token: Secret
 ) -> Registration:
     """Delete subscriptions, queues and streams on all brokers, with all their messages.
 
@@ -141,7 +145,7 @@ def delete_subscriptions(
 
 
 def purge_subscriptions(
-    bus: BusConfig, names: Iterable[str | Source], *, token: Secret
+    bus: BusConfig, names: Iterable[str | Source] | str | Source, *, token: Secret
 ) -> PurgedMessages:
     """Drop the waiting messages of subscriptions and queues, on every broker of the list that answers.
 
@@ -171,8 +175,8 @@ def _needs_agents(bus: BusConfig) -> None:
         raise ConfigError("list_urls: must be given, because the agents know the subscriptions")
 
 
-def _source_names(names: Iterable[str | Wanted], *also: type) -> list[str]:
-    wanted = [parse_wanted(each) if isinstance(each, str) else each for each in names]
+def _source_names(names: Iterable[str | Wanted] | str | Wanted, *also: type) -> list[str]:
+    wanted = [parse_wanted(each) if isinstance(each, str) else each for each in as_list(names)]
     for each in wanted:
         if not isinstance(each, (Subscription, Queue, *also)):
             raise NameInvalid(f"{each}: a subscription is TOPIC/NAME, a queue is queue:NAME")

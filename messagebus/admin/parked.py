@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from messagebus._io.admin.parking import SCAN_MAX, Inspection, Parking
 from messagebus._io.agents import subscriptions
@@ -25,7 +25,7 @@ from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
 from messagebus.errors import ConfigError, LinkError, MessageBusError, NameInvalid, TopologyError
 from messagebus.terminal import did_you_mean
-from messagebus.topology import parse_wanted
+from messagebus.topology import as_list, parse_wanted
 
 __all__ = [
     "ParkedCount",
@@ -82,6 +82,8 @@ class ParkedFilter:
             seconds = getattr(self, name)
             if seconds is not None and not seconds >= 0:
                 raise ConfigError(f"{name} {seconds!r}: seconds, 0 or more")
+        if isinstance(cast(object, self.brokers), str):
+            raise ConfigError(f"brokers {self.brokers!r}: several brokers wanted, as (name,)")
         self._pattern()
 
     def _pattern(self) -> re.Pattern[str] | None:
@@ -209,19 +211,23 @@ OnProgress = Callable[[ParkedProgress], None]
 
 
 def count_parked(
-    bus: BusConfig, names: Iterable[str | Source] = (), *, where: ParkedFilter = EVERYTHING
+    bus: BusConfig,
+    names: Iterable[str | Source] | str | Source = (),
+    *,
+    where: ParkedFilter = EVERYTHING,
 ) -> ParkedCounts:
     """Count parked messages, with the oldest time and the reasons; they stay where they are.
 
-    names: TOPIC/SUBSCRIPTION, queue:NAME or ``undelivered``; empty for all that the agents know. Raises
-    ConfigError, NameInvalid, ListError without a list, TopologyError when no agent knows the names.
+    names: TOPIC/SUBSCRIPTION, queue:NAME or ``undelivered``, a list or one of them; empty for all that the
+    agents know. Raises ConfigError, NameInvalid, ListError without a list, TopologyError when no agent knows
+    the names.
     """
     return run_blocking(_count(_Work(bus, names, where)))
 
 
 def read_parked(
     bus: BusConfig,
-    names: Iterable[str | Source] = (),
+    names: Iterable[str | Source] | str | Source = (),
     *,
     where: ParkedFilter = EVERYTHING,
     count_max: int = READ_LIMIT,
@@ -235,7 +241,7 @@ def read_parked(
 
 def redrive_parked(
     bus: BusConfig,
-    names: Iterable[str | Source],
+    names: Iterable[str | Source] | str | Source,
     *,
     where: ParkedFilter = EVERYTHING,
     count_max: int | None = None,
@@ -262,7 +268,7 @@ def redrive_parked(
 
 def purge_parked(
     bus: BusConfig,
-    names: Iterable[str | Source],
+    names: Iterable[str | Source] | str | Source,
     *,
     where: ParkedFilter = EVERYTHING,
     count_max: int | None = None,
@@ -280,9 +286,11 @@ def purge_parked(
 class _Work:
     """Request to several brokers, with its faults."""
 
-    def __init__(self, bus: BusConfig, names: Iterable[str | Source], where: ParkedFilter) -> None:
+    def __init__(
+        self, bus: BusConfig, names: Iterable[str | Source] | str | Source, where: ParkedFilter
+    ) -> None:
         self.bus = bus
-        self._names: list[Parked] = [_source(each) for each in names]
+        self._names: list[Parked] = [_source(each) for each in as_list(names)]
         if not self._names and not bus.list_urls:
             raise ConfigError(
                 "without list_urls (MESSAGEBUS_LIST_URL) there are no agents: name the subscriptions"

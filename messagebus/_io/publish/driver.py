@@ -33,8 +33,8 @@ from messagebus._io.publish.publishes import (
     Sender,
     Target,
     Waiter,
-    destination_name,
     message_ids,
+    returned_names,
     tell,
 )
 from messagebus._io.wire import Follower, Wire
@@ -575,8 +575,8 @@ class PublishDriver:
     def _opened(self, number: int, link: Link) -> None:
         self._links[number] = link
         link.channel.add_on_return_callback(
-            lambda _channel, method, properties, _body: self.pending.returned(
-                number, destination_name(method.exchange, method.routing_key), properties.message_id
+            lambda _channel, method, properties, _body: self._returned(
+                number, method.exchange, method.routing_key, properties.message_id
             )
         )
         link.on_blocked(lambda blocked: self._on_blocked(number, blocked))
@@ -588,6 +588,11 @@ class PublishDriver:
             self.route.opened(number, link.broker, now_ms(), random.random(), avoid=avoid)
         )
         self._arm()
+
+    def _returned(self, number: int, exchange: str, routing_key: str, message_id: str) -> None:
+        for destination in returned_names(exchange, routing_key):
+            if destination in self._known_destinations:
+                self.pending.returned(number, destination, message_id)
 
     def _adopt(self, number: int) -> None:
         new = self._links[number]

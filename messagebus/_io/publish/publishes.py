@@ -12,7 +12,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, cast
@@ -144,6 +144,15 @@ def _whole_ms(name: str, seconds: object) -> int:
     return -int(-seconds * 1000 // 1)
 
 
+def checked_payloads(payloads: Iterable[Payload]) -> Iterable[Payload]:
+    """Return the payloads of one call. Raises MessageInvalid for one payload, which would go in pieces."""
+    if isinstance(payloads, str | bytes | bytearray | memoryview | Mapping | Message):
+        raise MessageInvalid(
+            f"payloads is {type(payloads).__name__}: a list of payloads wanted; send_safe takes one"
+        )
+    return payloads
+
+
 class Waiter(Protocol):
     """A future of asyncio or of threads."""
 
@@ -152,9 +161,21 @@ class Waiter(Protocol):
     def set_result(self, result: Any, /) -> None: ...
 
 
-def destination_name(exchange: str, routing_key: str) -> str:
-    """Return the name in `core.pending` of a place to publish to; a return of the broker names both parts."""
-    return f"{exchange} {routing_key}" if routing_key else exchange
+def destination_name(
+    exchange: str, routing_key: str, durability: Durability = Durability.FSYNC
+) -> str:
+    """Return the name in `core.pending` of a place to publish to, as of one durability.
+
+    A return of the broker names exchange and key. Publishes that ask for another durability than the place
+    has are held, opened and refused apart from those that ask for the right one.
+    """
+    name = f"{exchange} {routing_key}" if routing_key else exchange
+    return name if durability is Durability.FSYNC else f"{name}~{durability.value}"
+
+
+def returned_names(exchange: str, routing_key: str) -> list[str]:
+    """Return the names that a place which the broker names may have in `core.pending`."""
+    return [destination_name(exchange, routing_key, each) for each in Durability]
 
 
 # What is said of a topic with partitions to a publisher with a spool.
@@ -186,7 +207,7 @@ class Address:
 
     @property
     def destination(self) -> str:
-        return destination_name(self.exchange, self.routing_key)
+        return destination_name(self.exchange, self.routing_key, self.durability)
 
 
 class Target:
