@@ -232,7 +232,8 @@ class BusConfig(_Settings):
 class Batching:
     """Rules for packing messages of one destination into one AMQP message.
 
-    count_max: messages in a batch at most. bytes_max: of all their bodies together.
+    count_max: messages in a batch at most. bytes_max: of all their bodies together, at most 15 MiB, because
+        RabbitMQ 4 takes messages of 16 MiB and each entry has properties too.
     linger_ms: how long a batch waits for more, below the publisher's deadline_ms; 0 still packs the messages
         that are waiting. A flush or a stop ends the wait.
     """
@@ -246,7 +247,7 @@ class Batching:
             _ranges(
                 self,
                 count_max=(1, 10_000),
-                bytes_max=(1, 16 * 1024 * 1024),
+                bytes_max=(1, 15 * 1024 * 1024),
                 linger_ms=(0, 60_000),
             )
         )

@@ -1,7 +1,8 @@
 """The envelope: one message as one line of JSON, the same in every tool that prints or reads messages.
 
-Its fields: ``id destination key content_type type correlation_id reply_to priority expires_s delay_s time_ms
-headers``, and ``body``, or ``body_base64`` where the body is no UTF-8. Fields without a value are absent.
+Its fields: ``id destination key content_type content_encoding type correlation_id reply_to app_id priority
+expires_s delay_s time_ms headers``, and ``body``, or ``body_base64`` where the body is no UTF-8. Fields
+without a value are absent.
 ``received`` (broker, from, redelivered, attempt) and ``time_ms`` say how a message arrived; publishing
 ignores them. In headers bytes are ``{"base64": …}``, times ``{"time": …}``, decimals ``{"decimal": …}``; an
 object of one such name is ``{"object": …}``. Reading a line that was written gives the same message back.
@@ -27,6 +28,7 @@ from messagebus.message import Delivery, Message, decode_json
 from messagebus.terminal import did_you_mean, printable
 
 __all__ = [
+    "FIELDS_OF_MESSAGE",
     "Enveloped",
     "Layout",
     "as_envelope",
@@ -36,7 +38,9 @@ __all__ = [
     "write_envelope",
 ]
 
-FIELDS_OF_MESSAGE = ("key", "content_type", "type", "correlation_id", "reply_to")
+FIELDS_OF_MESSAGE = (
+    *("key", "content_type", "content_encoding", "type", "correlation_id", "reply_to", "app_id"),
+)
 KNOWN = frozenset(
     {*FIELDS_OF_MESSAGE, "id", "destination", "priority", "expires_s", "delay_s", "time_ms"}
     | {"headers", "body", "body_base64", "received"}

@@ -35,11 +35,17 @@ HEADERS_BYTES_MAX = 64 * 1024
 HEADER_DEPTH_MAX = 16
 EXPIRES_MAX_MS = (1 << 32) - 1
 RESERVED_PREFIX = "mb-"
+# The byte order mark of UTF-8.
+BOM = b"\xef\xbb\xbf"
 # Headers of copies for another run: number of the run, and time of the first publish.
 ATTEMPT_HEADER, FIRST_HEADER = "mb-attempt", "mb-first-ms"
 # Any publisher may write any number there: beyond these bounds the headers are ignored.
 ATTEMPT_MAX, FIRST_MS_MAX = 1_000_000, 253_402_128_000_000  # 9999-12-30: every time zone has it
 
+_TEXTS = (
+    *("content_type", "message_id", "key", "correlation_id", "reply_to", "type"),
+    *("content_encoding", "app_id"),
+)
 Header = None | bool | int | str | bytes | list[Any] | dict[str, Any]
 NO_HEADERS: Mapping[str, Header] = MappingProxyType({})
 
@@ -54,7 +60,9 @@ class Message:
         at most HEADERS_BYTES_MAX in all. Never mutated.
     key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
     priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
-    correlation_id, reply_to, type: as in AMQP, for the application's own use.
+    correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
+    content_encoding: coding of the body, as ``gzip``; the library neither packs nor unpacks it. A charset
+        there, as Spring writes it, counts where content_type has none.
     ttl_ms: the broker may drop it unread after that, at most 2**32 - 1; None keeps it.
     """
 
@@ -68,6 +76,8 @@ class Message:
     reply_to: str = ""
     type: str = ""
     ttl_ms: int | None = None
+    content_encoding: str = ""
+    app_id: str = ""
 
     def __post_init__(self) -> None:
         body: object = self.body
@@ -76,7 +86,7 @@ class Message:
             raise MessageInvalid(f"body is {kind}, not bytes; see Message.text, Message.json")
         if len(self.body) > BODY_BYTES_MAX:
             raise MessageInvalid(f"body of {len(self.body)} bytes: at most {BODY_BYTES_MAX}")
-        for name in ("content_type", "message_id", "key", "correlation_id", "reply_to", "type"):
+        for name in _TEXTS:
             _check_short(name, getattr(self, name))
         _check_whole("priority", self.priority, 9)
         _check_whole("ttl_ms", self.ttl_ms, EXPIRES_MAX_MS)
@@ -114,17 +124,20 @@ class Message:
         """Return the text. Raises WrongPayload unless content_type and the bytes are a text."""
         if not self._media_type.startswith("text/"):
             raise WrongPayload(f"not a text: content_type is {self.content_type!r}")
-        return decode_text(self.body, self.content_type)
+        return decode_text(self.body, self.content_type, self.content_encoding)
 
     def as_json(self) -> Any:
-        """Return the decoded value. Raises WrongPayload unless content_type and the bytes are JSON."""
-        if self._media_type != JSON:
+        """Return the decoded value. Raises WrongPayload unless content_type and the bytes are JSON.
+
+        content_type: application/json, text/json, one that ends in +json, or none.
+        """
+        if self.content_type and not is_json(self.content_type):
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
         return decode_json(self.body)
 
     def as_binary(self) -> bytes:
         """Return the bytes. Raises WrongPayload when content_type says text or JSON."""
-        if self._media_type.startswith("text/") or self._media_type == JSON:
+        if self._media_type.startswith("text/") or is_json(self.content_type):
             raise WrongPayload(f"not binary: content_type is {self.content_type!r}")
         return self.body
 
@@ -140,7 +153,8 @@ Payload = Message | bytes | str
 class Options(TypedDict, total=False):
     """Options of one call beside the payload; they replace those of a `Message` payload.
 
-    headers, key, priority, correlation_id, reply_to, message_id, type: as in `Message`.
+    headers, key, priority, correlation_id, reply_to, message_id, type, content_encoding, app_id: as in
+        `Message`.
     ttl_s: the broker may drop it unread after this time; a delayed message's life begins when it is due.
     deliver_after_s, deliver_at: not before then, rounded up to a step of the delay ladder (1, 2, 5, 10
         s ... 7 days); deliver_at: an aware datetime, or seconds since 1970. At most one of them.
@@ -156,15 +170,27 @@ class Options(TypedDict, total=False):
     reply_to: str
     message_id: str
     type: str
+    content_encoding: str
+    app_id: str
     deliver_after_s: float
     deliver_at: datetime | float
     redundant: bool | str
 
 
 # Reading bodies.
-def decode_text(body: bytes, content_type: str) -> str:
-    """Decode a text in the charset that its content type names, else in UTF-8. Raises WrongPayload."""
-    charset = _charset(content_type)
+@functools.lru_cache(maxsize=1024)
+def is_json(content_type: str) -> bool:
+    """Return whether a content type says JSON: application/json, text/json, one that ends in +json."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type in (JSON, "text/json") or media_type.endswith("+json")
+
+
+def decode_text(body: bytes, content_type: str, content_encoding: str = "") -> str:
+    """Decode a text in the charset that its content type names, else in UTF-8. Raises WrongPayload.
+
+    content_encoding: where the content type names none, a charset there counts; a packed body is no text.
+    """
+    charset = _charset(content_type) or _encoding_charset(content_encoding)
     try:
         return body.decode(charset)
     except LookupError:
@@ -176,23 +202,37 @@ def decode_text(body: bytes, content_type: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
+def _encoding_charset(content_encoding: str) -> str:
+    if content_encoding.lower() in ("", "identity", "utf-8", "utf8"):
+        return "UTF-8"
+    try:
+        b"text".decode(content_encoding, "replace")
+    except (LookupError, ValueError):
+        raise WrongPayload(
+            f"content_encoding is {content_encoding!r}: unpack the body first"
+        ) from None
+    return content_encoding
+
+
+@functools.lru_cache(maxsize=1024)
 def _charset(content_type: str) -> str:
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         charset = value.strip().strip('"').strip()
-        if name.strip().lower() == "charset" and charset.lower() not in ("", "utf-8", "utf8"):
-            return charset
-    return "UTF-8"
+        if name.strip().lower() == "charset" and charset:
+            return "UTF-8" if charset.lower() in ("utf-8", "utf8") else charset
+    return ""
 
 
 def decode_json(body: bytes, *, exact: bool = False) -> Any:
     """Decode a body of JSON. exact: numbers with a fraction become `Decimal`.
 
-    Raises WrongPayload, which shows no value, for a body that is not JSON in UTF-8, that repeats a name in
-    an object, or that has a number that is not one (NaN) or is larger than a float.
+    A byte order mark, as .NET writes it, is passed over. Raises WrongPayload, which shows no value, for a
+    body that is not JSON in UTF-8, that repeats a name in an object, or that has a number that is not one
+    (NaN) or is larger than a float.
     """
     try:
-        return (_decode_exact if exact else _decode)(body.decode())
+        return (_decode_exact if exact else _decode)(body.removeprefix(BOM).decode())
     except UnicodeDecodeError as fault:
         raise WrongPayload(f"not UTF-8: {fault.reason} at byte {fault.start}") from None
     except jsonlib.JSONDecodeError as fault:
@@ -254,6 +294,8 @@ class Reading(Protocol):
     def message_id(self, raw: bytes) -> str: ...
 
     def content_type(self, raw: bytes) -> str: ...
+
+    def content_encoding(self, raw: bytes) -> str: ...
 
     def key(self, raw: bytes) -> str: ...
 
@@ -362,6 +404,13 @@ class Delivery:
         if self._message is not None or self._reading is None:
             return self.message.content_type
         return self._reading.content_type(self._properties)
+
+    @property
+    def content_encoding(self) -> str:
+        """The coding of the body, as ``gzip``; "" for none."""
+        if self._message is not None or self._reading is None:
+            return self.message.content_encoding
+        return self._reading.content_encoding(self._properties)
 
     @property
     def key(self) -> str:

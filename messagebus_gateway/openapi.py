@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from messagebus.envelope import FIELDS_OF_MESSAGE
+
 __all__ = ["document"]
 
 Json = dict[str, Any]
@@ -221,7 +223,7 @@ def _schemas() -> Json:
     envelope = _object(
         {
             "id": KEY,
-            **dict.fromkeys(("key", "content_type", "type", "correlation_id", "reply_to"), TEXT),
+            **dict.fromkeys(FIELDS_OF_MESSAGE, TEXT),
             "priority": _whole(0, 9),
             "expires_s": _number(0, 4_294_967),
             "delay_s": _number(0, 604_800),

@@ -33,6 +33,7 @@ from messagebus import (
     Stopped,
     WrongPayload,
 )
+from messagebus.envelope import FIELDS_OF_MESSAGE
 from messagebus.message import decode_json
 from messagebus_gateway.clients import now_ms
 from messagebus_gateway.problems import Problem, encoded, seconds
@@ -62,7 +63,7 @@ _TEXT_HEADERS = {
 }
 _CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
-_FIELDS = {"id", "key", "content_type", "type", "correlation_id", "reply_to", "priority", "headers"}
+_FIELDS = {"id", "priority", "headers", *FIELDS_OF_MESSAGE}
 # The broker routes by these, too, and ends a channel where one is no list.
 _ROUTING = {"CC", "BCC"}
 # A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
@@ -277,7 +278,7 @@ def _print(wanted: Wanted) -> bytes:
     rest = [
         message.content_type,
         sorted(message.headers.items()),
-        (message.key, message.priority, message.correlation_id, message.reply_to, message.type),
+        (message.priority, *(getattr(message, name) for name in FIELDS_OF_MESSAGE)),
         sorted(wanted.options.items()),
     ]
     made = hashlib.blake2b(message.body, digest_size=16)

@@ -440,7 +440,7 @@ def as_json(lease: Lease[Held]) -> dict[str, Any]:
         "content_type": message.content_type,
         "headers": {name: tagged(value) for name, value in message.headers.items()},
     }
-    for name in ("type", "correlation_id", "reply_to", "priority"):
+    for name in ("type", "correlation_id", "reply_to", "priority", "content_encoding", "app_id"):
         if value := getattr(message, name):
             found[name] = value
     return found | body_of(delivery)

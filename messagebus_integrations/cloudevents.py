@@ -1,7 +1,8 @@
 """CloudEvents 1.0 over HTTP, and as messages: binary, structured and batched mode. Pure.
 
 The id is the message's id where it may be one, else a header; other attributes are headers
-``cloudEvents_<name>``, as in the AMQP binding; ``partitionkey`` is the key; data is the body.
+``cloudEvents_<name>``, as in the AMQP binding; ``partitionkey`` is the key; data is the body. Events of other
+AMQP clients are read as well: ``cloudEvents:<name>`` headers, and structured events, which pass as they are.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from messagebus import Delivery, Message, MessageInvalid, WrongPayload
-from messagebus.message import decode_json
+from messagebus.message import decode_json, is_json
 
 __all__ = ["BATCH", "STRUCTURED", "as_event", "binary_headers", "is_event", "of_headers", "of_json"]
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 PREFIX = "cloudEvents_"
+# Both are of the AMQP binding; JMS knows no colon.
+_PREFIXES = (PREFIX, "cloudEvents:")
 ID_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NAME = re.compile(r"[a-z0-9]{1,100}")
 _REQUIRED = ("id", "source", "specversion", "type")
 _TRACE = ("traceparent", "tracestate")
@@ -70,7 +74,7 @@ def of_json(event: Any) -> Message:
     data = event.get("data")
     if data is None:
         return _message(attributes, b"", kind or "")
-    if isinstance(data, str) and kind is not None and not _is_json(kind):
+    if isinstance(data, str) and kind is not None and not is_json(kind):
         return _message(attributes, data.encode(errors="surrogatepass"), kind)
     try:
         text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -110,27 +114,48 @@ def _message(attributes: Mapping[str, Any], body: bytes, content_type: str) -> M
 
 def is_event(delivery: Delivery) -> bool:
     """Return whether a delivery was published as an event."""
-    return f"{PREFIX}specversion" in delivery.headers
+    return any(f"{prefix}specversion" in delivery.headers for prefix in _PREFIXES)
+
+
+def _structured(delivery: Delivery) -> dict[str, Any] | None:
+    """Return the event that the body is, in structured mode; None for any other body."""
+    if delivery.content_type.partition(";")[0].strip().lower() != STRUCTURED:
+        return None
+    try:
+        event = _json_of(delivery.body)
+    except (WrongPayload, RecursionError):
+        return None
+    is_whole = isinstance(event, dict) and all(event.get(name) for name in _REQUIRED)
+    return event if is_whole else None
 
 
 def _attributes(delivery: Delivery) -> dict[str, Any]:
     """Return the attributes; of a message that was no event, those that one needs."""
     headers, message = delivery.headers, delivery.message
-    found: dict[str, Any] = {"specversion": "1.0", "id": message.message_id}
+    receipt = delivery.receipt
+    # An event must have an id. Without one a delivery is only known by where it came from.
+    made_id = "/".join(map(str, receipt))
+    found: dict[str, Any] = {"specversion": "1.0", "id": message.message_id or made_id}
     if not is_event(delivery):
         found |= {"source": f"/{delivery.source}", "type": message.type or "message"}
     for name, value in headers.items():
-        if name.startswith(PREFIX) and isinstance(value, _JSON_TYPES):
-            found[name.removeprefix(PREFIX)] = value
+        attribute = next((name[len(each) :] for each in _PREFIXES if name.startswith(each)), "")
+        if attribute and isinstance(value, _JSON_TYPES):
+            found[attribute] = value
         elif name in _TRACE:
             found[name] = value
     if message.key:
         found["partitionkey"] = message.key
-    return found
+    return {
+        name: _CONTROL.sub("\ufffd", value) if isinstance(value, str) else value
+        for name, value in found.items()
+    }
 
 
 def as_event(delivery: Delivery) -> dict[str, Any]:
     """Return a delivery as an event of structured mode."""
+    if (structured := _structured(delivery)) is not None:
+        return structured
     event = _attributes(delivery)
     kind = delivery.content_type
     if kind:
@@ -139,7 +164,7 @@ def as_event(delivery: Delivery) -> dict[str, Any]:
     if not body:
         return event
     try:
-        event["data"] = _json_of(body) if _is_json(kind) else body.decode()
+        event["data"] = _json_of(body) if is_json(kind) else body.decode()
     except (UnicodeDecodeError, WrongPayload, RecursionError):
         event["data_base64"] = base64.b64encode(body).decode()
     return event
@@ -158,6 +183,8 @@ def _json_of(body: bytes) -> Any:
 
 def binary_headers(delivery: Delivery) -> dict[str, str]:
     """Return the headers of binary mode; the body is the delivery's."""
+    if _structured(delivery) is not None:
+        return {"content-type": delivery.content_type}
     told = {
         f"ce-{name}": quote(
             str(value).lower() if isinstance(value, bool) else str(value), safe=_NOT_ESCAPED
@@ -165,8 +192,3 @@ def binary_headers(delivery: Delivery) -> dict[str, str]:
         for name, value in _attributes(delivery).items()
     }
     return told | ({"content-type": delivery.content_type} if delivery.content_type else {})
-
-
-def _is_json(content_type: str) -> bool:
-    media = content_type.partition(";")[0].strip().lower()
-    return media.endswith(("/json", "+json"))

@@ -339,7 +339,8 @@ class PendingPublishes:
     ) -> list[Item]:
         """Drop a link: its open publishes are sent again, first and in order, or end as unknown.
 
-        refused: the broker ended the link because of one of them.
+        refused: the broker ended the link because of one of them. A batch that it refused is split, and each
+        of its messages tried by itself, before any of them is refused.
         """
         window = self._windows.pop(link, None)
         if self._current == link:
@@ -348,6 +349,7 @@ class PendingPublishes:
             return []
         entries = window.abandon()
         if refused and entries == [self._alone]:
+            self._split(entries[0], now_ms)
             return self._settle(entries, End(REFUSED, reason))
         self._suspects.update(each for each in entries if refused or each is self._alone)
         lost: list[Item] = []
@@ -362,6 +364,22 @@ class PendingPublishes:
             lost += [item for item in reversed(left) if not self._may_retry(item, now_ms)]
         why = f"the link ended: {reason}" if reason else "the link ended"
         return self._settle(reversed(lost), End(UNKNOWN, why))
+
+    def _split(self, entry: Entry, now_ms: int) -> None:
+        """Move the items of a batch of several into batches of one, where they may be sent again."""
+        destination = self._destinations[entry.destination]
+        left = [item for item in _items(entry) if item.end is None]
+        if not isinstance(entry, Batch) or len(left) < 2 or destination.order is not None:
+            return
+        again = [item for item in left if self._may_retry(item, now_ms)]
+        for item in reversed(again):
+            one = Batch(item)
+            self._suspects.add(one)
+            self._queue(destination).appendleft(one)
+        entry.items = [item for item in left if item not in again]
+        self.waiting += self._count(again)
+        self.waiting_bytes += sum(item.size for item in again)
+        self.retried += self._count(again)
 
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
         if self._destinations[entry.destination].order is not None:

@@ -29,7 +29,7 @@ __all__ = ["ToPublish", "as_row", "core_row", "plain", "read_destination", "shar
 
 _BYTES = "$bytes"
 # Options of a row that are fields of a message.
-_FIELDS = ("priority", "correlation_id", "reply_to", "type")
+_FIELDS = ("priority", "correlation_id", "reply_to", "type", "content_encoding", "app_id")
 
 
 def shard_of(key: str, message_id: str) -> int:

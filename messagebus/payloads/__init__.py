@@ -33,6 +33,7 @@ from uuid import UUID
 
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.message import (
+    BOM,
     JSON,
     REASON_CHARS_MAX,
     Delivery,
@@ -41,6 +42,7 @@ from messagebus.message import (
     check_names,
     decode_json,
     decode_text,
+    is_json,
 )
 from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
@@ -125,13 +127,13 @@ def _text(delivery: Delivery) -> str:
     content_type = delivery.content_type
     if content_type and not _media_type(content_type).startswith("text/"):
         raise WrongPayload(f"content type {content_type!r}: a text wanted")
-    return decode_text(delivery.body, content_type)
+    return decode_text(delivery.body, content_type, delivery.content_encoding)
 
 
 def _json_by(read: Callable[[bytes], Any]) -> Reader:
     def read_json(delivery: Delivery) -> Any:
         content_type = delivery.content_type
-        if content_type != JSON and content_type and not _is_json(content_type):
+        if content_type != JSON and content_type and not is_json(content_type):
             raise WrongPayload(f"content type {content_type!r}: {JSON} wanted")
         return read(delivery.body)
 
@@ -142,7 +144,7 @@ def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
     """Return the reader of a union with str: JSON by its content type, else a text."""
 
     def read_either(delivery: Delivery) -> Any:
-        return read(delivery.body) if _is_json(delivery.content_type) else read_text(delivery)
+        return read(delivery.body) if is_json(delivery.content_type) else read_text(delivery)
 
     return read_either
 
@@ -159,7 +161,7 @@ def _word_or_json(fit: Fit, read: Callable[[bytes], Any]) -> Reader:
 
     def read_either(delivery: Delivery) -> Any:
         content_type = delivery.content_type
-        if _media_type(content_type).startswith("text/") and not _is_json(content_type):
+        if _media_type(content_type).startswith("text/") and not is_json(content_type):
             return read_word(_text(delivery))
         return read_json(delivery)
 
@@ -187,12 +189,6 @@ def _fitted(fit: Fit) -> Fit:
             raise WrongPayload("not JSON: nested too deep") from None
 
     return fitted
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_json(content_type: str) -> bool:
-    media_type = _media_type(content_type)
-    return media_type in (JSON, "text/json") or media_type.endswith("+json")
 
 
 def _media_type(content_type: str) -> str:
@@ -306,7 +302,7 @@ def _validate_json(annotation: Any) -> Callable[[bytes], Any]:
     validate = _validating(_new_adapter(annotation).validate_json, annotation)
 
     def read(body: bytes) -> Any:
-        value = validate(body)
+        value = validate(body.removeprefix(BOM))
         decode_json(body)  # pydantic lets some faults pass
         if _DOUBTFUL.search(body):
             _check_numbers(value, _inexact(decode_json(body, exact=True)))

@@ -161,7 +161,7 @@ def test_of_any_mapping_only_config_error_escapes(values: dict[str, Any]) -> Non
         (PublisherConfig, "connection_lifetime_s", (1,), (0,)),
         (PublisherConfig, "confirm_slow_ms", (1,), (0,)),
         (Batching, "count_max", (1, 10_000), (0, 10_001)),
-        (Batching, "bytes_max", (1, 16 * 1024 * 1024), (0, 16 * 1024 * 1024 + 1)),
+        (Batching, "bytes_max", (1, 15 * 1024 * 1024), (0, 15 * 1024 * 1024 + 1)),
         (Batching, "linger_ms", (0, 60_000), (-1, 60_001)),
         (ConsumerConfig, "handed_out_max", (1, 1_000_000), (0, 1_000_001)),
         (ConsumerConfig, "prefetch", (1, 2_000), (0, 2_001)),

@@ -31,6 +31,7 @@ CONTENT_TYPE, CONTENT_ENCODING, HEADERS = 1 << 15, 1 << 14, 1 << 13
 DELIVERY_MODE, PRIORITY = 1 << 12, 1 << 11
 CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 10, 1 << 9, 1 << 8
 MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5
+USER_ID, APP_ID = 1 << 4, 1 << 3
 _WITH_TYPE, _ENCODED, _WITH_HEADERS = CONTENT_TYPE >> 8, CONTENT_ENCODING >> 8, HEADERS >> 8
 RARELY_BEFORE_ID = CONTENT_ENCODING | HEADERS | PRIORITY | CORRELATION_ID | REPLY_TO | EXPIRATION
 
@@ -85,6 +86,9 @@ def _encode(
     if message.content_type != BINARY if entry else message.content_type:
         flags |= CONTENT_TYPE
         parts.append(_short(message.content_type))
+    if message.content_encoding:
+        flags |= CONTENT_ENCODING
+        parts.append(_short(message.content_encoding))
     if message.headers or message.key:
         flags |= HEADERS
         headers: dict[str, Any] = dict(message.headers)
@@ -113,6 +117,9 @@ def _encode(
     if message.type:
         flags |= TYPE
         parts.append(_short(message.type))
+    if message.app_id:
+        flags |= APP_ID
+        parts.append(_short(message.app_id))
     parts[0] = _FLAGS.pack(flags)
     return b"".join(parts)
 
@@ -143,6 +150,8 @@ def is_bare(message: Message) -> bool:
         or message.correlation_id
         or message.reply_to
         or message.type
+        or message.content_encoding
+        or message.app_id
     ) and (message.priority is None and message.ttl_ms is None)
 
 
@@ -178,6 +187,8 @@ def decode(raw: bytes, body: bytes) -> Message:
         correlation_id=fields.get("correlation_id", ""),
         reply_to=fields.get("reply_to", ""),
         type=fields.get("type", ""),
+        content_encoding=fields.get("content_encoding", ""),
+        app_id=fields.get("app_id", ""),
         ttl_ms=read_ttl_ms(headers) if expires is None else expires,
     )
 
@@ -281,6 +292,10 @@ class Reading:
             return BINARY
         return read_content_type(raw)
 
+    def content_encoding(self, raw: bytes) -> str:
+        is_there = len(raw) > 2 and raw[0] & _ENCODED
+        return decode(raw, b"").content_encoding if is_there else ""
+
     def key(self, raw: bytes) -> str:
         key = read_key(raw)
         return decode(raw, b"").key if key is None else key
@@ -336,6 +351,8 @@ _ORDER = (
     (MESSAGE_ID, "message_id"),
     (TIMESTAMP, "timestamp"),
     (TYPE, "type"),
+    (USER_ID, "user_id"),
+    (APP_ID, "app_id"),
 )
 
 

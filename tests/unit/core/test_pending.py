@@ -291,6 +291,28 @@ def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -
     assert (last.message_id, last.attempts) == ("3", 2)
 
 
+def test_a_refused_batch_is_split_before_its_messages_are_refused() -> None:
+    made = pending()
+    made.pack("a", Packing(10, 1_000, 0))
+    for name in ("1", "bad", "3"):
+        made.accept(item(name))
+    made.open_destination("a")
+    for link in (1, 2):  # in the window, then alone
+        made.link_opened(link, after=())
+        assert [len(each.items) for each in made.take(0) if isinstance(each, Batch)] == [3]
+        assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
+    assert made.waiting == 3
+    made.link_opened(3, after=())
+    assert ids(made.take(0)) == ["1"]
+    made.answered(3, 1, multiple=False, ok=True)
+    assert ids(made.take(0)) == ["bad"]
+    assert ends(made.link_lost(3, 0, REFUSED_406, refused=True)) == [("bad", "refused")]
+    made.link_opened(4, after=())
+    assert ids(made.take(0)) == ["3"]
+    assert ends(made.answered(4, 1, multiple=False, ok=True)) == [("3", "confirmed")]
+    assert made.waiting == made.waiting_bytes == 0
+
+
 def test_a_suspect_whose_link_ends_for_another_reason_stays_one() -> None:
     made = refused_once("1", "2")
     made.take(0)
