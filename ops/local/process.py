@@ -51,7 +51,7 @@ class Process(NamedTuple):
     @property
     def cpu_ticks(self) -> int:
         """The processor time that it and its ended children have used, in ticks; 0 when it has ended."""
-        fields = _stat_fields(self.pid)
+        fields = _stat_fields(Path(f"/proc/{self.pid}"))
         is_it = len(fields) > 19 and int(fields[19]) == self.started
         return sum(map(int, fields[11:15])) if is_it else 0
 
