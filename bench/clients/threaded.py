@@ -117,11 +117,11 @@ class ThreadedReceiver:
 def sender_of(connect: Callable[[Peer], Publishing]) -> Callable[..., ThreadedSender]:
     """Return what makes the sender of a system, as `bench.harness.interface` asks for it."""
 
-    def made(profile: Profile, where: Where) -> ThreadedSender:
+    def open_sender(profile: Profile, where: Where) -> ThreadedSender:
         peer = Peer(where)
         return ThreadedSender(lambda: connect(peer), profile.load.window, peer.broker)
 
-    return made
+    return open_sender
 
 
 def receiver_of(
@@ -129,13 +129,13 @@ def receiver_of(
 ) -> Callable[..., ThreadedReceiver]:
     """Return what makes the receiver of a system. connect: gets the prefetch, and whether acks are wanted."""
 
-    def made(profile: Profile, where: Where) -> ThreadedReceiver:
+    def open_receiver(profile: Profile, where: Where) -> ThreadedReceiver:
         peer, load = Peer(where), profile.load
         return ThreadedReceiver(
             lambda: connect(peer, load.prefetch, load.ack != "none"), peer.broker
         )
 
-    return made
+    return open_receiver
 
 
 async def _working(

@@ -115,7 +115,8 @@ class Fleet:
                 now_ns = time.monotonic_ns()
                 for process in [each for some in self.all.values() for each in some]:
                     name = process.name
-                    if process.revive():
+                    # What `end` has just killed stays dead.
+                    if not self._is_ending.is_set() and process.revive():
                         self.happened.append(Happening(KILLED, name, before_ns, now_ns))
                         self.ended_alone += 1
                 before_ns = now_ns

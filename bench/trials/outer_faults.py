@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -274,20 +274,14 @@ def lying(host: str, port: int, broker: str, cluster: str) -> Iterator[tuple[int
 def _fault(
     name: str, lasts_s: float, cuts: str, story: Story, cluster: LocalCluster, target: str
 ) -> Fault:
-    told = list[tuple[Checked, Iterator[None]]]()
+    running = ExitStack()
 
     def begin() -> None:
         at = Checked(name, cluster, target)
-        told.append((at, story(at)))
-        next(told[0][1])
+        running.callback(at.forget_own)
+        running.enter_context(contextmanager(story)(at))
 
-    def end() -> None:
-        at, rest = told[0]
-        for _ in rest:
-            raise AssertionError(f"{name} has two beginnings")
-        at.forget_own()
-
-    return Fault(name, target, lasts_s, cuts, begin, end)
+    return Fault(name, target, lasts_s, cuts, begin, running.close)
 
 
 _STORIES: dict[str, tuple[float, str, Story]] = {

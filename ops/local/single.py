@@ -193,7 +193,7 @@ class MakeServer(Protocol):
 @contextmanager
 def server_factory(folder: Path, hosts: Iterator[str]) -> Iterator[MakeServer]:
     """Give a function that makes a server, started, at the next address; all are killed at the exit."""
-    made: list[SingleServer] = []
+    started: list[SingleServer] = []
 
     def make(
         kind: str,
@@ -206,19 +206,19 @@ def server_factory(folder: Path, hosts: Iterator[str]) -> Iterator[MakeServer]:
             folder,
             kind,
             host=next(hosts),
-            name=f"{kind}{len(made) + 1}",
+            name=f"{kind}{len(started) + 1}",
             persistence=persistence,
             master=master,
             monitors=monitors,
         )
-        made.append(SingleServer(layout, folder))
-        made[-1].start()
-        return made[-1]
+        started.append(SingleServer(layout, folder))
+        started[-1].start()
+        return started[-1]
 
     try:
         yield make
     finally:
-        for server in made:
+        for server in started:
             server.kill()
 
 
