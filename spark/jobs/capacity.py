@@ -34,8 +34,8 @@ from messagebus.commands.exits import HELP
 from messagebus.commands.options import NumberRange
 from messagebus.recording.manifest import RunInvalid
 from messagebus.terminal import plural
-from reports.page import Bar, Bars, Figure, Page, section_of
-from reports.text import cell, per_second, significant
+from reports.page import Bar, Bars, Figure, Page, Section, section_of
+from reports.text import Columns, cell, per_second, significant
 from spark.command import Answer, exit_code, in_one_line, out_option, write
 
 # Each part of the cost, in its unit. A run tells no two of them apart; some runs of unlike shape do.
@@ -344,68 +344,63 @@ def _page(
     busy_max: float,
     faults: tuple[str, ...],
 ) -> Page:
-    count, spare = found["brokers"], found["spare"]
-    variants, runs = found["variants"], found["runs"]
     return Page(
         kind="capacity",
         title=f"{per_second(load.rate_per_s)} of {load.size:,.0f} B to {load.fan_out:g}, {durability}",
         meta=(
             f"Brokers of {cores:g} cores, each busy for {busy_max:.0%} at most.",
-            f"Fitted from {plural(len(runs), 'run')}.",
+            f"Fitted from {plural(len(found['runs']), 'run')}.",
         ),
-        verdict=f"{plural(count, 'broker')}"
-        + (f", {spare} of which may be away." if spare else ".")
+        verdict=plural(found["brokers"], "broker")
+        + (f", {found['spare']} of which may be away." if found["spare"] else ".")
         + f" On runs that it has not seen the model is {found['error_mean']:.0%} off on average.",
         faults=faults,
-        figures=(
-            Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
-            Figure(f"{found['busy']:.0%}", "of a broker's cores are busy", f"of {count - spare}"),
-            Figure(f"{found['cpu_us']:,.0f} µs", "CPU of a message"),
-            Figure(
-                f"{found['written_mb_per_s']:,.1f} MB/s",
-                "written by each broker",
-                f"with {found['syncs_per_s']:,.0f} syncs a second",
-            ),
-            Figure(
-                f"{found['error_mean']:.1%}",
-                "error",
-                f"at most {found['error_max']:.0%} in one run",
-            ),
-        ),
-        sections=(
-            section_of(
-                "If the load were another",
-                variants,
-                ("load", "rate", "bytes", "subscriptions", "brokers"),
-                bars=Bars(
-                    tuple(
-                        Bar.of(each["load"], each["brokers"], cell(each["brokers"]))
-                        for each in variants
-                    )
-                ),
-            ),
-            section_of(
-                "What costs",
-                [
-                    {"part": part, "costs": f"{significant(found['costs'][part])} {unit}"}
-                    for part, unit in PARTS.items()
-                ],
-                ("part", "costs"),
-            ),
-            section_of(
-                "Runs, each predicted from the others",
-                runs,
-                {
-                    **{name: name for name in ("run", "rate", "bytes", "subscriptions")},
-                    "syncs": lambda row: f"{row['syncs']:.2f}",
-                    "measured us": "measured us",
-                    "predicted us": "predicted us",
-                    "error": lambda row: f"{row['error']:.1%}",
-                },
-            ),
-        ),
+        figures=_figures(found),
+        sections=_sections(found),
         words=WORDS,
         footer="Numbers: capacity.json beside this page.",
+    )
+
+
+def _figures(found: Mapping[str, Any]) -> tuple[Figure, ...]:
+    count, spare = found["brokers"], found["spare"]
+    written, syncs = found["written_mb_per_s"], found["syncs_per_s"]
+    return (
+        Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
+        Figure(f"{found['busy']:.0%}", "of a broker's cores are busy", f"of {count - spare}"),
+        Figure(f"{found['cpu_us']:,.0f} µs", "CPU of a message"),
+        Figure(
+            f"{written:,.1f} MB/s", "written by each broker", f"with {syncs:,.0f} syncs a second"
+        ),
+        Figure(
+            f"{found['error_mean']:.1%}", "error", f"at most {found['error_max']:.0%} in one run"
+        ),
+    )
+
+
+VARIANTS = ("load", "rate", "bytes", "subscriptions", "brokers")
+COSTS: Columns = {"part": "part", "costs": lambda row: f"{significant(row['cost'])} {row['unit']}"}
+RUNS: Columns = {
+    **{name: name for name in ("run", "rate", "bytes", "subscriptions")},
+    "syncs": lambda row: f"{row['syncs']:.2f}",
+    "measured us": "measured us",
+    "predicted us": "predicted us",
+    "error": lambda row: f"{row['error']:.1%}",
+}
+
+
+def _sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
+    variants = found["variants"]
+    costs = [
+        {"part": part, "cost": found["costs"][part], "unit": unit} for part, unit in PARTS.items()
+    ]
+    bars = Bars(
+        tuple(Bar.of(each["load"], each["brokers"], cell(each["brokers"])) for each in variants)
+    )
+    return (
+        section_of("If the load were another", variants, VARIANTS, bars=bars),
+        section_of("What costs", costs, COSTS),
+        section_of("Runs, each predicted from the others", found["runs"], RUNS),
     )
 
 
