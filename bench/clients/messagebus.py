@@ -40,8 +40,9 @@ __all__ = [
 ]
 
 START_S = 60.0
-# A publish may outlive the restart of a broker.
-DEADLINE_MS = 60_000
+# A publish outlives the restart of a broker, also on a machine where that takes minutes: with 60 s, 180 of
+# 63,678 ended unknown beside eight busy processes on two cores. It is the default of Kafka's C client, too.
+DEADLINE_MS = 300_000
 BATCH_BYTES_MAX = 1 << 20
 RECEIVE_MAX = 500
 CODES = {Outcome.CONFIRMED: CONFIRMED, Outcome.UNKNOWN: UNKNOWN}

@@ -31,7 +31,8 @@ OVERDUE_NS = 1_000_000_000
 SLEEP_MAX_S = 0.05
 # A steered load asks for its rate so often.
 SLICE_NS = 100_000_000
-CLOSE_S = 60.0
+# Less than the time that a coordinator gives publishers to end.
+CLOSE_S = 100.0
 
 
 @dataclass(slots=True)
