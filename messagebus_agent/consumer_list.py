@@ -157,13 +157,17 @@ class Clients:
     def seen(self, client_id: str, subscription: str, applied: int, now_ms: int) -> None:
         """Record a client that asks, or was waiting until now."""
         key = _key(client_id, subscription)
+        if key not in self._seen and len(self._seen) >= CLIENTS_MAX:
+            # Anybody may say an id. Those that are known and still ask are not pushed out by new ones.
+            _, (_, at_ms) = next(iter(self._seen.items()))
+            if now_ms - at_ms <= EXPIRY_MS:
+                return
+            longest_silent, _ = self._seen.popitem(last=False)
+            self._answered.pop(longest_silent, None)
         self._left.pop(key, None)
         self._answered.pop(key, None)
         self._seen[key] = (applied, now_ms)
         self._seen.move_to_end(key)
-        if len(self._seen) > CLIENTS_MAX:
-            longest_silent, _ = self._seen.popitem(last=False)
-            self._answered.pop(longest_silent, None)
 
     def left(self, client_id: str, subscription: str, now_ms: int) -> None:
         """Record that it hung up: it is dropped LEFT_MS from now unless it is seen again."""

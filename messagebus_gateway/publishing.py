@@ -438,8 +438,11 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
         elif name in _FIELDS:
             fields["message_id" if name == "id" else name] = value
         elif name in ("delay_s", "expires_s"):
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-                raise MessageInvalid(f"{name}: seconds wanted")
+            most = DELAY_S_MAX if name == "delay_s" else EXPIRES_S_MAX
+            if isinstance(value, bool) or not (
+                isinstance(value, int | float) and 0 <= value <= most
+            ):
+                raise MessageInvalid(f"{name}: 0 to {most:,} seconds")
             options["deliver_after_s" if name == "delay_s" else "ttl_s"] = value
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")

@@ -331,6 +331,12 @@ class _Web:
                 batch.stopped = problem
             except ClientDisconnect:
                 batch.stopped = Problem(400, "the body ended too early", outcome="not sent")
+            except Exception:
+                if not batch:
+                    raise
+                # What was published before is known, whatever has failed.
+                log.exception("batch stopped")
+                batch.stopped = Problem(500, "a fault of this gateway", outcome="not sent")
             ends = await batch.ends()
         for outcome, count in Counter(map(outcome_of, ends)).items():
             self._parts.metrics.outcome(outcome, count)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 
@@ -30,12 +30,14 @@ from messagebus.envelope import as_envelope, write_envelope
 from messagebus.errors import LinkError, LinkLost, MessageBusError, NameInvalid
 from messagebus.topology import Wanted, parse_wanted
 from messagebus_agent.topology.register import Entry
-from messagebus_agent.web.login import Judged
+from messagebus_agent.web.login import REMEMBERED_S, Judged
 
 log = logging.getLogger("messagebus.agent")
 
-TAPS_MAX = 8
+TAPS_MAX, TAPS_OF_USER_MAX = 8, 4
 TAP_S_MAX = 900.0
+# Beyond it: for lines that are on their way to a reader.
+END_S_MAX = 30.0
 LENGTH_MAX, LENGTH = 10_000, 1_000
 RATE_MAX, RATE = 25_000, 1_000
 # Of all lines of one tap, a second.
@@ -51,6 +53,7 @@ LOOK_EVERY_S = 0.1
 # A queue is bound again when so much of a second's messages is left: two looks, so that lines go on.
 REBOUND_S = 2 * LOOK_EVERY_S
 
+IsAllowed = Callable[[], Awaitable[bool]]
 Judge = Callable[[Request, Mapping[str, Wanted]], Awaitable[Judged | Response]]
 
 
@@ -61,6 +64,7 @@ class Taps:
         self._broker, self._dial = broker, dial
         self.open: dict[int, str] = {}
         self.opened = 0
+        self._users = Counter[str]()
 
     def route(self, judge: Judge, entries: Callable[[], Mapping[str, Entry]]) -> Route:
         """Return ``GET /tap?destination=orders&length_max=1000&rate_max=1000``."""
@@ -88,45 +92,89 @@ class Taps:
             if len(judged.forbidden) == len(readable):
                 told = f"user {judged.user!r} may read no subscription of {topic}"
                 return _error(403, told)
-            return await self._tapped(topic, length, rate, judged.user or "operator")
+
+            async def is_allowed() -> bool:
+                again = await judge(request, readable)
+                if isinstance(again, Response):
+                    return again.status_code >= 500  # nobody can say now
+                return len(again.forbidden) < len(readable)
+
+            return await self._tapped(topic, length, rate, judged.user or "operator", is_allowed)
 
         return Route("/tap", answer, methods=["GET"])
 
-    async def _tapped(self, topic: Topic, length: int, rate: int, user: str) -> Response:
+    async def _tapped(
+        self, topic: Topic, length: int, rate: int, user: str, is_allowed: IsAllowed
+    ) -> Response:
         if len(self.open) >= TAPS_MAX:
             return _error(429, f"{TAPS_MAX} taps are open here")
+        if self._users[user] >= TAPS_OF_USER_MAX:
+            return _error(429, f"user {user!r} has {TAPS_OF_USER_MAX} taps open here")
         self.opened += 1
         number = self.opened
         self.open[number] = str(topic)
+        self._users[user] += 1
         try:
             tap = await _Tap.begin(await self._dial(), self._broker, topic, length, rate)
         except BaseException as fault:
-            del self.open[number]
+            self._ended(number, user)
             if isinstance(fault, MessageBusError):
                 return _error(503, str(fault))
             raise
         log.info("tap opened topic=%s user=%r number=%d", topic, user, number)
 
         async def ended() -> None:
-            self.open.pop(number, None)
+            self._ended(number, user)
             log.info("tap ended topic=%s number=%d lines=%d", topic, number, tap.passed)
             await tap.close()
 
-        return _Streaming(tap.lines(), ended)
+        return _Streaming(tap.lines(), ended, is_allowed)
+
+    def _ended(self, number: int, user: str) -> None:
+        if self.open.pop(number, None) is not None:
+            self._users[user] -= 1
+            self._users = +self._users  # without users that have none
 
 
 class _Streaming(StreamingResponse):
-    """A stream that calls `ended` however it ends, begun or not."""
+    """A stream that calls `ended` however it ends, begun or not.
 
-    def __init__(self, lines: AsyncIterator[bytes], ended: Callable[[], Awaitable[None]]) -> None:
+    It ends in time whatever its reader does, and within a minute when the reader's rights are taken.
+    """
+
+    def __init__(
+        self,
+        lines: AsyncIterator[bytes],
+        ended: Callable[[], Awaitable[None]],
+        is_allowed: IsAllowed,
+    ) -> None:
         super().__init__(lines, media_type="application/x-ndjson")
-        self._ended = ended
+        self._ended, self._is_allowed = ended, is_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        streaming = asyncio.ensure_future(super().__call__(scope, receive, send))
+        allowed = asyncio.ensure_future(self._while_allowed())
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait(
+                {streaming, allowed},
+                timeout=TAP_S_MAX + END_S_MAX,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if streaming.done():
+                streaming.result()
         finally:
+            for each in (streaming, allowed):
+                each.cancel()
+            await asyncio.wait({streaming, allowed})
             await asyncio.shield(asyncio.ensure_future(self._ended()))
+
+    async def _while_allowed(self) -> None:
+        """Return when its reader's rights are taken."""
+        while True:
+            await asyncio.sleep(REMEMBERED_S)
+            if not await self._is_allowed():
+                log.info("tap ended: its user may not read it any more")
+                return
 
 
 class _Tap:

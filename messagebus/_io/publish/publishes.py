@@ -38,6 +38,8 @@ _new = tuple.__new__
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 _CONFIRMED = Outcome.CONFIRMED
 _OTHERWISE = dict.fromkeys(_OUTCOMES, Durability.NONE) | {SPOOLED: Durability.FSYNC}
+# Some thousand years: beyond, milliseconds are no exact number. Each option has its own bound below.
+SECONDS_MAX = 10**11
 _DELAYS = ("deliver_after_s", "deliver_at")
 _NOT_FIELDS = (*_DELAYS, "redundant")
 
@@ -141,6 +143,8 @@ def _whole_ms(name: str, seconds: object) -> int:
         raise MessageInvalid(f"{name} {seconds!r}: a number of seconds")
     if not 0 <= seconds < float("inf"):
         raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
+    if seconds > SECONDS_MAX:
+        raise MessageInvalid(f"{name} {str(seconds)[:20]}: at most {SECONDS_MAX:,}")
     return -int(-seconds * 1000 // 1)
 
 

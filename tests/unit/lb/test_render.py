@@ -68,6 +68,17 @@ def test_the_list_port_serves_clients_alone() -> None:
     )
 
 
+def test_whoever_needs_no_login_leaves_connections_to_publishers() -> None:
+    text = render(with_gateways())
+    for name, most in (("mb_list", 4_000), ("mb_http", 2_000), ("mb_stats", 64)):
+        assert f"maxconn {most}" in _section(text, f"frontend {name}")
+    for name in ("mb_list", "mb_http"):
+        section = _section(text, f"frontend {name}")
+        assert "tcp-request connection track-sc0 src" in section
+        reject = "{ sc0_conn_cur gt 1000 } || { sc0_conn_rate gt 1000 }"
+        assert f"tcp-request connection reject if {reject}" in section
+
+
 def test_the_statistics_page_takes_few_connections_from_publishers() -> None:
     page = render(inventory()).partition("frontend mb_stats")[2]
     assert "maxconn 64" in page

@@ -281,15 +281,19 @@ def test_whoever_is_silent_is_forgotten() -> None:
     assert [client.id for client in seen.living(EXPIRY_MS + 1)] == ["b"]
 
 
-def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_bounded_and_new_ones_push_out_none_that_still_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(clients, "CLIENTS_MAX", 2)
     seen = Clients()
-    for number, name in enumerate("abc"):
+    for number, name in enumerate(["a", "b", *(f"junk {n}" for n in range(100)), "a"]):
         seen.seen(name, "", 1, number)
-    assert [client.id for client in seen.living(3)] == ["b", "c"]
-    seen.seen("x" * 1000, "y" * 1000, 1, 3)
+    assert [client.id for client in seen.living(200)] == ["b", "a"]
+    seen.seen("c", "", 1, EXPIRY_MS + 2)
+    assert [client.id for client in seen.living(EXPIRY_MS + 2)] == ["a", "c"]
+    seen.seen("x" * 1000, "y" * 1000, 1, 3 * EXPIRY_MS)
     assert (
-        max(len(client.id + client.subscription) for client in seen.living(3))
+        max(len(client.id + client.subscription) for client in seen.living(3 * EXPIRY_MS))
         == 2 * clients.TEXT_MAX
     )
 

@@ -425,6 +425,44 @@ def test_no_line_is_read_without_a_plain_answer(line: bytes) -> None:
         publishing.read_line(line)
 
 
+@pytest.mark.parametrize("value", [1e308, 10**400, -1, 604_801, "1e308", True, None])
+async def test_a_number_out_of_range_ends_a_batch_with_its_line_and_the_ends_before(
+    value: Any,
+) -> None:
+    bus = make_bus()
+    lines = [{"id": "good-1", "body": "x"}, {"id": "good-2", "body": "x"}]
+    lines.append({"id": "bad-3", "body": "x", "delay_s": value})
+    text = "\n".join(map(json.dumps, lines))
+    async with gateway_on(bus) as served:
+        answer = await served.publish(text, content_type="application/x-ndjson")
+        single = await served.publish("x", mb_delay_s=str(value))
+    told = answer.json()
+    assert (answer.status_code, told["line"]) == (400, 3)
+    assert "delay_s" in told["detail"]
+    assert [each["id"] for each in told["messages"]] == ["good-1", "good-2"]
+    assert [each["outcome"] for each in told["messages"]] == ["confirmed"] * 2
+    assert single.status_code == 400
+
+
+async def test_a_fault_in_a_batch_tells_the_ends_of_the_lines_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = make_bus()
+
+    async def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("messagebus_gateway.web.submit", fails)
+    monkeypatch.setattr("messagebus_gateway.publishing.submit", fails)
+    text = (
+        '{"id": "good-1", "body": "x"}\n{"id": "good-2", "body": "x"}\n{"body": "x", "delay_s": 1}'
+    )
+    async with gateway_on(bus) as served:
+        answer = await served.publish(text, content_type="application/x-ndjson")
+    assert answer.status_code == 500
+    assert [each["outcome"] for each in answer.json()["messages"]] == ["confirmed"] * 2
+
+
 @pytest.mark.parametrize("name", ["CC", "BCC"])
 def test_no_header_routes_past_the_rights_of_a_token(name: str) -> None:
     line = json.dumps({"headers": {name: ["mb.sub/salaries/audit"]}, "delay_s": 1})

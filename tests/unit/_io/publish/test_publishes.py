@@ -106,6 +106,9 @@ def test_a_time_of_delivery_is_a_delay_from_now() -> None:
     [
         ({"deliver_after_s": -1}, "0 or more"),
         ({"deliver_after_s": float("nan")}, "0 or more"),
+        ({"deliver_after_s": 1e308}, "at most"),
+        ({"deliver_after_s": 10**400}, "at most"),
+        ({"ttl_s": 1e308}, "at most"),
         ({"deliver_after_s": "soon"}, "a number of seconds"),
         ({"deliver_after_s": 30 * 86400}, "at most"),
         ({"deliver_at": datetime(2100, 1, 1)}, "time zone"),

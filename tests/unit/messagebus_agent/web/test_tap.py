@@ -43,6 +43,7 @@ class Rig:
     taps: Taps
     http: httpx.AsyncClient
     entries: dict[str, Entry]
+    judge: Any
     forbidden: tuple[str, ...] = ()
     refusal: Response | None = None
     away: bool = False
@@ -72,7 +73,7 @@ async def make_rig() -> AsyncIterator[Rig]:
         transport = httpx.ASGITransport(application)
         async with httpx.AsyncClient(transport=transport, base_url="http://agent") as http:
             known = {name: entry(name) for name in ("orders", "orders/billing", "orders/audit")}
-            rig = Rig(rabbit, taps, http, known)
+            rig = Rig(rabbit, taps, http, known, judge)
             yield rig
 
 
@@ -119,6 +120,53 @@ async def test_so_many_taps_are_open_at_once_and_no_more(rig: Rig) -> None:
     rig.taps.open.update(dict.fromkeys(range(-tap.TAPS_MAX, 0), "orders"))
     assert (await rig.http.get("/tap?destination=orders")).status_code == 429
     assert rig.rabbit.logins == 0
+
+
+async def test_one_user_leaves_taps_to_others(rig: Rig) -> None:
+    rig.taps._users["shop"] = tap.TAPS_OF_USER_MAX
+    assert "user 'shop' has 4 taps" in (await rig.http.get("/tap?destination=orders")).text
+
+
+async def stuck_tap(rig: Rig) -> None:
+    """Open a tap whose reader reads nothing: no write of it ends."""
+    route = rig.taps.route(rig.judge, lambda: rig.entries)
+    scope = {
+        **{"type": "http", "method": "GET", "path": "/tap", "query_string": b"destination=orders"},
+        **{"headers": [], "http_version": "1.1", "asgi": {"spec_version": "2.3"}},
+    }
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    await Starlette(routes=[route])(scope, receive, send)
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+async def test_a_tap_ends_in_time_whatever_its_reader_does(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "TAP_S_MAX", 0.2)
+    monkeypatch.setattr(tap, "END_S_MAX", 0.1)
+    await asyncio.wait_for(stuck_tap(rig), 60)
+    assert rig.taps.open == {}
+    assert not rig.taps._users
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+async def test_a_tap_ends_when_its_user_may_not_read_any_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "REMEMBERED_S", 0.05)
+    tapping = asyncio.create_task(stuck_tap(rig))
+    await eventually_async(lambda: len(rig.asked) >= 3, within_s=60)
+    assert len(rig.taps.open) == 1
+    rig.forbidden = ("orders/billing", "orders/audit")
+    await asyncio.wait_for(tapping, 60)
+    assert rig.taps.open == {}
 
 
 async def test_a_tap_passes_on_envelopes_until_its_time_is_over(
