@@ -46,7 +46,8 @@ class Lock:
         """Return the names of the libraries of a part. Raises NotLocked for an unknown part."""
         match name:
             case "build":
-                return self.required(("build", "setuptools", "wheel"))
+                # pbr builds libraries that come as source alone: haproxyadmin, hdrhistogram.
+                return self.required(("build", "pbr", "setuptools", "wheel"))
             case "ops":
                 # A file that another includes is noted with the way to it: bench/../ops/../lb/...
                 kit = (each for each, via in self._via.items() if any("ops/" in by for by in via))

@@ -233,7 +233,7 @@ install_package() {
 }
 
 pip_install() {
-    .venv/bin/python -m pip --disable-pip-version-check --no-input install "$@"
+    .venv/bin/python -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"
 }
 
 if [ "${1:-}" = --packages ]; then
