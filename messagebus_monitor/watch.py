@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from messagebus import MessageBusError
-from messagebus_monitor.board import Board, View, board
+from messagebus_monitor.board import Board, Source, View, board
 from messagebus_monitor.concluding import Concluding
 from messagebus_monitor.eventlog import EventLog
 from messagebus_monitor.history import History
@@ -137,14 +137,7 @@ class Watch:
             return
         for name, source in made.sources.items():
             if source.answering:
-                each = source.sum
-                values = (
-                    known(source.oldest_s, each.oldest_is_least),
-                    known(each.waiting, each.is_least),
-                    known(each.came, each.is_least),
-                    known(each.left, each.is_least),
-                )
-                self.history.put(f"source:{name}", at_s, values)
+                self.history.put(f"source:{name}", at_s, course_of(source))
         for broker, sums in made.brokers.items():
             rates = view.through.get(broker)
             moving = (rates.came, rates.left) if rates else (None, None)
@@ -154,6 +147,17 @@ class Watch:
             flows = made.published, made.handled
             figures = known(oldest_s, made.oldest_is_least), made.waiting, *flows
             self.history.put(BUS, at_s, figures)
+
+
+def course_of(source: Source) -> tuple[float | None, ...]:
+    """Return the figures of `history.FIELDS`; None for those that are not known."""
+    each = source.sum
+    return (
+        known(source.oldest_s, each.oldest_is_least),
+        known(each.waiting, each.is_least),
+        known(each.came, each.is_least),
+        known(each.left, each.is_least),
+    )
 
 
 def _now_ms() -> int:

@@ -29,7 +29,8 @@ from messagebus_monitor.pages.shared import (
     is_about,
 )
 from messagebus_tools.observing.rates import Rates
-from messagebus_tools.observing.snapshot import Answer, Mirror, Room, Seen
+from messagebus_tools.observing.snapshot import NO_LINK, Answer, Mirror, Room, Seen
+from messagebus_tools.observing.totals import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ def broker(
         "needs": attention(board, settings, (e for e in board.view.raised if is_about(e, name))),
         "fault": seen.fault,
         "tiles": _tiles(row),
-        "facts": _broker_facts(seen),
+        "facts": _broker_facts(seen, board.view.now_ms),
         "queues": queues[:QUEUES_SHOWN],
         "queue_note": f"{len(queues)}, the oldest message first",
         "losses": last.state.losses if last else (),
@@ -208,15 +209,25 @@ def _tiles(row: BrokerRow) -> list[Tile]:
     ]  # fmt: skip
 
 
-def _broker_facts(seen: Seen) -> list[tuple[str, str]]:
+def _broker_facts(seen: Seen, now_ms: int) -> list[tuple[str, str]]:
     facts = [("Address", seen.broker)]
     last = seen.last
     if last is None:
         return [*facts, ("Answer", f"none yet: {seen.fault}")]
     state, room = last.state, last.room
+    if seen.answer is None:
+        heard = figures.roughly((now_ms - last.received_at_ms) / MS_PER_S)
+        facts += [
+            ("Verdict", f"down: {NO_LINK}" if seen.is_away else UNKNOWN),
+            ("Gate", "shut" if seen.is_away else UNKNOWN),
+            ("Last answer", f"{heard} ago; all below is of it"),
+        ]
+    else:
+        facts += [
+            ("Verdict", f"{state.verdict}{f': {state.reason}' if state.reason else ''}"),
+            ("Gate", "open" if state.gate else "shut"),
+        ]
     facts += [
-        ("Verdict", f"{state.verdict}{f': {state.reason}' if state.reason else ''}"),
-        ("Gate", "open" if state.gate else "shut"),
         ("Topology", _topology_words(last)),
         ("List", f"generation {state.generation}"),
     ]

@@ -105,14 +105,13 @@ def _consumers(source: Source) -> str:
 def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
     """Return tone, sentence and reason where no rule has said anything."""
     arriving, leaving = source.sum.came, source.sum.left
+    on = " on the brokers that answer" if source.sum.is_least else ""
     if not source.answering:
         return "warn", "No broker that has it answers.", "Its figures are not known just now."
     if source.sum.waiting and not source.sum.consumers:
         return (
             "warn",
-            f"Nobody consumes it on the brokers that answer: {source.sum.waiting:,} messages wait there."
-            if source.sum.is_least
-            else f"Nobody consumes it: {source.sum.waiting:,} messages wait.",
+            f"Nobody consumes it{on}: {source.sum.waiting:,} messages wait.",
             "Messages are kept until a consumer attaches.",
         )
     if arriving is not None and leaving is not None and arriving > leaving * 1.05 + 0.5:
@@ -123,7 +122,7 @@ def _say(source: Source, bus: Bus, settings: Settings) -> tuple[str, str, str]:
             because = f"No consumer is attached on {names}."
         return (
             "warn" if (source.oldest_s or 0) >= figures.WARN_S else "",
-            f"Out is slower than in: the backlog grows by {figures.rate(arriving - leaving)}/s.",
+            f"Out is slower than in{on}: the backlog grows by {figures.rate(arriving - leaving)}/s.",
             because,
         )
     return "", "", ""

@@ -19,7 +19,7 @@ import uvicorn
 from messagebus import BusConfig
 from messagebus_monitor.config import MonitorConfig
 from messagebus_monitor.eventlog import EventLog
-from messagebus_monitor.watch import Watch
+from messagebus_monitor.watch import Watch, course_of
 from messagebus_monitor.web import Monitor
 from messagebus_tools.observing.snapshot import (
     Answer,
@@ -234,9 +234,8 @@ async def remembered(watch: Watch, asker: MadeUp, *, minutes: int = 40) -> None:
         await watch.once()
         board, at_s = watch.board, watch.board.view.now_ms / 1_000
         for name, each in board.sources.items():
-            figures = each.oldest_s, each.sum.waiting, each.sum.came, each.sum.left
             for later_s in range(5, STEP_S, 5):
-                watch.history.put(f"source:{name}", at_s + later_s, figures)
+                watch.history.put(f"source:{name}", at_s + later_s, course_of(each))
     asker.ago_ms = 0
     await watch.once()
 

@@ -170,7 +170,9 @@ def test_all_brokers_silent_leaves_the_last_names_and_no_figure() -> None:
 
 DOWN: dict[str, dict[str, Any]] = {
     "its agent is silent": {"fault": "no answer within 1.5 s"},
-    "its agent has no link to it": {"linked": False, "verdict": "down", "reason": NO_LINK},
+    "its agent has no link to it": {
+        **{"linked": False, "gate": False, "verdict": "down", "reason": NO_LINK}
+    },
     "its agent cannot check logins any more": {"fault": NO_LINK, "is_refused_for_broker": True},
 }
 NAME = "orders/billing"
@@ -294,6 +296,17 @@ def test_the_corner_is_about_the_page_alone(how: str) -> None:
     made = board_of(one_down(how))
     parts = parts_of("broker.html", made, broker(made, MB3, {}, SETTINGS))
     assert 'data-fault=""' in parts["pulse"]
+
+
+@pytest.mark.parametrize("how", DOWN)
+def test_the_page_of_a_broker_that_is_down_does_not_say_what_it_said_before(how: str) -> None:
+    made = board_of(one_down(how))
+    values = broker(made, MB3, {}, SETTINGS)
+    assert values
+    facts = dict(values["facts"])
+    assert facts["Verdict"] == ("?" if how == "its agent is silent" else f"down: {NO_LINK}")
+    assert facts["Gate"] != "open"
+    assert ("Last answer" in facts) == (how != "its agent has no link to it")
 
 
 async def test_no_page_has_a_value_of_the_bar_under_another_meaning() -> None:
