@@ -343,6 +343,10 @@ async def test_what_is_withdrawn_leaves_no_thread_without_its_job() -> None:
     assert sorted(seen + withdrawn) == list(range(1, 2_001))
 
 
+# A time to which seconds are added without rounding; of the clock's own, 100 s later may be a little less.
+WHOLE_S = 1_000.0
+
+
 def describe(_task: asyncio.Task[object]) -> str:
     return "handler=bill message=id"
 
@@ -352,7 +356,7 @@ async def test_a_blocked_loop_is_told_once_and_again_at_ten_times_as_long(
 ) -> None:
     watch = LoopWatch(blocked_s=1)
     watch.describing += [lambda _task: "", describe]
-    start_s = watch._beaten_s
+    watch._beaten_s = start_s = WHOLE_S
     for blocked_s in (0.5, 1.0, 2.0, 9.9, 10.0, 50.0, 100.0):
         watch.look(start_s + blocked_s)
     assert [line.split(" at=")[0] for line in caplog.messages] == [
@@ -364,6 +368,7 @@ async def test_a_blocked_loop_is_told_once_and_again_at_ten_times_as_long(
 
 async def test_each_time_that_it_is_blocked_is_told(caplog: pytest.LogCaptureFixture) -> None:
     watch = LoopWatch(blocked_s=1)
+    watch._beaten_s = WHOLE_S
     watch.look(watch._beaten_s + 1)
     watch._beaten_s += 5
     watch.look(watch._beaten_s)
