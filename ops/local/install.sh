@@ -43,6 +43,8 @@ parts_of() {
 
 # Python 3.11 or later, but never the one of the .venv that we may be about to remove.
 find_python() {
+    # An activated .venv comes first on the path, and would hide the system's.
+    PATH=$(echo "$PATH" | sed "s#$(pwd)/.venv/bin:##g")
     for name in python3 python3.11 python3.12 python3.13 python3.14; do
         found=$(command -v "$name") || continue
         [ "${found#"$(pwd)/.venv/"}" = "$found" ] || continue

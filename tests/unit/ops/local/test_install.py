@@ -43,9 +43,11 @@ class Checkout:
         path.write_text(text)
         path.chmod(0o755)
 
-    def install(self, *words: str, root: str = "/nowhere") -> subprocess.CompletedProcess[str]:
+    def install(
+        self, *words: str, root: str = "/nowhere", before: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         self._log.write_text("")
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        path = f"{before}{self.folder / 'bin'}:{os.environ['PATH']}"
         given = {"PATH": path, "LOG": str(self._log), "MESSAGEBUS_LOCAL_ROOT": root}
         return subprocess.run(
             [self.folder / "ops/local/install.sh", *words],
@@ -82,6 +84,15 @@ def test_a_part_is_added_to_those_that_are_there(checkout: Checkout) -> None:
         assert (done.stdout + done.stderr, checkout.locked) == ("", []), there
     checkout.install("spark")
     assert checkout.locked == ["build", "spark"]
+
+
+def test_an_activated_environment_does_not_hide_the_system(checkout: Checkout) -> None:
+    checkout.install("ops")
+    for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
+        checkout.program(f".venv/bin/{name}", PYTHON)
+    bin = checkout.folder / ".venv/bin"
+    done = checkout.install("ops", before=f"{bin}:")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_another_lock_begins_anew(checkout: Checkout) -> None:
