@@ -291,8 +291,13 @@ def _queues(source: Source, mark: Options, name: str = "") -> tuple[QueueSpec, .
 
 
 def _never_dropping(is_quorum: bool) -> dict[str, str | int | bool]:
-    """Return the highest delivery limit: RabbitMQ 4 would drop a parked message after twenty looks."""
-    return {"x-delivery-limit": DELIVERY_LIMIT_MAX} if is_quorum else {}
+    """Return the arguments of a parking queue, which keeps what it has.
+
+    A full one refuses: by RabbitMQ's default a `max-length` of any policy would drop the oldest parked
+    messages. The highest delivery limit: RabbitMQ 4 would drop a parked message after twenty looks.
+    """
+    limit = {"x-delivery-limit": DELIVERY_LIMIT_MAX} if is_quorum else {}
+    return {**limit, "x-overflow": "reject-publish"}
 
 
 def _keeping(stream: Stream) -> dict[str, str | int | bool]:

@@ -200,12 +200,12 @@ def test_a_batch_with_a_part_that_has_no_copy_is_parked_whole(
 
 @contextmanager
 def full(cluster: LocalCluster, queue: str) -> Iterator[None]:
-    """Have this queue take no more messages, on every broker."""
+    """Bound this queue to no messages, on every broker; what happens then is up to its own arguments."""
     pattern = f"^{queue}$".replace(".", "[.]")
     body = {
         "pattern": pattern,
         "apply-to": "queues",
-        "definition": {"max-length": 0, "overflow": "reject-publish"},
+        "definition": {"max-length": 0},
         "priority": 10,
     }
     path = f"/api/policies/%2F/{quote('full', safe='')}"

@@ -77,8 +77,11 @@ def test_what_is_due_goes_to_queues_alone_and_whatever_has_none_is_kept() -> Non
     assert due["mb.out"].arguments == {"alternate-exchange": "mb.undelivered"}
     assert LADDER.bindings == (Binding(exchange="mb.undelivered", queue="mb.park/mb.due"),)
     (queue,) = LADDER.queues
-    # A bound would stop the steps again.
-    assert queue.arguments == {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}
+    assert queue.arguments == {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": 1_000_000_000,
+        "x-overflow": "reject-publish",
+    }
 
 
 def test_the_way_of_the_undelivered_goes_with_the_life_of_the_broker() -> None:
@@ -105,6 +108,20 @@ def test_the_queue_dead_letters_at_least_once_to_its_parking(wanted: Subscriptio
     assert 1_000_000 < limit < 1 << 31
 
 
+@pytest.mark.parametrize("durability", Durability)
+def test_what_is_parked_or_delayed_is_refused_and_never_dropped_whatever_policy_bounds_its_queue(
+    durability: Durability,
+) -> None:
+    """A policy sets `max-length` alone; RabbitMQ then drops the oldest, unless an argument says otherwise."""
+    parkings = [
+        declarations(source).queues[0]
+        for source in (Queue("jobs", durability), Subscription(Topic("t", durability), "s"))
+    ]
+    (step,) = declarations(Delay(1_000)).queues
+    for queue in (*parkings, step, *LADDER.queues):
+        assert queue.arguments["x-overflow"] == "reject-publish"
+
+
 def test_without_an_agent_there_is_no_number() -> None:
     assert all(BORN not in queue.arguments for queue in declarations(BILLING).queues)
 
@@ -114,7 +131,11 @@ def test_below_fsync_queues_are_classic_and_dead_letter_plainly(durability: Dura
     for source in (Queue("jobs", durability), Subscription(Topic("orders", durability), "billing")):
         wanted = declarations(source, born=3)
         parking, queue = wanted.queues
-        assert parking.arguments == {"x-queue-type": "classic", BORN: 3}
+        assert parking.arguments == {
+            "x-queue-type": "classic",
+            "x-overflow": "reject-publish",
+            BORN: 3,
+        }
         assert queue.arguments == {
             "x-queue-type": "classic",
             "x-dead-letter-exchange": "",
