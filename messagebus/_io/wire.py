@@ -23,10 +23,38 @@ from messagebus.topology import Options, Wanted
 if TYPE_CHECKING:
     from messagebus._io.amqp.link import Link
 
+OUTAGE_TOLD_EVERY_MS = 60_000
 # A question for news of homes ends after this.
 NEWS_WAIT_S = 30
 # One that failed, or brought nothing new, is asked again after twice the first, and so on.
 ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.1, 5.0
+
+
+class Outage:
+    """The log of a client that reaches no broker: a line when that begins, one a minute, one when it ends."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._since_ms = self._told_ms = self._dials = 0
+
+    def dial_failed(self, broker: str, reason: str) -> None:
+        """Note a dial that failed while the client has no link."""
+        now = now_ms()
+        self._since_ms = self._since_ms or now
+        self._dials += 1
+        if not self._told_ms or now - self._told_ms >= OUTAGE_TOLD_EVERY_MS:
+            self._told_ms = now
+            self._log.warning(
+                "no broker is reached broker=%s for_s=%d dials=%d reason=%r",
+                *(broker, (now - self._since_ms) // 1_000, self._dials, reason),
+            )
+
+    def over(self, broker: str) -> None:
+        """Note a link."""
+        if self._told_ms:
+            for_s = (now_ms() - self._since_ms) // 1_000
+            self._log.warning("a broker is reached again broker=%s after_s=%d", broker, for_s)
+        self._since_ms = self._told_ms = self._dials = 0
 
 
 @dataclass(frozen=True, slots=True)

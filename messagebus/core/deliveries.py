@@ -48,7 +48,7 @@ class Ledger:
     """The unanswered deliveries of one link. epoch: counts the links to its broker; fence: of `Delivery`."""
 
     __slots__ = (
-        *("_acked", "_claimed", "_owed", "_parts"),
+        *("_acked", "_behind_copies", "_claimed", "_owed", "_parts"),
         *("broker", "epoch", "fence", "is_live", "rejected"),
     )
 
@@ -61,6 +61,7 @@ class Ledger:
         # Deliveries of one message that are being answered by a copy, still without an answer.
         self._claimed: set[int] = set()
         self._acked: list[int] = []  # answered by ack and not yet sent
+        self._behind_copies = 0  # number of these that follow a copy, or complete a batch
         self._parts: dict[int, _Parts] = {}  # of the owed tags that are batches
         self.rejected: list[int] = []
         """Batches that have all their answers, one of them `claim_refused`: the caller takes them out and
@@ -123,6 +124,7 @@ class Ledger:
         if not part:
             self._claimed.remove(tag)
             self._acked.append(tag)
+            self._behind_copies += 1
             return True
         parts = self._parts.get(tag)
         if parts is None:
@@ -131,6 +133,7 @@ class Ledger:
         if not parts.undone:
             del self._parts[tag], self._owed[tag]
             (self.rejected if parts.refused else self._acked).append(tag)
+            self._behind_copies += not parts.refused
         return True
 
     def claim_refused(self, tag: int, part: int = 0) -> bool:
@@ -152,6 +155,7 @@ class Ledger:
         if not self._acked:
             return []
         acked, self._acked = self._acked, []
+        self._behind_copies = 0
         # Every tag below the lowest owed one has its answer; a nack in between is sent already, so
         # "multiple" up to the highest acked tag below that touches nothing else.
         lowest_owed = next(iter(self._owed), None)
@@ -164,6 +168,11 @@ class Ledger:
         prefix = [tag for tag in acked if tag < lowest_owed]
         acks = [Ack(max(prefix), len(prefix) > 1)] if prefix else []
         return acks + [Ack(tag, False) for tag in sorted(acked) if tag > lowest_owed]
+
+    @property
+    def unsent(self) -> int:
+        """The number of acks that `flush` has not given out, without those behind copies and of batches."""
+        return len(self._acked) - self._behind_copies
 
     @property
     def owed(self) -> int:
@@ -210,6 +219,7 @@ class Ledger:
         self._owed.clear()
         self._claimed.clear()
         self._acked.clear()
+        self._behind_copies = 0
         self._parts.clear()
         self.rejected.clear()
         return owed

@@ -377,9 +377,10 @@ class PendingPublishes:
             self._suspects.add(one)
             self._queue(destination).appendleft(one)
         entry.items = [item for item in left if item not in again]
-        self.waiting += self._count(again)
+        count = self._count(again)
+        self.waiting += count
         self.waiting_bytes += sum(item.size for item in again)
-        self.retried += self._count(again)
+        self.retried += count
 
     def _put_back(self, entry: Entry, again: list[Item]) -> None:
         if self._destinations[entry.destination].order is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from messagebus._io.consume.runs import OVERRUNNING_MAX
 from messagebus.app import App
 from messagebus.stats import ConsumerStats, Status
 
@@ -72,9 +73,14 @@ def look(app: App) -> Look:
         for each in stats.values()
     )
     stopped = any(each.keys_stopped for each in stats.values())
+    # Every place of a handler is held by a run that never ends: what arrives is handled by nobody.
+    hung = any(
+        each.overrunning > OVERRUNNING_MAX and each.handling == each.overrunning and each.buffered
+        for each in stats.values()
+    )
     running, ended = app.status is Status.RUNNING, getattr(app, "ended", {})
     return {
-        "ready": running and attached and not ended and not waiting and not stopped,
+        "ready": running and attached and not (ended or waiting or stopped or hung),
         "status": app.status.value if running else "stopping" if stats else "starting",
         "subscriptions": {name: _of(each) for name, each in stats.items()},
         **({"ended": dict(ended)} if ended else {}),
@@ -86,6 +92,7 @@ def _of(stats: ConsumerStats) -> Look:
         "brokers": {name: broker.state for name, broker in stats.brokers.items()},
         "handling": stats.handling,
         "oldest_run_s": round(stats.oldest_run_s, 1),
+        **({"overrunning": stats.overrunning} if stats.overrunning else {}),
         "parked": stats.parked,
         "retried": stats.retried,
         **({"dedup": _of_dedup(stats)} if stats.dedup_state else {}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import random
 import time
@@ -22,7 +23,7 @@ from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.wire import Registration, Wire
+from messagebus._io.wire import Outage, Registration, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.group import SEGMENT_PREFETCH
@@ -68,10 +69,16 @@ DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 DEFERRED_MAX = 100_000
 ENDED_EARLY = "ended while attaching"
 NOT_FOUND = 404
+# A loop without a turn for two heartbeats has lost its links, and reads that first: until then no answer is
+# written. A shorter time since the last answers needs no look.
+LONG_S, READ_FIRST_S = 1.0, 0.05
 # A timer of asyncio may be early by the resolution of its clock.
 CLOCK_S = 0.001
 # A frozen broker holds the word "applied" up for so long.
 APPLIED_HOLD_S = 1.0
+
+_again = itertools.count(1)
+"""Numbers of the tags of consumers that a link gets after its first one."""
 
 
 class ConsumeDriver:
@@ -135,6 +142,7 @@ class ConsumeDriver:
         self._tags: dict[str, str] = {}
         self._leaving: set[str] = set()
         """Brokers whose links, of a single active consumer, end when none of their deliveries is held."""
+        self._outage = Outage(log)
         self._misnamed: dict[str, str] = {}  # listed broker -> the other name that it gives
         self._dials: dict[str, asyncio.Task[None]] = {}
         self._dialing = asyncio.Semaphore(DIALS_AT_ONCE)
@@ -148,7 +156,6 @@ class ConsumeDriver:
         self._flushing: asyncio.TimerHandle | None = None
         self._paused = False
         self._stopping = 0.0  # the loop's time until which a stop waits for answers; 0: no stop
-        self._consumed = 0
         self._prefetch = config.prefetch
         self._changed: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
@@ -493,8 +500,12 @@ class ConsumeDriver:
     def _turn(self) -> None:
         """Send acks together and call on_ready. Called once a turn of the loop, or after each read."""
         self._woken = False
-        is_soon = self._loop.time() - self._flushed_s < FLUSH_S
-        if not is_soon or self._stopping or not self._inbox.buffered:
+        since_s = self._loop.time() - self._flushed_s
+        if since_s >= FLUSH_S or self._stopping or not self._inbox.buffered:
+            if since_s > LONG_S and self._stood_still():
+                self._woken = True
+                self._loop.call_later(READ_FIRST_S, self._turn)
+                return
             self._flush()
         elif self._flushing is None:
             self._flushing = self._loop.call_later(FLUSH_S, self._flush)
@@ -502,6 +513,12 @@ class ConsumeDriver:
             self._on_ready()
         if self._changed:
             self._tell_changed()
+
+    def _stood_still(self) -> bool:
+        """Return whether the loop was blocked for so long that brokers have hung up: it reads first then."""
+        heartbeats_s = 2 * self._bus.heartbeat_s
+        due_s = self._timer.when() if self._timer is not None else self._loop.time()
+        return 0 < heartbeats_s < self._loop.time() - due_s and not self._stopping
 
     def _flush(self) -> None:
         if self._flushing is not None:
@@ -615,6 +632,7 @@ class ConsumeDriver:
         self._members.opened(broker)
         if isinstance(self.fatal, LoginRefused):
             self.fatal = None
+        self._outage.over(broker)
         log.info("attached broker=%s epoch=%d", broker, epoch)
         self._tell_changed()
 
@@ -653,8 +671,7 @@ class ConsumeDriver:
             or self._stopping
         ):
             return  # a dialled link consumes at once, as it no longer rests
-        self._consumed += 1
-        tag = self._tags[broker] = f"messagebus-again-{self._consumed}"
+        tag = self._tags[broker] = f"messagebus-again-{next(_again)}"
         self._tasks.spawn(self._consume_on(link, tag, self._queue_of(broker)))
 
     def _queue_of(self, broker: str) -> str:
@@ -683,7 +700,9 @@ class ConsumeDriver:
             )
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
-        log.info("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
+        if not self.is_attached_to_one():
+            self._outage.dial_failed(broker, str(fault) or TOO_LATE)
+        log.debug("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
         if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:

@@ -154,6 +154,9 @@ class Inbox:
         channel = self._channels.pop(broker, None)
         if channel is not None:
             self._remember(channel.ledger)
+            unsent = channel.ledger.unsent  # void: their broker delivers them again
+            self.counters.acked -= unsent
+            self.counters.acks_stale += unsent
             channel.ledger.end()
             if self.dedup is not None or self.order is not None:
                 self._take_out(channel.ledger, is_lost=True)

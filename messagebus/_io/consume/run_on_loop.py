@@ -344,7 +344,9 @@ class LoopWatch:
         elif not self._told_s or blocked_s >= self._told_s * AGAIN:
             self._told_s = blocked_s
             log.warning(
-                "loop blocked blocked_s=%.1f %s at=%r", blocked_s, self._who(), self._where()
+                "loop blocked blocked_s=%.1f %s at=%r: brokers hang up after two heartbeats, and deliver"
+                " again what is answered behind them",
+                *(blocked_s, self._who(), self._where()),
             )
 
     def _who(self) -> str:

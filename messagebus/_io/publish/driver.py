@@ -37,7 +37,7 @@ from messagebus._io.publish.publishes import (
     returned_names,
     tell,
 )
-from messagebus._io.wire import Follower, Wire
+from messagebus._io.wire import Follower, Outage, Wire
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
@@ -177,7 +177,7 @@ class PublishDriver:
         self._dials: dict[int, asyncio.Task[None]] = {}
         self._ever_listed: frozenset[str] = frozenset()
         self._dialed_by_name: dict[str, int] = {}  # broker -> number of the last such dial
-        self._last_fault = ""
+        self._last_fault, self._outage = "", Outage(log)
         self._blocked = False
         self._stopping = False
         self._woken = False
@@ -560,7 +560,9 @@ class PublishDriver:
         await self._destinations.verify(link)
 
     def _dial_failed(self, number: int, fault: Exception) -> None:
-        log.info("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
+        if self.route.current is None and self._beside is None:
+            self._outage.dial_failed(self._bus.broker, str(fault) or TOO_LATE)
+        log.debug("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             if _refusals.allows():
                 log.error("login refused broker=%s reason=%r", fault.broker, fault.reason)
@@ -613,6 +615,7 @@ class PublishDriver:
             self._hang_up_if_answered(other)
         self.fatal, self._last_fault = None, ""
         self.connected.set()
+        self._outage.over(new.broker or str(new.address))
         log.info("link opened broker=%s dials=%d", new.broker or new.address, self.route.dials)
         self._wake()
         if self.on_adopted is not None:

@@ -91,6 +91,10 @@ class Clock:
         return self.now_s
 
 
+# All places of the handler are held by runs that never end, and deliveries wait.
+HUNG = replace(STATS, handling=102, overrunning=102, buffered=3)
+
+
 class FakeApp(App):
     def __init__(self, status: Status, **stats: ConsumerStats) -> None:
         super().__init__()
@@ -110,6 +114,9 @@ class FakeApp(App):
         (FakeApp(Status.RUNNING, orders=AWAY), False, "running"),
         (FakeApp(Status.RUNNING, orders=replace(AWAY, dedup_state="open")), True, "running"),
         (FakeApp(Status.RUNNING, orders=replace(STATS, keys_stopped=1)), False, "running"),
+        (FakeApp(Status.RUNNING, orders=HUNG), False, "running"),
+        (FakeApp(Status.RUNNING, orders=replace(HUNG, handling=103)), True, "running"),
+        (FakeApp(Status.RUNNING, orders=replace(HUNG, buffered=0)), True, "running"),
         (FakeApp(Status.INITIALIZED), False, "starting"),
     ],
 )

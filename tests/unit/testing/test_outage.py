@@ -1,0 +1,77 @@
+"""A client that reaches no broker says so: once when that begins, once a minute, once when it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from messagebus import AsyncConsumer, AsyncPublisher
+from messagebus._io import wire
+from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
+from messagebus.testing import MemoryBus
+from tests.support.eventually import eventually_async
+
+WITHIN_S = 60.0
+log = logging.getLogger("messagebus.test")
+
+
+@pytest.fixture
+def bus() -> Iterator[MemoryBus]:
+    made = MemoryBus()
+    made.declare("orders/a")
+    yield made
+    made.close()
+
+
+def lines(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
+    return [each for each in caplog.messages if words in each]
+
+
+@pytest.mark.parametrize("kind", ["publisher", "consumer"])
+async def test_a_client_without_any_broker_says_so_once_and_once_when_it_ends(
+    bus: MemoryBus, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    bus.stop_brokers()
+    client: AsyncPublisher | AsyncConsumer
+    client = (
+        bus.async_publisher()
+        if kind == "publisher"
+        else bus.async_consumer("orders", subscription="a")
+    )
+    await client.start()
+    outage = client._driver._outage  # type: ignore[union-attr]
+    await eventually_async(lambda: outage._dials > 3, within_s=WITHIN_S)
+    assert len(lines(caplog, "no broker is reached")) == 1
+    assert len(caplog.messages) == len(set(caplog.messages)), "no line comes twice"
+    bus.start_brokers()
+    await eventually_async(lambda: lines(caplog, "reached again"), within_s=WITHIN_S)
+    bus.lose_connection()
+    await eventually_async(lambda: len(lines(caplog, "link lost")) == 1, within_s=WITHIN_S)
+    await client.stop(0)
+    assert len(lines(caplog, "reached again")) == 1
+
+
+def test_a_long_outage_is_told_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000]
+    monkeypatch.setattr(wire, "now_ms", lambda: clock[0])
+    outage = Outage(log)
+    outage.over("b1")
+    assert caplog.messages == []
+    for _ in range(130):
+        outage.dial_failed("b1", "refused")
+        clock[0] += 1_000
+    assert [each.split("for_s=")[1] for each in caplog.messages] == [
+        "0 dials=1 reason='refused'",
+        "60 dials=61 reason='refused'",
+        "120 dials=121 reason='refused'",
+    ]
+    outage.over("b1")
+    assert "after_s=130" in caplog.messages[-1]
+    outage.dial_failed("b1", "refused")
+    assert caplog.messages[-1].endswith("for_s=0 dials=1 reason='refused'")
+    assert OUTAGE_TOLD_EVERY_MS == 60_000
