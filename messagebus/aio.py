@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -98,6 +99,9 @@ __all__ = ["AsyncConsumer", "AsyncPublisher"]
 
 log = logging.getLogger("messagebus.consumer")
 
+_Ticket = tuple[int, asyncio.Future[None]]
+"""The place of a call among those that wait for room, and its wake-up."""
+
 
 class AsyncPublisher:
     """Publisher for asyncio, with the promises of `messagebus.Publisher` and real back-pressure.
@@ -130,9 +134,11 @@ class AsyncPublisher:
             self._config.redundancy,
             has_spool=self._config.spool is not None,
         )
-        self._waiting: deque[asyncio.Future[None]] = deque()  # for room
+        # Calls that wait for room, by their tickets: first come, first served.
+        self._tickets = itertools.count()
+        self._waiting: deque[_Ticket] = deque()
         # Of redundant publishes: where there is one broker left, no others wait for room with them.
-        self._waiting_redundant: deque[asyncio.Future[None]] = deque()
+        self._waiting_redundant: deque[_Ticket] = deque()
 
     @property
     def status(self) -> Status:
@@ -424,20 +430,22 @@ class AsyncPublisher:
         room_of: for a redundant publish.
         """
         until_ms = now_ms() + timeout_ms
-        room: asyncio.Future[None] = self._loop.create_future()
         queue = self._waiting if room_of is None else self._waiting_redundant
-        queue.append(room)
+        mine: _Ticket = (next(self._tickets), self._loop.create_future())
+        queue.append(mine)
         is_admitted = False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
-                    await room
+                    await mine[1]
                     driver = self._running()
-                    if (room_of or driver.pending).has_room(size, count):
+                    is_next = not queue or mine[0] < queue[0][0]
+                    if is_next and (room_of or driver.pending).has_room(size, count):
                         is_admitted = True
                         return max(1, until_ms - now_ms())
-                    room = self._loop.create_future()
-                    queue.appendleft(room)
+                    mine = (mine[0], self._loop.create_future())
+                    earlier = sum(1 for _ in itertools.takewhile(lambda t: t[0] < mine[0], queue))  # noqa: B023
+                    queue.insert(earlier, mine)
         except TimeoutError:
             raise no_room(size, timeout_ms, self._running().fault) from None
         finally:
@@ -445,7 +453,7 @@ class AsyncPublisher:
                 not is_admitted
             ):  # timed out or cancelled: if it was woken, the next one has its turn
                 with contextlib.suppress(ValueError):
-                    queue.remove(room)
+                    queue.remove(mine)
                 self._on_room()
 
     def _on_room(self) -> None:
@@ -456,14 +464,14 @@ class AsyncPublisher:
         if self._waiting_redundant and self._fleet is not None:
             self._wake(self._waiting_redundant, self._fleet.waiting[0], self._fleet.has_room(0))
 
-    def _wake(self, queue: deque[asyncio.Future[None]], waiting: int, has_room: bool) -> None:
+    def _wake(self, queue: deque[_Ticket], waiting: int, has_room: bool) -> None:
         most, count = self._config.backlog_messages_max, len(queue)
         if self._status is RUNNING:  # else wake all: they find that we have stopped
             if waiting > most // 2 or not has_room:
                 return
             count = min(count, most - waiting)
         for _ in range(count):
-            room = queue.popleft()
+            _ticket, room = queue.popleft()
             if not room.done():
                 room.set_result(None)
 

@@ -519,6 +519,8 @@ class App:
             directory.reach(self._bus or BusConfig.from_env(os.environ))
 
     def _running(self) -> _Life:
+        if self._life is None and self._status is Status.INITIALIZED:
+            raise Stopped("the app has not been started: use `async with app`, or its lifespan")
         if self._life is None:
             raise Stopped(f"the app is {self._status.value}")
         return self._life

@@ -45,6 +45,8 @@ DEFAULT_USER = "guest"
 ORDERS = ("none", "key", "partition")
 AT_MOST_ONCE_DEDUP = "dedup: without meaning with at_most_once, which never runs a message again"
 CLIENT_ID_MAX = 200
+# What is said of an address with a login in it, which is not shown.
+BROKER_FORM = "only host:port; give user, password and vhost as settings of their own"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_-]+)*")
 
@@ -176,7 +178,7 @@ class BusConfig(_Settings):
         try:
             Broker.parse(self.broker)
         except ValueError as fault:
-            told = f"{self.broker!r}: {fault}" if "@" not in self.broker else "only host:port"
+            told = f"{self.broker!r}: {fault}" if "@" not in self.broker else BROKER_FORM
             return [f"broker {told}"]
         return []
 

@@ -89,13 +89,20 @@ def with_order(config: ConsumerConfig, order: Order | None) -> ConsumerConfig:
 
 def as_source(destination: Destination | Source | str, subscription: str) -> Source:
     """Return what to consume from. Raises NameInvalid: a topic needs a subscription, nothing else has one."""
+    if isinstance(destination, str) and "/" in destination and not subscription:
+        topic, _, name = destination.partition("/")
+        raise NameInvalid(
+            f"{destination!r} is a subscription: say ({topic!r}, subscription={name!r})"
+        )
     parsed = parse_destination(destination) if isinstance(destination, str) else destination
     if not isinstance(parsed, Topic):
         if subscription:
             raise NameInvalid(f"{parsed} has no subscriptions")
         return parsed
     if not subscription:
-        raise NameInvalid(f"{parsed} is a topic: say which subscription")
+        raise NameInvalid(
+            f"{parsed} is a topic: say subscription=..., or 'queue:{parsed}' for a queue"
+        )
     return Subscription(parsed, subscription)
 
 

@@ -172,7 +172,10 @@ def drain_broker(bus: BusConfig, name: str, *, draining: bool, token: Secret) ->
 
 def _needs_agents(bus: BusConfig) -> None:
     if not bus.list_urls:
-        raise ConfigError("list_urls: must be given, because the agents know the subscriptions")
+        raise ConfigError(
+            "list_urls: must be given, because the agents know the subscriptions; a single RabbitMQ has none:"
+            " ask its own management page"
+        )
 
 
 def _source_names(names: Iterable[str | Wanted] | str | Wanted, *also: type) -> list[str]:

@@ -58,7 +58,7 @@ def test_a_subscription_has_one_handler() -> None:
 @pytest.mark.parametrize(
     ("destination", "options", "words"),
     [
-        ("orders", {}, "orders is a topic: say which subscription"),
+        ("orders", {}, "orders is a topic: say subscription="),
         ("queue:jobs", {"subscription": "billing"}, "queue:jobs has no subscriptions"),
         ("a b", {"subscription": "billing"}, "topic name 'a b'"),
     ],
@@ -92,9 +92,9 @@ def test_an_unusable_annotation_is_told_when_it_is_declared() -> None:
 
 def test_an_app_that_was_not_started_says_so() -> None:
     app = App()
-    with pytest.raises(Stopped, match="the app is initialized"):
+    with pytest.raises(Stopped, match="the app has not been started: use `async with app`"):
         app.publish_blocking("orders", "x")
-    with pytest.raises(Stopped, match="the app is initialized"):
+    with pytest.raises(Stopped, match="the app has not been started: use `async with app`"):
         _ = app.publisher
     assert app.stats() == {}
     app.request_stop()

@@ -28,6 +28,7 @@ from messagebus.destination import Delay, Destination, Queue, Topic, delay_step,
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BINARY, BODY_BYTES_MAX, Message, Options, Payload
 from messagebus.stats import Durability, Outcome, Published
+from messagebus.terminal import did_you_mean
 
 NEVER_SENT: tuple[str, int, tuple[str, ...]] = ("", 0, ())
 # More targets than any application has kinds of messages; above it the cache is cleared.
@@ -114,7 +115,9 @@ def _made(payload: Payload, options: Options) -> Message:
         ttl_s = fields.pop("ttl_s")
         fields["ttl_ms"] = None if ttl_s is None else _whole_ms("ttl_s", ttl_s)
     if unknown := fields.keys() - Options.__annotations__.keys() - {"ttl_ms"}:
-        raise TypeError(f"unknown option {sorted(unknown)[0]!r}")
+        name = sorted(unknown)[0]
+        known = [*Options.__annotations__, "timeout_s"]
+        raise TypeError(f"unknown option {name!r}{did_you_mean(name, known)}")
     if type(payload) is bytes:  # a Message is checked when it is made: once instead of twice
         return Message(body=payload, **fields)
     message = as_message(payload)
