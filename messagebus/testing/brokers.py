@@ -326,7 +326,10 @@ class MemoryBrokers:
             found = self._wanted.setdefault(str(wanted), wanted)
             for broker in self.all.values():
                 broker.declare(found)
-            return {**options_of(found), **self._declare_segments(found)}
+            options = {**options_of(found), **self._declare_segments(found)}
+        limits = [each for each in (options.get("delivery_limit"), self.delivery_limit) if each]
+        # Clients keep to the limit of the whole bus as to one of the subscription's own.
+        return {**options, "delivery_limit": min(limits)} if limits else options
 
     def _as_partitioned(self, wanted: Wanted) -> Wanted:
         """Return a partitioned topic with its homes, and a subscription with its topic's partitions."""

@@ -605,3 +605,19 @@ async def test_a_publisher_that_would_batch_to_a_plain_subscription_is_refused_w
             await bus.async_publisher(config).start()
         with bus.publisher(PublisherConfig(batch={"clicks": Batching()})) as publisher:
             publisher.send_safe("orders", b"plain")
+
+
+async def test_deliveries_that_nobody_saw_are_not_parked_by_a_limit_of_the_whole_bus() -> None:
+    bus = MemoryBus(delivery_limit=3)
+    bus.declare("orders/billing")
+    async with bus.async_publisher() as publisher:
+        await publisher.send_many("orders", [b"%d" % number for number in range(12)])
+    handled = []
+    for _ in range(12):
+        async with bus.async_consumer("orders", subscription="billing") as consumer:
+            delivery = await consumer.receive(WITHIN_S)
+            assert delivery is not None
+            handled.append(delivery.body)
+            consumer.ack(delivery)
+    assert sorted(handled) == sorted(b"%d" % number for number in range(12))
+    assert not bus.parked("orders", "billing")
