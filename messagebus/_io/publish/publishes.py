@@ -147,7 +147,7 @@ def _whole_ms(name: str, seconds: object) -> int:
     if not 0 <= seconds < float("inf"):
         raise MessageInvalid(f"{name} {seconds!r}: 0 or more")
     if seconds > SECONDS_MAX:
-        raise MessageInvalid(f"{name} {str(seconds)[:20]}: at most {SECONDS_MAX:,}")
+        raise MessageInvalid(f"{name}: at most {SECONDS_MAX:,} seconds")
     return -int(-seconds * 1000 // 1)
 
 
