@@ -14,7 +14,7 @@ bytes in Parquet. A publish whose outcome is confirmed has a ``confirmed_ns``.
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -133,8 +133,9 @@ The rules are in docs/MEASURING.md. Every one of them fails the verdict.
 
 
 def body_hash(body: bytes) -> str:
-    """Return 32 hex digits: CRC-32 behind zeros. It is compared beside the size, within one run.
+    """Return 32 hex digits: BLAKE2b of 16 bytes. It is compared beside the size, within one run.
 
-    Of altered bodies one in 4 billion is missed. BLAKE2b would be half of a row's cost at 1 KB.
+    No checksum will do: a body that ends with its own CRC-32 has a CRC-32 that all such bodies share.
+    BLAKE2b costs 0.3 us at 100 bytes and 1.1 us at 1 KB, twice what CRC-32 does.
     """
-    return f"{zlib.crc32(body):032x}"
+    return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -17,6 +17,8 @@ import pytest
 from bench.analysis.report import latency_series
 from bench.analysis.result import gather
 from bench.cli import main
+from bench.load.bodies import Filler, stamped
+from messagebus.recording.events import body_hash
 from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import Manifest
 from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
@@ -150,8 +152,16 @@ def test_what_comes_twice_is_no_rate(reported: Callable[[str], Reported], tmp_pa
     assert twice.delivered_per_s == once.delivered_per_s
 
 
-def recorded(folder: Path, unknown: range) -> None:
-    """Record a message a second for a minute; those of some seconds have no answer, and never came."""
+def body_of(number: int) -> bytes:
+    """Return a body as the loads of bench make them."""
+    return stamped(Filler.of(bytes(40)), 1, number, number * S)
+
+
+def recorded(folder: Path, unknown: range, swapped: range = range(0)) -> None:
+    """Record a message a second for a minute; those of some seconds have no answer, and never came.
+
+    swapped: seconds whose messages came with each other's bodies, the first with the last one's.
+    """
     anchor = Anchor("here", "c", 0)
     manifest = Manifest(
         run_id="r",
@@ -174,13 +184,20 @@ def recorded(folder: Path, unknown: range) -> None:
             "topic": "orders",
             "broker": "mb1:5672",
         }
-        known |= {"size": 5, "body_hash": "0" * 32}
+        known |= {"size": 40, "body_hash": body_hash(body_of(second))}
         sent = {"publisher": "p1", "sequence": second, "attempts": 1}
         outcome = "unknown" if second in unknown else "confirmed"
         published.append(json.dumps(known | sent | times | {"outcome": outcome}))
         if second not in unknown:
-            had = {"subscription": "billing", "consumer": "c1", "redelivered": 0, "ack": "acked"}
-            delivered.append(json.dumps(known | had | {"received_ns": at_ns + 2}))
+            had: dict[str, object] = {
+                "subscription": "billing",
+                "consumer": "c1",
+                "redelivered": 0,
+                "ack": "acked",
+            }
+            other = swapped[-1 - swapped.index(second)] if second in swapped else second
+            came = {"received_ns": at_ns + 2, "body_hash": body_hash(body_of(other))}
+            delivered.append(json.dumps(known | had | came))
     (folder / "published-p1.ndjson").write_text("\n".join(published) + "\n")
     (folder / "delivered-c1.ndjson").write_text("\n".join(delivered) + "\n")
 
@@ -207,3 +224,11 @@ def test_an_audit_tells_an_outage_and_fails_unless_it_is_allowed(
 def test_an_audit_of_a_run_without_a_fault_holds(tmp_path: Path) -> None:
     recorded(tmp_path, range(0))
     assert main(["audit", str(tmp_path)]) == 0
+
+
+def test_an_audit_notices_messages_that_came_with_the_bodies_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, range(0), swapped=range(10, 30))
+    assert main(["audit", str(tmp_path)]) == 7
+    assert "20 delivered with another body" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,14 @@ def test_the_words_differ() -> None:
 def test_a_body_is_known_by_its_hash(one: bytes, other: bytes) -> None:
     assert len(bytes.fromhex(body_hash(one))) == 16
     assert (body_hash(one) == body_hash(other)) == (one == other)
+
+
+@given(st.lists(st.binary(max_size=100), unique=True), st.integers(0, 8))
+def test_bodies_that_end_with_their_own_checksum_are_told_apart(
+    heads: list[bytes], before: int
+) -> None:
+    bodies = [head + zlib.crc32(head).to_bytes(4, "little") + bytes(before) for head in heads]
+    assert len({body_hash(body) for body in bodies}) == len(bodies)
 
 
 HERE = Anchor("here", "p1", 1_000)
