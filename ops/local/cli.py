@@ -140,10 +140,10 @@ def up(
             f"this cluster has {plural(len(cluster.names), 'broker')}; `python -m ops add NAME` adds one"
         )
     for server in cluster.layout.servers:
-        console.print(
-            Text(printable(f"{server.name}: {url(server)}, password in {server.password_file}")),
-            soft_wrap=True,
-        )
+        login = f"password in {server.password_file}"
+        if server.kind == "monitor":
+            login = "without a login, for every user of this machine"
+        console.print(Text(printable(f"{server.name}: {url(server)}, {login}")), soft_wrap=True)
     _print_environment(cluster)
 
 
