@@ -61,6 +61,8 @@ class Guard:
     def sender(self, headers: Mapping[str, str], scheme: str) -> Sender:
         """Return who has sent a request with these headers, by their names in lower case."""
         origin = headers.get("origin")
+        if origin == "null" and headers.get("sec-fetch-site") == "same-origin":
+            return Sender.OURS  # a form of a page that tells no referrer
         if origin is not None:
             ours = self.url.rstrip("/") if self.url else f"{scheme}://{headers.get('host', '')}"
             is_ours = origin == ours or origin in self.origins

@@ -68,6 +68,8 @@ def test_the_name_of_the_public_address_is_right_too() -> None:
     [
         ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, Sender.FOREIGN),
         ({"origin": "null"}, Sender.FOREIGN),
+        ({"origin": "null", "sec-fetch-site": "cross-site"}, Sender.FOREIGN),
+        ({"origin": "null", "sec-fetch-site": "same-origin"}, Sender.OURS),
         ({"origin": "http://bus.example", "host": "bus.example"}, Sender.FOREIGN),
         ({"origin": PUBLIC, "host": "10.0.0.7:8085"}, Sender.OURS),
         ({"origin": "https://shop.example", "sec-fetch-site": "cross-site"}, Sender.OURS),
