@@ -24,8 +24,6 @@ RARE = {
     "pending": "pending at the end",
     "unconfirmed": "unconfirmed, came",
 }
-# A gap that began within this time after an incident is shown with it.
-ECHO_NS = 3_000_000_000
 
 
 def print_audit(result: Audit, manifest: Manifest, console: Console | None = None) -> None:
@@ -121,8 +119,7 @@ def _when(gap: Gap, manifest: Manifest) -> str:
     during = [
         incident.kind
         for incident in manifest.incidents
-        if incident.at_ns <= gap.start_ns + gap.length_ns
-        and gap.start_ns <= (incident.done_ns or incident.at_ns) + ECHO_NS
+        if incident.has(gap.start_ns, gap.start_ns + gap.length_ns)
     ]
     since_start = (gap.start_ns - manifest.start_ns) / 1e9
     return f"{since_start:.1f} s{', ' if during else ''}{', '.join(during)}"

@@ -10,9 +10,11 @@ from typing import Any
 
 from bench.analysis.result import CURVE, MEASURES, Result, percentiles
 from bench.analysis.verdict import Client
+from bench.harness.histograms import SECOND_NS
 from bench.harness.parts import CONSUMER, PUBLISHER
 from bench.harness.sampling import CPU_LEAST_S
 from bench.load.profile import Messages
+from messagebus.recording.manifest import FOLLOWS_NS
 from reports import charts
 from reports.charts import DASHED, Mark, Panel, Series, Span
 from reports.page import Figure, Page, Section
@@ -115,6 +117,9 @@ WORDS = {
     "percentiles": "from exact counts per HdrHistogram bin (3 digits), as far as the count supports "
     "them: one sample lies beyond, or it is the longest.",
     "never": "publishes that were not confirmed at all: the percentiles beside it know nothing of them.",
+    "disturbances": "before one are the confirms that came before it began. After it is what was under way "
+    "then, and what was intended later, until "
+    f"{FOLLOWS_NS // SECOND_NS} s after its end or until the next one.",
     "silence": "the longest time in which a publisher waited for confirms and had none, until the next one "
     "or the end of the measured part.",
     "a dash": "not known: a broker whose process ended meanwhile (a kill) cost something that nobody saw; "
@@ -346,24 +351,22 @@ def _unseen(result: Result) -> list[str]:
     ]
 
 
-# A message that was held up may have been intended a little before, and may arrive a little after.
-AROUND_S = 5
-
-
 def _disturbances(result: Result) -> Table:
-    """Return a row per disturbance: p99 of confirms before, the longest one after, and missing confirms."""
-    confirm, warm_s = result.latencies["confirm"], int(result.profile.time.warm_up_s)
-    end = result.measured.stop
+    """Return a row per disturbance: p99 of confirms before, the longest one after, and missing confirms.
+
+    `Published.around` decides what is before and what is after.
+    """
+    end_ns = result.measured.stop * SECOND_NS
     rows = []
     done = result.about.get("disturbances", [])
     for each, following in itertools.zip_longest(done, done[1:]):
         began, ended = each["began_s"], each["ended_s"]
         # A disturbance that was never undone lasts to the end.
-        until = min(int(ended) + AROUND_S, end) if ended is not None else end
-        until = min(until, int(following["began_s"])) if following else until
-        seconds = range(int(began), until)
-        before = percentiles(confirm.whole(range(warm_s, int(began))))
-        within = percentiles(confirm.whole(seconds))
+        until_ns = end_ns if ended is None else min(round(ended * SECOND_NS) + FOLLOWS_NS, end_ns)
+        if following:
+            until_ns = min(until_ns, round(following["began_s"] * SECOND_NS))
+        window = (round(began * SECOND_NS), until_ns)
+        before, within, never = result.around(*window)
         rows.append(
             {
                 "disturbance": each["what"],
@@ -371,15 +374,15 @@ def _disturbances(result: Result) -> Table:
                 "to": None if ended is None else f"{ended:.1f} s",
                 "p99 before": _shown(before, "p99"),
                 "longest from then on": _shown(within, "p100"),
-                "never": result.never(seconds),
-                "silence": _silence(result, seconds),
+                "never": never,
+                "silence": _silence(result, window),
             }
         )
     return table_of(rows, {name: name for name in rows[0]} if rows else {}, shown_max=len(rows))
 
 
-def _silence(result: Result, seconds: range | None = None) -> str:
-    silence_s = result.silence_s(seconds)
+def _silence(result: Result, window_ns: tuple[int, int] | None = None) -> str:
+    silence_s = result.silence_s(window_ns)
     return milliseconds(None if silence_s is None else silence_s * 1000)
 
 

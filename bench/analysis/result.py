@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hdrh.log import HistogramLogWriter
 
 from bench.analysis.verdict import Client, behind, bottlenecks, unsteady
 from bench.errors import InputInvalid
 from bench.harness import sampling
 from bench.harness.coordinator import MACHINE, SAMPLES
-from bench.harness.histograms import SECOND_NS, Bins, Counts, Latencies, histogram, summed
-from bench.harness.outcomes import Fates, Published, judge, repeats_ns
+from bench.harness.histograms import (
+    SECOND_NS,
+    Bins,
+    Counts,
+    Latencies,
+    binned,
+    histogram,
+    summed,
+)
+from bench.harness.outcomes import Fates, Published, Received, first_places, judge, repeats_ns
 from bench.harness.parts import (
     CONSUMER,
     PUBLISHER,
@@ -193,22 +202,36 @@ class Result:
         repeats = self.counts["repeat"].total(within) if measure == "delivery" else 0
         return self.counts[measure].total(within) - repeats
 
-    def never(self, within: range | None = None) -> int:
-        """Return the unconfirmed publishes intended in these seconds; None: in the measured ones."""
-        if within is None and self.profile.load.is_closed:
-            return self.counts["never"].total()
-        return self.counts["never"].total(within if within is not None else self.measured)
+    def never(self) -> int:
+        """Return the unconfirmed publishes intended in the measured part; in a closed loop all of them."""
+        within = None if self.profile.load.is_closed else self.measured
+        return self.counts["never"].total(within)
 
-    def silence_s(self, within: range | None = None) -> float | None:
-        """Return the longest time in these seconds during which a publisher waited for a confirm.
+    def silence_s(self, window_ns: tuple[int, int] | None = None) -> float | None:
+        """Return the longest time within this window in which a publisher waited for a confirm.
 
-        within: None means the measured seconds. The answer is None if no publisher recorded it.
+        window_ns: since the load began; None: the measured seconds. None if no publisher recorded it.
         """
-        seconds = within if within is not None else self.measured
-        window = (seconds.start * SECOND_NS, seconds.stop * SECOND_NS)
-        found = [each.silence_ns(*window) for each in self.published]
+        measured = (self.measured.start * SECOND_NS, self.measured.stop * SECOND_NS)
+        found = [each.silence_ns(*(window_ns or measured)) for each in self.published]
         known = [each for each in found if each is not None]
         return max(known) / SECOND_NS if known else None
+
+    def around(
+        self, began_ns: int, until_ns: int
+    ) -> tuple[dict[str, float], dict[str, float], int | None]:
+        """Return percentiles of confirms before an incident and after it, and the publishes without one.
+
+        Before: since the warm-up. The rule is that of `Published.around`; None: no publisher recorded it.
+        """
+        warm_ns = int(self.profile.time.warm_up_s) * SECOND_NS
+        found = [each.around(began_ns, until_ns, warm_ns) for each in self.published]
+        known = [each for each in found if each is not None]
+        before, after = (
+            percentiles(binned(np.concatenate([each[side] for each in known]))) if known else {}
+            for side in (0, 1)
+        )
+        return before, after, sum(each[2] for each in known) if known else None
 
     @property
     def per_s(self) -> float:
@@ -368,6 +391,7 @@ def gather(folder: Path) -> Result:
             latencies[measure].merge(rows)
             latencies[measure].below_zero += part.below_zero[measure]
     published, received = read_published(folder, parts), read_received(folder, parts)
+    latencies["delivery"] = _first_deliveries(received)
     counts |= {"never": Counts(0), "repeat": Counts(0)}
     for each in published.values():
         counts["never"].add("", each.unconfirmed_ns)
@@ -388,6 +412,17 @@ def gather(folder: Path) -> Result:
         clients=[_client(part, profile) for part in parts],
         published=list(published.values()),
     )
+
+
+def _first_deliveries(received: Sequence[Received]) -> Latencies:
+    """Return the latencies of deliveries; those of repeats, which consumers cannot know of, are in none."""
+    found = Latencies(0)
+    for each, first in zip(received, first_places(received), strict=True):
+        for number, broker in enumerate(each.names):
+            own = first & (each.brokers == number)
+            intended = each.intended_ns[own]
+            found.add(broker, intended, each.received_ns[own] - intended)
+    return found
 
 
 def _sampled(path: Path, kind: type[Row], about: dict[str, Any]) -> list[Row]:

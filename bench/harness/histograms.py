@@ -39,6 +39,12 @@ def indexes(values: Rows) -> Rows:
     return (bucket << HALF_BITS) + (values >> bucket)
 
 
+def binned(values: Rows) -> Bins:
+    """Return the bins of values, 0 or more."""
+    found, counts = np.unique(indexes(np.minimum(values, TOP_NS - 1)), return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
 def histogram(bins: Mapping[int, int]) -> HdrHistogram:
     made = HdrHistogram(1, TOP_NS, DIGITS)
     for index, count in bins.items():

@@ -72,6 +72,25 @@ class Published:
     intended_ns: NDArray[np.int64]
     settled_ns: NDArray[np.int64] | None = None
 
+    def around(
+        self, began_ns: int, until_ns: int, since_ns: int = 0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
+        """Return waits in ns before an incident and after it, and how many after it were never confirmed.
+
+        Before it are those that were intended from since_ns on and confirmed before began_ns. After it are
+        those that were under way then, and those that were intended later, before until_ns. None where the
+        times of the ends are not known.
+        """
+        if self.settled_ns is None:
+            return None
+        confirmed, took = self.outcomes == CONFIRMED, self.settled_ns - self.intended_ns
+        # One that did not end has no time of an end.
+        ended_before = (self.settled_ns < began_ns) & (confirmed | (took >= 0))
+        after = ~ended_before & (self.intended_ns < until_ns)
+        never = int((after & ~confirmed).sum())
+        before = ended_before & (self.intended_ns >= since_ns)
+        return took[before & confirmed], took[after & confirmed], never
+
     @property
     def unconfirmed_ns(self) -> NDArray[np.int64]:
         """The intended times of the unconfirmed messages."""
@@ -89,17 +108,19 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The deliveries of one consumer, in order. brokers: the number of each delivery's broker.
+    """The deliveries of one consumer, in order. brokers: the number of each delivery's broker in names.
 
-    received_ns: since the load began; None where the order of arrival is enough.
+    intended_ns, received_ns: since the load began.
     """
 
     subscription: str
     publishers: NDArray[np.int64]
     sequences: NDArray[np.int64]
     brokers: NDArray[np.int64]
+    received_ns: NDArray[np.int64]
+    intended_ns: NDArray[np.int64]
+    names: Sequence[str] = ()
     altered: int = 0
-    received_ns: NDArray[np.int64] | None = None
 
 
 @dataclass(slots=True)
@@ -171,21 +192,26 @@ def judge(
 def repeats_ns(received: Sequence[Received]) -> NDArray[np.int64]:
     """Return the times at which messages came to a subscription that had them before."""
     found = [np.empty(0, dtype=np.int64)]
+    places = zip(received, first_places(received), strict=True)
+    return np.concatenate([*found, *(each.received_ns[~first] for each, first in places)])
+
+
+def first_places(received: Sequence[Received]) -> list[NDArray[np.bool_]]:
+    """Return of each consumer's deliveries which were the first of their message to the subscription."""
+    found = [np.zeros(len(each.sequences), dtype=bool) for each in received]
     for subscription in {each.subscription for each in received}:
-        own = [each for each in received if each.subscription == subscription]
-        times = np.concatenate([_times(each) for each in own])
-        publishers = np.concatenate([each.publishers for each in own])
-        sequences = np.concatenate([each.sequences for each in own])
+        own = [number for number, each in enumerate(received) if each.subscription == subscription]
+        times = np.concatenate([received[number].received_ns for number in own])
+        publishers = np.concatenate([received[number].publishers for number in own])
+        sequences = np.concatenate([received[number].sequences for number in own])
         order = np.lexsort((times, sequences, publishers))
         same = [np.diff(each[order]) == 0 for each in (publishers, sequences)]
-        found.append(times[order][1:][same[0] & same[1]])
-    return np.concatenate(found)
-
-
-def _times(received: Received) -> NDArray[np.int64]:
-    if received.received_ns is None:
-        return np.arange(len(received.sequences), dtype=np.int64)
-    return received.received_ns
+        first = np.ones(len(order), dtype=bool)
+        first[order[1:][same[0] & same[1]]] = False
+        ends = np.cumsum([len(received[number].sequences) for number in own])
+        for number, part in zip(own, np.split(first, ends[:-1]), strict=True):
+            found[number] = part
+    return found
 
 
 def _judge_subscription(

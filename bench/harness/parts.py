@@ -30,7 +30,7 @@ PUBLISHER, CONSUMER = "publisher", "consumer"
 # The columns that are read again.
 COLUMNS = {
     PUBLISHER: {"outcome", "intended_ns"},
-    CONSUMER: {"publisher", "sequence", "broker", "received_ns"},
+    CONSUMER: {"publisher", "sequence", "broker", "intended_ns", "received_ns"},
 }
 
 
@@ -180,6 +180,8 @@ def read_received(folder: Path, parts: Iterable[Part]) -> list[Received]:
                     brokers=columns["broker"].to_numpy(),
                     altered=part.altered,
                     received_ns=columns["received_ns"].to_numpy() - part.start_ns,
+                    intended_ns=columns["intended_ns"].to_numpy() - part.start_ns,
+                    names=part.brokers,
                 )
             )
     return found

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from messagebus.recording.files import Anchor
 
 __all__ = [
+    "FOLLOWS_NS",
     "INCIDENTS",
     "MANIFEST",
     "ConsumerEntry",
@@ -41,6 +42,9 @@ INCIDENTS = (
 )
 # Incidents in which links end with acks under way that may be lost.
 CUTS = ("kill", "cut", "freeze", "close")
+# What waits belongs to incidents while they lasted, or from up to this time after their end: publishers
+# notice a death by a deadline, and a list is fetched in its interval.
+FOLLOWS_NS = 5_000_000_000
 # A run's id names a folder of tables.
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -75,6 +79,13 @@ class Incident:
     @property
     def ended_ns(self) -> int:
         return self.done_ns or self.at_ns
+
+    def has(self, since_ns: int, until_ns: int) -> bool:
+        """Return whether a wait between these times belongs to it: under way when it began, or begun since.
+
+        What had ended before its begin is before it. It has all that began up to `FOLLOWS_NS` after its end.
+        """
+        return until_ns >= self.at_ns and since_ns <= self.ended_ns + FOLLOWS_NS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ if __package__ in (None, ""):
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.recording.manifest import FOLLOWS_NS
 from messagebus.terminal import plural
 from reports.charts import Around, Gap, silences
 from reports.page import Figure, Page, Section, section_of
@@ -35,7 +36,7 @@ WORDS = {
     "Repeats fill no gap. What was never confirmed waits until the next confirm of its publisher, or to the "
     "end of the run; so does what was never delivered.",
     "around": "gaps that lasted while the incident did, or began within "
-    f"{gaps.FOLLOWS_NS / NS_PER_S:g} s after it.",
+    f"{FOLLOWS_NS / NS_PER_S:g} s after it.",
 }
 GAP: dict[str, Cell] = {
     "longest gap": lambda row: milliseconds(row["gap_ms"]),

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from messagebus.recording.manifest import Incident
+from messagebus.recording.manifest import FOLLOWS_NS, Incident
 
-# A gap belongs to incidents while it lasted, or up to this time before its beginning: publishers notice
-# a death by a deadline, and a list is fetched in its interval.
-FOLLOWS_NS = 5_000_000_000
 INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
 
 
@@ -67,7 +64,7 @@ def incident_rows(session: SparkSession, incidents: Sequence[Incident]) -> DataF
 
 
 def around(gaps: DataFrame, dims: Sequence[str], incidents: DataFrame) -> DataFrame:
-    """Return the longest gap of each group around each incident.
+    """Return the longest gap of each group around each incident: of those that `Incident.has`.
 
     Columns: number, kind, at_broker, from_ns, dims, gap_ns, until_ns.
     gaps: rows of `every`. incidents: rows of `incident_rows`, a handful.

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from bench.analysis.report import latency_series
-from bench.analysis.result import gather
+from bench.analysis.result import gather, percentiles
 from bench.cli import main
 from bench.load.bodies import Filler, stamped
 from messagebus.recording.events import body_hash
 from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import Manifest
-from tests.support.runs import MEASURED_S, WARM_UP_S, S, write_run
+from tests.support.runs import MEASURED_S, START_NS, WARM_UP_S, S, write_run
 
 Write = Callable[[Path], None]
 FROM_S, KILLED = WARM_UP_S + 2, {"at_s": WARM_UP_S + 2, "what": "kill", "broker": 1, "lasts_s": 3}
@@ -150,6 +151,52 @@ def test_what_comes_twice_is_no_rate(reported: Callable[[str], Reported], tmp_pa
     assert twice.fates is not None
     assert twice.fates.doubled == 500
     assert twice.delivered_per_s == once.delivered_per_s
+
+
+def test_what_comes_twice_is_in_no_latency(
+    reported: Callable[[str], Reported], tmp_path: Path
+) -> None:
+    """Repeats come seconds late: a minute, where a killed broker was away for one."""
+    write_run(tmp_path, repeats=500)
+    once, twice = gather(reported("").folder), gather(tmp_path)
+    assert twice.bins("delivery") == once.bins("delivery")
+    rows = pq.read_table(tmp_path / "parts" / "consumer-0.parquet").to_pylist()
+    first: dict[tuple[int, int], dict[str, int]] = {}
+    for row in rows:
+        first.setdefault((row["publisher"], row["sequence"]), row)
+    measured = range(WARM_UP_S * S, (WARM_UP_S + MEASURED_S) * S)
+    waits = [
+        row["received_ns"] - row["intended_ns"]
+        for row in first.values()
+        if row["intended_ns"] - START_NS in measured
+    ]
+    found = percentiles(twice.bins("delivery"))
+    assert found["samples"] == len(waits)
+    assert found["p100"] == pytest.approx(max(waits) / 1e6, rel=0.001)
+
+
+def test_what_was_under_way_at_a_kill_is_no_part_of_the_time_before(
+    reported: Callable[[str], Reported],
+) -> None:
+    folder = reported("a system that falls behind a kill").folder
+    rows = [
+        (row["intended_ns"] - START_NS, row["settled_ns"] - START_NS)
+        for path in (folder / "parts").glob("publisher-*.parquet")
+        for row in pq.read_table(path).to_pylist()
+    ]
+    kill_ns, over_ns = FROM_S * S, (FROM_S + 3) * S
+    before = [end - at for at, end in rows if end < kill_ns and at >= WARM_UP_S * S]
+    after = [end - at for at, end in rows if end >= kill_ns and at < over_ns + 5 * S]
+    assert max(end - at for at, end in rows if at < kill_ns) > 1.05 * max(before)
+    (told,) = (
+        line.split()
+        for line in (folder / "report.txt").read_text().splitlines()
+        if line.strip().startswith("kill") and " s " in line
+    )
+    numbers = [float(each) for each in told if each.replace(".", "").isdigit()]
+    p99_before, longest = sorted(before)[math.ceil(0.99 * len(before)) - 1], max(after)
+    assert any(each == pytest.approx(p99_before / 1e6, abs=5) for each in numbers), told
+    assert any(each == pytest.approx(longest / 1e9, abs=0.01) for each in numbers), told
 
 
 def body_of(number: int) -> bytes:

@@ -31,7 +31,10 @@ def received(
 ) -> Received:
     rows = np.array(sequences, dtype=np.int64)
     return Received(
-        "orders/a", np.full_like(rows, publisher), rows, np.full_like(rows, broker), altered
+        *("orders/a", np.full_like(rows, publisher), rows, np.full_like(rows, broker)),
+        received_ns=np.arange(len(rows)),
+        intended_ns=np.zeros_like(rows),
+        altered=altered,
     )
 
 
@@ -72,6 +75,8 @@ def test_brokers_have_an_order_each_and_repeats_are_not_late() -> None:
         np.concatenate([one.publishers, other.publishers]),
         np.concatenate([one.sequences, other.sequences]),
         np.concatenate([one.brokers, other.brokers]),
+        received_ns=np.arange(6),
+        intended_ns=np.zeros(6, dtype=np.int64),
     )
     found = audit(confirmed(5), [both])
     assert (found.late, found.doubled) == (0, 1)
@@ -209,3 +214,34 @@ def test_what_processes_counted_adds_up() -> None:
 def test_nothing_counted_is_no_rate() -> None:
     assert Counts(0).by_broker() == {}
     assert Counts(0).total() == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 30), st.sampled_from([CONFIRMED, UNKNOWN])),
+        min_size=1,
+    ),
+    st.integers(0, 30),
+    st.integers(0, 10),
+    st.booleans(),
+)
+def test_what_was_under_way_when_an_incident_began_is_after_it(
+    publishes: list[tuple[int, int, int]], began: int, lasted: int, is_last_open: bool
+) -> None:
+    """By a definition of its own, publish by publish. The last one may not have ended at all."""
+    rows = [(intended, intended + took, outcome) for intended, took, outcome in publishes]
+    if is_last_open:
+        rows[-1] = (rows[-1][0], -1, UNKNOWN)
+    until = began + lasted
+    before, after, never = [], [], 0
+    for intended, ended, outcome in rows:
+        is_over = 0 <= ended < began
+        if is_over and outcome == CONFIRMED and intended >= 3:
+            before.append(ended - intended)
+        if not is_over and intended < until:
+            never += outcome != CONFIRMED
+            after += [ended - intended] if outcome == CONFIRMED else []
+    intended_ns, ended_ns, outcomes = (np.array(each) for each in zip(*rows, strict=True))
+    found = Published(outcomes.astype(np.uint8), intended_ns, ended_ns).around(began, until, 3)
+    assert found is not None
+    assert (found[0].tolist(), found[1].tolist(), found[2]) == (before, after, never)
