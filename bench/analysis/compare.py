@@ -3,9 +3,9 @@
 An arm comes from runs by turns, or from a folder of results. The runs of a pair follow each other, so a
 disturbance of the machine affects both. Arms with different loads, different meanings of a confirm or on
 different machines are refused. Ratios are taken within a pair; the printed one is their geometric mean
-with its 95 % interval. A pair is left out only if the load was the limit, or if its first run has nothing
-to compare with; `why_left_out` decides that. A fault that the second has more often than the first is a
-regression.
+with its 95 % interval. A pair is left out only if its first run has nothing to compare with, or if the load
+was the limit of it; `why_left_out` decides that. Client and load share a process, so a second run whose load
+alone was the limit is compared. A fault that the second has more often than the first is a regression.
 """
 
 from __future__ import annotations
@@ -289,15 +289,15 @@ def compare(a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 def why_left_out(x: Run, y: Run) -> str:
     """Return why a pair allows no conclusion; "" when it allows one.
 
-    A failure of the second run alone is a finding, not a fault of the measurement.
+    A failure of the second run alone is a finding, not a fault of the measurement; so is a load that was
+    the limit there alone: a client that stalls or is slow delays the pacer in its process.
     """
     if not x.get("complete"):
         return f"the first: {_ending(x)}"
     if not x["confirmed_per_s"]:
         return "the first confirmed nothing"
-    for run, side in ((x, "first"), (y, "second")):
-        if of_load := [each for each in _told(run) if is_of_load(each)]:
-            return f"the {side}: {'; '.join(of_load)}"
+    if of_load := [each for each in _told(x) if is_of_load(each)]:
+        return f"the first: {'; '.join(of_load)}"
     return ""
 
 

@@ -94,7 +94,9 @@ LATE = "publisher-0 looked at 1 % of its messages 9.0 ms late or more: its pacer
         (result(), result(), ""),
         (result(complete=False, faults=["cut"]), result(), "the first: cut"),
         (result(rate=0), result(), "the first confirmed nothing"),
-        (result(), result(faults=[SLOW]), f"the second: {SLOW}"),
+        (result(), result(faults=[SLOW]), ""),
+        (result(), result(faults=[LATE]), ""),
+        (result(faults=[SLOW]), result(faults=[SLOW]), f"the first: {SLOW}"),
         (result(faults=[LATE]), result(), f"the first: {LATE}"),
         (result(profile=CLOSED), result(profile=CLOSED, faults=[SLOW]), ""),
         (result(profile=CLOSED, fates={"faults": ["1 altered"]}), result(), ""),
@@ -122,6 +124,9 @@ def test_a_pair_is_left_out_for_what_the_load_did_alone(
         {"faults": ["5,000 publishes did not end confirmed"]},
         {"fates": {"faults": ["5,000 confirmed and never delivered"]}},
         {"complete": False, "faults": ["died"], "rate": 0.0},
+        # Client and load share a process: a client that stalls or is slow shows there.
+        {"faults": [LATE]},
+        {"faults": [SLOW], "rate": 50},
     ],
 )
 def test_what_the_second_alone_does_badly_is_a_regression(bad: dict[str, Any]) -> None:
@@ -147,9 +152,9 @@ def test_of_what_both_have_more_messages_are_a_regression() -> None:
 
 
 def test_what_the_load_did_costs_its_pair_and_is_counted() -> None:
-    a, b = [result()] * 3, [result(), result(faults=[SLOW]), result()]
+    a, b = [result(), result(faults=[SLOW]), result()], [result()] * 3
     compared = compare(a, b)
-    assert (compared.pairs, compared.left_out) == (2, [f"pair 2 is left out: the second: {SLOW}"])
+    assert (compared.pairs, compared.left_out) == (2, [f"pair 2 is left out: the first: {SLOW}"])
     assert told(compared, ("a", "b"), 0.1)[0].startswith("medians of 2 pairs, 1 left out")
     with pytest.raises(InputInvalid, match="1 of 2 pairs can be compared, 2 are wanted; pair 2 is"):
         compare(a[:2], b[:2])
