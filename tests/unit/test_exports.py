@@ -44,6 +44,7 @@ INSIDE = {
     },
     "messagebus.replay": {"Position", "behind", "stream_ends"},
     "messagebus.envelope": {
+        "FIELDS_OF_MESSAGE",
         "Enveloped",
         "Layout",
         "as_envelope",
