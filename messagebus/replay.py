@@ -302,13 +302,14 @@ def stream_ends(
     *,
     since: Mapping[str, int] | None = None,
     within_s: float = LOOK_S,
+    whole: bool = False,
     _wire: Wire | None = None,
 ) -> dict[str, Position | None]:
     """Return the position of the last message in each broker's stream; None where it is empty.
 
     since: broker -> offset: the first message from there on instead, on these brokers, without a list.
-    Brokers that do not answer within this time in s are left out. Raises NotReady without a consumer list,
-    LoginRefused, and ChannelRefused 403. For threads without a loop.
+    Brokers that do not answer within this time in s are left out; whole: they are a NotReady. Raises NotReady
+    without a consumer list, LoginRefused, and ChannelRefused 403. For threads without a loop.
     """
     parsed = parse_destination(topic) if isinstance(topic, str) else topic
     assert isinstance(parsed, Topic)
@@ -317,4 +318,4 @@ def stream_ends(
         starts = {broker: behind(offset) for broker, offset in since.items()}
         if not starts:
             return {}
-    return run_blocking(look_at(bus, Stream(parsed), wire, starts, within_s=within_s))
+    return run_blocking(look_at(bus, Stream(parsed), wire, starts, within_s=within_s, whole=whole))

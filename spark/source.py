@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ ROWS_PER_PARTITION, ROWS_PER_ARROW = 100_000, 5_000
 # Prefetch of a task's link, in messages.
 PREFETCH = 1_000
 LOOK_S, AWAY_S = 2.0, 60.0
+ASK_AGAIN_S = 0.2
 # The table of headers of a message that was published without any: the offset alone, in 8 bytes as RabbitMQ
 # writes it, or in 4. In front are AMQP's flags: of a content type, of an encoding and of headers.
 OFFSET_ALONE = (b"\x00\x00\x00\x19\x0fx-stream-offsetl", b"\x00\x00\x00\x15\x0fx-stream-offsetI")
@@ -240,6 +242,20 @@ class Streams:
             log.warning("streams not seen reason=%r", str(fault))
             return {}
 
+    def all_ends(self) -> dict[str, Position | None]:
+        """Return `ends` of all listed brokers, asked until each has answered, for away_s. Raises NotReady."""
+        settings, until_s = self._settings, time.monotonic() + self._settings.away_s
+        while True:
+            try:
+                return stream_ends(
+                    settings.bus(), settings.topic, within_s=settings.look_s, whole=True
+                )
+            except NotReady as fault:
+                if time.monotonic() >= until_s:
+                    raise
+                log.warning("streams not seen, asked again reason=%r", str(fault))
+                time.sleep(ASK_AGAIN_S)
+
     def at(self, places: Mapping[str, int]) -> dict[str, Position | None]:
         """Return the first message from these offsets on, of the brokers that answer."""
         settings = self._settings
@@ -263,10 +279,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Offsets = {}
 
     def initialOffset(self) -> Offsets:
+        """Return where a new query begins. Raises NotReady where it is an end that a broker does not tell."""
         streams = Streams(self.settings)
-        ends = streams.ends()
         if self.settings.starting == "earliest":
-            return dict(sorted(streams.first([*ends]).items()))
+            return dict(sorted(streams.first([*streams.ends()]).items()))
+        # A broker that is not in the offset is read from its first message, and that is older than the query.
+        ends = streams.all_ends()
         return {broker: entry_behind(ends[broker] or behind(-1)) for broker in sorted(ends)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -311,10 +329,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, streams: Streams, start: Offsets, ends: Mapping[str, Position | None]
     ) -> Offsets:
         """Return what entries get where a stream does not go on behind them. Raises ReplayGap."""
+        short = [broker for broker, last in ends.items() if _end(last) < start[broker]["next"]]
+        if short and self._target is not None:
+            # The end that was noted for this run may be older than the start of a new query.
+            ends = {broker: last for broker, last in streams.ends().items() if broker in ends}
         lost = {
-            broker: f"it ends at offset {_end(last)}, before {start[broker]['next']}"
-            for broker, last in ends.items()
-            if self._target is None and _end(last) < start[broker]["next"]
+            broker: f"it ends at offset {_end(ends[broker])}, before {start[broker]['next']}"
+            for broker in short
+            if broker in ends and _end(ends[broker]) < start[broker]["next"]
         }
         if self.settings.fails_on_loss:
             # Tasks compare ids; a stream that has nothing new has no task.
@@ -386,7 +408,8 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[Range]:
         streams = Streams(self.settings)
-        ends = {broker: last for broker, last in streams.ends().items() if last is not None}
+        seen = streams.all_ends() if self.settings.fails_on_loss else streams.ends()
+        ends = {broker: last for broker, last in seen.items() if last is not None}
         firsts = streams.first([*ends])
         end = {broker: entry_behind(last) for broker, last in ends.items()}
         return ranges(firsts, end, self.settings.rows_per_partition)

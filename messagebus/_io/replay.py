@@ -187,14 +187,21 @@ async def look(link: Link, stream: Stream, start: Start) -> Position | None:
 
 
 async def look_at(
-    bus: BusConfig, stream: Stream, wire: Wire, starts: Mapping[str, Start], *, within_s: float
+    bus: BusConfig,
+    stream: Stream,
+    wire: Wire,
+    starts: Mapping[str, Start],
+    *,
+    within_s: float,
+    whole: bool = False,
 ) -> dict[str, Position | None]:
     """Look at the streams of these brokers from there on, or at the last message of all that are listed.
 
-    Brokers that do not answer within this time in s are left out. Raises NotReady, LoginRefused,
-    ChannelRefused.
+    Brokers that do not answer within this time in s are left out; whole: they are a NotReady. Raises
+    NotReady, LoginRefused, ChannelRefused.
     """
     found: dict[str, Position | None] = {}
+    silent: list[str] = []
 
     async def one(broker: str, start: Start) -> None:
         try:
@@ -203,6 +210,7 @@ async def look_at(
                 link = await wire.dial(Broker.parse(broker), timeout_ms=timeout_ms)
                 found[broker] = await look(link, stream, start)
         except (LinkLost, TimeoutError) as fault:
+            silent.append(broker)
             log.info("stream not seen broker=%s reason=%r", broker, str(fault))
         except ChannelRefused as fault:
             if fault.code != NOT_FOUND:
@@ -212,6 +220,8 @@ async def look_at(
     if not starts:
         starts = dict.fromkeys(await _listed(stream, wire, within_s), "last")
     await asyncio.gather(*(one(broker, start) for broker, start in starts.items()))
+    if whole and silent:
+        raise NotReady(f"no answer within {within_s:g} s by {', '.join(sorted(silent))}")
     return found
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -24,6 +25,7 @@ from messagebus import (
     BusConfig,
     ConfigError,
     Message,
+    NotReady,
     PublisherConfig,
     Replay,
     ReplayGap,
@@ -167,14 +169,20 @@ def test_a_bound_is_shared_fairly_and_met_exactly(bus: MemoryBus) -> None:
     assert {row["message_id"] for row in found} <= set(sent)
 
 
+@pytest.mark.parametrize("is_once", [False, True])
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_stream_that_lost_its_end_fails_the_query_or_is_a_row(bus: MemoryBus, fails: str) -> None:
+def test_a_stream_that_lost_its_end_fails_the_query_or_is_a_row(
+    bus: MemoryBus, fails: str, is_once: bool
+) -> None:
+    """Whatever the trigger is: one that reads on, or a run each night until all available is read."""
     sent = publish(bus, 12)
     query = Query(failOnDataLoss=fails)
     query.step()
     stream = max(streams(bus).values(), key=lambda each: len(each.kept))
     lost = len(stream.kept)
     del stream.kept[2:]
+    if is_once:
+        query.read.prepareForTriggerAvailableNow()
     if fails == "true":
         with pytest.raises(ReplayGap, match="lost its end"):
             query.step()
@@ -186,8 +194,43 @@ def test_a_stream_that_lost_its_end_fails_the_query_or_is_a_row(bus: MemoryBus, 
     assert f"before {lost}" in told[0]["gap"]
     assert {row["message_id"] for row in query.rows if not row["gap"]} == set(sent)
     more = publish(bus, 6)
+    if is_once:
+        query.read.prepareForTriggerAvailableNow()
     query.step()
     assert {row["message_id"] for row in query.rows if not row["gap"]} == {*sent, *more}
+
+
+@pytest.mark.parametrize("silent", [1, 3])
+def test_the_latest_of_a_broker_that_is_slow_at_the_start_is_asked_until_it_is_known(
+    bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, silent: int
+) -> None:
+    publish(bus, 30)
+    bus.stop_brokers(*bus.brokers[:silent])
+    monkeypatch.setattr(time, "sleep", lambda _: bus.start_brokers())
+    query = Query(startingOffsets="latest")
+    more = publish(bus, 6)
+    query.step()
+    query.step()
+    assert sorted(row["message_id"] for row in query.rows) == sorted(more)
+
+
+def test_a_query_of_the_latest_begins_behind_what_was_noted_for_one_run(bus: MemoryBus) -> None:
+    publish(bus, 6)
+    read = reader(startingOffsets="latest")
+    read.prepareForTriggerAvailableNow()
+    publish(bus, 6)
+    start = read.initialOffset()
+    assert read.latestOffset(start, ReadAllAvailable()) == start
+
+
+@pytest.mark.parametrize("begin", ["latest", "batch"])
+def test_a_query_fails_where_a_broker_never_says_what_it_has(bus: MemoryBus, begin: str) -> None:
+    publish(bus, 6)
+    bus.stop_brokers(bus.brokers[0])
+    read = reader(startingOffsets="latest", timeoutS="0.1")
+    started = {"latest": read.initialOffset, "batch": source.BatchReader(read.settings).partitions}
+    with pytest.raises(NotReady, match=bus.brokers[0]):
+        started[begin]()
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
