@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self, TypedDict
 
 from messagebus.core.deliveries import Ledger, Receipt
+from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import Source
 from messagebus.errors import MessageInvalid, WrongPayload
 
@@ -56,8 +57,9 @@ class Message:
 
     body: at most BODY_BYTES_MAX bytes. content_type: its type; readers rely on it.
     message_id: 1 to 255 bytes; "" lets the publisher make one, once, kept through every retry.
-    headers: names that do not start with ``mb-``; no floats, which AMQP clients read differently;
-        at most HEADERS_BYTES_MAX in all. Never mutated.
+    headers: names that do not start with ``mb-``, and none by which brokers route or count (CC, BCC,
+        x-death ...); no floats, which AMQP clients read differently; at most HEADERS_BYTES_MAX in all.
+        Never mutated.
     key: groups messages that must keep their order; 0 to 255 bytes of UTF-8.
     priority: 0 to 9, honoured where the broker can (quorum queues of RabbitMQ 3 cannot).
     correlation_id, reply_to, type, app_id: as in AMQP, for the application's own use.
@@ -515,6 +517,8 @@ def _check_headers(headers: Mapping[str, Header]) -> None:
         _check_short("header name", name)
         if name.startswith(RESERVED_PREFIX):
             raise MessageInvalid(f"header {name!r}: {RESERVED_PREFIX!r} belongs to the library")
+        if name in OF_BROKERS:
+            raise MessageInvalid(f"header {name!r}: brokers route or count by it, only they set it")
     size = _header_bytes("headers", dict(headers), 0)
     if size > HEADERS_BYTES_MAX:
         raise MessageInvalid(f"headers of {size} bytes: at most {HEADERS_BYTES_MAX}")

@@ -64,8 +64,6 @@ _TEXT_HEADERS = {
 _CODINGS = {"content-encoding": "identity", "transfer-encoding": "chunked"}
 _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "priority", "headers", *FIELDS_OF_MESSAGE}
-# The broker routes by these, too, and ends a channel where one is no list.
-_ROUTING = {"CC", "BCC"}
 # A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
 _OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
 _IGNORED = {"destination", "time_ms", "received"}
@@ -446,9 +444,6 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
             options["deliver_after_s" if name == "delay_s" else "ttl_s"] = value
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
-    headers = fields.get("headers")
-    if isinstance(headers, dict) and not _ROUTING.isdisjoint(headers):
-        raise MessageInvalid("headers: CC and BCC would route it past the rights of who sends it")
     if str(fields.get("reply_to", "")).startswith(_OWN):
         raise MessageInvalid(_OWN_TOLD)
     message_id = fields.get("message_id", "")

@@ -22,7 +22,6 @@ from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import (
     ALONE,
-    STREAM_OFFSET,
     in_batch,
     is_batch,
     read_headers,
@@ -34,6 +33,7 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.checkpoint import Gap, Position, behind, gap_at, gap_behind
 from messagebus.core.deliveries import Ledger
+from messagebus.core.headers import STREAM_OFFSET
 from messagebus.core.route import backoff_ms
 from messagebus.destination import Stream
 from messagebus.errors import ChannelRefused, LinkLost, MessageBusError, NotReady, ReplayGap

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
+from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import DELAY_STEPS_MS, UNDELIVERED_QUEUE, Delay, Source, delay_step
 
 DELAYS: Mapping[str, Delay] = {step.amqp_queue: step for step in map(Delay, DELAY_STEPS_MS)}
@@ -66,22 +67,7 @@ STEP_PREFIX = "mb.delay/"
 # Larger values written by others are ignored: they could not be written again.
 MS_MAX, COUNT_MAX = 1 << 50, 1_000_000
 # Headers that a redriven message loses: its attempts, and the broker's own book-keeping.
-NOT_REDRIVEN = frozenset(
-    {
-        "mb-attempt",
-        "mb-retry-reason",
-        REDRIVEN,
-        "x-death",
-        "x-delivery-count",
-        "x-acquired-count",
-        "x-first-death-exchange",
-        "x-first-death-queue",
-        "x-first-death-reason",
-        "x-last-death-exchange",
-        "x-last-death-queue",
-        "x-last-death-reason",
-    }
-)
+NOT_REDRIVEN = OF_BROKERS | {"mb-attempt", "mb-retry-reason", REDRIVEN}
 MS_PER_S = 1_000
 # Part of a body that is searched for a pattern.
 MATCH_BYTES_MAX = 1 << 20

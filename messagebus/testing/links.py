@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from messagebus._io.amqp.frames import Bare
 from messagebus._io.amqp.link import Link
-from messagebus._io.amqp.properties import STREAM_OFFSET
 from messagebus._io.wire import Follower, Registration, Topology
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.core.headers import STREAM_OFFSET
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
 from messagebus.errors import ChannelRefused, LinkError, LinkLost, MessageBusError

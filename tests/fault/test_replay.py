@@ -58,8 +58,7 @@ def published(
     """Publish so many, by publishers that the balancer spreads over the brokers. Returns their ids."""
     with contextlib.ExitStack() as stack:
         publishers = [stack.enter_context(Publisher(bus, config)) for _ in BROKERS]
-        # A header of the stream's own name, which anybody may set, changes nothing.
-        headers: dict[str, Header] = {"x-stream-offset": 3}
+        headers: dict[str, Header] = {"x-stream-offsets": 3}  # no name of the stream's own
         sent = [
             publishers[number % len(publishers)].submit(
                 topic, b"%d" % number, headers={} if number % 7 else headers

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from messagebus._io.amqp.properties import ALONE
 from messagebus.core.deliveries import Ledger, Receipt
+from messagebus.core.headers import OF_BROKERS
 from messagebus.destination import Queue
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.handling import retry_headers
@@ -97,6 +98,10 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"ttl_ms": 1 << 32}, "ttl_ms 4294967296"),
         ({"headers": 7}, "headers is int, not a mapping"),
         ({"headers": {"mb-key": 1}}, "'mb-' belongs to the library"),
+        *(
+            ({"headers": {name: ["a"]}}, f"header '{name}': brokers route or count by it")
+            for name in sorted(OF_BROKERS)
+        ),
         ({"headers": {7: 1}}, "header name is int"),
         ({"headers": {"x": 1.5}}, "header 'x': float"),
         ({"headers": {"x": 1 << 63}}, "header 'x': int of that value"),

@@ -25,14 +25,13 @@ from messagebus._io.amqp.properties import (
     EXPIRATION,
     HEADERS,
     MESSAGE_ID,
-    OF_DEAD_LETTERING,
     PRIORITY,
     REPLY_TO,
-    STREAM_OFFSET,
     TIMESTAMP,
     TYPE,
     read_headers,
 )
+from messagebus.core.headers import OF_BROKERS, STREAM_OFFSET
 from messagebus.core.parking import TTL_HEADER
 from messagebus.message import BINARY
 
@@ -57,10 +56,6 @@ _ORDER = (
 )
 _BYTES = {DELIVERY_MODE: 1, PRIORITY: 1, TIMESTAMP: 8}
 _LEFT_OUT = EXPIRATION | USER_ID | CLUSTER_ID
-# RabbitMQ routes a message with these to the queues that they name as well.
-_ROUTING = frozenset({"CC", "BCC"})
-# Added by the broker in deliveries.
-_OF_THE_BROKER = (*OF_DEAD_LETTERING, "x-delivery-count", "x-acquired-count")
 
 _FLAGS = Struct(">H")
 _LENGTH = Struct(">I")
@@ -140,10 +135,7 @@ def _headers(raw: bytes, marks: Mapping[str, Any], without: Callable[[str], bool
     kept = [
         raw[begin:end]
         for name, begin, end in spans
-        if name not in marks
-        and name not in _ROUTING
-        and not name.startswith(_OF_THE_BROKER)
-        and not without(name)
+        if name not in marks and name not in OF_BROKERS and not without(name)
     ]
     table = b"".join(ours)[_LENGTH.size :] + b"".join(kept)
     return _LENGTH.pack(len(table)) + table

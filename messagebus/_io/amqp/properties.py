@@ -15,6 +15,7 @@ import pika.data
 
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.amqp.header_table import read_table
+from messagebus.core.headers import OF_BROKERS
 from messagebus.core.parking import TTL_HEADER, read_ttl_ms
 from messagebus.message import BINARY, FIRST_MS_MAX, NO_HEADERS, RESERVED_PREFIX, Message
 
@@ -39,11 +40,6 @@ BATCH_START = bytes((len(BATCH_TYPE),)) + BATCH_TYPE.encode()
 
 # A larger time stamp is not in seconds, or of no calendar.
 STAMP_S_MAX = FIRST_MS_MAX // 1_000
-# RabbitMQ's own headers of dead-lettering, by which a delayed message leaves its step.
-OF_DEAD_LETTERING = ("x-death", "x-first-death-", "x-last-death-")
-# Header of a message in a stream: its offset.
-STREAM_OFFSET = "x-stream-offset"
-NOT_SHOWN = (RESERVED_PREFIX, STREAM_OFFSET, *OF_DEAD_LETTERING)
 
 _FLAGS = Struct(">H")
 _STAMP = Struct(">Q")
@@ -175,7 +171,11 @@ def decode(raw: bytes, body: bytes) -> Message:
         pass
     headers = fields.get("headers", NO_HEADERS)
     key = headers.pop(KEY_HEADER, "") if headers else ""
-    ours = {name: value for name, value in headers.items() if not name.startswith(NOT_SHOWN)}
+    ours = {
+        name: value
+        for name, value in headers.items()
+        if not name.startswith(RESERVED_PREFIX) and name not in OF_BROKERS
+    }
     priority, expires = fields.get("priority"), _number(fields.get("expiration", ""))
     return _arrived(
         body=body,

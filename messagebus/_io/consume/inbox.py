@@ -21,6 +21,7 @@ from messagebus._io.amqp.connection import Transport
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.properties import (
     ALONE,
+    HEADERS,
     in_batch,
     is_batch,
     read_headers,
@@ -30,8 +31,9 @@ from messagebus._io.amqp.properties import (
 from messagebus._io.consume.copies import PARK_REASON, Copies, Original, Stored
 from messagebus._io.loop import Tasks
 from messagebus.core.deliveries import FanIn, Ledger, Ledgers
-from messagebus.core.parking import STEP_MARK, TTL_HEADER, is_late, read_early
-from messagebus.destination import Source
+from messagebus.core.headers import DEATH_MARK, has_strange_deaths
+from messagebus.core.parking import TTL_HEADER, is_late, read_early
+from messagebus.destination import Source, Subscription
 from messagebus.handling import park_headers
 from messagebus.message import Delivery, Header
 from messagebus.topology import Options
@@ -43,10 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("messagebus.consumer")
 
 DELIVERY_COUNT = "x-delivery-count"
+WITH_HEADERS = HEADERS >> 8
+STRANGE_DEATHS = "x-death that no broker can count on"
+"""Reason of messages that are parked as they arrive, because their broker must not dead-letter them."""
 # Number of batches kept that a lost link left half answered, until they come again.
 BEGUN_MAX = 1_000
-# Properties from a delay step are at least this long, because the broker adds headers.
-FROM_A_STEP_MIN = 150
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class Inbox:
         self, source: Source, handed_out_max: int, copies: Copies, on_turn: Callable[[], None]
     ) -> None:
         self._source, self._copies, self._on_turn = source, copies, on_turn
+        self._has_parking = not (isinstance(source, Subscription) and source.expires_s)
         self.counters = Counters()
         self.delivered: dict[str, int] = {}
         """Count of deliveries since the start, by broker."""
@@ -203,22 +207,31 @@ class Inbox:
         received_ns = time.monotonic_ns()
         alone: list[Arrived] = []
         for each in arrived:
+            if each[2][0] & WITH_HEADERS and DEATH_MARK in each[2] and self._is_kept(ledger, each):
+                continue
             if is_batch(each[2]):
                 self._arrived_alone(ledger, received_ns, alone)
                 alone = []
                 self._batch_arrived(ledger, received_ns, *each)
-            elif len(each[2]) < FROM_A_STEP_MIN or not self._is_untimely(ledger, each):
+            else:
                 alone.append(each)
         self._arrived_alone(ledger, received_ns, alone)
 
-    def _is_untimely(self, ledger: Ledger, arrived: Arrived) -> bool:
-        """Return whether it left a delay step at the wrong time: it waits on, or is parked."""
+    def _is_kept(self, ledger: Ledger, arrived: Arrived) -> bool:
+        """Return whether a delivery with an `x-death` is not for the application, and answer it by a copy.
+
+        One that left a delay step at the wrong time waits on, or is parked. One whose `x-death` a client
+        wrote so that no broker can count on is parked without it: RabbitMQ 3.10 would end all its
+        dead-lettering if the delivery were rejected.
+        """
         tag, _redelivered, raw, body = arrived
-        if STEP_MARK not in raw:
-            return False
         headers = read_headers(raw)
-        early = read_early(headers)
-        if early is None and not is_late(headers, time.time_ns() // 1_000_000):
+        early, strange = read_early(headers), has_strange_deaths(headers)
+        if strange:
+            early = None
+            if not self._has_parking:  # then nothing of its queue is ever dead-lettered
+                return False
+        elif is_batch(raw) or (early is None and not is_late(headers, time.time_ns() // 1_000_000)):
             return False
         ledger.delivered([tag])
         if ledger.claim(tag, 0):
@@ -227,8 +240,11 @@ class Inbox:
                 marks = {TTL_HEADER: early.ttl_ms}
                 copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
             else:
-                copying = self._copies.park(original, {PARK_REASON: "expired"}, is_live)
-            self._copying.spawn(self._answer_when_stored(copying, ledger, tag, 0))
+                reason = STRANGE_DEATHS if strange else "expired"
+                copying = self._copies.park(original, {PARK_REASON: reason}, is_live)
+            self._copying.spawn(
+                self._answer_when_stored(copying, ledger, tag, 0, may_reject=not strange)
+            )
         return True
 
     def _arrived_alone(self, ledger: Ledger, received_ns: int, arrived: list[Arrived]) -> None:
@@ -440,11 +456,13 @@ class Inbox:
         part: int,
         counted: Literal["retried", "parked", ""] = "",
         settled: Callable[[bool], Awaitable[None]] | None = None,
+        may_reject: bool = True,
     ) -> bool:
         """Answer the original of a claimed delivery when its copy is stored.
 
         counted: counter of an answer by the application, which holds the delivery until then; "" for others.
-        settled: called with whether there is a copy, and awaited before the answer.
+        settled: called with whether there is a copy, and awaited before the answer. may_reject: False leaves
+        it without an answer where no copy is possible.
         """
         fault: Exception | None = None
         try:
@@ -455,7 +473,7 @@ class Inbox:
             stored, fault = Stored.CANNOT, raised
         if settled is not None:
             await settled(stored is Stored.STORED)
-        if stored is Stored.UNWANTED:
+        if stored is Stored.UNWANTED or (stored is Stored.CANNOT and not may_reject):
             answered = False
         elif stored is Stored.CANNOT:
             # The broker parks it by itself, without a reason, or drops it without a parking queue.

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from messagebus import ConfigError, MessageInvalid, PublisherConfig
+from messagebus.core.headers import OF_BROKERS
 from messagebus.testing import MemoryBus
 from messagebus_gateway import publishing
 from messagebus_gateway.config import GatewayConfig, Limits
@@ -463,11 +464,14 @@ async def test_a_fault_in_a_batch_tells_the_ends_of_the_lines_before(
     assert [each["outcome"] for each in answer.json()["messages"]] == ["confirmed"] * 2
 
 
-@pytest.mark.parametrize("name", ["CC", "BCC"])
-def test_no_header_routes_past_the_rights_of_a_token(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(OF_BROKERS))
+def test_no_header_routes_past_the_rights_of_a_token_or_stops_a_broker(name: str) -> None:
     line = json.dumps({"headers": {name: ["mb.sub/salaries/audit"]}, "delay_s": 1})
-    with pytest.raises(MessageInvalid, match="CC and BCC"):
+    with pytest.raises(MessageInvalid, match=f"header '{name}': brokers route or count by it"):
         publishing.read_line(line.encode())
+    if name == name.lower():
+        with pytest.raises(Problem, match="brokers route or count by it"):
+            publishing.read_wanted([(f"mb-header-{name}", "text")], b"")
 
 
 def test_no_line_ends_the_channel_of_all_by_a_reply_to_nobody() -> None:

@@ -20,7 +20,6 @@ from messagebus._io.amqp.properties import (
     IN_BATCH,
     KEY_HEADER,
     NO_TRACEPARENT,
-    OF_DEAD_LETTERING,
     STAMP_S_MAX,
     bare_entry_shape,
     bare_shape,
@@ -35,12 +34,13 @@ from messagebus._io.amqp.properties import (
     read_message_id,
     read_stamp_ms,
 )
+from messagebus.core.headers import OF_BROKERS
 from messagebus.message import Message
 from tests.support.examples import examples
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60)
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
-    lambda name: not name.startswith(("mb-", *OF_DEAD_LETTERING))
+    lambda name: not name.startswith("mb-") and name not in OF_BROKERS
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.recursive(

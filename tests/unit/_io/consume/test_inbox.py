@@ -357,6 +357,41 @@ async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_par
     assert bench.inbox.take() is None
 
 
+STRANGE = {
+    "texts": ["a"],
+    "a queue that is none": [{"queue": 7, "reason": "rejected"}],
+    "a count that is none": [{"queue": "q", "reason": "rejected", "count": "many"}],
+}
+
+
+@pytest.mark.parametrize("deaths", STRANGE.values(), ids=STRANGE)
+@pytest.mark.parametrize("content_type", ["text/plain", BATCH_TYPE])
+async def test_what_would_stop_its_brokers_dead_lettering_is_parked_by_a_copy_and_never_rejected(
+    deaths: object, content_type: str
+) -> None:
+    """Such an x-death, that a client wrote, ends the dead-lettering of all queues of a RabbitMQ 3.10."""
+    bench = Bench()
+    properties = pika.BasicProperties(headers={"x-death": deaths}, content_type=content_type)
+    raw = b"".join(properties.encode())
+    bench.transport.on_contents([(1, False, raw, b"strange"), (2, False, PLAIN, b"next")])
+    assert [each.body for each in bench.taken()] == [b"next"]
+    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
+    assert bench.copies.parked == [(b"strange", "x-death that no broker can count on")]
+    bench.copies.cannot = True
+    bench.transport.on_contents([(3, False, raw, b"strange")])
+    await eventually_async(lambda: len(bench.copies.parked) == 2, within_s=5)
+    await bench.inbox.finish(1)
+    assert bench.transport.nacks == []
+    assert bench.inbox.owed(MB1) == 2
+
+
+async def test_an_expiring_subscription_which_dead_letters_nothing_takes_any_x_death() -> None:
+    bench = Bench(Subscription(Topic("orders"), "live", expires_s=60))
+    raw = b"".join(pika.BasicProperties(headers={"x-death": ["a"]}).encode())
+    bench.transport.on_contents([(1, False, raw, b"strange")])
+    assert [each.body for each in bench.taken()] == [b"strange"]
+
+
 @pytest.mark.guarantee("batch-is-finished")
 async def test_a_batch_with_a_part_that_cannot_be_copied_is_rejected_whole_and_nothing_is_lost() -> (
     None
