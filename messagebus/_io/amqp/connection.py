@@ -2,7 +2,8 @@
 
 `GuardedConnection`: pika decodes the properties of every message that it reads and ends the connection
 where it cannot: such a message would come again for ever. And pika waits for the whole of a frame of any
-size. Here properties stay as they are on the wire, and a frame larger than agreed ends the connection.
+size. Here properties stay as they are on the wire, and a frame larger than agreed ends the connection;
+header frames have a bound of their own, because a broker adds to headers that filled a frame.
 
 `FrameConnection` takes deliveries and confirms out of the input (`frames.FrameParser`) and writes our
 publishes and acks and pika's frames in one order: two overridden methods. The handshake, login, channels,
@@ -35,6 +36,7 @@ from pika.channel import Channel
 from pika.exceptions import StreamLostError
 
 from messagebus._io.amqp.frames import (
+    HEADER_FRAME_MAX,
     Arrived,
     Bare,
     Confirm,
@@ -84,7 +86,9 @@ class GuardedConnection(AsyncioConnection):  # type: ignore[misc]
             return super()._read_frame()  # type: ignore[no-any-return]
         kind, channel, size = _HEAD.unpack_from(data)
         end = size + OVERHEAD
-        if end > self.params.frame_max:
+        if end > self.params.frame_max and not (
+            kind == spec.FRAME_HEADER and channel and size <= HEADER_FRAME_MAX
+        ):
             raise pika.exceptions.InvalidFrameError(f"a frame of {size} bytes")
         if kind != spec.FRAME_HEADER or len(data) < end or data[end - 1] != spec.FRAME_END:
             return super()._read_frame()  # type: ignore[no-any-return]

@@ -29,6 +29,9 @@ _TAG = Struct(">QB")  # delivery tag, redelivered
 _ANSWER = Struct(">BHIIQBB")  # a whole ack or nack frame
 ANSWER_SIZE = _ANSWER.size
 ANSWER_PAYLOAD = ANSWER_SIZE - FRAME_OVERHEAD
+# Bound of a header frame that is read. RabbitMQ adds headers of its own (x-delivery-count, x-death,
+# x-stream-offset) to what filled a frame, and sends a larger one than was agreed.
+HEADER_FRAME_MAX = 1 << 20
 # Bound of body sizes with a cached piece each; applications have few different sizes.
 SIZES_MAX = 4096
 
@@ -199,7 +202,10 @@ class FrameParser:
     """
 
     def __init__(self, frame_max: int) -> None:
-        """Create a parser. frame_max: as negotiated; a larger frame is malformed."""
+        """Create a parser. frame_max: as negotiated; a larger frame is malformed.
+
+        Header frames have a bound of their own: HEADER_FRAME_MAX.
+        """
         self.hot: set[int] = set()
         self.frame_max = frame_max
         self._pieces: list[bytes] = []  # of one incomplete frame
@@ -244,7 +250,9 @@ class FrameParser:
         while end - at >= FRAME_OVERHEAD:
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + 7 + size
-            if kind not in KINDS or size > limit:
+            if kind not in KINDS or (
+                size > limit and (kind != HEADER or size > HEADER_FRAME_MAX or channel == 0)
+            ):
                 raise _Malformed(f"frame of kind {kind} and {size} bytes")
             if stop >= end:
                 break
@@ -303,7 +311,7 @@ class FrameParser:
                 last >= end
                 or kind != HEADER
                 or its_channel != channel
-                or not 14 <= size <= limit
+                or not 14 <= size <= HEADER_FRAME_MAX
                 or not 0 < length <= limit
                 or _FRAME.unpack_from(data, body) != (BODY, channel, length)
                 or not mark == data[body - 1] == data[last] == FRAME_END

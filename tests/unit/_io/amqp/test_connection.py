@@ -21,6 +21,7 @@ from messagebus._io.amqp.connection import (
     guard_problem,
     seam_problem,
 )
+from messagebus._io.amqp.frames import HEADER_FRAME_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -212,6 +213,15 @@ def test_frames_in_pieces_are_whole_again() -> None:
 def test_a_frame_larger_than_agreed_is_refused_at_its_first_bytes(size: int) -> None:
     with pytest.raises(InvalidFrameError):
         read(struct.pack(">BHI", spec.FRAME_BODY, 1, size))
+
+
+def test_what_a_broker_added_to_headers_that_filled_a_frame_is_read_up_to_a_bound() -> None:
+    """RabbitMQ adds x-death, x-delivery-count and x-stream-offset, and does not count them."""
+    longer = b"".join(pika.BasicProperties(headers={"a": "x" * 4096}).encode())
+    (found,) = read(header(longer)[:5000], header(longer)[5000:])
+    assert found.properties.encode() == [longer]
+    with pytest.raises(InvalidFrameError):
+        read(struct.pack(">BHI", spec.FRAME_HEADER, 1, HEADER_FRAME_MAX + 1))
 
 
 def test_the_largest_frame_agreed_is_read() -> None:

@@ -248,6 +248,8 @@ def test_one_wrong_byte_never_raises(sent: Sent, data: st.DataObject) -> None:
         b"\x09\x00\x01\x00\x00\x00\x00\xce",  # no such kind of frame
         b"\x01\x00\x01\x00\x00\x00\x04\x00\x00\x00\x00\xff",  # no end
         b"\x03\x00\x01\x00\x01\x00\x00" + b"x" * 10,  # larger than agreed
+        b"\x02\x00\x01\x00\x10\x00\x01" + b"x" * 10,  # larger than any header frame
+        b"\x02\x00\x00\x00\x02\x00\x00" + b"x" * 10,  # of no channel
     ],
 )
 def test_after_the_first_wrong_frame_nothing_more_is_read(wrong: bytes) -> None:
@@ -257,6 +259,25 @@ def test_after_the_first_wrong_frame_nothing_more_is_read(wrong: bytes) -> None:
     assert made.feed(good + wrong) == items
     assert made.fault
     assert made.feed(good) == []
+
+
+@pytest.mark.parametrize("channel", [HOT, COLD])
+@pytest.mark.parametrize("cut", [None, 40, 10_000])
+def test_a_delivery_whose_headers_the_broker_made_longer_than_a_frame_is_read(
+    channel: int, cut: int | None
+) -> None:
+    """The link would end at it, be dialled again, and end at it again, for as long as the message lives."""
+    properties = spec.BasicProperties(headers={"a": "x" * (FRAME_MAX + 1)})
+    method = frame.Method(channel, spec.Basic.Deliver("c", 1, True, "e", "k"))
+    header, body = frame.Header(channel, 2, properties), frame.Body(channel, b"ok")
+    stream = marshalled(method, header, body)
+    made = parser()
+    found = made.feed(stream[:cut]) + ([] if cut is None else made.feed(stream[cut:]))
+    assert made.fault == ""
+    if channel == HOT:
+        assert found == [Contents(HOT, [(1, True, list_of(properties), b"ok")])]
+    else:
+        assert found == [each.marshal() for each in (method, header, body)]
 
 
 def test_a_body_longer_than_announced_is_wrong() -> None:
