@@ -48,11 +48,15 @@ class Admission(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement on one request. user: "" for operators. forbidden: names beyond the user's rights."""
+    """The judgement on one request.
+
+    user: "" for operators. forbidden: names beyond the user's rights. reason: why it is UNKNOWN.
+    """
 
     admission: Admission
     user: str = ""
     forbidden: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def rights_for(wanted: Wanted) -> tuple[Right, ...]:
@@ -132,8 +136,8 @@ class Login:
                 with self._place(user) as tries:
                     async with tries:
                         found = await self._try_login(*basic, unsure)
-            except LinkLost:
-                return Judged(admission=Admission.UNKNOWN)
+            except LinkLost as fault:
+                return Judged(admission=Admission.UNKNOWN, reason=fault.reason)
             if found is None:
                 self._good.pop(mark, None)
                 return Judged(admission=Admission.NO)

@@ -654,7 +654,8 @@ class _Web:
                 told = f'{self._challenges.header}, Basic realm="messagebus"'
                 return _error(401, "login refused", {"WWW-Authenticate": told})
             case Admission.UNKNOWN:
-                why = "the broker here cannot check the login: ask another agent"
+                told = f" ({judged.reason})" if judged.reason else ""
+                why = f"the broker here cannot check the login{told}: ask another agent"
                 linked = self._parts.upkeep.condition.linked
                 return JSONResponse({"error": why, "linked": linked}, 503)
 

@@ -56,6 +56,10 @@ TOO_LATE = "no answer in time"
 # pika puts a broker's reason inside its own: ConnectionClosedByBroker: (403) 'ACCESS_REFUSED - ...'
 BROKER_SAID = re.compile(r"""ConnectionClosedByBroker: \(\d+\) ['"](.*)['"]""", re.S)
 
+# Refusals that say nothing of user and password: `connection limit (100) is reached`, of a virtual host, a
+# user or a node, and `vhost '/' is down`. RabbitMQ gives them the code of a missing right (530).
+FOR_NOW = re.compile(r"limit \(\d+\) is reached|vhost '.*' is down")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
@@ -498,7 +502,7 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
         case pika.exceptions.ChannelClosedByBroker(reply_code=code, reply_text=text):
             return ChannelRefused(address.name, code, text)
         case pika.exceptions.ConnectionClosedByBroker(reply_code=403 | 530, reply_text=text):
-            return LoginRefused(address.name, text)
+            return _refused(address, text)
         # pika guesses these two from any end during the handshake; only the broker's own word counts.
         case (
             pika.exceptions.ProbableAuthenticationError()
@@ -507,11 +511,18 @@ def _translate(address: Broker, why: BaseException) -> LinkError:
             said = BROKER_SAID.search(str(why))
             if said is None:
                 return _lost(address, why)
-            return LoginRefused(address.name, said[1])
+            return _refused(address, said[1])
         case _:
             lost = _lost(address, why)
             lost.absent = isinstance(why, ConnectionRefusedError)
             return lost
+
+
+def _refused(address: Broker, text: str) -> LinkError:
+    """Return the error of a refused connection; LinkLost where user and password may be right."""
+    if FOR_NOW.search(text):
+        return LinkLost(address.name, text[:REASON_MAX])
+    return LoginRefused(address.name, text)
 
 
 def _root(why: BaseException) -> BaseException:

@@ -108,7 +108,8 @@ async def test_a_bad_login_is_not_remembered(login: Login, broker: Broker) -> No
 
 async def test_without_the_broker_nobody_knows(login: Login, broker: Broker) -> None:
     broker.is_away = True
-    assert await admitted(login, basic("bus", "pw:with:colons")) is Admission.UNKNOWN
+    judged = await login.admit(basic("bus", "pw:with:colons"), {})
+    assert (judged.admission, judged.reason) == (Admission.UNKNOWN, "refused")
 
 
 @pytest.mark.parametrize(
