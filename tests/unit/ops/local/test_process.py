@@ -29,11 +29,17 @@ def spawned(folder: Path, *argv: str, **env: str) -> Process:
     )
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Kill what a test has started and all that this has started, however the test ends."""
+    yield
+    while left := process.marked(str(tmp_path)):
+        process.kill([member for one in left for member in process.hold(one)])
+
+
 @pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[Process]:
-    started = spawned(tmp_path, "/bin/sleep", "60")
-    yield started
-    process.kill([started])
+def sleeper(tmp_path: Path) -> Process:
+    return spawned(tmp_path, "/bin/sleep", "60")
 
 
 def test_a_started_process_is_found_by_its_pid_file_and_by_its_mark(
