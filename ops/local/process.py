@@ -59,11 +59,6 @@ class Process(NamedTuple):
     def is_alive(self) -> bool:
         return bool(self.state)
 
-    @property
-    def is_stopped(self) -> bool:
-        """True when none of its threads runs: all were stopped, or have ended."""
-        return self.state in STOPPED and _states_of_threads(self.pid) <= set(STOPPED)
-
 
 def spawn(
     argv: Sequence[str],
@@ -166,9 +161,14 @@ def wait_stopped(processes: Iterable[Process]) -> None:
     """Wait until no thread of these, which got SIGSTOP, runs any more.
 
     One thread takes the signal, and stops the others when it gets a processor: on a busy machine they go on
-    for a third of a second, and a broker answers.
+    for a third of a second, and a broker answers. A thread in an uninterruptible wait (D) stops before it
+    runs on. A shell that waits in vfork for a stopped child leaves that wait only with the child.
     """
-    _wait_while(lambda one: not one.is_stopped, processes, within_s=KILL_WITHIN_S)
+    _wait_while(_runs_on, processes, within_s=KILL_WITHIN_S)
+
+
+def _runs_on(process: Process) -> bool:
+    return process.is_alive and not _states_of_threads(process.pid) <= {*STOPPED, "D"}
 
 
 def send(process: Process, number: signal.Signals) -> bool:
