@@ -43,7 +43,8 @@ class Condition:
     wanted_version: of the map. brought_version: of the map on the broker, settled.
     behind_since_ms: since when they differ; None while they are equal.
     vanished: number of queues that existed and are missing. alarm: the broker's own, "" for none.
-    draining: reason of the operators' drain, "" for none.
+    stuck: what neither takes nor gives messages, "" for nothing. draining: reason of the operators' drain,
+    "" for none. losing: policies that lose messages, "" for none.
     """
 
     linked: bool = False
@@ -56,6 +57,8 @@ class Condition:
     vanished: int = 0
     alarm: str = ""
     draining: str = ""
+    stuck: str = ""
+    losing: str = ""
 
 
 def may_open(condition: Condition) -> bool:
@@ -80,8 +83,10 @@ def verdict(condition: Condition, now_ms: int) -> Verdict:
         return Verdict(kind=VerdictKind.DRAIN, reason=reason)
     # A drain would drain all brokers when all agents begin anew. The gate is open, so no change that was
     # acknowledged before is lost. But a change that is acknowledged from now on may be missing here.
-    uninformed = "" if condition.informed else "ready, but no majority of agents was read"
-    return Verdict(kind=VerdictKind.READY, reason=uninformed)
+    if not condition.informed:
+        return Verdict(kind=VerdictKind.READY, reason="ready, but no majority of agents was read")
+    losing = f"ready, but {condition.losing}" if condition.losing else ""
+    return Verdict(kind=VerdictKind.READY, reason=losing)
 
 
 def _polite_reason(condition: Condition, now_ms: int) -> str:
@@ -91,6 +96,8 @@ def _polite_reason(condition: Condition, now_ms: int) -> str:
         return condition.alarm
     if condition.vanished:
         return f"{condition.vanished} queues vanished"
+    if condition.stuck:
+        return condition.stuck
     if condition.joining:
         return "listed anew: no majority of agents read yet"
     since_ms = condition.behind_since_ms

@@ -51,6 +51,7 @@ log = logging.getLogger("messagebus.agent")
 LOGIN_TIMEOUT_MS = 2_000
 # An alarm stops publishers at once; within this time they are led to other brokers.
 ALARM_INTERVAL_S = 2.0
+POLICIES_INTERVAL_S = 30.0
 # Delay of a change of the verdict in the log; balancers get it at once.
 TELL_INTERVAL_S = 0.5
 # Delay until new certificates are shown to peers.
@@ -74,7 +75,7 @@ class Service:
         _ = config.password, config.token
         register = Register(config.address.name, self._store.load_map())
         self._draining = self._store.load_draining()
-        self._alarm = ""
+        self._alarm = self._losing = ""
         self._said = (VerdictKind.DOWN, False)
         self.task_faults = 0
         self._report_due = asyncio.Event()
@@ -170,6 +171,7 @@ class Service:
             self._kept("expiry", self.expiry.run),
             self._kept("moves", self.moves.run),
             self._kept("alarms", self._watch_alarms),
+            self._kept("policies", self._watch_policies),
             self._kept("loads", lambda: self._loads.watch(_now_ms)),
             self._kept("reports", self._write_reports),
             self._kept("verdicts", self._tell_verdicts),
@@ -206,6 +208,7 @@ class Service:
         return replace(
             self.upkeep.condition,
             alarm=self._alarm,
+            losing=self._losing,
             draining=self._draining_reason(),
             joining=self.topology.joining,
         )
@@ -251,6 +254,13 @@ class Service:
                 if self.upkeep.condition.linked:
                     self._alarm = await self._management.alarm()
             await asyncio.sleep(ALARM_INTERVAL_S)
+
+    async def _watch_policies(self) -> None:
+        while self._management.is_there:
+            with contextlib.suppress(ManagementUnavailable):
+                if self.upkeep.condition.linked:
+                    self._losing = await self._management.losing_policies()
+            await asyncio.sleep(POLICIES_INTERVAL_S)
 
     async def _tell_verdicts(self) -> None:
         """Log when the verdict changes."""
@@ -372,6 +382,7 @@ class Service:
         yield Figure("ready", "1 while publishes are welcome.", kind is VerdictKind.READY)
         yield Figure("draining", "1 while operators drain the broker.", bool(condition.draining))
         yield Figure("alarm", "1 during a memory or disk alarm.", bool(condition.alarm))
+        yield Figure("losing", "1 while a policy loses messages of our queues.", bool(self._losing))
         text = "Exceptions that ended a task of the agent."
         yield Figure("task_faults", text, self.task_faults, True)
         yield from self.upkeep.figures()

@@ -56,7 +56,7 @@ from messagebus.errors import (
 from messagebus.terminal import plural, say
 from messagebus.topology import parse_wanted
 from messagebus_tools.observing.rules import FIRST
-from messagebus_tools.observing.snapshot import NO_LINK
+from messagebus_tools.observing.snapshot import LOSES, NO_LINK
 
 ANSWER_S = 3.0
 SKEW_S_MAX = 2.0
@@ -440,6 +440,8 @@ async def _of_agent(bus: BusConfig, listed: ListedBroker) -> list[Finding]:
             found.append(
                 _doubt(what, told_skew, "chrony or ntp on both: ages and delays are wrong")
             )
+    if verdict == "ready" and LOSES in reason:
+        return [_doubt(what, f"gate open: {reason}", FIRST["a-policy-loses-messages"]), *found]
     if verdict == "ready":
         return [_well(what, f"gate open{f': {reason}' if reason else ''}"), *found]
     if verdict == "drain":

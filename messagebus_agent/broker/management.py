@@ -16,6 +16,7 @@ import httpx
 from messagebus.errors import ConfigError, reason_of
 from messagebus.tls import trusting_nobody
 from messagebus.topology import BORN, GATE
+from messagebus_agent.broker.policies import losing
 from messagebus_agent.config import AgentConfig
 
 # 100 queues were listed in 11 to 13 ms.
@@ -126,6 +127,15 @@ class Management:
                 if "messages_unacknowledged" in queue
             }
         except (ValueError, KeyError, TypeError) as fault:
+            raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
+
+    async def losing_policies(self) -> str:
+        """Return the policies that lose messages of our queues, in words; "" for none."""
+        columns = "name,arguments,policy,operator_policy,effective_policy_definition"
+        answer = await self._get(f"/api/queues/%2F?columns={columns}")
+        try:
+            return losing(answer.json())
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise ManagementUnavailable(f"not a list of queues: {fault!r}") from fault
 
     async def loads(self) -> list[Load]:

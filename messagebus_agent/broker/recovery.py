@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from messagebus._io.amqp.control import Control
@@ -31,19 +32,43 @@ LEADERS_WAIT_S = 120.0
 # Dead-letter workers end without notice by the broker; until they are started again no message leaves a
 # delay step.
 LOOK_EVERY_S = 10.0
+NAMES_TOLD = 3
+# Dead-lettering that was started again in so many of the last looks is ended by a message, not by chance.
+LOOKS_KEPT, ENDS_AGAIN_MIN = 6, 3
 
 
 class Recovery:
-    """The recovery of one broker. revived: number of dead queues started again, in all."""
+    """The recovery of one broker.
+
+    revived: number of dead queues started again, in all. dead: names of those that stay dead.
+    """
 
     def __init__(self, broker: str, settler: Settler) -> None:
         self._broker, self._settler = broker, settler
         self._waiting_since_s: float | None = None
         self._looked_s = 0.0
         self.revived = 0
+        self.dead: frozenset[str] = frozenset()
+        self._ended = deque[bool](maxlen=LOOKS_KEPT)
+
+    @property
+    def fault(self) -> str:
+        """What neither takes nor gives, and what to do about it; "" when all do."""
+        if self.dead:
+            some = ", ".join(sorted(self.dead)[:NAMES_TOLD])
+            more = f" and {len(self.dead) - NAMES_TOLD} more" if len(self.dead) > NAMES_TOLD else ""
+            why = "their processes are dead: restart the broker"
+            return f"queues take and give nothing: {some}{more} ({why})"
+        if sum(self._ended) >= ENDS_AGAIN_MIN:
+            return (
+                "dead-lettering ends again and again: delays, retries and parking stand still "
+                "(a message with a strange x-death: its queue is named in the broker's log)"
+            )
+        return ""
 
     def figures(self) -> Iterator[Figure]:
         yield Figure("queues_revived", "Dead after a boot.", self.revived, True)
+        yield Figure("queues_dead", "Queues that take and give nothing.", len(self.dead))
 
     async def revive(self) -> None:
         """Start dead queues: one that died at boot would hold every confirm back."""
@@ -54,13 +79,28 @@ class Recovery:
             self.revived += revived
 
     async def look(self) -> None:
-        """Restart dead-lettering where it has ended. Acts every LOOK_EVERY_S."""
+        """Restart what has ended, and note what stays dead. Acts every LOOK_EVERY_S."""
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
             await self._revive_dead_lettering()
+            await self.find_dead()
+
+    async def find_dead(self) -> frozenset[str]:
+        """Start dead queues again, and return the names of those that stay dead."""
+        before, found = self.fault, await self._settler.queues_dead()
+        if found:
+            await self._settler.queues_revived()
+            found = await self._settler.queues_dead()
+        if found is not None:
+            self.dead = frozenset(found)
+        if self.fault != before:
+            log.warning("work stands still broker=%s reason=%r", self._broker, self.fault)
+        return self.dead
 
     async def _revive_dead_lettering(self) -> None:
         self._looked_s = time.monotonic()
-        if workers := await self._settler.dead_lettering_revived():
+        workers = await self._settler.dead_lettering_revived()
+        self._ended.append(bool(workers))
+        if workers:
             log.warning("dead-lettering revived broker=%s queues=%d", self._broker, workers)
 
     async def has_leaders(self) -> bool:

@@ -64,6 +64,13 @@ ELECT_LEADERS = (
     b'Q <- rabbit_amqqueue:list(<<"/">>), amqqueue:get_type(Q) =:= rabbit_quorum_queue, '
     b"N <- [element(1, amqqueue:get_pid(Q))], ra_leaderboard:lookup_leader(N) =:= undefined]).\n"
 )
+# A queue whose process is dead is listed and its declaration is answered, but it takes and gives nothing.
+DEAD_QUEUES = (
+    b'[N || Q <- rabbit_amqqueue:list(<<"/">>), amqqueue:get_type(Q) =:= rabbit_quorum_queue, '
+    b"whereis(element(1, amqqueue:get_pid(Q))) =:= undefined, "
+    b'"mb." ++ _ = N <- [binary_to_list(element(4, amqqueue:get_name(Q)))]].\n'
+)
+NAMES = re.compile(r'\{ok, ?\[((?:"[^"]*"[,\s]*)*)\]\}')
 COUNTED = re.compile(r"\{ok, ?(\d+)\}")
 REVIVED = re.compile(r"\{ok, ?\[((ok|alive)(, ?(ok|alive))*)?\]\}")
 # Each channel answers behind the publish that it routes, so when all have, nothing is on its way that was
@@ -172,6 +179,11 @@ class Settler:
             log.warning("leaders not counted node=%s answer=%r", self.node_name, answer)
             return None
         return int(found[1])
+
+    async def queues_dead(self) -> list[str] | None:
+        """Return our quorum queues whose process is dead. None: it is not known."""
+        found = await self._asked(DEAD_QUEUES, NAMES)
+        return None if found is None else re.findall(r'"([^"]*)"', found[1])
 
     async def channels_passed(self) -> bool:
         """Wait until every channel has handed on what it routed before this call. False: it is not known."""

@@ -171,6 +171,7 @@ class Upkeep:
             brought_version=self._brought_version,
             behind_since_ms=self._behind_since_ms,
             vanished=self.losses.missing,
+            stuck=self.recovery.fault,
         )
 
     @property
@@ -605,6 +606,11 @@ class Upkeep:
         # Definitions of classic queues are on disk when they are answered.
         if any(each.needs_settling for each in declared) or not self.ladder.leads_out:
             await self._settle(control)
+            names = {queue.name for each in declared for queue in each.queues}
+            if dead := sorted(names & await self.recovery.find_dead()):
+                raise NotBroughtAbout(
+                    f"queues are dead as soon as they are made: {', '.join(dead)}"
+                )
         # Only now: a confirm promises that the message survives, so no unsettled queue may give one.
         for each in declared:
             await control.bind(each)

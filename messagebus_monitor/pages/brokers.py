@@ -29,7 +29,7 @@ from messagebus_monitor.pages.shared import (
     is_about,
 )
 from messagebus_tools.observing.rates import Rates
-from messagebus_tools.observing.snapshot import NO_LINK, Answer, Mirror, Room, Seen
+from messagebus_tools.observing.snapshot import LOSES, NO_LINK, Answer, Mirror, Room, Seen
 from messagebus_tools.observing.totals import UNKNOWN
 
 
@@ -128,6 +128,8 @@ def state_of(seen: Seen, waiting: int | None, now_ms: int) -> tuple[State, str]:
         return "bad", "gate shut"
     if state.verdict != "ready":
         return ("warn" if state.verdict == "drain" else "bad"), state.reason or state.verdict
+    if LOSES in state.reason:
+        return "warn", state.reason
     if not state.settled:
         return "warn", "settling"
     return "ok", "serving"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.rates import Rates
-from messagebus_tools.observing.snapshot import Answer, Bus, Kind, Row, rows_of
+from messagebus_tools.observing.snapshot import LOSES, Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import SOURCES, counted, uncounted
 
 __all__ = [
@@ -608,6 +608,8 @@ FIRST = {
     "a-balancer-is-down": "Restart it: `systemctl restart haproxy` on its host.",
     "a-mirror-has-a-single-copy": "Bring back the other disk: `python -m ops drbd status` names "
     "what is missing. Do not restart this broker before.",
+    "a-policy-loses-messages": "Give the policy a pattern that leaves out names that begin with `mb.`, or "
+    "take the key out of it: `rabbitmqctl list_policies`, `rabbitmqctl list_operator_policies`.",
     "a-queue-vanished": "Find who deleted it, in the broker's log; what was in it is lost.",
     "an-agent-is-dead": "Restart it: `systemctl restart messagebus-agent` on its host.",
     "certificates-expire": "Write new files over the old ones: `python -m ops provision`.",
@@ -648,6 +650,10 @@ TWINS: tuple[Rule, ...] = (
         _state(
             lambda a: a.state.draining, "Broker {b} has been draining for an hour: {s.draining}"
         ),
+    ),
+    _rule(
+        *("PolicyLosesMessages", "page", 0, "a-policy-loses-messages"),
+        _state(lambda a: LOSES in a.state.reason, "Broker {b} is {s.reason}"),
     ),
     _rule("QueueLost", "page", 0, "a-queue-vanished", _when(_lost)),
     _rule("CertificateEnds", "warn", 900, "certificates-expire", _when(_certificate)),

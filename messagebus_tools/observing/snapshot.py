@@ -48,6 +48,8 @@ COLUMNS = (
 )
 NO_LINK = "no AMQP link to the broker"
 """Reason of an agent that answers while its broker is down."""
+LOSES = "loses messages by"
+"""Part of the reason of a broker that is ready, where a policy loses messages of the library's queues."""
 ROWS_MAX = 100_000
 CLIENTS_MAX = 20_000
 TEXT_MAX = 4_096

@@ -44,7 +44,8 @@ CLOCK_S_MAX = 1.0
 OBSERVED = tuple(
     rule
     for rule in RULES
-    if rule.name in ("BrokerAlarm", "BrokerDiskFillsUp", "BrokerMemoryHigh", "Coverage")
+    if rule.name
+    in ("BrokerAlarm", "BrokerDiskFillsUp", "BrokerMemoryHigh", "Coverage", "PolicyLosesMessages")
 )
 DISK_PERCENT_MAX = 85
 # Enough time for an authority, and earlier than the alert of `ops/monitoring`.

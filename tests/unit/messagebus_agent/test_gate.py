@@ -59,6 +59,25 @@ def test_a_broker_whose_agent_read_no_majority_is_ready_and_says_so() -> None:
     )
 
 
+def test_a_policy_that_loses_messages_is_named_and_drains_nobody() -> None:
+    """It is on all brokers at once, as a rule."""
+    told = verdict(
+        replace(SERVING, losing="policy 'ttl' loses messages by message-ttl: mb.sub/t/s"), 0
+    )
+    assert (told.kind, told.reason) == (
+        VerdictKind.READY,
+        "ready, but policy 'ttl' loses messages by message-ttl: mb.sub/t/s",
+    )
+
+
+def test_a_broker_with_a_queue_that_neither_takes_nor_gives_is_not_ready() -> None:
+    told = verdict(replace(SERVING, stuck="queues take and give nothing: mb.sub/t/s"), 0)
+    assert (told.kind, told.reason) == (
+        VerdictKind.DRAIN,
+        "queues take and give nothing: mb.sub/t/s",
+    )
+
+
 def test_down_without_a_link_or_a_gate() -> None:
     assert verdict(replace(SERVING, linked=False), 0).kind is VerdictKind.DOWN
     assert verdict(SHUT, 0).kind is VerdictKind.DOWN

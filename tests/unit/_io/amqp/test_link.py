@@ -20,7 +20,7 @@ FOR_NOW = [
 
 
 def ended(code: int, text: str, *, in_handshake: bool) -> Exception:
-    why = pika.exceptions.ConnectionClosedByBroker(code, text)
+    why: Exception = pika.exceptions.ConnectionClosedByBroker(code, text)
     return pika.exceptions.ProbableAccessDeniedError(repr(why)) if in_handshake else why
 
 

@@ -253,6 +253,19 @@ async def test_queues_without_a_leader_are_counted(
     assert await replace(ours, erl_call="").queues_without_leader() is None
 
 
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        ("{ok, []}", []),
+        ('{ok, ["mb.sub/t/s", "mb.queue/jobs"]}', ["mb.sub/t/s", "mb.queue/jobs"]),
+        ("{badrpc, x}", None),
+    ],
+)
+async def test_dead_queues_are_named(tmp_path: Path, answer: str, names: list[str] | None) -> None:
+    ours = settler(tmp_path, f"cat >/dev/null; echo '{answer}'")
+    assert await ours.queues_dead() == names
+
+
 async def test_a_program_that_fails_or_is_missing_is_no_success(tmp_path: Path) -> None:
     failing = settler(tmp_path, "cat >/dev/null; echo '{ok, [ok]}'; exit 1")
     missing = replace(failing, erl_call=str(tmp_path / "absent"))

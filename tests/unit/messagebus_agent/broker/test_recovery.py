@@ -28,6 +28,11 @@ class FakeSettler:
     leaderless: int | None = 0
     dead: int | None = 0
     looks = 0
+    workers = 2
+    bodies: list[str] | None = None
+
+    async def queues_dead(self) -> list[str] | None:
+        return self.bodies
 
     async def queues_without_leader(self) -> int | None:
         return self.leaderless
@@ -37,7 +42,7 @@ class FakeSettler:
 
     async def dead_lettering_revived(self) -> int | None:
         self.looks += 1
-        return 2
+        return self.workers
 
 
 @pytest.fixture
@@ -277,3 +282,34 @@ async def test_what_somebody_deleted_is_made_again(
     await ladder.look(control)  # type: ignore[arg-type]
     assert control.taken() == IS_DECLARED
     assert not ladder.leads_out
+
+
+async def test_a_queue_whose_process_stays_dead_is_named_until_it_lives(
+    recovery: Recovery, settler: FakeSettler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name is listed and its declaration is answered, but it takes and gives nothing."""
+    settler.bodies = ["mb.sub/t/s"]
+    for _ in range(2):
+        assert await recovery.find_dead() == {"mb.sub/t/s"}
+    assert "mb.sub/t/s" in recovery.fault
+    assert "restart the broker" in recovery.fault
+    assert caplog.text.count("work stands still") == 1
+    settler.bodies = None  # not known: nothing is told that was not seen
+    assert await recovery.find_dead() == {"mb.sub/t/s"}
+    settler.bodies = []
+    assert not await recovery.find_dead()
+    assert recovery.fault == ""
+
+
+async def test_dead_lettering_that_ends_again_and_again_is_a_fault(
+    recovery: Recovery, settler: FakeSettler
+) -> None:
+    await recovery.revive()
+    assert recovery.fault == ""
+    for _ in range(2):
+        await recovery.revive()
+    assert "dead-lettering ends again and again" in recovery.fault
+    settler.workers = 0
+    for _ in range(6):
+        await recovery.revive()
+    assert recovery.fault == ""

@@ -179,6 +179,7 @@ class FakeSettler:
     calls = 0
     dead = 0
     leaderless = 0
+    bodies: tuple[str, ...] = ()
 
     async def names_synced(self) -> bool:
         self.calls += 1
@@ -189,6 +190,9 @@ class FakeSettler:
 
     async def dead_lettering_revived(self) -> int | None:
         return 0
+
+    async def queues_dead(self) -> list[str] | None:
+        return list(self.bodies)
 
     async def queues_without_leader(self) -> int | None:
         return self.leaderless

@@ -138,6 +138,13 @@ CASES: dict[str, Callable[[], Bus]] = {
     "BrokerAlarm": lambda: bus(seen("mb1", SERVED, alarm="alarm: disk")),
     "BrokerDiskFillsUp": lambda: bus(seen("mb1", SERVED, room=replace(ROOM, disk_free=29))),
     "BrokerMemoryHigh": lambda: bus(seen("mb1", SERVED, room=replace(ROOM, memory_used=86))),
+    "PolicyLosesMessages": lambda: bus(
+        seen(
+            "mb1",
+            SERVED,
+            reason="ready, but policy 'ttl' loses messages by message-ttl: mb.sub/t/s",
+        )
+    ),
     "GateShut": lambda: bus(seen("mb1", SERVED, gate=False, verdict="down", reason="gate is shut")),
     "DrainStuck": lambda: bus(seen("mb1", SERVED, draining="operators drain it")),
     "CertificateEnds": lambda: bus(seen("mb1", SERVED, certificate_s=13 * 86_400)),
