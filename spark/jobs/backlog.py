@@ -19,11 +19,13 @@ if __package__ in (None, ""):
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from messagebus.terminal import plural
 from reports.charts import Panel, Series, over_time
 from reports.page import Figure, Page, section_of
 from reports.text import NONE, Columns, cell, milliseconds
 from spark.command import Answer, exit_code, job_command
-from spark.measures import backlog, throughput
+from spark.lake.tables import utc_day
+from spark.measures import backlog, hdr, throughput
 from spark.measures.faults import Fault
 from spark.measures.run import Run
 from spark.pages import (
@@ -39,8 +41,8 @@ from spark.pages import (
 TABLE = "backlog"
 SECOND_NS = 1_000_000_000
 WORDS = {
-    "waiting": "confirmed and not yet received for the first time, at the end of each second; of what was "
-    "recorded only.",
+    "waiting": "confirmed and not yet received for the first time, at any time of a second; of what was "
+    "recorded only. What was received before its confirm came back to the publisher never waited.",
     "oldest": "the longest that any message had waited in a second.",
     "as brokers said": "samples of their own counts, if somebody took them: ready messages, whoever "
     "published them.",
@@ -60,12 +62,17 @@ def measure(run: Run) -> Answer:
     own = backlog.together(*rows).filter(F.col("second").between(first, max(first, last)))
     depths = run.keep(TABLE, own.withColumn("date", _day(run)))
     never = {_queue(row): row["never"] for row in collected(backlog.left(waits, end_ns))}
+    early = backlog.early(waits)
+    error_ns = early["error_ns"] = max(early["error_ns"], run.ingested.clock_doubt_ns)
     drains = [
         row | {"never": never.get(_queue(row), 0)} for row in collected(backlog.drains(depths))
     ]
     for row in drains:
         # The queue was empty for a while, and is not now.
         row["empty_second"] = None if row["never"] else row["empty_second"]
+        # As of latencies: no wait is told that is less than ten times what clocks differ by.
+        if row["age_ms"] * 1e6 < hdr.BEARS * error_ns:
+            row["age_ms"] = None
     waits.unpersist()
     width = window_for(since_s(run, end_ns))
     samples = backlog.sampled(run.events("sampled"), start_ns)
@@ -74,7 +81,7 @@ def measure(run: Run) -> Answer:
         "timeline": _windows(
             depths,
             width,
-            F.max("depth").alias("depth"),
+            F.max("most").alias("depth"),
             F.max_by("depth", "second").alias("left"),
             F.max("age_ms").alias("age_ms"),
             F.max_by("oldest_ms", "second").alias("oldest_ms"),
@@ -89,6 +96,8 @@ def measure(run: Run) -> Answer:
         ),
         "window_s": width,
         "end_s": since_s(run, end_ns),
+        "clocks": run.ingested.clocks,
+        "early": early,
     }
     return Answer(found, _page(run, found))
 
@@ -109,9 +118,7 @@ def _end_ns(run: Run, waits: DataFrame) -> int:
 
 def _day(run: Run) -> Column:
     at_ns = F.lit(run.manifest.start_ns) + F.col("second") * SECOND_NS
-    return F.date_format(
-        F.timestamp_micros(F.call_function("div", at_ns, F.lit(1000))), "yyyy-MM-dd"
-    )
+    return utc_day(at_ns)
 
 
 def _queue(row: dict[str, Any]) -> tuple[str, ...]:
@@ -123,7 +130,9 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     left = [row for row in drains if row["never"]]
     nothing: dict[str, Any] = {"peak": None, "broker": ""}
     worst = max(drains, key=lambda row: row["peak"], default=nothing)
-    oldest = milliseconds(max((row["age_ms"] for row in drains), default=0.0))
+    ages = [row["age_ms"] for row in drains if row["age_ms"] is not None]
+    oldest = milliseconds(max(ages) if ages else None)
+    by = f"by {found['clocks']:,} clocks" if found["clocks"] > 1 else ""
     chart = over_time(_panels(found), until_s=found["end_s"], **marks_and_spans(run))
     return page_of(
         run,
@@ -131,24 +140,44 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         verdict="Everything was taken out."
         if not left
         else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
-        faults=tuple(
-            Fault(
-                "backlog",
-                f"{row['broker']}, {subscription(row)}: not empty at the end: "
-                f"{row['never']:,} were never taken out",
-            )
-            for row in left
+        faults=(
+            *_clocks(found["early"]),
+            *(
+                Fault(
+                    "backlog",
+                    f"{row['broker']}, {subscription(row)}: not empty at the end: "
+                    f"{row['never']:,} were never taken out",
+                )
+                for row in left
+            ),
         ),
-        comment=f"The oldest message waited {oldest}." if drains else "Nothing waited.",
+        comment=f"The oldest message waited {oldest}."
+        if ages
+        else "How long messages waited is not known."
+        if drains
+        else "Nothing waited.",
         figures=(
-            Figure(cell(worst["peak"]), "most at once", worst["broker"]),
-            Figure(oldest, "longest wait"),
+            Figure(
+                cell(worst["peak"]), "most at once", " ".join(filter(None, (worst["broker"], by)))
+            ),
+            Figure(oldest, "longest wait", by),
             Figure(cell(len(left)), "queues not emptied", f"of {len(drains)}"),
         ),
         sections=(section_of("Over time", drains, DRAINS, left=2, chart=chart),),
         words=WORDS,
         tables=TABLE,
     )
+
+
+def _clocks(early: Mapping[str, int]) -> list[Fault]:
+    """Return the fault of messages that came before they were sent: what waited is not known then."""
+    if not (count := early["backwards"]):
+        return []
+    text = (
+        f"{plural(count, 'message')} came before they were sent: clocks differ by "
+        f"{milliseconds(early['error_ns'] / 1e6)} or more, and waits are wrong by that"
+    )
+    return [Fault("clocks", text, count)]
 
 
 def _emptied(row: Mapping[str, Any]) -> str:

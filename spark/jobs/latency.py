@@ -124,7 +124,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         Figure(
             _shown(whole[name], 99.0, errors[name]),
             f"p99, {names[name]}",
-            "; ".join(filter(None, (_others(whole[name], errors[name]), missing))),
+            "; ".join(filter(None, (_others(whole[name], errors[name]), missing, _by(run, name)))),
         )
         for name, missing in zip(MEASURES, (none, none, never, never), strict=True)
         if name in whole
@@ -143,6 +143,12 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         },
         tables="latency_bins",
     )
+
+
+def _by(run: Run, measure: str) -> str:
+    """Return by how many clocks a measure was taken, in words; "" by one."""
+    clocks = 1 if measure in latency.ONE_CLOCK else run.ingested.clocks
+    return f"by {clocks:,} clocks" if clocks > 1 else ""
 
 
 def _without(found: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from messagebus.recording.events import ACKS, EVENTS, OUTCOMES, Column
 from messagebus.recording.manifest import Manifest
 from spark.lake.files import ANCHOR, DIGEST, NDJSON, NOT_PLAIN, PARQUET, PLAIN, EventFile
 from spark.lake.places import pattern_of
-from spark.lake.tables import DATE, RUN, SOURCE
+from spark.lake.tables import DATE, RUN, SOURCE, utc_day
 
 JSON_TYPES: dict[str, DataType] = {
     "text": StringType(),
@@ -99,8 +99,7 @@ def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[Event
         reason.alias("reason"),
     )
     at = F.when(F.col("reason").isNull(), F.col(AT[kind])).otherwise(F.lit(manifest.start_ns))
-    day = F.date_format(F.timestamp_micros(F.call_function("div", at, F.lit(1000))), "yyyy-MM-dd")
-    return typed.withColumn(DATE, day)
+    return typed.withColumn(DATE, utc_day(at))
 
 
 def counted(rows: DataFrame, kind: str) -> tuple[DataFrame, Observation]:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from messagebus.recording.manifest import RunInvalid
@@ -27,6 +28,12 @@ from spark.lake.places import address_of, identity_of, pattern_of, remove, write
 DATE, RUN, SOURCE = "date", "run_id", "source"
 # A note for each run and table: the source of its rows.
 NOTES = "runs"
+
+
+def utc_day(ns: Column) -> Column:
+    """Return the day of wall-clock ns, such as ``2026-11-21``: in UTC, whatever zone a session has."""
+    days = F.call_function("div", ns, F.lit(86_400 * 1_000_000_000))
+    return F.date_from_unix_date(days.cast("int")).cast("string")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ FAR_NS = 1 << 62
 
 
 def waits(fates: DataFrame) -> DataFrame:
-    """Return date, broker, topic, subscription, in_ns, out_ns (null: never) of every expected message.
+    """Return date, broker, topic, subscription, in_ns, out_ns (null: never), early_ns of expected messages.
 
+    early_ns: how long before its sending a message came that was sent once; 0 for all others. Clocks differ
+    by that, or more. out_ns is before in_ns where a delivery overtook the confirm on its way to the publisher.
     A copy that an unconfirmed attempt left elsewhere came from a broker that is not known to have
     stored it: it waits where it was confirmed.
     """
@@ -30,33 +32,64 @@ def waits(fates: DataFrame) -> DataFrame:
         "topic",
         "subscription",
         F.col("confirmed_ns").alias("in_ns"),
-        # A delivery may overtake the confirm on its way to the publisher.
-        F.when(F.col("deliveries") > 0, F.greatest("first_ns", "confirmed_ns")).alias("out_ns"),
+        F.when(F.col("deliveries") > 0, F.col("first_ns")).alias("out_ns"),
+        F.when(
+            (F.col("deliveries") > 0)
+            & (F.col("attempts") == 1)
+            & (F.col("first_ns") < F.col("sent_ns")),
+            F.col("sent_ns") - F.col("first_ns"),
+        )
+        .otherwise(F.lit(0))
+        .alias("early_ns"),
     )
 
 
-def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
-    """Return DIMS, second, entered, left, depth, age_ms, oldest_ms of each second with any movement.
+def early(waits: DataFrame) -> dict[str, int]:
+    """Return backwards: messages that came before their sending, and error_ns: by how much at most."""
+    [row] = waits.agg(
+        F.count_if(F.col("early_ns") > 0).alias("backwards"),
+        F.coalesce(F.max("early_ns"), F.lit(0)).alias("error_ns"),
+    ).collect()
+    return row.asDict()
 
-    depth: messages that wait at its end. age_ms: the longest wait of any message in it, 0 for none;
+
+def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
+    """Return DIMS, second, entered, left, depth, most, age_ms, oldest_ms of each second with any movement.
+
+    depth: messages that wait at its end. most: at once, at any time in it. A message that came before its
+    confirm waited at no time. age_ms: the longest wait of any message in it, 0 for none;
     oldest_ms: age of the oldest that still waits at its end.
     """
     never = F.lit(end_ns + SECOND_NS)
-    ends = waits.withColumn("gone_ns", F.coalesce("out_ns", never))
+    # What overtook its confirm comes and goes at one time.
+    ends = waits.withColumn("gone_ns", F.greatest(F.coalesce("out_ns", never), F.col("in_ns")))
     moved = ends.select(
         *DIMS,
         "in_ns",
         "gone_ns",
         F.inline(
             F.array(
-                F.struct(_second("in_ns", start_ns).alias("second"), F.lit(1).alias("comes")),
-                F.struct(_second("gone_ns", start_ns).alias("second"), F.lit(0).alias("comes")),
+                F.struct(
+                    _second("in_ns", start_ns).alias("second"),
+                    F.lit(1).alias("comes"),
+                    F.col("in_ns").alias("at_ns"),
+                ),
+                F.struct(
+                    _second("gone_ns", start_ns).alias("second"),
+                    F.lit(0).alias("comes"),
+                    F.col("gone_ns").alias("at_ns"),
+                ),
             )
         ),
     )
+    # By range: what happens at one time is one change.
+    within = Window.partitionBy(*DIMS, "second").orderBy("at_ns")
+    so_far = within.rangeBetween(Window.unboundedPreceding, Window.currentRow)
+    moved = moved.withColumn("more", F.sum(2 * F.col("comes") - 1).over(so_far))
     both = moved.groupBy(*DIMS, "second").agg(
         F.sum("comes").alias("entered"),
         F.sum(1 - F.col("comes")).alias("left"),
+        F.greatest(F.max("more"), F.lit(0)).alias("more"),
         F.min(F.when(F.col("comes") == 0, F.col("in_ns"))).alias("oldest_ns"),
         F.max(F.when(F.col("comes") == 0, F.col("gone_ns") - F.col("in_ns"))).alias("waited_ns"),
     )
@@ -72,12 +105,14 @@ def depths(waits: DataFrame, start_ns: int, end_ns: int) -> DataFrame:
     at_ns = F.lit(start_ns) + (F.col("second") + 1) * SECOND_NS
     waits_ns = at_ns - F.coalesce(F.min("oldest_ns").over(later), F.lit(FAR_NS))
     age_ns = F.greatest(waits_ns, F.coalesce("waited_ns", F.lit(0)), F.lit(0))
+    depth = F.sum(F.col("entered") - F.col("left")).over(upto)
     return both.select(
         *DIMS,
         "second",
         "entered",
         "left",
-        F.sum(F.col("entered") - F.col("left")).over(upto).alias("depth"),
+        depth.alias("depth"),
+        (depth - F.col("entered") + F.col("left") + F.col("more")).alias("most"),
         (age_ns / 1_000_000).alias("age_ms"),
         (F.greatest(waits_ns, F.lit(0)) / 1_000_000).alias("oldest_ms"),
     ).filter(F.col("second") <= (end_ns - start_ns) / SECOND_NS)
@@ -95,6 +130,7 @@ def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
         none.alias("entered"),
         none.alias("left"),
         "depth",
+        F.col("depth").alias("most"),
         "age_ms",
         F.col("age_ms").alias("oldest_ms"),
     )
@@ -102,7 +138,7 @@ def still(waits: DataFrame, start_ns: int, at_ns: int) -> DataFrame:
 
 def together(*depths: DataFrame) -> DataFrame:
     """Join rows of `depths` from several sources, to one for each second."""
-    most = [F.max(name).alias(name) for name in ("depth", "age_ms", "oldest_ms")]
+    most = [F.max(name).alias(name) for name in ("depth", "most", "age_ms", "oldest_ms")]
     moved = [F.sum(name).alias(name) for name in ("entered", "left")]
     rows = reduce(DataFrame.unionByName, depths).groupBy(*DIMS, "second").agg(*moved, *most)
     return rows.select(*depths[0].columns)
@@ -117,15 +153,15 @@ def left(waits: DataFrame, end_ns: int) -> DataFrame:
 def drains(depths: DataFrame) -> DataFrame:
     """Return DIMS, peak, peak_second, empty_second (the first after the peak; null: not emptied), age_ms.
 
-    age_ms: age of the oldest message at any time.
+    peak: the most at once, at any time. age_ms: age of the oldest message at any time.
     """
     peak = depths.groupBy(*DIMS).agg(
-        F.max(F.struct("depth", (-F.col("second")).alias("earlier"))).alias("peak"),
+        F.max(F.struct("most", (-F.col("second")).alias("earlier"))).alias("peak"),
         F.max("age_ms").alias("age_ms"),
     )
     peaks = peak.select(
         *DIMS,
-        F.col("peak.depth").alias("peak"),
+        F.col("peak.most").alias("peak"),
         (-F.col("peak.earlier")).alias("peak_second"),
         "age_ms",
     )

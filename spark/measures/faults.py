@@ -164,6 +164,11 @@ def said(found: Ingested) -> list[str]:
         told.append(
             f"A sample of {manifest.share:.3g} of the messages: every count is of the sample."
         )
+    if found.clocks > 1:
+        told.append(
+            f"Times by {found.clocks:,} clocks: those from a publisher to a consumer are off by what "
+            "these differ."
+        )
     if quiet := [f"{topic}/{name}" for topic, name in found.quiet]:
         told.append(f"Nothing was received by {_some(quiet)}.")
     return told

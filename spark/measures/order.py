@@ -18,6 +18,8 @@ from collections.abc import Collection
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from spark.lake.tables import utc_day
+
 # A broker gives a queue to each of its consumers in the order of the queue.
 STREAM = ("topic", "subscription", "first_consumer", "first_broker", "publisher", "key")
 
@@ -45,7 +47,7 @@ def out_of_order(arrivals: DataFrame) -> DataFrame:
     )
     judged = arrivals.withColumn("after", F.max("sequence").over(before))
     return judged.filter(F.col("sequence") < F.col("after")).select(
-        F.date_format(_at(F.col("first_ns")), "yyyy-MM-dd").alias("date"),
+        utc_day(F.col("first_ns")).alias("date"),
         F.lower(F.hex("message_id")).alias("message_id"),
         "topic",
         "subscription",
@@ -100,7 +102,7 @@ def broken_keys(published: DataFrame, delivered: DataFrame, pairs: Collection[st
     is_late = F.col("own_ns") > F.col("intended_ns")
     late = judged.filter(is_late | (F.col("others_ns") > F.col("confirmed_ns")))
     return late.select(
-        F.date_format(_at(F.col("done_ns")), "yyyy-MM-dd").alias("date"),
+        utc_day(F.col("done_ns")).alias("date"),
         F.lower(F.hex("message_id")).alias("message_id"),
         *("topic", "subscription", "consumer", "broker", "publisher", "key", "sequence"),
         (F.col("others_ns") - F.col("intended_ns")).alias("after"),
@@ -165,10 +167,6 @@ def left_out(fates: DataFrame) -> DataFrame:
     return came.agg(
         F.count_if(_is_ordered()).alias("ordered"), F.count_if(~_is_ordered()).alias("left_out")
     )
-
-
-def _at(ns: Column) -> Column:
-    return F.timestamp_micros(F.call_function("div", ns, F.lit(1000)))
 
 
 def _stream() -> Column:

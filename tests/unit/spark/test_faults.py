@@ -266,6 +266,23 @@ def test_the_rate_is_told_of_the_load_and_of_the_run_that_waits_behind_it(ask: A
     assert told.found["load_s"] == pytest.approx(29.505)
 
 
+@pytest.mark.parametrize("off_s", [5, -5])
+def test_a_clock_that_is_off_is_told_and_no_wait_is_cut_to_nothing(ask: Asked, off_s: int) -> None:
+    name = "ahead" if off_s > 0 else "behind"
+    made = steady(name, 10)
+    made.end_s = 20
+    made.heads["c1"] = HOST | {"host": "h2", "wall_minus_monotonic_ns": START_NS + off_s * SECOND}
+    assert ask.read(made).code == 0
+    told, late = ask("backlog", name), ask("latency", name)
+    assert "by 2 clocks" in told.html
+    assert "by 2 clocks" in late.html
+    assert "Times by 2 clocks" in told.first
+    assert (told.code, late.code) == ((0, 0) if off_s > 0 else (7, 7))
+    if off_s < 0:
+        assert "20 messages came before they were sent: clocks differ by 4.99 s" in told.said
+        assert [row["age_ms"] for row in told.found["drains"]] == [None]
+
+
 @pytest.fixture(scope="module")
 def there(ask: Asked) -> Asked:
     ask.read(steady("base"))

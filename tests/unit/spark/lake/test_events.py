@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from messagebus.recording.manifest import Manifest, read_manifest
 from spark.lake import events
@@ -22,6 +24,7 @@ from spark.lake.events import (
     WORD,
 )
 from spark.lake.files import ANCHOR, EventFile, find_files
+from spark.lake.tables import utc_day
 from tests.support.events import write_run
 
 ID = "0123456789abcdef" * 2
@@ -158,9 +161,37 @@ def test_rows_are_typed_and_times_are_wall_clock(
     assert (row.date, row.source, row.run_id) == ("1970-01-01", "published-x.ndjson", "run-1")
 
 
-def test_a_row_is_of_the_utc_day_of_its_event_and_a_bad_line_of_the_runs(
-    session: SparkSession, tmp_path: Path, manifest: Manifest
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Los_Angeles"])
+def test_a_day_is_that_of_utc_in_each_zone_of_a_session_also_where_clocks_are_set(
+    session: SparkSession, zone: str
 ) -> None:
+    """On both days of 2026 on which Berlin sets its clocks, each half hour."""
+    half_hours = [
+        datetime(2026, month, day, tzinfo=UTC) + timedelta(minutes=30 * number)
+        for month, day in ((3, 28), (10, 24))
+        for number in range(144)
+    ]
+    session.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        rows = session.createDataFrame(
+            [(int(at.timestamp()) * 1_000_000_000,) for at in half_hours], "ns long"
+        )
+        found = [row.day for row in rows.select(utc_day(F.col("ns")).alias("day")).collect()]
+    finally:
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+    assert found == [f"{at:%Y-%m-%d}" for at in half_hours]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Los_Angeles"])
+def test_a_row_is_of_the_utc_day_of_its_event_and_a_bad_line_of_the_runs(
+    session: SparkSession,
+    tmp_path: Path,
+    manifest: Manifest,
+    zone: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    session.conf.set("spark.sql.session.timeZone", zone)
+    request.addfinalizer(lambda: session.conf.set("spark.sql.session.timeZone", "UTC"))
     midnight = 1_790_000_000_000_000_000 // 86_400_000_000_000 * 86_400_000_000_000
     lines = [
         json.dumps(DELIVERY | {"received_ns": midnight - 1_001}),
