@@ -59,7 +59,8 @@ WORDS = {
     "a sync of the disk": "with all that is done once for a batch. A busy broker has larger batches and "
     "fewer syncs for a message; --syncs is what its disk does in a second at most.",
     "not in it": "clients, the balancer, network and disk. Compare the written megabytes with your disks. "
-    "Each queue is one process of its broker, which uses one core at most.",
+    "Each queue, one for each subscription, is one process of its broker: it is busy for the allowed part "
+    "of one core at most.",
 }
 
 
@@ -119,6 +120,21 @@ class Model:
         share = self.share(load, brokers)
         return self.cpu_us(share) * share.rate_per_s / 1e6
 
+    def queue(self, load: Load, brokers: int) -> float:
+        """Return the cores that each queue of a broker needs: one process, so there is one core for it.
+
+        A subscription is a queue. It has its deliveries, and its part of the messages and the syncs.
+        """
+        share = self.share(load, brokers)
+        rest = self.costs[0] / share.rate_per_s * 1e6
+        each = (self.cpu_us(share) - rest) / max(1.0, load.fan_out)
+        return each * share.rate_per_s / 1e6
+
+    def is_enough(self, load: Load, brokers: int, *, cores: float, busy_max: float) -> bool:
+        """Return whether each broker, and each queue in it, has no more to do than it may."""
+        busy = self.busy(load, brokers) <= cores * busy_max
+        return busy and self.queue(load, brokers) <= min(1.0, cores) * busy_max
+
     def brokers(self, load: Load, *, cores: float, busy_max: float) -> int:
         """Return how many brokers a load needs. cores: of each; busy_max: the part of them, 0 to 1.
 
@@ -133,7 +149,9 @@ class Model:
         # More brokers never make one of them busier.
         return (
             bisect.bisect_left(
-                range(1, BROKERS_MAX), True, key=lambda n: self.busy(load, n) <= room
+                range(1, BROKERS_MAX),
+                True,
+                key=lambda n: self.is_enough(load, n, cores=cores, busy_max=busy_max),
             )
             + 1
         )
@@ -261,6 +279,7 @@ def measure(
         "spare": spare,
         "cpu_us": model.cpu_us(share),
         "busy": model.busy(load, count) / cores,
+        "queue_cores": model.queue(load, count),
         "syncs_per_s": share.syncs * share.rate_per_s,
         "written_mb_per_s": _written(own, load) * share.rate_per_s / 1e6,
         "costs": dict(zip(PARTS, model.costs, strict=True)),
@@ -283,17 +302,13 @@ def measure(
         "rate_per_broker": share.rate_per_s,
         "variants": [*_variants(model, load, cores=cores, busy_max=busy_max, spare=spare)],
     }
-    faults = [*_beyond(own, load)]
+    faults = [*_beyond(own, load, share)]
     if found["error_mean"] > error_max:
         faults.append(
             f"the runs do not carry a model: it is {found['error_mean']:.0%} off on runs that it has not "
             f"seen, more than {error_max:.0%}"
         )
-    page = _page(found, load, durability, cores, busy_max, tuple(faults))
-    if share.rate_per_s > (most := max(run.load.rate_per_s for run in own)):
-        told = f"Each broker gets {per_second(share.rate_per_s)}; measured were up to {per_second(most)}."
-        page = dataclasses.replace(page, notes=(told,))
-    return Answer(found, page)
+    return Answer(found, _page(found, load, durability, cores, busy_max, tuple(faults)))
 
 
 def _written(runs: Sequence[Measured], load: Load) -> float:
@@ -302,8 +317,23 @@ def _written(runs: Sequence[Measured], load: Load) -> float:
     return float(np.median(ratios)) * (load.size * load.fan_out + KB)
 
 
-def _beyond(runs: Sequence[Measured], load: Load) -> Iterator[str]:
-    """Say which quantity of a load is beyond all runs: there a model is a guess."""
+def _beyond(runs: Sequence[Measured], load: Load, share: Load) -> Iterator[str]:
+    """Say which quantity of a load is beyond all runs: there a model is a guess. share: of one broker."""
+    most = max(run.load.rate_per_s for run in runs)
+    if share.rate_per_s > most:
+        yield (
+            f"each broker would get {per_second(share.rate_per_s)}: measured were up to "
+            f"{per_second(most)} only"
+        )
+    # One queue for each subscription at each broker.
+    own, queue = (
+        share.rate_per_s * max(1.0, load.fan_out),
+        max(run.load.rate_per_s * max(1.0, run.load.fan_out) for run in runs),
+    )
+    if own > queue and share.rate_per_s <= most:
+        yield (
+            f"each broker would deliver {per_second(own)}: measured were up to {per_second(queue)} only"
+        )
     for what, wanted, seen in (
         ("bytes", load.size, [run.load.size for run in runs]),
         ("subscriptions", load.fan_out, [run.load.fan_out for run in runs]),
@@ -367,7 +397,11 @@ def _figures(found: Mapping[str, Any]) -> tuple[Figure, ...]:
     written, syncs = found["written_mb_per_s"], found["syncs_per_s"]
     return (
         Figure(cell(count), "brokers needed", f"{spare} spare" if spare else ""),
-        Figure(f"{found['busy']:.0%}", "of a broker's cores are busy", f"of {count - spare}"),
+        Figure(
+            f"{found['busy']:.0%}",
+            "of a broker's cores are busy",
+            f"of {count - spare}; {found['queue_cores']:.0%} of a core by each queue",
+        ),
         Figure(f"{found['cpu_us']:,.0f} µs", "CPU of a message"),
         Figure(
             f"{written:,.1f} MB/s", "written by each broker", f"with {syncs:,.0f} syncs a second"

@@ -113,16 +113,16 @@ def test_a_cost_is_never_below_nothing() -> None:
 def test_twice_the_brokers_are_needed_for_twice_the_rate_and_a_spare_one_is_added(
     runs: Path, tmp_path: Path
 ) -> None:
-    asked = ("--size", "2000", "--fan-out", "3", "--durability", "page-cache", "--cores", "8")
-    code, text = plan(runs, tmp_path / "out", "--rate", "100000", "--syncs", "1000", *asked)
+    asked = ("--size", "2000", "--fan-out", "3", "--durability", "page-cache", "--cores", "0.3")
+    code, text = plan(runs, tmp_path / "out", "--rate", "3000", "--syncs", "100", *asked)
     assert code == 0, text
     found = json.loads((tmp_path / "out" / "capacity.json").read_text())
-    # 100,000 messages of 60 + 3 * 25 + 2 * 4 + 6 * 6 us, on 8 cores of which 4.8 are used, less 0.05
-    # at rest and 0.3 for 1,000 syncs of 300 us.
-    assert found["brokers"] == 5 + 1
+    # 3,000 messages of 60 + 3 * 25 + 2 * 4 + 6 * 6 us, on 0.3 cores of which 0.18 are used, less 0.05 at
+    # rest and 0.03 for 100 syncs of 300 us.
+    assert found["brokers"] == 6 + 1
     assert found["busy"] <= 0.6
     brokers = {each["load"]: each["brokers"] for each in found["variants"]}
-    assert brokers["twice the rate"] == 9 + 1
+    assert brokers["twice the rate"] == 11 + 1
     assert brokers["as asked"] == found["brokers"]
     assert "capacity" in (tmp_path / "out" / "capacity.html").read_text()
     assert "off on average" in text
@@ -137,6 +137,22 @@ def test_a_load_beyond_all_runs_is_a_fault_and_so_is_a_model_that_does_not_carry
     code, text = plan(runs, tmp_path / "b", "--rate", "10", "--error-max", "0.001")
     assert code == 7
     assert "do not carry a model" in text
+
+
+def test_more_of_a_broker_than_was_ever_measured_is_a_fault_and_a_queue_has_one_core(
+    runs: Path, tmp_path: Path
+) -> None:
+    """At 50 times the rate of any run, on as many cores as a broker could have."""
+    asked = ("--size", "1000", "--durability", "page-cache", "--cores", "1000", "--syncs", "0")
+    code, text = plan(runs, tmp_path / "out", "--rate", "50000", "--spare", "0", *asked)
+    assert code == 7
+    assert "measured were up to 1,000/s only" in text
+    found = json.loads((tmp_path / "out" / "capacity.json").read_text())
+    # 60 + 25 + 4 + 6 us of a message in its only queue: 4.75 cores, of which one gives 0.6.
+    assert found["brokers"] == 8
+    assert found["queue_cores"] == pytest.approx(50_000 / 8 * 95e-6)
+    code, text = plan(runs, tmp_path / "in", "--rate", "500", *asked)
+    assert code == 0, text
 
 
 def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are_refused(
