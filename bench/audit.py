@@ -75,10 +75,13 @@ class BrokerAudit:
 
 @dataclass(slots=True)
 class PublisherAudit:
+    """The counts of one publisher. missing: its numbers between the lowest and the highest without a row."""
+
     published: int = 0
     confirmed: int = 0
     retried: int = 0
     gap: Gap = field(default_factory=Gap)
+    missing: int = 0
 
 
 @dataclass(slots=True)
@@ -291,7 +294,9 @@ def _by_broker(last: Row | None, repeat: Row, kills_ns: Iterable[int]) -> str:
 def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
     """Return message id -> publish; count outcomes, publishers and brokers on the way."""
     sent: dict[str, _Sent] = {}
+    numbers: dict[str, set[int]] = defaultdict(set)
     for row in rows:
+        numbers[row["publisher"]].add(row["sequence"])
         result.published += 1
         result.outcomes[row["outcome"]] += 1
         publisher = result.publishers.setdefault(row["publisher"], PublisherAudit())
@@ -299,6 +304,8 @@ def _read_published(result: Audit, rows: Iterable[Row]) -> dict[str, _Sent]:
         publisher.retried += row["attempts"] > 1
         publisher.confirmed += row["outcome"] == "confirmed"
         sent.setdefault(row["message_id"], _Sent(row)).add(row)
+    for name, own in numbers.items():
+        result.publishers[name].missing = max(own) - min(own) + 1 - len(own)
     for message in sent.values():
         if message.is_confirmed:
             result.brokers.setdefault(message.row["broker"], BrokerAudit()).confirmed += 1
@@ -449,7 +456,12 @@ def _judge_messages(
 def _judge_records(result: Audit, manifest: Manifest, events: Events) -> None:
     """Add the faults that no row shows."""
     left_out = manifest.recorders.values()
+    missing = sum(each.missing for each in result.publishers.values())
+    # Of rows that were dropped, and of lines that are not understood, the number is known already.
+    known = sum(each.dropped for each in left_out) + sum(events.bad.values())
     result.found |= {
+        "missing": max(0, missing - known),
+        "absent": len(events.absent),
         "unread": len(events.unread),
         "dropped": sum(each.dropped for each in left_out),
         "deleted": sum(each.files_deleted for each in left_out),

@@ -97,8 +97,11 @@ def _brokers(result: Audit) -> Table:
 
 
 def _publishers(result: Audit, manifest: Manifest) -> Table:
+    has_holes = any(each.missing for each in result.publishers.values())
     table = _table(
-        "Publishers", "publisher", "published", "confirmed", "again", "longest gap", "when"
+        "Publishers",
+        *("publisher", "published", "confirmed", "again", "longest gap", "when"),
+        *(("without a row",) if has_holes else ()),
     )
     for name, publisher in sorted(result.publishers.items()):
         table.add_row(
@@ -108,6 +111,7 @@ def _publishers(result: Audit, manifest: Manifest) -> Table:
             f"{publisher.retried:,}",
             f"{publisher.gap.length_ns / 1e9:.3f} s{'' if publisher.gap.ended else ', no end'}",
             _when(publisher.gap, manifest),
+            *([_must_be_zero(publisher.missing)] if has_holes else []),
         )
     return table
 

@@ -33,6 +33,7 @@ from messagebus.recording.files import (
     Entry,
     EventFile,
     PublishedRows,
+    absent,
     anchor_now,
 )
 from messagebus.recording.manifest import Manifest, parse_anchor
@@ -96,7 +97,7 @@ class Rows:
 class Events:
     """All rows of a run. bad: reason -> lines. files: how many were read.
 
-    unread: files that look like event files and were not read.
+    unread: files that look like event files and were not read. absent: files that are absent between others.
     """
 
     published: list[Row] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Events:
     bad: Counter[str] = field(default_factory=Counter)
     files: int = 0
     unread: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
 
 
 def read_events(folder: Path, manifest: Manifest) -> Events:
@@ -122,6 +124,7 @@ def read_events(folder: Path, manifest: Manifest) -> Events:
                 events.files += 1
                 file.seek(0)
                 rows.extend(_rows(file, check, manifest, events.bad))
+    events.absent = absent(path.name for path in folder.iterdir())
     events.unread += sorted(
         path.name
         for path in folder.iterdir()

@@ -115,6 +115,8 @@ FAULTS: Mapping[str, str] = {
     "unjudged": "confirmed to a topic of which the manifest names no subscription",
     "unconfirmed": "published without a confirm",
     "bad": "lines not understood",
+    "missing": "without a row, by the numbers of their publishers",
+    "absent": "files absent between others, by their numbers",
     "unread": "files not read, whose rows are in no number",
     "dropped": "rows dropped by recorders",
     "deleted": "files deleted by recorders to make room",

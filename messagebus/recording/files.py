@@ -14,7 +14,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from json.encoder import encode_basestring_ascii as quote
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -30,6 +30,7 @@ __all__ = [
     "Entry",
     "EventFile",
     "PublishedRows",
+    "absent",
     "anchor_now",
     "message_id_hex",
 ]
@@ -41,6 +42,9 @@ BLOCK_AGE_NS = 200_000_000
 
 # Linux' own; a container has that of its host, and its monotonic clock.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# Name of a recorder's file: kind and process, number, form.
+NUMBERED = re.compile(r"(.+-)(\d{4,})(\.(?:ndjson|parquet))")
 
 _CONFIRMED = Outcome.CONFIRMED
 _is_hex32 = re.compile(r"[0-9a-f]{32}").fullmatch
@@ -76,6 +80,23 @@ def _boot() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+def absent(names: Iterable[str]) -> list[str]:
+    """Return the names of files that are absent between those of one process, by the recorder's numbers.
+
+    The oldest ones may have been deleted to make room, which the manifest counts.
+    """
+    numbers: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        if found := NUMBERED.fullmatch(name):
+            numbers.setdefault((found[1], found[3]), set()).add(int(found[2]))
+    return [
+        f"{head}{number:04}{tail}"
+        for (head, tail), own in sorted(numbers.items())
+        for number in range(min(own), max(own))
+        if number not in own
+    ]
 
 
 class EventFile:

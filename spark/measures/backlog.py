@@ -22,7 +22,7 @@ def waits(fates: DataFrame) -> DataFrame:
     """Return date, broker, topic, subscription, in_ns, out_ns (null: never), early_ns of expected messages.
 
     early_ns: how long before its sending a message came that was sent once; 0 for all others. Clocks differ
-    by that, or more. out_ns is before in_ns where a delivery overtook the confirm on its way to the publisher.
+    by that, or more. out_ns is before in_ns where a delivery overtook the confirm on its way back.
     A copy that an unconfirmed attempt left elsewhere came from a broker that is not known to have
     stored it: it waits where it was confirmed.
     """

@@ -452,8 +452,8 @@ PLANTED: dict[str, tuple[Events, dict[str, Any], dict[str, int]]] = {
     ),
     "a later one came before": (
         added(
-            delivered(12, "billing", received_ns=5 * S),
-            other=published(12, sent_ns=S, intended_ns=S),
+            delivered(10, "billing", received_ns=5 * S),
+            other=published(10, sent_ns=S, intended_ns=S),
         ),
         {"topics": {"t": NAMES[:1]}},
         {"late": 5},
@@ -491,6 +491,17 @@ PLANTED: dict[str, tuple[Events, dict[str, Any], dict[str, int]]] = {
     ),
     "a publisher without a row": (whole_run(), {"publishers": ("p1", "p3")}, {"silent": 1}),
     "a broker that nobody named": (whole_run(), {"brokers": ("b2",)}, {"unlisted": 10}),
+    "rows that are missing on both sides": (
+        Events(
+            published=[published(number) for number in range(10) if not 3 <= number < 6],
+            delivered=[
+                row for row in whole_run().delivered if not 3 * S <= row["received_ns"] < 6 * S
+            ],
+            absent=["published-p1-0002.ndjson"],
+        ),
+        {},
+        {"missing": 3, "absent": 1},
+    ),
     "a file that nobody read": (unread(), {}, {"unread": 1}),
     "nothing at all": (Events(), {}, {"nothing": 1}),
     "nothing confirmed": (

@@ -32,6 +32,7 @@ from messagebus.recording.files import (
     Entry,
     EventFile,
     PublishedRows,
+    absent,
     anchor_now,
     message_id_hex,
 )
@@ -488,3 +489,10 @@ def test_the_folder_above_the_events_says_where_they_are(tmp_path: Path) -> None
     write(tmp_path / "events", GOOD)
     with pytest.raises(RunInvalid, match=r"not the folder of a run; its events are in .*/events$"):
         read_manifest(tmp_path)
+
+
+def test_files_whose_numbers_are_absent_between_others_are_named() -> None:
+    names = [f"published-a-1-{number:04}.ndjson" for number in (2, 3, 6)]
+    names += ["published-b.ndjson", "published-c-0007.ndjson", "delivered-a-1-0001.ndjson"]
+    assert absent(names) == ["published-a-1-0004.ndjson", "published-a-1-0005.ndjson"]
+    assert absent([]) == []

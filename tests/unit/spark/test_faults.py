@@ -46,14 +46,14 @@ class Recorded:
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def publish(self, at: float, *, took_s: float = 0.005, **changed: Any) -> dict[str, Any]:
-        number = len(self.published)
+        number, own = len(self.published), changed.get("publisher", "p1")
         row: dict[str, Any] = {
             "run_id": self.name,
             "message_id": f"{number:032x}",
             "topic": "orders",
             "broker": "mb1",
             "publisher": "p1",
-            "sequence": number,
+            "sequence": sum(each["publisher"] == own for each in self.published),
             "size": 5,
             "body_hash": "b" * 32,
             "outcome": "confirmed",
@@ -264,6 +264,35 @@ def test_the_rate_is_told_of_the_load_and_of_the_run_that_waits_behind_it(ask: A
     assert "0.000694/s over the run of 86,400 s" in told.first
     assert " 0/s" not in told.said
     assert told.found["load_s"] == pytest.approx(29.505)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_rows_that_are_missing_on_both_sides_are_holes_in_numbers(ask: Asked, share: float) -> None:
+    """A file that an upload lost, with its publishes and deliveries; a sample has no holes either."""
+    whole = steady(f"whole-{share}", 20)
+    whole.manifest = {"recorders": {name: {"share": share} for name in ("p1", "c1")}}
+    assert ask.read(whole).code == 0
+    assert ask("throughput", whole.name).code == 0
+    made = steady(f"holes-{share}", 20)
+    made.manifest = whole.manifest
+    for rows in (made.published, made.delivered):
+        rows[10:20] = []
+    folder = made.write(ask.root)
+    for kind, process in (("published", "p1"), ("delivered", "c1")):
+        file = folder / f"{kind}-{process}.ndjson"
+        head, *lines = file.read_text().splitlines(keepends=True)
+        for number, own in ((1, lines[:10]), (3, lines[10:])):
+            (folder / f"{kind}-{process}-{number:04}.ndjson").write_text("".join([head, *own]))
+        file.unlink()
+    assert ask("ingest", "", "--events", str(folder)).code == 7
+    for job in ("throughput", "audit", "failover"):
+        told = ask(job, made.name)
+        assert told.code == 7
+        faults = "; ".join(told.found["faults"])
+        assert f"10 {FAULTS['missing']}: 10 of p1" in faults
+        assert "published-p1-0002.ndjson" in faults
+        assert "delivered-c1-0002.ndjson" in faults
+    assert ask.counts_without_spark(made.name) == {"missing": 10, "absent": 2}
 
 
 @pytest.mark.parametrize("off_s", [5, -5])
