@@ -63,7 +63,8 @@ def measure(run: Run) -> Answer:
     depths = run.keep(TABLE, own.withColumn("date", _day(run)))
     never = {_queue(row): row["never"] for row in collected(backlog.left(waits, end_ns))}
     early = backlog.early(waits)
-    error_ns = early["error_ns"] = max(early["error_ns"], run.ingested.clock_doubt_ns)
+    early["error_ns"] = max(early["error_ns"], run.ingested.clock_doubt_ns)
+    error_ns = early["error_ns"] if run.ingested.clocks > 1 else run.ingested.clock_doubt_ns
     drains = [
         row | {"never": never.get(_queue(row), 0)} for row in collected(backlog.drains(depths))
     ]
@@ -141,7 +142,7 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
         if not left
         else f"Not everything was taken out of {len(left)} of {len(drains)} queues.",
         faults=(
-            *_clocks(found["early"]),
+            *_clocks(found["early"], found["clocks"]),
             *(
                 Fault(
                     "backlog",
@@ -169,13 +170,13 @@ def _page(run: Run, found: dict[str, Any]) -> Page:
     )
 
 
-def _clocks(early: Mapping[str, int]) -> list[Fault]:
+def _clocks(early: Mapping[str, int], clocks: int) -> list[Fault]:
     """Return the fault of messages that came before they were sent: what waited is not known then."""
     if not (count := early["backwards"]):
         return []
-    text = (
-        f"{plural(count, 'message')} came before they were sent: clocks differ by "
-        f"{milliseconds(early['error_ns'] / 1e6)} or more, and waits are wrong by that"
+    differ = f"clocks differ by {milliseconds(early['error_ns'] / 1e6)} or more, and waits are wrong by that"
+    text = f"{plural(count, 'message')} came before the sending: " + (
+        differ if clocks > 1 else "a clock went back"
     )
     return [Fault("clocks", text, count)]
 
