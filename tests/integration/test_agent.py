@@ -20,7 +20,7 @@ import pytest
 
 from bench.faults import alarm
 from bench.trials.outer_faults import YEAR_S, lying, set_clock
-from messagebus import BusConfig, Consumer, Publisher
+from messagebus import BusConfig, Consumer, Outcome, Publisher
 from messagebus_agent.config import AgentConfig
 from ops.commands.kits import CHECKOUT
 from ops.local import parts
@@ -291,6 +291,38 @@ def test_what_is_delayed_leaves_its_step_again_where_dead_lettering_ended(
         assert delivery is not None
         assert delivery.message_id == sent.message_id
         consumer.ack(delivery)
+
+
+def test_a_queue_whose_process_died_takes_messages_again_and_a_policy_that_loses_them_is_named(
+    broken: LocalCluster, topic: str
+) -> None:
+    queue, path = f"mb.sub/{topic}/billing", "/api/policies/%2F/ttl"
+    register(broken, topic, f"{topic}/billing")
+    policy = {
+        "pattern": f"^{queue}$",
+        "apply-to": "queues",
+        "definition": {"message-ttl": 3_600_000},
+    }
+    with broken.management("mb2") as management:
+        management.put(path, json=policy).raise_for_status()
+        told = f"ready, but policy 'ttl' loses messages by message-ttl: {queue}"
+        eventually(
+            lambda: agent_answer(broken, "mb2", "/health").get("reason") == told, within_s=120
+        )
+        management.delete(path).raise_for_status()
+    erl(
+        broken,
+        "mb2",
+        "[ra:stop_server(quorum_queues, {element(1, amqqueue:get_pid(Q)), node()})"
+        ' || Q <- rabbit_amqqueue:list(<<"/">>),'
+        f' element(4, amqqueue:get_name(Q)) =:= <<"{queue}">>]',
+    )
+    with Publisher(direct(broken, "mb2")) as publisher:
+
+        def takes() -> bool:
+            return publisher.submit(topic, b"x").result(60).outcome is Outcome.CONFIRMED
+
+        eventually(takes, within_s=120)
 
 
 def test_without_a_majority_nothing_is_changed(broken: LocalCluster, topic: str) -> None:
