@@ -136,6 +136,7 @@ class MemoryLink:
     """Link with the methods of `_io.amqp.link.Link` that the drivers use."""
 
     has_heartbeats = True
+    properties_max = 131_052
 
     def __init__(self, brokers: MemoryBrokers, site: MemoryBroker) -> None:
         self._brokers, self.site = brokers, site

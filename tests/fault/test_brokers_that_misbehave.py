@@ -132,6 +132,23 @@ def test_the_smallest_frames_and_one_channel_are_enough(hot_path: str, channels:
             assert taken(consumer).body == body
 
 
+def test_headers_above_the_agreed_frame_are_refused_with_their_size_and_cost_no_link(
+    hot_path: str,
+) -> None:
+    """A broker hangs up at such a frame; the next link would end at the same message."""
+    with fake_rabbit(manners=Manners(frame_max=4096)) as rabbit:
+        rabbit.hold(TOPIC)
+        rabbit.hold(f"{TOPIC}/{SUBSCRIPTION}")
+        with publishing(rabbit) as publisher:
+            waits = publisher.submit(TOPIC, b"x", headers={"a": "x" * 5_000})  # before any link
+            publisher.send_safe(TOPIC, b"fits", timeout_s=WITHIN_S, headers={"a": "x" * 3_000})
+            later = publisher.submit(TOPIC, b"x", headers={"a": "x" * 5_000})
+            for end in (waits.result(WITHIN_S), later.result(WITHIN_S)):
+                assert end.outcome is Outcome.REFUSED
+                assert "4076" in end.reason
+            assert publisher.stats().links_lost == 0
+
+
 @pytest.mark.guarantee("malformed-frames")
 @pytest.mark.parametrize(("ours", "theirs"), [(0, 60), (10, 0), (0, 0)])
 def test_without_heartbeats_messages_flow(ours: int, theirs: int) -> None:

@@ -19,6 +19,7 @@ KINDS = frozenset({METHOD, HEADER, BODY, HEARTBEAT})
 FRAME_END = 0xCE
 END = b"\xce"
 FRAME_OVERHEAD = 8  # seven bytes before the payload, one after
+HEADER_OVERHEAD = FRAME_OVERHEAD + 12  # class, weight and body size stand before the properties
 BASIC = 60 << 16
 BASIC_PUBLISH, BASIC_DELIVER, BASIC_ACK, BASIC_NACK = (BASIC | n for n in (40, 60, 80, 120))
 

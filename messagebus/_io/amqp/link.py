@@ -24,6 +24,7 @@ from pika.channel import Channel
 
 from messagebus import __version__
 from messagebus._io.amqp.connection import Transport, connection_class, transport_for
+from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus.broker import Broker
 from messagebus.errors import (
     CertificateRefused,
@@ -112,6 +113,11 @@ class Link:
         From the first access on they are the transport's; until then they are pika's, as on links of agents.
         """
         return transport_for(self.connection, self.channel)
+
+    @property
+    def properties_max(self) -> int:
+        """The bytes of a message's properties, headers among them, that fit a frame as agreed."""
+        return int(self.connection.params.frame_max) - HEADER_OVERHEAD
 
     def on_lost(self, callback: Callable[[LinkError], None]) -> None:
         """Call this once when the link ends, for any reason; at once if it has ended."""

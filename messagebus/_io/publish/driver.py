@@ -20,6 +20,7 @@ from typing import NamedTuple, cast
 
 import pika.exceptions
 
+from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
 from messagebus._io.loop import LogLimit, Tasks, now_ms
@@ -67,6 +68,8 @@ _refusals = LogLimit(1_000)
 # With 16 MiB in flight on a link, a slow network holds no more than that in buffers.
 WINDOW_BYTES_MAX = 16 * 1024 * 1024
 FOLLOW_INTERVAL_S = 30
+# Bytes of properties that fit a frame of RabbitMQ's default; a broker may agree to smaller frames.
+PROPERTIES_MAX = 131_072 - HEADER_OVERHEAD
 # The code with which a broker ends a channel for one publish: too large, a wrong property, another user.
 PRECONDITION_FAILED = 406
 # Interval of checks whether the socket takes more: pika does not say when it does.
@@ -147,6 +150,7 @@ class PublishDriver:
         """Set when a link is open, or when a login was refused (`fatal`)."""
         self._ids = message_ids()
         self._sender: Sender | None = None  # of the current link
+        self._properties_max = PROPERTIES_MAX  # of the current link
         self.fault = ""
         """The reason why there is no room beside the backlog, "" where there is none to look for."""
         self.replay_ends: dict[str, int] = {}
@@ -272,6 +276,11 @@ class PublishDriver:
                 publish.properties = encode_publish(target, message, message_id, alone=alone)
             except Exception as fault:  # an AMQP table cannot hold it
                 self.pending.refuse(publish, f"cannot be encoded: {type(fault).__name__}")
+                self._loop.call_soon(tell, [publish], time.monotonic_ns())
+                return publish
+            if alone and len(publish.properties) > self._properties_max:
+                size, most = len(publish.properties), self._properties_max
+                self.pending.refuse(publish, f"headers of {size} bytes: its broker takes {most}")
                 self._loop.call_soon(tell, [publish], time.monotonic_ns())
                 return publish
             self.pending.accept(publish, alone=alone)
@@ -606,6 +615,8 @@ class PublishDriver:
         ]
         self.pending.link_opened(number, after=same)
         self._sender = Sender(new.transport)
+        self._properties_max = new.properties_max
+        self._refuse_too_long()
         self._blocked = False
         for other in old:
             if other == self._dead and other in same:
@@ -620,6 +631,20 @@ class PublishDriver:
         self._wake()
         if self.on_adopted is not None:
             self.on_adopted()
+
+    def _refuse_too_long(self) -> None:
+        """Refuse what waits with headers that fill more than a frame of the new link: they would end it."""
+        most = self._properties_max
+        if most < PROPERTIES_MAX:
+            too_long = [
+                item
+                for item in self.pending.unsettled()
+                if len(getattr(item, "properties", None) or b"") > most and not item.attempts
+            ]
+            if too_long:
+                self.withdraw(
+                    too_long, f"headers above {most} bytes, which is all its broker takes"
+                )
 
     def _hang_up_if_answered(self, number: int) -> None:
         if self.pending.is_answered(number):
