@@ -154,8 +154,8 @@ class LoopThread:
 
     @property
     def is_own(self) -> bool:
-        """True on the loop's own thread."""
-        return threading.get_ident() == self._thread.ident
+        """True on the loop's own thread. The number of a thread that has ended may be another one's today."""
+        return threading.get_ident() == self._thread.ident and self._thread.is_alive()
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Call this on the loop. Raises Stopped once the loop has ended; else it is called."""

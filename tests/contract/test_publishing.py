@@ -303,7 +303,7 @@ async def test_a_turn_for_room_is_the_next_ones_when_its_waiter_is_cancelled_jus
     def wake_and_cancel(publisher: AsyncPublisher) -> None:
         turns = list(publisher._waiting)
         woken(publisher)
-        if first and turns and turns[0].done():
+        if first and turns and turns[0][1].done():
             first.pop().cancel()
 
     monkeypatch.setattr(AsyncPublisher, "_on_room", wake_and_cancel)

@@ -65,6 +65,23 @@ def test_a_blocking_call_on_the_loops_own_thread_is_refused(thread: LoopThread) 
         thread.run(blocks())
 
 
+def test_after_the_end_a_thread_with_the_same_number_is_not_its_own() -> None:
+    """The system gives the number of a thread that has ended to the next one."""
+    ended = LoopThread("test-loop")
+    ended.stop()
+    said: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        said.append((threading.get_ident() == ended._thread.ident, ended.is_own))
+
+    for _ in range(100):
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+    assert {is_own for _, is_own in said} == {False}
+    assert any(is_same for is_same, _ in said), "no number came again: nothing was tried"
+
+
 @pytest.mark.filterwarnings("error")
 def test_after_the_end_every_use_says_so_and_leaves_nothing_unawaited() -> None:
     thread = LoopThread("test-loop")
