@@ -29,6 +29,7 @@ from messagebus import (
     Message,
     Park,
     Publisher,
+    Reject,
     RetryLater,
     declare,
 )
@@ -37,6 +38,7 @@ from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, direct, forget, restore
 from tests.support.queues import take_raw
+from tests.support.raw import Raw, publish_raw
 
 WITHIN_S = 60.0
 Ids = dict[str, list[int]]
@@ -245,6 +247,23 @@ def test_a_full_parking_queue_loses_nothing_and_is_told_once(
     assert f"queue=mb.park/{topic}/all" in told[0]
     assert "outcome=refused" in told[0]
     assert set(run.seen) == set(ids)
+
+
+def test_a_strange_x_death_of_a_stranger_stops_no_dead_lettering(
+    broken: LocalCluster, topic: str
+) -> None:
+    """RabbitMQ 3.10 ends that of all queues where it dead-letters such a message."""
+    bus = direct(broken, "mb1")
+    declare(bus, [f"{topic}/all"])
+    broker, user, password = broken.node("mb1").broker, bus.user, bus.password
+    strange = pika.BasicProperties(headers={"x-death": ["a"]}, message_id="strange")
+    publish_raw(broker, user, password, [Raw(f"mb.topic/{topic}", "", strange, b"x")])
+    with running(bus, topic, lambda _delivery: Reject("no")) as run, Publisher(bus) as publisher:
+        publisher.send_safe(topic, b"later", deliver_after_s=1, timeout_s=WITHIN_S)
+        eventually(lambda: len(run.seen) == 1, within_s=WITHIN_S)
+    parking = f"mb.park/{topic}/all"
+    found = [asyncio.run(take_raw(broken, parking, within_s=WITHIN_S)) for _ in range(2)]
+    assert sorted(each.body for each in found) == [b"later", b"x"]
 
 
 STUCK = """
