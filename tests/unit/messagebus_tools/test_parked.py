@@ -227,7 +227,7 @@ def test_without_a_store_or_a_subscription_nothing_is_done(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "which store?" in str(command("stats").exception)
-    with pytest.raises(NameInvalid, match="which subscription"):
+    with pytest.raises(NameInvalid, match="say subscription"):
         raise command("show", "a", "--store", url, "--subscription", "orders").exception or OSError
     with pytest.raises(ConfigError) as told:
         raise command("stats", "--store", "rabbit://u:secret@h").exception or OSError
