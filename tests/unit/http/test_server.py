@@ -169,14 +169,18 @@ async def test_a_connection_that_agrees_on_no_tls_in_time_is_hung_up_on(files: T
     running = asyncio.create_task(server.run())
     await server.begun.wait()
     silent = [await asyncio.open_connection(*listener.getsockname()) for _ in range(50)]
-    await eventually_async(lambda: len(server.connections) == 0, within_s=60)
-    assert server.connections.evicted == 45
-    for reader, writer in silent:
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        writer.close()
-    server.stop()
-    await running
+    try:
+        await eventually_async(lambda: len(server.connections) == 0, within_s=60)
+        # As many as have come before the first ones' time was over.
+        assert 0 < server.connections.evicted <= 45
+        for reader, _ in silent:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+    finally:
+        for _, writer in silent:
+            writer.close()
+        server.stop()
+        await running
 
 
 async def test_a_new_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:

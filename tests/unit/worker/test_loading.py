@@ -92,7 +92,7 @@ def test_a_wrong_declaration_is_told_where_the_application_makes_it(here: Path) 
         "from messagebus import App\napp = App()\n\n@app.subscriber('orders')\ndef f(x: str): ...\n",
     )
     fault = fault_of("declares:app")
-    assert fault.startswith("declares does not import: NameInvalid: orders is a topic: say which")
+    assert fault.startswith("declares does not import: NameInvalid: orders is a topic: say sub")
     assert fault.endswith(f"({here}/declares.py:4)")
 
 

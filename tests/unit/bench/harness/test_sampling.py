@@ -216,7 +216,8 @@ def test_a_part_whose_rows_are_spoilt_is_named_and_does_not_count(
 def test_rows_of_another_kind_are_named(folder: Path) -> None:
     pq.write_table(pa.table({"sequence": [1]}), folder / PARTS / "consumer-0.parquet")
     assert unreadable(folder) == [
-        "consumer-0: not readable: consumer-0.parquet: without broker, publisher, received_ns"
+        "consumer-0: not readable: consumer-0.parquet: "
+        "without broker, intended_ns, publisher, received_ns"
     ]
 
 
