@@ -175,7 +175,10 @@ def _wait(step: Step, check: Check, show: Callable[[str], None]) -> str:
     heard = time.monotonic()
     missing = ""
     patience = Patience(
-        lambda: missing, stalled_s=step.within_s, at_most_s=MOVING_TIMES * step.within_s
+        lambda: missing,
+        stalled_s=step.within_s,
+        at_most_s=MOVING_TIMES * step.within_s,
+        clock=time.monotonic,
     )
     while True:
         missing, silent = _look(check)
