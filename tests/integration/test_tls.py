@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench.faults import close_listed
 from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import check
@@ -41,7 +42,6 @@ from tests.support.faults import (
     balancer_state,
     client_id,
     close_connections,
-    close_listed,
 )
 from tests.support.load import consuming, publishing
 from tests.support.playbooks import lb, ops

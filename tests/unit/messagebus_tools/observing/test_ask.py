@@ -18,7 +18,8 @@ from messagebus_tools.observing import ask
 from messagebus_tools.observing.ask import Asker, read_stats
 from messagebus_tools.observing.snapshot import answer_to_json
 from messagebus_tools.observing.totals import total
-from tests.support.fleet import NOW_MS, Fleet
+from tests.support.fleet import Fleet
+from tests.support.observed import NOW_MS
 
 STATS = """# pxname,svname,qcur,scur,slim,status,lastchg,check_status,last_chk,agent_status,last_agt,
 mb_stats,FRONTEND,,1,64,OPEN,,,,,,
