@@ -163,12 +163,12 @@ class Bus:
     async def cut(self, client: Client) -> None:
         """End all its connections at once, without a word."""
         inner: Any = client.inner
-        driver = inner._driver
         if self._config is None:
             self._memory.lose_connection()
         elif not client.blocks:
-            _abort(driver)
+            _abort(inner._driver)
         else:
+            thread, driver = inner._running()
             done = asyncio.Event()
             loop = asyncio.get_running_loop()
 
@@ -176,7 +176,7 @@ class Bus:
                 _abort(driver)
                 loop.call_soon_threadsafe(done.set)
 
-            inner._thread.call_soon(abort)
+            thread.call_soon(abort)
             await done.wait()
 
     def pass_time(self, seconds: float) -> None:
