@@ -107,7 +107,7 @@ def test_a_missing_program_is_told_with_the_command_that_installs_it(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LocalFault, match=r"redis is not installed: .*--also redis-server"):
+    with pytest.raises(LocalFault, match=r"redis is not installed: .*install.sh redis-server"):
         make_server("redis")
 
 
