@@ -252,18 +252,22 @@ def test_the_last_sample_of_a_second_counts(session: SparkSession) -> None:
 
 
 def test_only_what_should_have_come_waits(session: SparkSession) -> None:
+    where = ("d", "mb1", "orders", "a")
     fates = session.createDataFrame(
         [
-            ("d", "mb1", "orders", "a", True, 1, 5, 9),
-            ("d", "mb1", "orders", "a", True, 0, 5, None),
-            ("d", "mb1", "orders", "a", True, 1, 5, 4),
-            ("d", "mb1", "orders", "a", False, 1, None, 4),
+            (*where, True, 1, 1, 3, 5, 9),
+            (*where, True, 0, 1, 3, 5, None),
+            (*where, True, 1, 1, 3, 5, 4),  # the delivery overtook the confirm
+            (*where, True, 1, 1, 6, 8, 4),  # it came before its sending: clocks differ
+            (*where, True, 1, 2, 6, 8, 4),  # or the first attempt was delivered
+            (*where, False, 1, 1, 3, None, 4),
         ],
         "date string, broker string, topic string, subscription string, expected boolean,"
-        " deliveries int, confirmed_ns long, first_ns long",
+        " deliveries int, attempts int, sent_ns long, confirmed_ns long, first_ns long",
     )
-    found = [(row.in_ns, row.out_ns) for row in backlog.waits(fates).collect()]
-    assert sorted(found, key=str) == [(5, 5), (5, 9), (5, None)]
+    found = [(row.in_ns, row.out_ns, row.early_ns) for row in backlog.waits(fates).collect()]
+    wanted = [(5, 4, 0), (5, 9, 0), (5, None, 0), (8, 4, 0), (8, 4, 2)]
+    assert sorted(found, key=str) == wanted
 
 
 def test_even_loads_have_no_imbalance() -> None:
