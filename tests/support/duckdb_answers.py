@@ -89,11 +89,23 @@ DEPTHS = f"""
     sums AS (
         SELECT broker, topic, subscription, second, sum(entered) AS entered, sum(gone) AS gone,
                min(oldest) AS oldest, max(waited) AS waited
-        FROM moved GROUP BY ALL)
+        FROM moved GROUP BY ALL),
+    changes AS (
+        SELECT broker, topic, subscription, at_ns, sum(change) AS change FROM (
+            SELECT broker, topic, subscription, came AS at_ns, 1 AS change FROM ends
+            UNION ALL SELECT broker, topic, subscription, left_ns, -1 FROM ends)
+        GROUP BY ALL),
+    levels AS (
+        SELECT *, sum(change) OVER (PARTITION BY broker, topic, subscription ORDER BY at_ns) AS level
+        FROM changes),
+    peaks AS (
+        SELECT broker, topic, subscription, (at_ns - {WALL_NS}) // {SECOND_NS} AS second,
+               max(greatest(level, level - change)) AS most
+        FROM levels GROUP BY ALL)
     SELECT broker, topic, subscription, second, entered, gone,
-           sum(entered - gone) OVER upto AS depth,
+           sum(entered - gone) OVER upto AS depth, most,
            greatest({WALL_NS} + (second + 1) * {SECOND_NS} - min(oldest) OVER later, waited, 0) / 1000000
-    FROM sums
+    FROM sums JOIN peaks USING (broker, topic, subscription, second)
     WINDOW upto AS (PARTITION BY broker, topic, subscription ORDER BY second),
            later AS (PARTITION BY broker, topic, subscription ORDER BY second
                      ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)

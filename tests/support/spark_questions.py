@@ -56,7 +56,7 @@ def percentiles(run: Run) -> Answer:
 
 
 def depths(run: Run) -> Answer:
-    """Return broker, topic, subscription, second, entered, left, depth, age_ms: rows of `backlog.depths`.
+    """Return broker, topic, subscription, second, entered, left, depth, most, age_ms: of `backlog.depths`.
 
     Made from the fates in the lake, which are computed first where it has none.
     """

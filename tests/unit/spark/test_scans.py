@@ -47,7 +47,7 @@ def test_a_backlog_is_the_same_from_fates_and_from_events_alone(both: Both) -> N
     found = both.spark_says("depths")
     assert found == both.duck_says("depths") == both.duck_says("depths_of_events")
     # One is lost: it waits at the end.
-    assert sum(entered - left for *_, entered, left, _, _ in found) == 1
+    assert sum(entered - left for *_, entered, left, _, _, _ in found) == 1
 
 
 def test_all_percentiles_of_all_groups_are_those_of_a_histogram_that_was_fed(both: Both) -> None:
