@@ -37,9 +37,9 @@ from tests.support.examples import THOROUGH
 CHECKOUT = Path(__file__).resolve().parents[1]
 # The part that waits for brokers. The others run one after the other beside it.
 WAITS = "real"
-# Several of its files run at once, the longest first (tests/conftest.py), and one more when nothing else runs
-# any more: with that one from the beginning two processors are so busy that nothing is in time.
-FILES_AT_ONCE = beside.FIRST_LATE + 1
+# Several files of a part run at once, the longest first (tests/conftest.py). Of those that wait for brokers
+# one more runs when all else is done: from the beginning two processors are so busy that nothing is in time.
+FILES_AT_ONCE = {WAITS: beside.FIRST_LATE + 1, "unit": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
 LATE_MAX = 2  # tests of a whole run that may pass at their second try only
@@ -231,7 +231,9 @@ def _parts(tier: str, scratch: Path) -> list[Part]:
     """Return the parts of a tier, the one that waits for brokers first."""
     parts = []
     for name in (WAITS, *(each for each in tiers.PARTS if each != WAITS)):
-        several = ("-n", str(FILES_AT_ONCE), "--dist", "loadfile") if name == WAITS else ()
+        at_once = FILES_AT_ONCE.get(name)
+        in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
+        several = ("-n", str(at_once), *in_order) if at_once else ()
         options = (f"--tier={tier}", f"--part={name}", *several, *tiers.paths_of(name))
         # All examples of properties: once more in the second tier.
         environ = {THOROUGH: "1"} if tier == "rest" else {}
