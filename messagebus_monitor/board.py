@@ -142,7 +142,7 @@ class Board:
 
     @property
     def oldest_is_least(self) -> bool:
-        """Whether a message may be older than the oldest one of `worst`."""
+        """True when a message may be older than the oldest one of `worst`."""
         return bool(self.without) or any(s.sum.oldest_is_least for s in self.sources.values())
 
     @property

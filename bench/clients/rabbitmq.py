@@ -67,7 +67,7 @@ class Standalone:
 
 
 class Peer:
-    """What a client that is not ours needs to know: its broker, its login, its exchange and its queue."""
+    """Settings of a client that is not ours: its broker, its login, its exchange and its queue."""
 
     def __init__(self, where: Where) -> None:
         bus = BusConfig.from_env(where.env)

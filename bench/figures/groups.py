@@ -1,4 +1,4 @@
-"""What a group of figures is measured with: a cluster, a folder, a number of repetitions, and a size."""
+"""Means of measuring a group of figures: a cluster, a folder, a number of repetitions, and a size."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OWN_HEADERS = "mb-"
 
 
 class Sender(enum.Enum):
-    """What a request says of the page that has sent it."""
+    """Sender of a request, as the request describes it."""
 
     OURS = "a page of ours, or a person who typed the address"
     FOREIGN = "a page of another site"

@@ -53,7 +53,7 @@ class Recovery:
 
     @property
     def fault(self) -> str:
-        """What neither takes nor gives, and what to do about it; "" when all do."""
+        """Queues that neither take nor give, and the first step; "" when there are none."""
         if self.dead:
             some = ", ".join(sorted(self.dead)[:NAMES_TOLD])
             more = f" and {len(self.dead) - NAMES_TOLD} more" if len(self.dead) > NAMES_TOLD else ""

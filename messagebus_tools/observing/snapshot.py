@@ -266,7 +266,7 @@ class Seen:
 
     @property
     def is_away(self) -> bool:
-        """Whether its agent is there and says that the broker does not answer."""
+        """True when its agent answers and says that the broker does not."""
         return self.is_refused_for_broker or bool(self.answer and not self.answer.state.linked)
 
     @property
@@ -276,7 +276,7 @@ class Seen:
 
     @property
     def is_stale(self) -> bool:
-        """Whether no figure of it is of now."""
+        """True when no figure of it is of now."""
         return self.answer is None
 
 

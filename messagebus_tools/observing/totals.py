@@ -73,7 +73,7 @@ class Sum:
 
     @property
     def is_least(self) -> bool:
-        """Whether brokers are missing in it, so that every figure is a lower bound."""
+        """True when brokers are missing in it: every figure is a lower bound."""
         return bool(self.without)
 
     @property

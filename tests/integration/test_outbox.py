@@ -220,7 +220,7 @@ async def test_each_key_keeps_its_order_beside_other_relays_and_nothing_is_sent_
 
 @every_database
 async def test_relays_share_the_shards_evenly(shop: Shop) -> None:
-    """Who has too many lets them go at its renewal; who has too few takes them at its own, behind it."""
+    """A consumer with too many lets them go at its renewal; one with too few takes them at its own, later."""
     relays = [shop.relay(RENEWED_SOON) for _ in range(3)]
     for relay in relays:
         await relay.start()

@@ -1,4 +1,4 @@
-"""What DuckDB answers about a run: sums, percentiles and backlogs, independently of Spark's code.
+"""Answers of DuckDB about a run: sums, percentiles and backlogs, independently of Spark's code.
 
 The audit's part of it is `bench.figures.duckdb_audit`.
 """

@@ -1,4 +1,4 @@
-"""What Spark answers about a whole run with a few rows, so that DuckDB's answer can be held against it.
+"""Answers of Spark about a whole run with a few rows, so that DuckDB's answer can be held against it.
 
 An answer is a list of rows of plain values, in order.
 """

@@ -1,4 +1,4 @@
-"""What processes of the trial have noted, what is waited for, and the table of a verdict."""
+"""Notes of the processes of the trial, the conditions that are waited for, and the table of a verdict."""
 
 import io
 from collections.abc import Iterable, Mapping
