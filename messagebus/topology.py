@@ -125,8 +125,8 @@ class QueueSpec:
 
     @property
     def needs_settling(self) -> bool:
-        """A quorum queue does: RabbitMQ syncs its definition after the answer, a classic queue's before."""
-        return self.arguments["x-queue-type"] == "quorum"
+        """All but classic queues do: RabbitMQ writes their names after the answer."""
+        return self.arguments["x-queue-type"] != "classic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Settling of young queues, so that they survive a kill or a power-off, and revival of dead queues.
 
 A quorum queue's own name lies in a table that RabbitMQ 3.10 writes to disk up to a second late, so
-a kill before that loses the queue and every confirmed message in it. `Settler` has the table
+a kill before that loses the queue and every confirmed message in it. The coordinator of all streams has
+such a name too: without it no stream of the broker ever comes back. `Settler` has the table
 written and fsynced by one `erl_call` (3 ms; `rabbitmqctl eval` takes 0.5 s and there is no HTTP way),
 and then the file system of the data folder. The table is an internal of Ra: it is looked up by the
 name of its file. Where that fails `names_synced` is False, and the caller declares one more queue
@@ -64,11 +65,18 @@ ELECT_LEADERS = (
     b'Q <- rabbit_amqqueue:list(<<"/">>), amqqueue:get_type(Q) =:= rabbit_quorum_queue, '
     b"N <- [element(1, amqqueue:get_pid(Q))], ra_leaderboard:lookup_leader(N) =:= undefined]).\n"
 )
-# A queue whose process is dead is listed and its declaration is answered, but it takes and gives nothing.
+# A queue whose process is dead is listed and its declaration is answered, but it takes and gives nothing. A
+# stream whose coordinator did not come back with the broker is not even listed: it is known as down.
 DEAD_QUEUES = (
-    b'[N || Q <- rabbit_amqqueue:list(<<"/">>), amqqueue:get_type(Q) =:= rabbit_quorum_queue, '
-    b"whereis(element(1, amqqueue:get_pid(Q))) =:= undefined, "
-    b'"mb." ++ _ = N <- [binary_to_list(element(4, amqqueue:get_name(Q)))]].\n'
+    b'All = rabbit_amqqueue:list(<<"/">>), Is = fun(T) -> '
+    b"fun(Q) -> amqqueue:get_type(Q) =:= T end end, "
+    b"Dead = [Q || Q <- lists:filter(Is(rabbit_quorum_queue), All), "
+    b"whereis(element(1, amqqueue:get_pid(Q))) =:= undefined] ++ "
+    b"[Q || Q <- lists:filter(Is(rabbit_stream_queue), All), "
+    b"(catch is_process_alive(amqqueue:get_pid(Q))) =/= true] ++ "
+    b'lists:filter(Is(rabbit_stream_queue), rabbit_amqqueue:list_down(<<"/">>)), '
+    b"lists:usort([N || Q <- Dead, "
+    b'"mb." ++ _ = N <- [binary_to_list(element(4, amqqueue:get_name(Q)))]]).\n'
 )
 NAMES = re.compile(r'\{ok, ?\[((?:"[^"]*"[,\s]*)*)\]\}')
 COUNTED = re.compile(r"\{ok, ?(\d+)\}")
@@ -181,7 +189,7 @@ class Settler:
         return int(found[1])
 
     async def queues_dead(self) -> list[str] | None:
-        """Return our quorum queues whose process is dead. None: it is not known."""
+        """Return our quorum queues and streams whose process is dead. None: it is not known."""
         found = await self._asked(DEAD_QUEUES, NAMES)
         return None if found is None else re.findall(r'"([^"]*)"', found[1])
 

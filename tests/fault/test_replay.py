@@ -38,8 +38,9 @@ from messagebus import (
 from messagebus.message import Header
 from messagebus.replay import stream_ends
 from ops.local.cluster import LocalCluster
+from tests.support.cluster import MakeCluster
 from tests.support.eventually import eventually
-from tests.support.faults import delete_queue, direct, queue_exists, register
+from tests.support.faults import bus_config, delete_queue, direct, queue_exists, register
 from tests.support.load import drain, publishing
 
 WITHIN_S = 60.0
@@ -105,6 +106,21 @@ def test_a_replay_returns_each_message_of_all_brokers_and_goes_on_behind_a_check
     later = datetime.now(UTC) + timedelta(hours=1)
     assert list(Replay(bus, topic, since=later)) == []
     assert rest
+
+
+@pytest.mark.guarantee("replay")
+def test_the_first_stream_of_a_broker_survives_a_kill_right_after_its_declaration(
+    make_cluster: MakeCluster,
+) -> None:
+    """RabbitMQ keeps the name of its coordinator of streams in memory at first, as those of quorum queues."""
+    young = make_cluster(1)
+    bus, topic = bus_config(young), "young"
+    made(bus, topic)
+    sent = published(bus, topic, 5)
+    young.kill("mb1")
+    young.start("mb1")
+    young.wait_ready()
+    assert sorted(ids(Replay(bus, topic))) == sorted(sent)
 
 
 @pytest.mark.guarantee("replay")

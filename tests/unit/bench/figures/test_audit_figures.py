@@ -80,9 +80,9 @@ def test_what_made_rows_come_to(tmp_path: Path) -> None:
             assert total == pytest.approx(MADE / 4, rel=0.2)
             assert values == sorted(values)
         depths = answers.answer(database, "depths_of_events")
-        assert sum(entered for *_, entered, _, _, _ in depths) == MADE
+        assert sum(entered for *_, entered, _, _, _, _ in depths) == MADE
         # The lost one.
-        assert sum(left for *_, left, _, _ in depths) == MADE - 1
+        assert sum(left for *_, left, _, _, _ in depths) == MADE - 1
 
 
 def test_it_finds_one_of_each(tmp_path: Path) -> None:
