@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 from messagebus.errors import ListInvalid
 
 __all__ = [
-    *("AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX"),
+    *("AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "WIRE_VERSION"),
     *("Broker", "BrokerList", "ListedBroker", "is_http"),
 ]
 
 AMQP_PORT = 5672
 AGENT_PORT = 8081
+# Of docs/WIRE.md: the first number changes with what an older client cannot take.
+WIRE_VERSION = "1.0"
 # 1,000 brokers of 60 bytes are 60 kB; an answer above this is not a list.
 LIST_BYTES_MAX = 1 << 20
 

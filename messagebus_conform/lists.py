@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from messagebus.broker import WIRE_VERSION
+
 WAIT_MAX_S = 30.0
 AGENT_TIMEOUT_S = 30.0
 TYPES = {"Content-Type": "text/plain; charset=utf-8"}
@@ -138,7 +140,7 @@ class ListServer:
                     "ETag": f'"{self.generation}"',
                     "MB-Generation": str(self.generation),
                     "MB-Cluster": self.cluster,
-                    "MB-Wire": "1.1",
+                    "MB-Wire": WIRE_VERSION,
                 },
             )
         if lie is not None:

@@ -157,7 +157,7 @@ class Table:
         return f"SELECT id FROM {self.name} o WHERE {self._waits}{behind} LIMIT 1"
 
     def columns(self) -> str:
-        """Return what reads all columns of no row: one of another version fails."""
+        """Return what reads all columns of no row; it fails where the table lacks one."""
         return f"SELECT {_READ_ALL}, not_before_ms, parked_ms, reason FROM {self.name} WHERE 1 = 0"
 
     def misplaced(self) -> str:

@@ -214,7 +214,7 @@ class SqlStore:
             return table_missing(f"messagebus_{missing}", self._dialect)
         if is_missing_column(fault):
             told = reason_of(fault)[:200]
-            return ConfigError(f"{self._shown}: its tables are of another version: {told}")
+            return ConfigError(f"{self._shown}: a column is missing in its tables: {told}")
         if is_login_refused(fault):
             return ConfigError(f"{self._shown}: user, password or database refused")
         return StoreAway(f"{self._shown}: {reason_of(fault)[:200]}")

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
-from messagebus.broker import Broker
+from messagebus.broker import WIRE_VERSION, Broker
 from messagebus.destination import Topic
 from messagebus.errors import (
     ConfigError,
@@ -52,8 +52,6 @@ from messagebus_agent.web.trail import Trail
 
 log = logging.getLogger("messagebus.agent")
 
-# Of docs/WIRE.md: the first number changes with what an older client cannot take.
-WIRE_VERSION = "1.1"
 WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is refused, and asks another agent.
 WAITING_MAX = 12_000

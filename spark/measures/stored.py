@@ -64,9 +64,9 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = (part["minute"], part["broker"])
         had = found.setdefault(key, dict(zip(BY, key, strict=True)))
         for name in SUMS:
-            had[name] = had.get(name, 0) + (part.get(name) or 0)  # tables of before have no ages
+            had[name] = had.get(name, 0) + part[name]
         for name in HIGHEST:
-            had[name] = max(had.get(name, 0), part.get(name) or 0)
+            had[name] = max(had.get(name, 0), part[name])
     return [found[key] for key in sorted(found)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ import pytest
 from messagebus._io.amqp.batch import BATCH_TYPE as OUR_BATCH_TYPE
 from messagebus._io.amqp.batch import decode_batch
 from messagebus._io.amqp.header_table import read_table
-from messagebus.broker import BrokerList
+from messagebus.broker import WIRE_VERSION, BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.errors import ListInvalid
 from messagebus_conform.cases import CASES, COPIED, MUST, SHOULD, TYPES
 from messagebus_conform.cli import conform
 from messagebus_conform.lies import LIES, lie
+from messagebus_conform.lists import ListServer
 from messagebus_conform.witness import BATCH_TYPE, batch_of, body_of
 
 GENERATION = 17
@@ -60,6 +62,18 @@ def test_a_list_without_its_lie_would_be_believed() -> None:
     good = text(GENERATION + 1, [STAGE.line(1), STAGE.line(2)])
     assert BrokerList.parse(good.decode()).generation == GENERATION + 1
     assert len(LIES) == 26
+
+
+def test_the_kits_list_server_sends_the_headers_of_an_agent() -> None:
+    lists = ListServer("127.0.0.1:1", "conform")
+    try:
+        generation = lists.serve([STAGE.line(1)])
+        with urllib.request.urlopen(lists.url) as answer:
+            sent = dict(answer.headers)
+    finally:
+        lists.close()
+    wanted = {"MB-Wire": WIRE_VERSION, "MB-Cluster": "conform", "MB-Generation": str(generation)}
+    assert wanted.items() <= sent.items()
 
 
 def test_the_kits_batches_are_batches() -> None:

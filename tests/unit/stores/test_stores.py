@@ -131,13 +131,13 @@ async def test_what_is_over_goes_before_what_is_not() -> None:
     assert (await store.count())[2:] == (1, 0, 0)
 
 
-async def test_tables_of_another_version_are_no_store_that_is_away(tmp_path: Path) -> None:
+async def test_tables_without_a_column_are_no_store_that_is_away(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         for statement in dedup_ddl("sqlite"):
             connection.execute(statement)
         connection.execute("ALTER TABLE messagebus_dedup DROP COLUMN unended")
     store = SqlStore(f"sqlite:///{tmp_path}/app.db")
-    with pytest.raises(ConfigError, match=r"of another version: no such column: unended"):
+    with pytest.raises(ConfigError, match=r"a column is missing in its tables: no such column: unended"):
         await store.turn(Turn(claim=[bytes(16)], token=b"somebody"), RULE)
     await store.close()
 

@@ -228,6 +228,7 @@ async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
     rig.serve(18)
     answer = await waiting
     assert answer.headers["MB-Generation"] == "18"
+    assert answer.headers["MB-Wire"] == "1.0"
 
 
 async def test_a_waiting_fetch_ends_with_nothing_new_when_the_agent_stops(rig: Rig) -> None:
