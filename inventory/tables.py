@@ -98,6 +98,7 @@ class Balancer:
     host: name of the host that it runs on; "" for this machine.
     amqp, list, stats: addresses that it binds. http: the same for the HTTP gateways, if there are any.
     http_cert_file: certificate, its chain and its key, as PEM, on its host; with it `http` speaks TLS.
+    names: hosts by which clients reach it, beside addresses; agents answer to no other name with a dot.
     config, socket, state_file, master_pid_file: absolute paths on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
@@ -113,6 +114,7 @@ class Balancer:
     stats: forms.Endpoint
     http: forms.OptionalEndpoint = None
     http_cert_file: forms.PathOnHost | None = None
+    names: tuple[forms.HostName, ...] = ()
     config: forms.PathOnHost
     socket: forms.PathOnHost
     state_file: forms.PathOnHost

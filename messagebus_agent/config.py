@@ -24,7 +24,7 @@ _OPTIONAL = (
     *_TLS_FILES,
 )
 _NOT_TEXT = {
-    **{"epmd_port": int, "trail_bytes": int, "tls": bool},
+    **{"epmd_port": int, "trail_bytes": int, "names": list, "tls": bool},
 }
 _ADDRESSES = ("broker", "http", "check", "management")
 
@@ -41,6 +41,8 @@ class AgentConfig:
     node_name, epmd_port, cookie_file, erl_call: to settle queues in milliseconds; without them it
     takes seconds. data_dir: the broker's data folder, whose file system is synced.
     mirror_device: of DRBD, ``/dev/drbd0``, whose state is shown to monitoring; "" for none.
+    names: hosts by which clients reach this agent and its balancers, beside addresses, names without a dot
+    and those in broker and http: requests by any other name are refused.
     trail_bytes: of disk for what clients tell of some messages, 1,000,000 or more; 0 for none.
     tls: TLS to the broker, its management API and the other agents, and for requests; callers of an agent
     show a certificate.
@@ -62,6 +64,7 @@ class AgentConfig:
     cookie_file: str = ""
     erl_call: str = ""
     mirror_device: str = ""
+    names: tuple[str, ...] = ()
     trail_bytes: int = 0
     tls: bool = False
     tls_ca_file: str = ""
@@ -78,6 +81,7 @@ class AgentConfig:
             faults.append(f"epmd_port {self.epmd_port}: 1 to 65535")
         if self.trail_bytes and self.trail_bytes < TRAIL_BYTES_MIN:
             faults.append(f"trail_bytes {self.trail_bytes}: 0, or {TRAIL_BYTES_MIN:,} or more")
+        faults += [f"names: {each!r} is no host's" for each in self.names if not _is_host(each)]
         faults += [fault for key in _ADDRESSES if (fault := self._address_fault(key))]
         faults += self._tls_faults()
         if faults:
@@ -99,6 +103,12 @@ class AgentConfig:
     @property
     def address(self) -> Broker:
         return Broker.parse(self.broker)
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names of hosts by which the agent is called, in lower case; addresses are right anyway."""
+        own = (Broker.parse(each).host for each in (self.broker, self.http))
+        return frozenset(each.lower() for each in (*own, *self.names))
 
     @property
     def password(self) -> Secret:
@@ -124,7 +134,7 @@ class AgentConfig:
         faults += [f"{key}: must be given" for key in sorted(required - values.keys())]
         if faults:
             raise ConfigError("; ".join(faults))
-        return cls(**values)
+        return cls(**{**values, "names": tuple(values.get("names", ()))})
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -163,6 +173,15 @@ def read_secret(key: str, path: str) -> Secret:
     if not text:
         raise ConfigError(f"{key}: {path} is empty")
     return Secret(text)
+
+
+def _is_host(name: object) -> bool:
+    if not isinstance(name, str) or ":" in name:
+        return False
+    try:
+        return bool(Broker.parse(name))
+    except ValueError:
+        return False
 
 
 def _unknown(key: str, known: set[str]) -> str:

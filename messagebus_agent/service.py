@@ -337,6 +337,7 @@ class Service:
                 set_draining=self.set_draining,
                 started=started,
                 node=_node(config),
+                names=config.hosts,
                 moves=self.moves,
                 taps=Taps(config.address.name, self.upkeep.dial),
                 trail=_trail(config),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 import re
 import tomllib
@@ -14,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 from messagebus import Broker, BusConfig, ConfigError, PublisherConfig
 from messagebus.broker import is_http
-from messagebus.http.guard import is_public_url
+from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.terminal import did_you_mean
 
 __all__ = ["GatewayConfig", "Limits", "PushConfig"]
@@ -135,7 +134,7 @@ class GatewayConfig:
         faults = [fault for key in ("listen", "admin") if (fault := self._address_fault(key))]
         if self.anonymous not in ANONYMOUS:
             faults.append(f"anonymous {self.anonymous!r}: one of {', '.join(ANONYMOUS[1:])}")
-        elif self.anonymous and not faults and not _is_loopback(self.listen):
+        elif self.anonymous and not faults and not is_loopback(_parsed(self.listen).host):
             faults.append(f"anonymous: works on a loopback address only, not on {self.listen}")
         if self.tls_client_ca_file and not (self.tls_cert_file and self.tokens_file):
             faults.append("tls_client_ca_file: needs tls_cert_file and tokens_file")
@@ -239,11 +238,3 @@ def _raise_all(faults: list[str]) -> None:
 def _parsed(address: str) -> Broker:
     """Read ``host:port``; port 0 stands for any free one. Raises ValueError."""
     return Broker.parse(f"{address}1" if address.endswith(":0") else address)
-
-
-def _is_loopback(address: str) -> bool:
-    host = _parsed(address).host.strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -13,12 +13,14 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from messagebus.http.connections import Bounds, connections_below_descriptors
-from messagebus.http.listening import Tls, listen
+from messagebus.http.guard import Guard, ProgramsOnly, is_loopback
+from messagebus.http.listening import Tls, listen, parse_listen
 from messagebus.http.server import Server
 from messagebus.tls import TlsFiles
 from messagebus_gateway.clients import Bus, Publishers, RealBus, now_ms
@@ -191,8 +193,10 @@ class Gateway:
             text = generate_latest(self.metrics.registry)
             return Response(text, media_type=CONTENT_TYPE_LATEST)
 
+        host, _port = parse_listen(self._config.admin)
         return Starlette(
-            routes=[Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)]
+            routes=[Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics)],
+            middleware=[Middleware(ProgramsOnly, Guard(is_open=is_loopback(host)))],
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from messagebus import BusConfig, ConfigError, Secret
 from messagebus.broker import Broker, is_http
-from messagebus.http.guard import is_public_url
+from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.terminal import did_you_mean
 from messagebus_monitor.people import PASSWORD_FORM, ROLES, Person, Proxy, Role, Token
 
@@ -60,7 +60,7 @@ class MonitorConfig:
         except ValueError as fault:
             faults.append(f"listen: {fault}")
         else:
-            if not (self.has_logins or _is_loopback(host)):
+            if not (self.has_logins or is_loopback(host)):
                 faults.append(
                     f"listen {self.listen}: beyond loopback somebody must be named ([[people]],"
                     " [[tokens]] or [proxy])"
@@ -259,10 +259,3 @@ def _proxy(faults: list[str], values: Mapping[str, Any]) -> Proxy | None:
     except (KeyError, TypeError, ValueError) as fault:
         faults.append(f"proxy: {_why(fault)}")
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

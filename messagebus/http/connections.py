@@ -15,7 +15,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["Bounds", "Connection", "Connections", "connections_below_descriptors", "source_of"]
+__all__ = [
+    *("Bounded", "Bounds", "Connection", "Connections"),
+    *("connections_below_descriptors", "source_of"),
+]
 
 log = logging.getLogger("messagebus.http")
 
@@ -225,3 +228,24 @@ class Connection:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class Bounded(asyncio.Protocol):
+    """The protocol of one connection, before a class that parses: its end, and what its client reads late.
+
+    _connection: set before the connection is made.
+    """
+
+    _connection: Connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connection.lags()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connection.reads()

@@ -12,13 +12,13 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from messagebus.http.connections import Connection, Connections
+from messagebus.http.connections import Bounded, Connection, Connections
 from messagebus.http.server import NAMES
 
 __all__ = ["HttpTools", "WebSockets"]
 
 
-class HttpTools(HttpToolsProtocol):
+class HttpTools(Bounded, HttpToolsProtocol):
     """One connection."""
 
     def __init__(self, connections: Connections, **how: Any) -> None:
@@ -88,18 +88,6 @@ class HttpTools(HttpToolsProtocol):
         self._is_upgraded = self._is_whole = True
         super().handle_websocket_upgrade()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.lost()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._connection.lags()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._connection.reads()
-
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > self._header_bytes_max:
@@ -117,7 +105,7 @@ def names_in(certificate: dict[str, Any] | None) -> tuple[str, ...]:
     return (*names, *(value for kind, value in subject if kind == "commonName"))
 
 
-class WebSockets(WebSocketsSansIOProtocol):
+class WebSockets(Bounded, WebSocketsSansIOProtocol):
     """One WebSocket. Pings find out whether its client lives; everything that arrives shows it, too."""
 
     def __init__(self, connections: Connections, **how: Any) -> None:
@@ -146,15 +134,3 @@ class WebSockets(WebSocketsSansIOProtocol):
             self.schedule_ping()
         else:
             super().keepalive_timeout()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.lost()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._connection.lags()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._connection.reads()

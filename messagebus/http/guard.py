@@ -12,18 +12,29 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import json
+import logging
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["Guard", "ProgramsOnly", "Sender", "has_bearer", "has_own_header", "is_public_url"]
+log = logging.getLogger("messagebus.http")
+
+__all__ = [
+    *("Fault", "Guard", "ProgramsOnly", "Sender"),
+    *("has_bearer", "has_own_header", "is_loopback", "is_public_url"),
+]
 
 # A page of another site that sets one asks for leave first, by a request of its own (CORS).
 OWN_HEADERS = "mb-"
+# One log line for all refused requests within this time.
+LOG_EVERY_S = 60.0
+NAME_CHARS_MAX = 253
 
 
 class Sender(enum.Enum):
@@ -34,17 +45,27 @@ class Sender(enum.Enum):
     UNKNOWN = "a program, or a browser that says nothing"
 
 
+class Fault(NamedTuple):
+    """Refusal of a request. code: of HTTP. text: one line."""
+
+    code: int
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """Judge of requests without a bearer token.
 
     url: the public address of the service, where a proxy ends TLS; "" for none. origins: of other pages that
     may call. is_open: nobody logs in, so that only loopback addresses and the name in url are right.
+    names: hosts by which the service is called, in lower case; None: any name, since who calls logs in. A
+    name without a dot is right beside them: no site of the Internet has one.
     """
 
     url: str = ""
     origins: Collection[str] = ()
     is_open: bool = False
+    names: Collection[str] | None = None
 
     def is_host(self, host: str) -> bool:
         """Return whether a request's ``Host`` is one of ours: an address, ``localhost``, the name in url."""
@@ -52,11 +73,18 @@ class Guard:
         public = urlsplit(self.url).hostname if self.url else None
         if name and name == public:
             return True
+        if is_loopback(name):
+            return True
         try:
-            address = ipaddress.ip_address(name)
+            ipaddress.ip_address(name)
         except ValueError:
-            return name == "localhost" or not (self.is_open or public)
-        return address.is_loopback or not self.is_open
+            return self._is_name(name, public)
+        return not self.is_open
+
+    def _is_name(self, name: str, public: str | None) -> bool:
+        if self.names is None:
+            return not (self.is_open or public)
+        return bool(name) and ("." not in name or name in self.names)
 
     def sender(self, headers: Mapping[str, str], scheme: str) -> Sender:
         """Return who has sent a request with these headers, by their names in lower case."""
@@ -74,6 +102,21 @@ class Guard:
                 return Sender.OURS
         return Sender.FOREIGN
 
+    def fault_of_page(self, headers: Mapping[str, str]) -> Fault | None:
+        """Return the refusal of a request to a service without pages; None where no page has sent it.
+
+        headers: by their names in lower case.
+        """
+        if "origin" in headers or self.sender(headers, "") is Sender.FOREIGN:
+            return Fault(403, "pages may not call this service")
+        host = headers.get("host")
+        # Browsers send one with every request.
+        if host is None or has_bearer(headers) or self.is_host(host):
+            return None
+        if self.names is None:
+            return Fault(421, "only by a loopback address")
+        return Fault(421, "a name that is not one of `names` in the settings")
+
 
 def has_bearer(headers: Mapping[str, str]) -> bool:
     """Return whether a request has a bearer token; whether it is a good one is not looked at."""
@@ -83,6 +126,14 @@ def has_bearer(headers: Mapping[str, str]) -> bool:
 def has_own_header(headers: Mapping[str, str]) -> bool:
     """Return whether a request has a header that a page of another site cannot set."""
     return any(name.startswith(OWN_HEADERS) for name in headers)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is a loopback address or ``localhost``; brackets may be around it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_public_url(url: str) -> bool:
@@ -105,16 +156,28 @@ def _name_of(host: str) -> str:
 
 
 class ProgramsOnly:
-    """ASGI middleware of a service that has no pages: requests of any page are refused."""
+    """ASGI middleware of a service without pages: refuses requests of any page."""
 
-    def __init__(self, inner: ASGIApp) -> None:
-        self._inner, self._guard = inner, Guard()
+    def __init__(self, inner: ASGIApp, guard: Guard) -> None:
+        self._inner, self._guard = inner, guard
+        self._logged_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            if "origin" in headers or self._guard.sender(headers, "") is Sender.FOREIGN:
-                refused = JSONResponse({"error": "pages may not call an agent"}, 403)
-                await refused(scope, receive, send)
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+            }
+            if (fault := self._guard.fault_of_page(headers)) is not None:
+                self._log(headers.get("host", ""), fault.text)
+                body = json.dumps({"error": fault.text}).encode()
+                kind = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": fault.code, "headers": kind})
+                await send({"type": "http.response.body", "body": body})
                 return
         await self._inner(scope, receive, send)
+
+    def _log(self, host: str, reason: str) -> None:
+        now_s = time.monotonic()
+        if not self._logged_s or now_s - self._logged_s >= LOG_EVERY_S:
+            log.warning("request refused host=%r reason=%r", host[:NAME_CHARS_MAX], reason)
+            self._logged_s = now_s

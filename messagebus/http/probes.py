@@ -11,7 +11,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from messagebus.errors import ConfigError
-from messagebus.http.connections import Bounds, Connection, Connections
+from messagebus.http.connections import Bounded, Bounds, Connection, Connections
+from messagebus.http.guard import Guard, is_loopback
 from messagebus.http.listening import listen, parse_listen
 
 __all__ = ["Answer", "Ask", "ProbeServer", "parse_address"]
@@ -69,6 +70,7 @@ class ProbeServer:
             write_s=write_s,
         )
         self._connections = Connections(bounds)
+        self._guard = Guard(is_open=is_loopback(host))
         self._ending = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self.port = int(self._listener.getsockname()[1])
@@ -89,7 +91,7 @@ class ProbeServer:
         server.close()
 
     def _probe(self) -> _Probe:
-        return _Probe(self._connections, self._answer)
+        return _Probe(self._connections, self._guard, self._answer)
 
     async def _answer(self, path: str) -> Answer:
         """Make an answer on a thread of its own: metrics are asked of other processes."""
@@ -112,14 +114,17 @@ class ProbeServer:
         return await made
 
 
-class _Probe(asyncio.Protocol):
+class _Probe(Bounded):
     """One connection, of one request."""
 
     def __init__(
-        self, connections: Connections, answer: Callable[[str], Awaitable[Answer]]
+        self,
+        connections: Connections,
+        guard: Guard,
+        answer: Callable[[str], Awaitable[Answer]],
     ) -> None:
         self._connection = Connection(connections)
-        self._answer = answer
+        self._guard, self._answer = guard, answer
         self._head = bytearray()
         self._task: asyncio.Task[None] | None = None
 
@@ -139,9 +144,15 @@ class _Probe(asyncio.Protocol):
             self._connection.close("a head with too many bytes")
 
     async def _respond(self) -> None:
-        method, _, rest = bytes(self._head).partition(b"\r\n")[0].partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
-        answer = Answer(405, TEXT, b"GET\n") if method != b"GET" else await self._answer(path)
+        head, _, _ = bytes(self._head).decode("latin-1").partition("\r\n\r\n")
+        first, *lines = head.split("\r\n")
+        method, _, rest = first.partition(" ")
+        if fault := self._guard.fault_of_page(_headers_of(lines)):
+            answer = Answer(fault.code, TEXT, f"{fault.text}\n".encode())
+        elif method != "GET":
+            answer = Answer(405, TEXT, b"GET\n")
+        else:
+            answer = await self._answer(rest.partition(" ")[0].partition("?")[0])
         head = (
             f"HTTP/1.0 {answer.code} {HTTPStatus(answer.code).phrase}\r\n"
             f"Content-Type: {answer.content_type}\r\nContent-Length: {len(answer.body)}\r\n"
@@ -151,12 +162,12 @@ class _Probe(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.lost()
+        super().connection_lost(exc)
         if self._task is not None:
             self._task.cancel()
 
-    def pause_writing(self) -> None:
-        self._connection.lags()
 
-    def resume_writing(self) -> None:
-        self._connection.reads()
+def _headers_of(lines: list[str]) -> dict[str, str]:
+    """Return the headers by their names in lower case; of one that is sent twice the last."""
+    parts = [line.partition(":") for line in lines]
+    return {name.strip().lower(): value.strip() for name, _, value in parts}

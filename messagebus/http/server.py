@@ -13,7 +13,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from messagebus.http.connections import Bounds, Connection, Connections
+from messagebus.http.connections import Bounded, Bounds, Connection, Connections
 from messagebus.http.listening import BACKLOG, Handshake, Tls
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _with_tls(connections: Connections, tls: Tls, http: Protocol, **how: Any) ->
     return Handshake(connections, tls, http(**how))
 
 
-class _H11(H11Protocol):
+class _H11(Bounded, H11Protocol):
     """One connection, parsed by h11, which bounds the bytes of a head while they arrive."""
 
     def __init__(self, connections: Connections, **how: Any) -> None:
@@ -129,15 +129,3 @@ class _H11(H11Protocol):
             self._connection.awaits(in_head=state is h11.IDLE)
         else:
             self._connection.works()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.lost()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._connection.lags()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._connection.reads()

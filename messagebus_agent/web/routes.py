@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from messagebus.errors import (
     TopologyError,
     TopologyMismatch,
 )
-from messagebus.http.guard import ProgramsOnly
+from messagebus.http.guard import Guard, ProgramsOnly
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
 from messagebus_agent.broker.loads import Count, Counting
 from messagebus_agent.broker.plan import expires_s_of
@@ -76,7 +76,8 @@ class Parts:
 
     verdict: on the broker, now. is_draining: operators' wish; set_draining stores it.
     unused_s: seconds without use of each expiring subscription. started: marks this process in ETags.
-    node: name and epmd_port of the broker's Erlang node, None when it is not configured.
+    node: name and epmd_port of the broker's Erlang node, None when it is not configured. names: hosts by
+    which the agent is called, in lower case, beside addresses and names without a dot.
     """
 
     broker: str
@@ -94,6 +95,7 @@ class Parts:
     set_draining: Callable[[bool], Awaitable[None]]
     started: str
     node: Mapping[str, str | int] | None = None
+    names: Collection[str] = ()
     moves: Moves | None = None
     taps: Taps | None = None
     trail: Trail | None = None
@@ -148,7 +150,7 @@ def application(parts: Parts) -> Starlette:
         routes += parts.trail.routes(web._judged, web._readable_part)
     return Starlette(
         routes=routes,
-        middleware=[Middleware(ProgramsOnly)],
+        middleware=[Middleware(ProgramsOnly, Guard(names=parts.names))],
         exception_handlers={BadRequest: _bad_request, ClientDisconnect: _gone},
     )
 

@@ -191,6 +191,7 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
         "settings": inventory.provision,
         "agent_user": agent.name,
         "management_ip": _management_ip(inventory, node),
+        "names": _names(inventory),
         "etc": ETC,
         "state": STATE,
         "data": RABBIT_DATA,
@@ -235,6 +236,21 @@ def _broker_files(inventory: Inventory, node: Node, secrets: Secrets) -> Iterato
 def plugins_text(more: Iterable[str] = ()) -> str:
     """Return the text of the file enabled_plugins. more: "mqtt", "stomp", by the inventory."""
     return f"[{','.join(f'rabbitmq_{name}' for name in (*PLUGINS, *more))}].\n"
+
+
+def _names(inventory: Inventory) -> list[str]:
+    """Return the names by which clients call agents through the balancers; addresses are right anyway."""
+    said = {name for each in inventory.balancers for name in (each.list.host, *each.names)}
+    if inventory.tls:
+        said.add(inventory.tls.server_name)
+    return sorted(each for each in said if not _is_address(each.strip("[]")))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _management_ip(inventory: Inventory, node: Node) -> str:

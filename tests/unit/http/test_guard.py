@@ -64,6 +64,33 @@ def test_the_name_of_the_public_address_is_right_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "fault"),
+    [
+        *((each, 0) for each in ("10.0.0.7:8081", "[2001:db8::1]", "localhost", "mb1:8081")),
+        *((each, 0) for each in ("bus.example", "BUS.example.:8081")),
+        *((each, 421) for each in ("evil.example", "bus.example.evil.example", "", ":80")),
+        *((each, 421) for each in ("127.0.0.1.evil.example:8081", "127.1")),
+    ],
+)
+def test_programs_call_by_an_address_a_known_name_or_one_without_a_dot(
+    host: str, fault: int
+) -> None:
+    guard = Guard(names=("bus.example",))
+    found = guard.fault_of_page({"host": host})
+    assert (found.code if found else 0) == fault
+    assert guard.fault_of_page({"host": host, "authorization": "Bearer t"}) is None
+    assert guard.fault_of_page({}) is None, "a browser sends a Host"
+
+
+def test_a_service_for_programs_answers_no_page() -> None:
+    for headers in ({"origin": "http://127.0.0.1"}, {"sec-fetch-site": "cross-site"}):
+        for guard in (Guard(), Guard(is_open=True), Guard(names=())):
+            found = guard.fault_of_page({"host": "127.0.0.1", **headers})
+            assert found is not None
+            assert found.code == 403
+
+
+@pytest.mark.parametrize(
     ("headers", "sender"),
     [
         ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, Sender.FOREIGN),

@@ -254,6 +254,13 @@ def test_agents_keep_a_trail_where_the_inventory_gives_it_room() -> None:
         assert AgentConfig.from_mapping(tomllib.loads(written)).trail_bytes == expected
 
 
+def test_agents_know_the_names_of_the_balancers() -> None:
+    balancer = {**VALUES["balancer"], "names": ["bus.example", "Lists.example"]}
+    written = text_of(host(inventory(balancer=balancer)), "/etc/messagebus/agent.toml")
+    agent = AgentConfig.from_mapping(tomllib.loads(written))
+    assert agent.hosts == {"bus.example", "lists.example", "lb1", agent.address.host}
+
+
 def test_no_password_stands_in_a_file_that_anybody_may_read() -> None:
     for file in host(inventory(**TLS)).files:
         if "secret of" in file.text and "ca.pem" not in file.text and "mb1.pem" not in file.text:
