@@ -54,8 +54,14 @@ ANSWER_BYTES_MAX, KEPT_BYTES_MAX = 64 * 1024, 1024
 ADDRESS_S, TIMEOUT_S = 60.0, 10.0
 AGENT = f"messagebus/{__version__}"
 GRACE_S = 20.0
-# Addresses that lead to IPv4 addresses, which may be inside.
-TUNNELS = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "2002::/16", "2001::/32")))
+# IPv6 addresses of hosts of the Internet; all other ranges are of one site, for translation, or unassigned.
+UNICAST = ipaddress.IPv6Network("2000::/3")
+# Ranges that some releases of Python take for the Internet's: tunnels to IPv4 addresses, which may be inside,
+# documentation (RFC 9637), protocols (RFC 6890), the relays of 6to4.
+NOT_PUBLIC: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = (
+    *map(ipaddress.IPv6Network, ("2002::/16", "2001::/32", "3fff::/20")),
+    *map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")),
+)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Form = Callable[[Delivery], tuple[bytes, str]]
 """Makes the body of a request, and its content type."""
@@ -133,8 +139,10 @@ def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if any(address in tunnel for tunnel in TUNNELS):
+        if address not in UNICAST:
             return False
+    if any(address in each for each in NOT_PUBLIC):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 

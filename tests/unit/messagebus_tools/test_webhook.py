@@ -103,6 +103,13 @@ def test_retry_after_is_heard_in_both_forms(text: str, after_s: float | None) ->
         *[(each, False) for each in ("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1")],
         *[(each, False) for each in ("169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1")],
         *[(each, False) for each in ("::1", "::", "fe80::1", "fc00::1", "ff02::1", "240.0.0.1")],
+        *[
+            (each, False)
+            for each in ("fec0::1", "3fff::1", "3fff:fff:ffff::1", "4000::1", "5f00::1")
+        ],
+        *[(each, False) for each in ("192.0.0.8", "192.0.0.170", "192.88.99.1", "::10.0.0.1")],
+        *[(each, False) for each in ("2001:db8::1", "100::1", "64:ff9b:1::a00:1", "192.0.2.1")],
+        *[(each, True) for each in ("192.0.1.1", "192.88.98.1", "2a00:1450:4001::1", "3ffe::1")],
         *[(each, False) for each in ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::")],
     ],
 )
