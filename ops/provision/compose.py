@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import secrets
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -29,17 +32,18 @@ from ops.provision.wanted import ETC, RABBIT_ETC, STATE, WantedFile, wanted_host
 BROKERS_MAX = 9
 CLUSTER = "compose"
 LIST = ETC / "consumer-list"
-SECRETS = ("admin", "agent", "bus", "probe", "token", "gateway", "monitor")
+SECRETS = ("admin", "agent", "bus", "probe", "token", "gateway", "monitor", "grafana")
 SECRET_BYTES = 16
 # Settings of an agent that has the broker's Erlang at hand; in its own container it has not.
 NOT_HERE = ("node_name", "cookie_file")
 # Anybody inside of a container may read them; nobody outside, since their folder is shut.
 MODE, FOLDER_MODE = 0o644, 0o700
+# One release each, so that a second start runs what the first one ran.
 IMAGES = {
-    "rabbitmq": "docker.io/library/rabbitmq:4-management",
-    "haproxy": "docker.io/library/haproxy:lts",
-    "prometheus": "docker.io/prom/prometheus:latest",
-    "grafana": "docker.io/grafana/grafana:latest",
+    "rabbitmq": "docker.io/library/rabbitmq:4.3.0-management",
+    "haproxy": "docker.io/library/haproxy:3.2.4",
+    "prometheus": "docker.io/prom/prometheus:v3.5.0",
+    "grafana": "docker.io/grafana/grafana:12.1.1",
 }
 MONITORING = CHECKOUT / "ops" / "monitoring"
 
@@ -63,18 +67,46 @@ def compose(out: Path, count: int, image: str) -> None:
       make image
       python -m ops compose bus && podman-compose --file bus/compose.yaml up --detach
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out}: not empty; the passwords in it would be lost")
-    out.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    known = {name: Secret(secrets.token_hex(SECRET_BYTES)) for name in SECRETS}
-    inventory = _inventory(out, [f"mb{number + 1}" for number in range(count)], known)
-    for name, text in _files(inventory, out, known, image):
-        write_whole(out / name, text, mode=MODE)
-    for node in inventory.brokers:
-        genesis(out / node.name / "state")
+    with _shut(out) as folder:
+        known = {name: Secret(secrets.token_hex(SECRET_BYTES)) for name in SECRETS}
+        inventory = _inventory(folder, [f"mb{number + 1}" for number in range(count)], known)
+        for name, text in _files(inventory, folder, known, image):
+            write_whole(folder / name, text, mode=MODE)
+        for node in inventory.brokers:
+            genesis(folder / node.name / "state")
     say(f"{out}/compose.yaml: publish at 127.0.0.1:5672; list http://127.0.0.1:8081/consumer-list")
     say(f"gateway http://127.0.0.1:8080, its token in {out}/secrets/gateway")
     say(f"monitor http://127.0.0.1:8085, user admin, password in {out}/secrets/monitor")
+    say(f"Grafana http://127.0.0.1:3000, user admin, password in {out}/secrets/grafana")
+
+
+@contextmanager
+def _shut(out: Path) -> Iterator[Path]:
+    """Make a new or empty folder one that only its owner enters; leave it empty after a failure.
+
+    Raises ConfigError for a folder with something in it, or of somebody else, who could open it again.
+    """
+    folder, is_new = out.resolve(), not out.exists()
+    try:
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{out}: not empty; the passwords in it would be lost")
+        if folder.stat().st_uid != os.geteuid():
+            raise ConfigError(f"{out}: it belongs to somebody else, who could read the passwords")
+        folder.chmod(FOLDER_MODE)
+    except OSError as fault:
+        raise ConfigError(f"{out}: {fault.strerror}") from fault
+    try:
+        yield folder
+    except BaseException:
+        for each in folder.iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def _inventory(out: Path, names: list[str], known: dict[str, Secret]) -> Inventory:
@@ -235,6 +267,8 @@ def _services(names: list[str], image: str) -> dict[str, object]:
     sources = "/etc/grafana/provisioning/datasources"
     services["grafana"] = {
         "image": IMAGES["grafana"],
+        "environment": {"GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana"},
+        "secrets": ["grafana"],
         "ports": ["127.0.0.1:3000:3000"],
         "volumes": [f"./grafana/messagebus.yml:{sources}/messagebus.yml:ro"],
     }
@@ -242,7 +276,7 @@ def _services(names: list[str], image: str) -> dict[str, object]:
         "name": "messagebus",
         "services": services,
         "volumes": {name: {} for name in names},
-        "secrets": {"bus": {"file": "./secrets/bus"}},
+        "secrets": {name: {"file": f"./secrets/{name}"} for name in ("bus", "grafana")},
     }
 
 

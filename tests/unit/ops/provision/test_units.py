@@ -6,15 +6,17 @@ import base64
 import dataclasses
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml
@@ -23,10 +25,12 @@ from inventory.inventory import parse
 from messagebus_agent import AgentConfig
 from messagebus_gateway.config import GatewayConfig
 from messagebus_monitor.config import MonitorConfig
+from messagebus_monitor.people import NOBODY, Logins
 from ops.__main__ import cli, main
 from ops.errors import HostUnreachable, OpsError
 from ops.local.files import inventory_toml
 from ops.local.layout import Layout
+from ops.provision import compose
 from ops.provision import hosts as provision_cli
 from ops.provision import program as remote_program
 from ops.provision.changes import Change
@@ -246,6 +250,55 @@ def test_passwords_are_new_each_time_and_shut_away(out: Path, tmp_path: Path) ->
     assert out.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_folder_that_was_open_is_shut_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bus", "here"):
+        (tmp_path / name).mkdir(mode=0o755)
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.run(["compose", "../bus", "--brokers", "1"], prog_name="ops") == 0
+    assert (tmp_path / "bus").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "bus" / "secrets" / "token").read_text().strip()
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
+def test_a_failure_leaves_no_secrets_behind_and_the_next_try_is_right(
+    tmp_path: Path, exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bus"
+    if exists:
+        folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(compose, "genesis", lambda _folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cli.run(["compose", str(folder), "--brokers", "1"], prog_name="ops")
+    assert folder.exists() == exists
+    assert list(tmp_path.rglob("*")) == [folder] * exists
+    assert cli.run(["compose", str(folder), "--brokers", "1"], prog_name="ops") == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own a folder as somebody else")
+def test_a_folder_of_somebody_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bus"
+    folder.mkdir()
+    os.chown(folder, 65_534, 65_534)
+    assert cli.run(["compose", str(folder)], prog_name="ops") == 2
+    assert "belongs to somebody else" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def test_images_are_of_one_release_and_grafana_has_a_password_of_its_own(out: Path) -> None:
+    told = json.loads((out / "compose.yaml").read_text())
+    images = {each["image"] for each in told["services"].values()} - {"messagebus"}
+    assert images
+    assert [each for each in images if not re.search(r":v?\d+\.\d+\.\d+(-\w+)?$", each)] == []
+    grafana = told["services"]["grafana"]
+    assert grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/secrets/grafana"
+    assert (out / told["secrets"]["grafana"]["file"]).read_text().strip()
+
+
 def test_a_folder_with_something_in_it_is_left_alone(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,18 +329,45 @@ def test_the_base_of_kustomize_is_valid_for_kubernetes() -> None:
     }
 
 
-def test_the_settings_of_the_base_are_accepted(tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("x")
-    for name, read in (
-        ("gateway.toml", GatewayConfig.from_file),
-        ("monitor.toml", MonitorConfig.from_file),
-    ):
-        text = (KUSTOMIZE / name).read_text()
-        (tmp_path / name).write_text(
-            text.replace("/run/secrets/messagebus/password", str(password))
-        )
-        assert read(tmp_path / name)
+def test_each_service_of_the_base_is_reached_by_named_peers_alone() -> None:
+    policies = [*yaml.safe_load_all((KUSTOMIZE / "network.yaml").read_text())]
+    shut = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for each in policies
+    }
+    assert shut == {"gateway", "monitor", "worker"}
+    for policy in policies:
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        for rule in policy["spec"]["ingress"]:
+            assert rule["ports"]
+            assert rule["from"]
+            for peer in rule["from"]:
+                assert all(selector["matchLabels"] for selector in peer.values())
+
+
+def test_the_base_trusts_nobody_until_it_is_edited(tmp_path: Path) -> None:
+    monitor = settings_of_the_base(tmp_path, "monitor.toml", MonitorConfig.from_file)
+    assert monitor.has_logins, "it is not open to everybody"
+    logins = Logins(monitor.people, monitor.tokens, monitor.proxy)
+    for address in ("10.0.0.1", "127.0.0.1", "192.168.0.1", "::1"):
+        assert logins.by_proxy(address, lambda _header: "ann") is None
+    assert logins.anybody() == NOBODY
+    gateway = settings_of_the_base(tmp_path, "gateway.toml", GatewayConfig.from_file)
+    assert (gateway.anonymous, gateway.bus_login, gateway.tls_client_ca_file) == ("", False, "")
+    digests = tomllib.loads((KUSTOMIZE / "tokens.toml").read_text())["token"]
+    assert {each["sha256"] for each in digests} == {"0" * 64}, "no token has this digest"
+
+
+T = TypeVar("T")
+
+
+def settings_of_the_base(folder: Path, name: str, read: Callable[[Path], T]) -> T:
+    """Return settings as the container reads them."""
+    (folder / "password").write_text("x")
+    text = (KUSTOMIZE / name).read_text()
+    (folder / name).write_text(
+        text.replace("/run/secrets/messagebus/password", str(folder / "password"))
+    )
+    return read(folder / name)
 
 
 def _text(files: list[Path]) -> str:
