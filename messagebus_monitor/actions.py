@@ -30,7 +30,7 @@ from messagebus import (
 from messagebus.terminal import plural
 from messagebus.topology import parse_wanted
 from messagebus_monitor.config import MonitorConfig
-from messagebus_monitor.eventlog import Event
+from messagebus_monitor.eventlog import ACTION, Event
 from messagebus_monitor.people import Principal
 from messagebus_monitor.plans import (
     KINDS,
@@ -266,7 +266,7 @@ class Actions:
             await self._watch.next(self._watch.number, within_s=1.0)
 
     async def _told(self, plan: Plan, by: str, text: str) -> bool:
-        event = Event(_now_ms(), "action", plan.order.about, text, by)
+        event = Event(_now_ms(), ACTION, plan.order.about, text, by)
         return await asyncio.to_thread(self._watch.events.add, [event])
 
 

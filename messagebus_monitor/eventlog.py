@@ -12,8 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from messagebus.secret import owner_only
+
 KEPT_MS = 30 * 86_400_000
+# Of all events but actions: whoever makes many of the others pushes out no record of what was done.
 KEPT_MAX = 100_000
+ACTION = "action"
 MEMORY_MAX = 2_000
 PRUNED_EVERY = 500
 TEXT_CHARS_MAX = 2_000
@@ -29,7 +33,7 @@ CREATE INDEX IF NOT EXISTS events_about ON events (about, number);
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened. kind: a word such as ``broker``, ``rule`` or ``action``.
+    """Something that happened. kind: a word such as ``broker``, ``rule``, ``look`` or `ACTION`.
 
     about: the broker, subscription or client; "" for the bus. text: one line. by: who did it; "" for nobody.
     """
@@ -42,7 +46,10 @@ class Event:
 
 
 class EventLog:
-    """Events of the last 30 days, at most 100,000. path: of the database; "" for memory only."""
+    """All actions of the last 30 days, and other events, at most 100,000.
+
+    path: of the database; "" for memory only.
+    """
 
     def __init__(self, path: str = "") -> None:
         self._lock = threading.Lock()
@@ -55,7 +62,9 @@ class EventLog:
         """The reason why events are in memory only though a file was wanted; "" when all is well."""
         if path:
             try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # SQLite gives its journals the mode of the file.
+                open(path, "ab", opener=owner_only).close()
                 self._db = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
                 self._db.executescript(_SCHEMA)
                 self._db.execute("PRAGMA journal_mode=WAL")
@@ -133,7 +142,9 @@ class EventLog:
         self._added = 0
         self._db.execute("DELETE FROM events WHERE at_ms < ?", (now_ms - KEPT_MS,))
         self._db.execute(
-            "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?", (KEPT_MAX,)
+            "DELETE FROM events WHERE kind != ? AND number <= (SELECT number FROM events"
+            " WHERE kind != ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
+            (ACTION, ACTION, KEPT_MAX),
         )
 
     def _broke(self, fault: Exception) -> None:

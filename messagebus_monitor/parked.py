@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ KEPT_S = 30.0
 KEPT_MAX = 50
 MESSAGES_SHOWN, BODY_CHARS_MAX, GROUPS_MAX, TEXT_CHARS_MAX = 5, 2_000, 20, 500
 AT_ONCE = 2
+# A reader who looks at a name again and again is one event in this time.
+LOOK_S, LOOKS_MAX = 60.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,22 @@ class ParkedReader:
         self._bus, self._events = bus, events
         self._kept: dict[tuple[str, bool], Reasons] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        # (person, name) -> time of the look that is in the audit, the longest ago first
+        self._looked = OrderedDict[tuple[str, str], float]()
 
     def known(self, name: str, who: Principal) -> Reasons | None:
-        """Return what was read last; None when nothing was."""
-        return self._kept.get((name, who.role >= Role.READER))
+        """Return what was read last; None when nothing was, or no look of this reader is in the audit."""
+        with_bodies = who.role >= Role.READER
+        if with_bodies and (who.name, name) not in self._looked:
+            return None
+        return self._kept.get((name, with_bodies))
 
     async def read(self, name: str, who: Principal) -> None:
         """Look at parking queues now, unless somebody just did."""
         with_bodies = who.role >= Role.READER
         before = self._kept.get((name, with_bodies))
         if with_bodies:
-            now_ms = time.time_ns() // 1_000_000
-            event = Event(now_ms, "action", name, f"looked at parked messages of {name}", who.name)
-            await asyncio.to_thread(self._events.add, [event])
+            await self._note(name, who)
         if before is not None and time.monotonic() - before.at_s < KEPT_S:
             return
         async with self._at_once:
@@ -85,6 +90,19 @@ class ParkedReader:
         self._kept[name, with_bodies] = found
         while len(self._kept) > KEPT_MAX:
             del self._kept[next(iter(self._kept))]
+
+    async def _note(self, name: str, who: Principal) -> None:
+        """Put a look into the audit, unless the last one of this reader at this name is there."""
+        key, now_s = (who.name, name), time.monotonic()
+        if now_s - self._looked.get(key, -LOOK_S) < LOOK_S:
+            return
+        self._looked[key] = now_s
+        self._looked.move_to_end(key)
+        if len(self._looked) > LOOKS_MAX:
+            self._looked.popitem(last=False)
+        now_ms = time.time_ns() // 1_000_000
+        event = Event(now_ms, "look", name, f"looked at parked messages of {name}", who.name)
+        await asyncio.to_thread(self._events.add, [event])
 
 
 def _read(bus: BusConfig, name: str, with_bodies: bool) -> Reasons:

@@ -157,7 +157,7 @@ def journal(
     playbooks: Sequence[Playbook] = (),
 ) -> Values:
     """Return the values of the journal."""
-    kinds = ("", "broker", "list", "topology", "consumer", "rule", "action")
+    kinds = ("", "broker", "list", "topology", "consumer", "rule", "action", "look")
     kind = query.get("kind", "")
     known = {"about": query["about"]} if query.get("about") else {}
     return {

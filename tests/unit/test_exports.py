@@ -32,7 +32,7 @@ NOT_EXPORTED = {
 # Public in their module for its neighbours, and not for applications.
 INSIDE = {
     "messagebus.app": {"Clients"},
-    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "is_http"},
+    "messagebus.broker": {"AGENT_PORT", "AMQP_PORT", "LIST_BYTES_MAX", "WIRE_VERSION", "is_http"},
     "messagebus.config": {"read_secret"},
     "messagebus.consumer": {"as_dedup", "as_source", "fulfilled"},
     "messagebus.destination": {
@@ -66,7 +66,7 @@ INSIDE = {
     "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
     "messagebus.payloads": {"Codec", "Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
-    "messagebus.secret": {"split_address"},
+    "messagebus.secret": {"owner_only", "split_address"},
 }
 # Re-exported from inside, because public values hold it.
 FROM_INSIDE = {"Dedup", "Receipt"}

@@ -7,15 +7,19 @@ import hashlib
 import io
 import os
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagebus_monitor import eventlog
+from messagebus import BusConfig
+from messagebus_monitor import eventlog, parked
 from messagebus_monitor.eventlog import Event, EventLog
 from messagebus_monitor.history import FINE_S, NAMES_MAX, History, Ring
+from messagebus_monitor.parked import ParkedReader, Reasons
+from messagebus_monitor.people import Principal, Role
 from ops import vendor
 from ops.errors import OpsError
 
@@ -79,6 +83,47 @@ def test_old_and_surplus_events_are_forgotten(
         log.add([Event(eventlog.KEPT_MS + 2 + number, "broker", "", "new")])
     assert 10 <= len(log.recent(99)) < 20
     log.close()
+
+
+def test_no_number_of_other_events_pushes_out_what_somebody_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eventlog, "KEPT_MAX", 10)
+    monkeypatch.setattr(eventlog, "PRUNED_EVERY", 5)
+    log = EventLog(str(tmp_path / "events.sqlite"))
+    log.add([Event(1, "action", "orders/billing", "too old to be kept", "adam")])
+    begun_ms = eventlog.KEPT_MS + 2
+    log.add([Event(begun_ms, "action", "orders/billing", "purge", "adam")])
+    for number in range(100):
+        log.add([Event(begun_ms + number, "look", "orders/billing", "looked", "olga")])
+    assert [each.text for each in log.recent(999, kind="action")] == ["purge"]
+    assert 10 <= len(log.recent(999, kind="look")) <= 15
+    log.close()
+
+
+async def test_looks_of_a_reader_at_a_name_are_in_the_audit_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parked, "_read", lambda *_: Reasons((), at_s=time.monotonic()))
+    events = EventLog()
+    reader = ParkedReader(BusConfig(list_urls=("http://127.0.0.1:1/list",)), events)
+    olga, otto = Principal("olga", Role.READER), Principal("otto", Role.READER)
+    for _ in range(120):
+        await reader.read("orders/billing", olga)
+    assert reader.known("orders/billing", olga) is not None
+    assert reader.known("orders/billing", otto) is None, "nobody sees bodies without a record of it"
+    await reader.read("orders/search", olga)
+    await reader.read("orders/billing", otto)
+    await reader.read("orders/billing", Principal("vera", Role.VIEWER))
+    found = [(each.by, each.about) for each in events.recent(999, kind="look")]
+    assert found == [
+        ("otto", "orders/billing"),
+        ("olga", "orders/search"),
+        ("olga", "orders/billing"),
+    ]
+    reader._looked["olga", "orders/billing"] -= parked.LOOK_S
+    await reader.read("orders/billing", olga)
+    assert len(events.recent(999, kind="look")) == 4
 
 
 @given(
