@@ -49,6 +49,7 @@ from messagebus.consumer import Consumer, as_source
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
 from messagebus.errors import MessageInvalid
+from messagebus.secret import owner_only
 from messagebus.stats import Durability
 from messagebus.terminal import plural, say
 
@@ -91,7 +92,7 @@ class Archive:
         self._path, self._number = folder, 0
         self._began_s = 0.0
         self.written = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         recover(folder)
 
     def write(self, lines: list[bytes]) -> None:
@@ -119,7 +120,9 @@ class Archive:
         began = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         here = f"{socket.gethostname()}-{os.getpid()}-{self._number:04}"
         self._path = self._folder / f"{self._name}-{began}-{here}{self._suffix}"
-        file = self._path.with_name(self._path.name + PART).open("xb")
+        part = self._path.with_name(self._path.name + PART)
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        file = os.fdopen(owner_only(part, new), "wb")  # bodies are in it
         self._file, self._began_s = file, time.monotonic()
         fcntl.flock(file, fcntl.LOCK_EX)  # a start of another process leaves it alone
         _sync_folder(self._folder)

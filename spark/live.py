@@ -76,6 +76,7 @@ class Sink:
         """Write a batch, in place of an earlier try."""
         now_ms = round(time.time() * 1000)
         if self.keeps:
+            _make_private(self._folder / "messages")
             kept = self._folder / "messages" / f"batch={number}"
             rows.write.mode("overwrite").parquet(address_of(kept))
             rows = self._session.read.schema(rows.schema).parquet(pattern_of(kept))
@@ -92,6 +93,13 @@ class Sink:
     def minutes(self) -> list[dict[str, Any]]:
         """Return the rows of `aged` over all batches."""
         return merged(row for each in self._batches.values() for row in each)
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder of this machine that only its owner reads: whole messages come into it."""
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
 
 
 # A handful of rows: a job of Spark would take as long as thousands of messages.

@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
 import re
 import socket
 import time
@@ -22,6 +23,7 @@ from typing import NamedTuple, Self
 from messagebus.errors import RecordingFailed
 from messagebus.message import Delivery
 from messagebus.recording.events import SCHEMA
+from messagebus.secret import owner_only
 from messagebus.stats import Outcome, Published
 
 __all__ = [
@@ -108,7 +110,8 @@ class EventFile:
         self.path = path
         self._clock_ns = clock_ns
         try:
-            self._file = path.open("xb", buffering=0)
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            self._file = os.fdopen(owner_only(path, new), "wb", buffering=0)
             # Who takes files away leaves locked and empty ones alone.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from messagebus.secret import owner_only
 from messagebus.topology import Wanted
 from messagebus_agent.web.login import Judged
 
@@ -105,12 +106,12 @@ class Trail:
 
     def add(self, lines: list[bytes]) -> None:
         """Append rows to the newest file; delete what is too old or too much. Raises OSError. Any thread."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files, now_ms = self._files(), int(self._clock() * 1_000)
         newest = files[0] if files else None
         if newest is None or newest.stat().st_size >= self._bytes_max // FILES:
             newest = self._folder / f"trail-{now_ms:014}.ndjson"
-        with newest.open("ab") as file:
+        with open(newest, "ab", opener=owner_only) as file:
             file.write(b"".join(lines))
         kept = 0
         for path in self._files():

@@ -56,6 +56,8 @@ def test_batches_add_up_to_what_one_batch_has_also_when_they_are_written_twice(
         assert Sink(session, folder, keeps=True).minutes() == whole
         kept = session.read.parquet(address_of(folder / "messages"))
         assert kept.count() == len(ROWS) + 1
+        if isinstance(folder, Path):
+            assert (folder / "messages").stat().st_mode & 0o077 == 0, "bodies are in it"
         assert sink.behind_ms == MINUTE_MS
 
 

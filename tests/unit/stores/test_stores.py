@@ -137,7 +137,9 @@ async def test_tables_without_a_column_are_no_store_that_is_away(tmp_path: Path)
             connection.execute(statement)
         connection.execute("ALTER TABLE messagebus_dedup DROP COLUMN unended")
     store = SqlStore(f"sqlite:///{tmp_path}/app.db")
-    with pytest.raises(ConfigError, match=r"a column is missing in its tables: no such column: unended"):
+    with pytest.raises(
+        ConfigError, match=r"a column is missing in its tables: no such column: unended"
+    ):
         await store.turn(Turn(claim=[bytes(16)], token=b"somebody"), RULE)
     await store.close()
 

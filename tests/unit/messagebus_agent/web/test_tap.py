@@ -25,7 +25,7 @@ from messagebus.message import Message
 from messagebus.secret import Secret
 from messagebus.topology import Wanted
 from messagebus_agent.topology.register import Entry
-from messagebus_agent.web import tap
+from messagebus_agent.web import tap, trail
 from messagebus_agent.web.login import Admission, Judged
 from messagebus_agent.web.tap import Taps
 from messagebus_agent.web.trail import BODY_BYTES_MAX, BYTES_BURST, FILES, KEPT_S, Trail
@@ -342,7 +342,7 @@ async def test_a_disk_that_takes_nothing_is_told_and_harms_nobody(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(trail, "owner_only", full)
     answer = await trail_rig.add(row())
     assert answer.status_code == 507
     assert "No space left" in answer.text
