@@ -102,15 +102,19 @@ def opened(opts: RunOptions, name: str, brokers: Iterable[str]) -> Iterator[Jour
     """Hold the lock of the cluster, unless this is a dry run, and yield the journal of the plan `name`.
 
     brokers: names of those that the plan changes. With --abandon the journal is closed and the command
-    ends. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished run of another plan changes one
-    of these brokers.
+    ends; a dry run of that closes nothing. Raises LockHeld; JournalUnreadable; RunOpen when an unfinished
+    run of another plan changes one of these brokers.
     """
     brokers = frozenset(brokers)
     with nullcontext() if opts.dry_run else locked(opts.file, name):
         if opts.abandon:
-            if not journals.abandon(opts.journals, name):
+            if not journals.is_open(opts.journals, name):
                 raise OpsError(f"no unfinished run of {name!r} to close")
-            say(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
+            if opts.dry_run:
+                say(f"the run of {name!r} would be closed as it stands", err=True)
+            else:
+                journals.abandon(opts.journals, name)
+                say(f"closed the run of {name!r} as it stands; nothing else was done", err=True)
             raise click.exceptions.Exit(0)
         for other in journals.open_runs(opts.journals, but=name):
             about = other.fault or f"{other.name!r} is not finished, since {other.last}"
@@ -177,15 +181,15 @@ def carry(
     def print_line(line: str) -> None:
         console.print(Text(printable(line)))
 
+    if opts.undo and not journal.is_resumed:
+        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if opts.dry_run or not opts.yes:
-        known = 0 if opts.dry_run or opts.undo else len(done_before(plan, journal))
-        for line in plan.lines(known):
+        done = len(done_before(plan, journal)) if opts.undo or not opts.dry_run else 0
+        for line in plan.undo_lines(done + 1) if opts.undo else plan.lines(done):
             for each in line.split("\n"):
                 say(each)
     if opts.dry_run:
         return
-    if opts.undo and not journal.is_resumed:
-        raise OpsError(f"no unfinished run of {plan.name!r} to take back")
     if journal.is_resumed:
         _print_age(plan, journal, opts)
     if not opts.yes:

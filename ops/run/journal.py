@@ -58,7 +58,8 @@ class Journal:
         """
         who = f"{getpass.getuser()}@{socket.gethostname()}"
         head = {"format": FORMAT, "plan": self.name, "brokers": sorted(brokers)}
-        self._append({**head, "facts": facts, "who": who})
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._append({**head, "facts": facts, "who": who}, os.O_CREAT)
 
     def amend(self, facts: dict[str, Any]) -> None:
         """Record other facts from here on. On disk when it returns."""
@@ -90,14 +91,20 @@ class Journal:
     def _seal(self, step: str) -> Path:
         return self._file.with_name(f"{self._file.name}.{step.replace(' ', '+')}.seal")
 
-    def _append(self, line: dict[str, Any]) -> None:
-        """Write after the last whole line: a line that a crash cut off is overwritten."""
+    def _append(self, line: dict[str, Any], flags: int = 0) -> None:
+        """Write after the last whole line: a line that a crash cut off is overwritten.
+
+        Raises JournalUnreadable when the file is gone: another one would begin without its head.
+        """
         line = {**line, "at": datetime.now(UTC).strftime(_AT)}
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab+") as file:
-            file.seek(0)
+        try:
+            file = os.fdopen(os.open(self._file, os.O_RDWR | os.O_CLOEXEC | flags, 0o644), "rb+")
+        except FileNotFoundError:
+            raise JournalUnreadable(str(self._file), "it was taken away during the run") from None
+        with file:
             whole = file.read().rfind(b"\n") + 1
             file.truncate(whole)
+            file.seek(whole)
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -118,7 +125,8 @@ class Journal:
 class OpenRun:
     """An unfinished run of some playbook, by its journal.
 
-    name: name of the plan. brokers: names of those it changes; None where its journal cannot be read.
+    name: name of the plan. is_begun: its journal has a line, the first of which comes before its first step.
+    brokers: names of those it changes; None where its journal cannot be read.
     last: time of its last line, in words; fault: why its journal cannot be read.
     """
 
@@ -126,11 +134,13 @@ class OpenRun:
         self.name = file.stem.replace("+", " ")
         self.brokers: frozenset[str] | None = None
         self.last = self.fault = ""
+        self.is_begun = True
         try:
             lines = list(_read(file))
         except JournalUnreadable as fault:
             self.fault = str(fault)
             return
+        self.is_begun = bool(lines)
         if lines:
             self.brokers = frozenset(lines[0].get("brokers", ()))
             self.last = str(lines[-1]["at"])
@@ -143,7 +153,8 @@ class OpenRun:
 def open_runs(folder: Path, *, but: str) -> list[OpenRun]:
     """Return the unfinished runs in the folder, without those of the plan `but`."""
     mine = _file(folder, but)
-    return [OpenRun(file) for file in sorted(folder.glob("*.jsonl")) if file != mine]
+    runs = [OpenRun(file) for file in sorted(folder.glob("*.jsonl")) if file != mine]
+    return [run for run in runs if run.is_begun]
 
 
 def _close(file: Path, how: str = "") -> None:
@@ -155,12 +166,14 @@ def _close(file: Path, how: str = "") -> None:
         file.rename(file.with_suffix(f".{ended}"))
 
 
-def abandon(folder: Path, name: str) -> bool:
-    """Close the open run of this plan as it stands, readable or not. Returns whether there was one."""
-    file = _file(folder, name)
-    there = file.exists()
-    _close(file, "abandoned")
-    return there
+def is_open(folder: Path, name: str) -> bool:
+    """Return whether this plan has an open run, readable or not."""
+    return _file(folder, name).exists()
+
+
+def abandon(folder: Path, name: str) -> None:
+    """Close the open run of this plan as it stands, readable or not. The lock must be held."""
+    _close(_file(folder, name), "abandoned")
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -91,10 +91,25 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Steps in order. name: ``add mb4``; names its journal too. Step names are unique."""
+    """Steps in order. name: ``add mb4``; names its journal too.
+
+    Step names are unique: a journal knows a step by its name.
+    """
 
     name: str
     steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        assert len(set(names)) == len(names), f"{self.name}: a step is there twice"
+
+    def undo_lines(self, begun: int) -> Iterator[str]:
+        """Yield what an undo of the first `begun` steps runs, as `lines`."""
+        for step in reversed(self.steps[:begun]):
+            if step.undo:
+                yield f"     undo {step.name}"
+            for command in step.undo:
+                yield f"     $ {spell(command)}"
 
     def lines(self, after: int = 0) -> Iterator[str]:
         """Yield the plan as a person confirms it: each step, and exactly the commands that it runs.

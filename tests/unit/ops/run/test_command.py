@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -104,6 +105,41 @@ def test_an_open_run_is_closed_as_it_stands(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_that_goes_on_is_ended_by_nobody(tmp_path: Path) -> None:
+    with opened(go(tmp_path), "remove mb2", ["mb2"]) as journal:
+        journal.begin({}, brokers=["mb2"])
+        for said, ends in (({}, LockHeld), ({"dry_run": True}, click.exceptions.Exit)):
+            abandoning = go(tmp_path, abandon=True, **said)
+            with pytest.raises(ends), opened(abandoning, "remove mb2", ()):
+                pass
+        journal.record("true", 0.1)
+    assert Journal(tmp_path / "journal", "remove mb2").done == ("true",)
+
+
+@pytest.mark.parametrize("beside", ["abandon", "undo", "resume"])
+def test_a_dry_run_writes_nothing_whatever_stands_beside_it(tmp_path: Path, beside: str) -> None:
+    began(tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    dry = go(tmp_path, dry_run=True, **{beside: True})
+    with suppress(click.exceptions.Exit), opened(dry, "remove mb2", ["mb2"]) as journal:
+        carry(plan("true", "false"), journal, dry, {})
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_the_dry_run_of_an_undo_prints_what_it_would_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began(tmp_path)
+    undone = Step(name="true", undo=(Command(("back",)),))
+    later = Step(name="later", undo=(Command(("half",)),))
+    never = Step(name="never", undo=(Command(("not",)),))
+    dry = go(tmp_path, dry_run=True, undo=True)
+    with opened(dry, "remove mb2", ["mb2"]) as journal:
+        carry(Plan(name="remove mb2", steps=(undone, later, never)), journal, dry, {})
+    ran = [line.strip() for line in capsys.readouterr().out.splitlines() if "$" in line]
+    assert ran == ["$ half", "$ back"]
+
+
 DEFAULTS = {"version": "", "moves": False}
 
 
@@ -137,8 +173,8 @@ def test_a_run_of_long_ago_is_not_taken_up_unasked(tmp_path: Path, age: timedelt
     aged(tmp_path, age)
     journal = Journal(tmp_path / "journal", "remove mb2")
     with pytest.raises(RunOpen, match=r"nothing was done in it for .*--resume takes it up"):
-        carry(plan("true", "true"), journal, go(tmp_path), {})
-    carry(plan("true", "true"), journal, go(tmp_path, resume=True), {})
+        carry(plan("true", "echo"), journal, go(tmp_path), {})
+    carry(plan("true", "echo"), journal, go(tmp_path, resume=True), {})
     assert not Journal(tmp_path / "journal", "remove mb2").is_resumed
 
 

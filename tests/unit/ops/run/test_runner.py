@@ -9,7 +9,7 @@ import pytest
 
 from ops.errors import CommandFailed, JournalUnreadable, NoAnswer, PlanFailed
 from ops.run import runner
-from ops.run.journal import Journal, abandon, open_runs
+from ops.run.journal import Journal, abandon, is_open, open_runs
 from ops.run.plan import Blocked, Command, Plan, Step
 
 
@@ -394,9 +394,22 @@ def test_a_damaged_journal_is_named_and_can_be_closed(
     assert other.name == "add mb4"
     assert other.fault
     assert other.concerns(frozenset({"mb2"})), "nobody knows what it is about"
-    assert abandon(tmp_path, "add mb4")
+    abandon(tmp_path, "add mb4")
     assert not Journal(tmp_path, "add mb4").is_resumed
-    assert not abandon(tmp_path, "add mb4")
+    assert not is_open(tmp_path, "add mb4")
+
+
+def test_a_run_whose_journal_was_taken_away_ends_and_begins_no_other(tmp_path: Path) -> None:
+    journal = begun(tmp_path, "add mb4", "mb4")
+    (tmp_path / "add+mb4.jsonl").rename(tmp_path / "elsewhere")
+    with pytest.raises(JournalUnreadable, match="it was taken away during the run"):
+        journal.record("one", 0.1)
+    assert not is_open(tmp_path, "add mb4")
+
+
+def test_a_run_of_which_nothing_was_kept_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "add+mb4.jsonl").touch()
+    assert open_runs(tmp_path, but="remove mb2") == []
 
 
 def test_a_journal_of_another_version_is_not_taken_up(tmp_path: Path) -> None:
