@@ -10,6 +10,7 @@ OpsError
     PlanFailed     a step of a playbook failed; the steps before it are in the journal
     NoAnswer       an agent, a broker or the balancer did not answer a question
         CannotTell     a host answers, but the question could not be answered there
+        NotProved      what answers takes no login or token of ours, or proves none: it may be another one
     LockHeld       another operator is changing this cluster
     RunOpen        an unfinished run of a playbook is in the way
     JournalUnreadable  the record of a playbook's steps cannot be read
@@ -106,6 +107,10 @@ class CannotTell(NoAnswer):
     """Raised when a host that answers could not do what was asked: it is alive, and nothing more is known."""
 
 
+class NotProved(NoAnswer):
+    """Raised when what answers refuses our login or token, or proves none: it may be another one."""
+
+
 class LockHeld(OpsError):
     """Raised when another playbook holds the lock of this cluster; wait for it, or find out who runs it."""
 
@@ -134,6 +139,7 @@ CODES: Codes = {
     OpsError: Exit.FAILED,
     HostUnreachable: Exit.SILENT,
     NoAnswer: Exit.SILENT,
+    NotProved: Exit.LOGIN,
     HostKeyWrong: Exit.LOGIN,
     SudoRefused: Exit.LOGIN,
 }

@@ -13,7 +13,7 @@ from messagebus.errors import ConfigError
 from ops.cluster.view import Absent, View
 from ops.commands.supervise import ENDED, Supervisor
 from ops.errors import CommandFailed, NoAnswer, OpsError
-from ops.run.plan import Command
+from ops.run.plan import Check, Command
 from ops.run.runner import HostRunner, Runner
 
 PARALLEL = 16
@@ -78,6 +78,21 @@ def dead_balancers(
         and ({each.name, each.host} & set(words) or view.balancer_has_ended(each.name))
     )
     return dead if len(dead) < len(every) else frozenset()
+
+
+def has_ended(state: Command, runner: Runner) -> Check:
+    """Check by a supervisor's word that no process is left on its host. state: prints that word."""
+
+    def check() -> str:
+        word = runner.run(state).strip()
+        where = f" on {state.host}" if state.host else ""
+        return (
+            ""
+            if word in ENDED
+            else f"its process{where} is {word}: end it there, if it is the dead one"
+        )
+
+    return check
 
 
 def _answers(ask: Callable[[str], object], name: str) -> bool:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from messagebus.destination import GROUPS, SEGMENTS
+from messagebus.errors import ConfigError
 from messagebus.terminal import plural
 from messagebus_tools.partitions import Chain
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
-from ops.errors import NoAnswer
+from ops.errors import NoAnswer, NotProved, OpsError
 from ops.run.plan import Blocked, Check, as_check
 
 NAMES_SHOWN = 5
@@ -61,6 +62,61 @@ def answers(view: View, name: str) -> str:
             raise Blocked(f"{name} has ended: nobody listens there; see its log") from None
         raise
     return ""
+
+
+@as_check
+def is_itself(view: View, name: str) -> str:
+    """Check that the broker and the agent at a node's addresses are its own.
+
+    Raises Blocked when one is another's; NoAnswer when one is silent.
+    """
+    if fault := misnamed(view, name, is_silent_fine=False):
+        raise Blocked(fault)
+    return ""
+
+
+def misnamed(view: View, name: str, *, is_silent_fine: bool) -> str:
+    """Return whose broker or agent answers at a node's addresses, in words; "" where they are its own.
+
+    A broker's name is its address. An agent proves its own with the operators' token, and refuses a proof
+    that is meant for another one. Raises NoAnswer for a silent one, unless that is fine.
+    """
+    node = view.node(name)
+    own = str(node.address)
+    for what, ask in (
+        (f"management of {name}, {node.management},", lambda: view.overview(name)["cluster_name"]),
+        (f"agent of {name}, {node.agent},", lambda: view.observed(name).broker),
+    ):
+        try:
+            found = ask()
+        except NotProved as fault:
+            return f"{fault}: another one may answer there; see the addresses of {name} in the inventory"
+        except (NoAnswer, ConfigError, OSError):
+            if not is_silent_fine:
+                raise
+        else:
+            if found != own:
+                return (
+                    f"the {what} is that of {found}, not {own}: see the addresses in the inventory"
+                )
+    return ""
+
+
+def refuse_strangers(view: View) -> None:
+    """Raise OpsError when what answers at the addresses of some node is another one, by its own word."""
+    known = [node.name for node in view.nodes if node.name not in view.absent.nodes]
+    if faults := [f for name in known if (f := misnamed(view, name, is_silent_fine=True))]:
+        raise OpsError("; ".join(faults))
+
+
+@as_check
+def fell_silent(view: View, name: str, *ends: str) -> str:
+    """Check that nobody listens at these addresses of a node any more.
+
+    Whoever stopped it did that on the host, and this looks at the addresses: so both are known to be its own.
+    """
+    left = [what for what in ends if not view.is_shut(name, what)]
+    return f"somebody still listens at its {some(left)}" if left else ""
 
 
 @as_check
@@ -204,6 +260,8 @@ def unused(view: View, name: str, address: str) -> str:
         return fault
     if not any(node.name == name for node in view.nodes):
         return ""
+    if fault := misnamed(view, name, is_silent_fine=True):
+        return fault
     try:
         held = [queue for queue in view.all_queues(name) if queue.messages != 0]
         connected = view.connections(name)
@@ -381,5 +439,6 @@ def listed_ready(view: View, address: str) -> str:
     return f"the list has {address} as draining" if entry.draining else ""
 
 
-def both(first: Check, second: Check) -> Check:
-    return lambda: first() or second()
+def every(*these: Check) -> Check:
+    """Return the check that all of these hold; it tells the first that does not."""
+    return lambda: next(filter(None, (each() for each in these)), "")

@@ -15,12 +15,11 @@ from messagebus.terminal import plural
 from ops.cluster.checks import Steady, some
 from ops.cluster.management import DEFAULT_VHOST, Queue
 from ops.cluster.view import View
+from ops.commands.doors import STREAMS
 from ops.run.plan import Blocked
 
 DELAYS_S = {Delay(ms).amqp_queue: ms / 1000 for ms in DELAY_STEPS_MS}
 """Queue whose messages leave by themselves -> seconds after which they do."""
-# Streams keep what was read: their messages hold nobody up.
-STREAMS = "mb.stream/"
 # A delayed message that is there for this much longer than its step does not leave any more.
 DELAY_GRACE_S = 60.0
 # Time without an answer while nothing else moves: the worker is dead, or as good as dead. RabbitMQ's

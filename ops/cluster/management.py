@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 
+from messagebus.admin.proof import NotProven
 from messagebus.errors import reason_of
 from messagebus.terminal import plural
 from messagebus.tls import certificate_fault
-from ops.errors import NoAnswer
+from ops.errors import NoAnswer, NotProved
 
 CONNECT_WITHIN_S = 3.0
 """Time in which a host that lives takes a connection, however busy it is."""
@@ -100,7 +101,7 @@ def request(
     verify: ssl.SSLContext | bool = True,
     timeout_s: float = ANSWER_WITHIN_S,
 ) -> httpx.Response:
-    """Send one request, and return the answer. Raises NoAnswer, which names `who`.
+    """Send one request, and return the answer. Raises NoAnswer, or NotProved, which name `who`.
 
     fine: status codes of an answer that is no fault.
     """
@@ -110,9 +111,12 @@ def request(
         answer = httpx.request(
             method, url, json=json, auth=auth, timeout=timeout, trust_env=False, verify=verify
         )
+    except NotProven as fault:
+        raise NotProved(f"{who}: {fault}") from fault
     except httpx.HTTPError as fault:
         reason = certificate_fault(fault) or reason_of(fault)
         raise NoAnswer(f"{who} does not answer: {reason}") from fault
     if answer.status_code not in fine:
-        raise NoAnswer(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
+        refused = NotProved if answer.status_code == httpx.codes.UNAUTHORIZED else NoAnswer
+        raise refused(f"{who}: HTTP {answer.status_code} {answer.text.strip()[:200]}")
     return answer

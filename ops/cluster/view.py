@@ -304,11 +304,13 @@ class View:
 
     # Brokers.
 
-    def is_shut(self, name: str) -> bool:
-        """Return whether nobody listens at a broker's AMQP address: its process has ended, or still boots."""
-        address = self.inventory.find(name).address
+    def is_shut(self, name: str, what: str = "address") -> bool:
+        """Return whether nobody listens at an address of a node; false where nothing answers in time.
+
+        what: address, which is AMQP's, management or agent.
+        """
         try:
-            with socket.create_connection(address, timeout=PROBE_WITHIN_S):
+            with socket.create_connection(getattr(self.node(name), what), timeout=PROBE_WITHIN_S):
                 return False
         except ConnectionRefusedError:
             return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ops.commands import hosts
+from ops.commands import doors, hosts
 from ops.commands.kits import kit
 from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
@@ -39,12 +39,17 @@ BALANCER_UNIT = "haproxy"
 class Supervisor(Protocol):
     """Commands that concern one node; none where there is nothing to do.
 
+    start_broker: the broker runs, and its doors are open. named: fails unless the broker that runs there
+    has this address for a name. shut: shuts the doors of such a broker, which must be empty; see
+    `ops.commands.doors`.
     data: prints the files of its broker, one a line, none where there are none.
     broker_state, agent_state: print one of systemd's words for the state of its process.
     """
 
     def provision(self, name: str) -> tuple[Command, ...]: ...
     def start_broker(self, name: str) -> tuple[Command, ...]: ...
+    def named(self, name: str, address: str) -> tuple[Command, ...]: ...
+    def shut(self, name: str, address: str) -> tuple[Command, ...]: ...
     def stop_broker(self, name: str) -> tuple[Command, ...]: ...
     def start_agent(self, name: str) -> tuple[Command, ...]: ...
     def stop_agent(self, name: str) -> tuple[Command, ...]: ...
@@ -66,6 +71,12 @@ class LocalNodes:
 
     def start_broker(self, name: str) -> tuple[Command, ...]:
         return self._start(name)
+
+    def named(self, name: str, address: str) -> tuple[Command, ...]:
+        return self._local("named", name, address)
+
+    def shut(self, name: str, address: str) -> tuple[Command, ...]:
+        return self._local("shut", name, address)
 
     def stop_broker(self, name: str) -> tuple[Command, ...]:
         return self._local("stop", name)
@@ -98,8 +109,8 @@ class LocalNodes:
         (start,) = self._local("start", name)
         return (replace(start, within_s=STARTED_WITHIN_S),)
 
-    def _local(self, word: str, name: str) -> tuple[Command, ...]:
-        return (kit("ops", "local", word, name, "--dir", str(self.dir)),)
+    def _local(self, word: str, *words: str) -> tuple[Command, ...]:
+        return (kit("ops", "local", word, *words, "--dir", str(self.dir)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,16 @@ class SystemdNodes:
         return ()
 
     def start_broker(self, name: str) -> tuple[Command, ...]:
-        return self._systemctl("start", BROKER_UNIT, name)
+        return (
+            *self._systemctl("start", BROKER_UNIT, name),
+            *self._evaluated(name, doors.opened()),
+        )
+
+    def named(self, name: str, address: str) -> tuple[Command, ...]:
+        return self._evaluated(name, doors.named(address))
+
+    def shut(self, name: str, address: str) -> tuple[Command, ...]:
+        return self._evaluated(name, doors.shut(address))
 
     def stop_broker(self, name: str) -> tuple[Command, ...]:
         return self._systemctl("stop", BROKER_UNIT, name)
@@ -173,6 +193,10 @@ class SystemdNodes:
     def start_balancer(self, host: str) -> Command:
         """Start HAProxy, or restart it so that it reads its files. host: SSH address."""
         return Command(("systemctl", "restart", BALANCER_UNIT, BALANCER_STATE_UNIT), host)
+
+    def _evaluated(self, name: str, expression: str) -> tuple[Command, ...]:
+        argv = (*self._root(name), "rabbitmqctl", "--quiet", "eval", expression)
+        return (Command(argv, self.hosts[name]),)
 
     def _systemctl(self, word: str, unit: str, name: str) -> tuple[Command, ...]:
         within_s = STARTED_WITHIN_S if word == "start" else COMMAND_WITHIN_S

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from messagebus.terminal import plural, printable, say
+from ops.commands import doors
 from ops.commands.kits import CHECKOUT
 from ops.local.cluster import DEFAULT_BROKERS, LocalCluster
 from ops.local.layout import BALANCERS_MAX, DEFAULT_NETWORK
@@ -209,11 +210,41 @@ def kill(dir: Path, name: str, word: str) -> None:
     LocalCluster(dir).kill(name, number=_SIGNALS[word])
 
 
+@local.command(short_help="Fail unless the broker NAME calls itself ADDRESS.")
+@_dir_option
+@click.argument("name")
+@click.argument("address")
+def named(dir: Path, name: str, address: str) -> None:
+    """Fail unless the broker NAME, asked as an Erlang node, calls itself ADDRESS.
+
+    \b
+    Example:
+      python -m ops local named mb2 127.0.0.12:5672
+    """
+    say(LocalCluster(dir).evaluate(name, doors.named(address)))
+
+
+@local.command(short_help="Shut the doors of the empty broker NAME.")
+@_dir_option
+@click.argument("name")
+@click.argument("address")
+def shut(dir: Path, name: str, address: str) -> None:
+    """Shut the doors of the broker NAME that calls itself ADDRESS, and count its messages: none must be left.
+
+    It takes no connection until `ops local start NAME`. With a message in it, its doors stay open.
+
+    \b
+    Example:
+      python -m ops local shut mb2 127.0.0.12:5672
+    """
+    say(LocalCluster(dir).evaluate(name, doors.shut(address)))
+
+
 @local.command()
 @_dir_option
 @click.argument("name")
 def start(dir: Path, name: str) -> None:
-    """Start NAME, a part that was killed or stopped.
+    """Start NAME, a part that was killed or stopped; open the doors of a broker that were shut.
 
     \b
     Example:

@@ -31,6 +31,7 @@ from lb.apply import prepare_start
 from messagebus.broker import BrokerList
 from messagebus.secret import Secret
 from messagebus_agent import genesis
+from ops.commands import doors
 from ops.errors import LocalFault
 from ops.local import files, preflight, process, secrets, servers, watching
 from ops.local.layout import (
@@ -57,9 +58,11 @@ GONE_S = 5.0
 LOCK_WITHIN_S = 180.0
 POLL_S = 0.05
 HTTP_TIMEOUT_S = 5.0
+# The shutting of doors waits 10 s for connections inside the node to end, and asks each queue.
+EVALUATED_WITHIN_S = 120.0
 # RabbitMQ 3.10's management agent asks at its end who is connected, of a process that waits for that end, and
 # gives up after 5 s. Ended before everything else, it has its answer at once: a stop takes 2 s and not 7.
-END_STATISTICS = "gen_event:delete_handler(rabbit_event, rabbit_mgmt_db_handler, []).\n"
+END_STATISTICS = "gen_event:delete_handler(rabbit_event, rabbit_mgmt_db_handler, [])."
 END_STATISTICS_WITHIN_S = 2.0
 LOG_TAIL_LINES = 3
 
@@ -173,11 +176,17 @@ class LocalCluster:
     # -- one part: "mb2", "mb2-agent", "haproxy" or "epmd"
 
     def start(self, name: str, *, agent: bool = False, wait: bool = True) -> None:
-        """Start a part that does not run. wait: return when it answers on its port."""
+        """Start a part that does not run, or open the doors of a broker that does.
+
+        wait: return when it answers on its port.
+        """
         wanted = part(self.layout, _part_name(name, agent))
         if not self._find(wanted.name):
             process.kill(process.marked(self._mark(wanted.name)))
             self._launch(wanted)
+        elif wanted.kind == "broker" and not self._answers(wanted):
+            with suppress(LocalFault):  # it may be in the middle of its boot, which opens them
+                self.evaluate(wanted.name, doors.opened())
         if wait:
             self._wait_answers(wanted)
 
@@ -214,6 +223,16 @@ class LocalCluster:
 
     def thaw(self, name: str, *, agent: bool = False) -> None:
         self.kill(name, agent=agent, number=signal.SIGCONT)
+
+    def evaluate(self, name: str, expression: str) -> str:
+        """Have a broker's Erlang node evaluate an expression that ends with a dot; return its value as text.
+
+        Raises LocalFault when it cannot, or the node does not answer.
+        """
+        answer = self._erl_call(name, expression, within_s=EVALUATED_WITHIN_S)
+        if not answer.startswith("{ok, "):
+            raise LocalFault(f"{name}: {answer or 'its Erlang node does not answer'}")
+        return answer.removeprefix("{ok, ").removesuffix("}").strip('"')
 
     # -- the set of nodes
 
@@ -530,19 +549,24 @@ class LocalCluster:
 
     def _end_statistics(self, name: str) -> None:
         """End a broker's management agent before the broker. Where that fails, the stop takes longer."""
+        if self.layout.root == HERE:  # newer brokers need no help
+            self._erl_call(name, END_STATISTICS, within_s=END_STATISTICS_WITHIN_S)
+
+    def _erl_call(self, name: str, expression: str, *, within_s: float) -> str:
+        """Return what `erl_call` writes; "" where it cannot run, or takes longer."""
         layout = self.layout
-        if layout.root != HERE:
-            return  # newer brokers need no help
         node = layout.node(name)
         with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
+            done = subprocess.run(
                 ["erl_call", "-sname", node.node_name, "-e"],
-                input=END_STATISTICS.encode(),
+                input=f"{expression}\n".encode(),
                 env={**epmd_environment(layout.epmd_port), "HOME": str(node.home)},
                 capture_output=True,
                 check=False,
-                timeout=END_STATISTICS_WITHIN_S,
+                timeout=within_s,
             )
+            return (done.stdout or done.stderr).decode(errors="replace").strip()
+        return ""
 
     def _wipe(self) -> None:
         """Remove our files; a folder that holds other files is left with them."""

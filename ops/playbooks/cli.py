@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from messagebus.commands.options import NumberRange
 from messagebus.errors import ConfigError
 from messagebus.terminal import say
+from ops.cluster import checks
 from ops.cluster.absent import find_absent
 from ops.cluster.emptying import HELD_WITHIN_S, delayed
 from ops.cluster.view import View
@@ -26,6 +28,7 @@ from ops.playbooks.remove import Drain
 from ops.run.command import RunOptions, carry, opened, options_of_run, run_options
 from ops.run.journal import Journal
 from ops.run.plan import Plan
+from ops.run.runner import HostRunner
 
 # The lag of RabbitMQ's counts: a queue reports at its tick, and the management plugin takes that at its
 # next sample. 5 s each unless set otherwise, which `ops local` does.
@@ -72,6 +75,7 @@ def add(name: str, dead: tuple[str, ...], opts: RunOptions) -> None:
       python -m ops add mb4 --dry-run
       python -m ops add mb4 --yes
     """
+    name = _own_name(opts, name)
     with opened(opts, f"add {name}", [name]) as journal:
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _new_target(view, name)
@@ -99,6 +103,7 @@ def remove(
       python -m ops remove mb2 --dry-run
       python -m ops remove mb2 --move-remaining --yes
     """
+    name = _own_name(opts, name)
     with opened(opts, f"remove {name}", [name]) as journal:
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
@@ -132,6 +137,9 @@ def restart(
     """
     if bool(names) == rolling:
         raise click.UsageError("name brokers, or use --rolling for all of them")
+    names = tuple(_own_name(opts, name) for name in names)
+    if twice := twice_in(names):
+        raise click.UsageError(f"named twice: {', '.join(twice)}")
     called = f"restart {' '.join(names) or '--rolling'}"
     every = [node.name for node in View(opts.file).nodes]
     with opened(opts, called, names or every) as journal:
@@ -174,6 +182,7 @@ def upgrade(
       python -m ops upgrade mb2 --dry-run
       python -m ops upgrade mb2 --to 3.12.1-1 --yes
     """
+    name = _own_name(opts, name)
     with opened(opts, f"upgrade {name}", [name]) as journal:
         view = _view(opts, [name], dead)
         target = _resumed(journal, name) or _known_target(view, name)
@@ -206,6 +215,7 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
       python -m ops replace mb2 --dead db2 --yes
       python -m ops replace mb3 --lose-messages --yes
     """
+    name = _own_name(opts, name)
     known = View(opts.file).inventory
     if any(mirror.name == name for mirror in known.mirrors):
         proof = {"dead": dead, "give_up": give_up}
@@ -222,7 +232,7 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
             raise ConfigError(f"{name} is the last broker: the list must name another one")
         kept = opts.journals / f"replaced-{name}.toml"
         nodes = _nodes(view, [target])
-        plan = rejoin.replace(target, view, nodes, kept=kept)
+        plan = rejoin.replace(target, view, nodes, kept=kept, runner=HostRunner())
         if not (opts.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
                 f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
@@ -267,13 +277,32 @@ def _carry(
     carry(plan, journal, opts, facts, brokers=[target.name], afterwards=_afterwards(view))
 
 
+def twice_in(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def _own_name(opts: RunOptions, given: str) -> str:
+    """Return the name of the broker that is given by name or address.
+
+    A run has one journal, however its broker is called. It may not be in the inventory yet, or any more.
+    """
+    with suppress(ConfigError):
+        return View(opts.file).node(given).name
+    return given
+
+
 def _view(opts: RunOptions, but: Collection[str], dead: Iterable[str]) -> View:
-    """Return a view of the cluster without dead nodes and balancers, which are reported."""
+    """Return a view of the cluster without dead nodes and balancers, which are reported.
+
+    Raises OpsError when another broker or agent answers at the addresses of a node.
+    """
     view = View(opts.file)
     absent = find_absent(view, lambda names: _of(view, names), but, dead)
     if names := absent.in_words():
         say(f"note: dead, and left out: {names}", err=True)
-    return View(opts.file, absent)
+    view = View(opts.file, absent)
+    checks.refuse_strangers(view)
+    return view
 
 
 def _of(view: View, names: Iterable[str]) -> Supervisor:

@@ -13,8 +13,8 @@ may have other versions meanwhile, for any length of time.
 Replacement of a broker that is dead for good by a new, empty one. The messages on its disk are lost; where it
 has a mirror, `ops.mirror.failover` promotes that instead. The order:
 
-1. Nothing answers there, and all that may be left of it is stopped: an old broker that came back beside
-   the new one would have its address.
+1. Nothing answers there, its host has no process of it, and all that may be left of it is stopped: an old
+   broker that came back beside the new one would have its address.
 2. The list and the balancer forget it, so that no client dials it and the other agents are a majority by
    themselves.
 3. A new node of the same name is made, while still nothing answers there, and brought in as in `add`.
@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ops.cluster import checks
+from ops.cluster.absent import has_ended
 from ops.cluster.view import View
 from ops.commands import kits
 from ops.commands.supervise import Supervisor
@@ -33,6 +34,7 @@ from ops.playbooks import add, remove
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
 from ops.run.plan import Plan, Step
+from ops.run.runner import Runner
 
 
 def restart(
@@ -55,9 +57,19 @@ def _restarted(target: Target, view: View, nodes: Supervisor, how: Drain) -> tup
         *remove.unpublished(target, view, how),
         *remove.released(target, view, how),
         Step(
+            name=f"see that {name} on its host is the one at its addresses",
+            # A run may have been interrupted at its stop.
+            commands=(*nodes.start_broker(name), *nodes.named(name, target.address)),
+            is_fresh=True,
+            until="both call themselves so",
+            check=checks.is_itself(view, name),
+        ),
+        Step(
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
             guard=checks.others_serve(view, {name}, wanted=how.serving_min),
+            until="nobody listens at its addresses",
+            check=checks.fell_silent(view, name, *remove.ENDS),
         ),
         *_brought_in(target, view, nodes),
     )
@@ -84,8 +96,11 @@ def upgrade(
     )
 
 
-def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path) -> Plan:
-    """Plan the replacement. kept: file that holds its entry of the inventory meanwhile."""
+def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path, runner: Runner) -> Plan:
+    """Plan the replacement. kept: file that holds its entry of the inventory meanwhile.
+
+    runner: asks its host for what runs there.
+    """
     name, address = target.name, target.address
     return Plan(
         name=f"replace {name}",
@@ -98,6 +113,7 @@ def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path) -> Pla
             Step(
                 name=f"stop whatever is left of {name}",
                 commands=(*nodes.stop_broker(name), *nodes.stop_agent(name)),
+                guard=has_ended(nodes.broker_state(name), runner),
             ),
             Step(
                 name=f"take {name} off the list",
@@ -120,7 +136,7 @@ def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path) -> Pla
             Step(
                 name=f"make node {name} anew, empty",
                 commands=nodes.reinstall(name, ""),
-                guard=checks.both(
+                guard=checks.every(
                     checks.off_the_list(view, name, address), checks.is_dead(view, name)
                 ),
             ),

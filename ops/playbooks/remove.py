@@ -14,7 +14,10 @@ The order is part of the correctness:
    that they gave back must not be left behind, so the queues are looked at again.
    Messages that nobody reads, parked and delayed ones go to the other brokers only now (`moves`): no
    consumer is left that could take them meanwhile.
-5. It is stopped, a moment after it was seen empty, and cleared away: only if no served list
+5. On its host the node of that name, by its own word, shuts its doors and counts its messages once more:
+   whoever dials it directly, past list and balancer, is confirmed nothing after that count. Its addresses
+   must take no connection then, so they are those of the node on that host.
+6. It is stopped, and cleared away: only if nobody listens at its addresses, no served list
    names it, no balancer sends publishers there, and none of its files has changed since.
    The balancer forgets it.
 
@@ -36,6 +39,8 @@ from ops.playbooks import add
 from ops.playbooks.add import Target
 from ops.run.plan import Command, Plan, Step
 
+# The addresses of a broker, which its agent's is none of.
+ENDS = ("address", "management")
 # Publishers that follow the list move within a second or two; others renew after minutes.
 LEAVE_WITHIN_S = 20.0
 HANG_UP_WITHIN_S = 30.0
@@ -103,12 +108,29 @@ def stopped_empty(target: Target, view: View, nodes: Supervisor, how: Drain) -> 
     return (
         nothing_left(target, view, nodes, how),
         Step(
+            name=f"shut the doors of {name}, and look once more",
+            commands=nodes.shut(name, target.address),
+            guard=checks.is_itself(view, name),
+            is_fresh=True,
+            until="nobody listens at its addresses",
+            check=checks.fell_silent(view, name, *ENDS),
+            tells=True,
+        ),
+        Step(
             name=f"stop broker {name}",
             commands=nodes.stop_broker(name),
-            guard=checks.others_serve(view, {name}, wanted=how.serving_min),
+            guard=checks.every(
+                checks.fell_silent(view, name, *ENDS),
+                checks.others_serve(view, {name}, wanted=how.serving_min),
+            ),
             seal=nodes.data(name),
         ),
-        Step(name=f"stop the agent of {name}", commands=nodes.stop_agent(name)),
+        Step(
+            name=f"stop the agent of {name}",
+            commands=nodes.stop_agent(name),
+            until="nobody listens at its address",
+            check=checks.fell_silent(view, name, "agent"),
+        ),
     )
 
 
@@ -119,7 +141,10 @@ def erased(
     return Step(
         name=name,
         commands=commands,
-        guard=checks.off_the_list(view, target.name, target.address),
+        guard=checks.every(
+            checks.off_the_list(view, target.name, target.address),
+            checks.fell_silent(view, target.name, *ENDS, "agent"),
+        ),
         seal=nodes.data(target.name),
         sealed_by=f"stop broker {target.name}",
     )

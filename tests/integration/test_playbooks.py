@@ -9,11 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from messagebus import (
@@ -182,6 +184,71 @@ def test_wrong_use_is_told_in_one_line(cluster: LocalCluster) -> None:
         assert failed.returncode in (1, 2)
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.guarantee("erased-by-its-own-word")
+def test_a_broker_at_anothers_address_is_neither_believed_nor_erased(cluster: LocalCluster) -> None:
+    first, *_, last = (cluster.node(name) for name in cluster.names)
+    text = cluster.inventory.read_text()
+    swapped = text.replace(first.management, "X").replace(last.management, first.management)
+    cluster.inventory.write_text(swapped.replace("X", last.management))
+    try:
+        for word in ("remove", "restart", "upgrade"):
+            refused = ops(cluster, word, last.name, "--yes")
+            assert refused.returncode == 1
+            is_anothers = (
+                f"management of {last.name}, {first.management}, is that of {first.broker}"
+            )
+            assert is_anothers in refused.stderr
+    finally:
+        cluster.inventory.write_text(text)
+    assert not (cluster.inventory.parent / JOURNALS / f"remove+{last.name}.jsonl").exists()
+
+
+@pytest.mark.guarantee("erased-by-its-own-word")
+def test_what_a_broker_confirms_to_a_client_that_dials_it_itself_is_never_erased(
+    cluster: LocalCluster,
+) -> None:
+    """The client knows neither list nor balancer, and comes after the last look of the statistics."""
+    leaving, queue = cluster.names[-1], "legacy"
+    put_queue(cluster, leaving, queue, {"x-queue-type": "quorum"})
+    ended = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        stored = pool.submit(publish_after_the_look, cluster, leaving, queue, ended)
+        refused = ops(cluster, "remove", leaving, "--yes")
+        ended.set()
+        count = stored.result()
+    assert count, refused.stderr
+    assert refused.returncode == 1, refused.stderr
+    assert f'messages_are_left,[{{"{queue}",' in refused.stderr
+    with cluster.management(leaving) as management:  # its doors are open again, and all is there
+        got = management.post(
+            f"/api/queues/%2F/{queue}/get",
+            json={"count": 2 * count, "ackmode": "ack_requeue_false", "encoding": "auto"},
+        ).json()
+    assert len(got) == count
+    removed = ops(cluster, "remove", leaving, "--yes")
+    assert removed.returncode == 0, removed.stderr
+    assert "its doors are shut, and it counts 0 messages in" in proofs(removed.stderr)
+    assert ops(cluster, "add", leaving, "--yes").returncode == 0
+
+
+def publish_after_the_look(
+    cluster: LocalCluster, name: str, queue: str, ended: threading.Event
+) -> int:
+    """Publish to the broker itself from its last look by statistics on. Returns how many it stored."""
+    journal = cluster.inventory.parent / JOURNALS / f"remove+{name}.jsonl"
+    looked, count = f"see that nothing is left on {name}", 0
+    body = {"routing_key": queue, "payload": "x", "payload_encoding": "string"}
+    properties = {"properties": {"delivery_mode": 2}}
+    with cluster.management(name) as management:
+        while not ended.wait(0.02):
+            if not journal.exists() or looked not in journal.read_text():
+                continue
+            with suppress(httpx.HTTPError):
+                path = "/api/exchanges/%2F/amq.default/publish"
+                count += management.post(path, json=body | properties).json()["routed"]
+    return count
 
 
 def test_what_differs_is_told_and_nothing_is_changed(

@@ -58,6 +58,7 @@ class Broker:
     broker. polite: the agent last told the balancer to send nobody.
     is_dead: its host died, and it was not started since: its data is lost anyway.
     is_locked: it has an empty queue with an exclusive consumer: nobody else may look into it.
+    is_shut: its doors are, in this life of it.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Broker:
     data: int = 0
     is_dead: bool = False
     is_locked: bool = False
+    is_shut: bool = False
     served: str = ""
 
 
@@ -94,6 +96,8 @@ class SimulatedCluster:
 
     kill_in: number of looks or commands before Killed is raised. agents_read_lists: whether an agent that the
     list does not name keeps publishers away. ran: every command, in its order.
+    swapped: name -> the broker that answers at its management's address. hosts: name -> that on its host.
+    dials: name of a broker that a client dials itself right before this command, and publishes to.
     """
 
     chance: random.Random
@@ -106,6 +110,9 @@ class SimulatedCluster:
     consuming: bool = True
     ran: list[str] = field(default_factory=list)
     listed_text: str = ""
+    swapped: dict[str, str] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    dials: tuple[str, str] = ("", "")
 
     @classmethod
     def of(cls, chance: random.Random, count: int = 3) -> SimulatedCluster:
@@ -144,7 +151,7 @@ class SimulatedCluster:
                 drains = entries(broker.served).get(address(broker.name))
                 is_named = drains is not None or not self.agents_read_lists
                 broker.polite = broker.held or not is_named or bool(drains)
-                broker.gate = broker.running
+                broker.gate = broker.running and not broker.is_shut
 
     def publish(self) -> None:
         """Publish to one of the brokers that some balancer sends publishers to."""
@@ -164,7 +171,7 @@ class SimulatedCluster:
 
     def is_consumed(self, broker: Broker) -> bool:
         """Return whether clients consume there: they follow the newest list that an agent serves."""
-        if not broker.running:
+        if not broker.running or broker.is_shut:
             return False
         texts = {one.served for one in self.brokers.values() if one.served}
         newest = max((parsed(text).generation for text in texts), default=0)
@@ -188,6 +195,7 @@ class SimulatedCluster:
             and broker
             and name in front.known
             and broker.running
+            and not broker.is_shut
             and broker.gate
             and not broker.polite
         )
@@ -205,7 +213,10 @@ class SimulatedCluster:
             at = words.index("--inventory")
             del words[at : at + 2]
         if command.argv[0] == "find":
-            return self._files(command.argv[3].split("/")[-3])
+            name = command.argv[3].split("/")[-3]
+            return self._files(self.hosts.get(name, name))
+        if " ".join(words[:3]) == self.dials[1]:
+            self.dial(self.dials[0])
         self.ran.append(" ".join(command.argv[2:]))
         served = self.serving
         do = {"consumer_lists": self._lists, "lb": self._lb, "ops": self._ops}[command.argv[2]]
@@ -299,7 +310,7 @@ class SimulatedCluster:
     def _ops(self, words: list[str]) -> str:
         word, *rest = words
         if word == "local":
-            return self._local(rest[0], rest[1])
+            return self._local(*rest[: rest.index("--dir")])
         if word == "inventory":
             return self._inventory(rest)
         broker = self._node(rest[0])
@@ -341,8 +352,16 @@ class SimulatedCluster:
                 self.inventory_names.append(name)
         return ""
 
-    def _local(self, word: str, part: str) -> str:
+    def dial(self, name: str) -> None:
+        """Publish to a broker past list and balancer, and have it confirmed, if its doors are open."""
+        broker = self.brokers.get(name)
+        if broker and broker.running and not broker.is_shut:
+            broker.messages += 1
+            broker.data += 1
+
+    def _local(self, word: str, part: str, *called: str) -> str:
         name, _, agent = part.partition("-")
+        name = self.hosts.get(name, name)
         broker = self.brokers.get(name)
         if word == "state":
             is_there = broker and (broker.agent or broker.silent if agent else broker.running)
@@ -362,11 +381,19 @@ class SimulatedCluster:
             broker.agent = word == "start"
         elif word == "start":
             self.start(broker)
+        elif word in ("named", "shut"):
+            if not broker.running or address(name) not in called:
+                raise _Refused(f"the broker there is {name}")
+            if word == "shut":
+                if broker.messages or broker.foreign:
+                    raise _Refused("messages are left")
+                broker.is_shut, broker.publishers, broker.gate = True, False, False
         else:
-            broker.running = broker.publishers = broker.gate = False
+            broker.running = broker.publishers = broker.gate = broker.is_shut = False
         return ""
 
     def start(self, broker: Broker) -> None:
+        broker.is_shut = False
         if not broker.running:
             broker.running, broker.is_dead = True, False
             broker.data += 1
@@ -405,7 +432,7 @@ class SimulatedCluster:
     def die(self, name: str) -> None:
         """Let the host of a broker die."""
         broker = self.brokers[name]
-        broker.running = broker.agent = broker.publishers = broker.gate = False
+        broker.running = broker.agent = broker.publishers = broker.gate = broker.is_shut = False
         broker.is_dead = True
 
     def mend(self) -> None:
@@ -430,7 +457,11 @@ def address(name: str) -> str:
 @functools.cache
 def as_node(name: str) -> Any:
     return SimpleNamespace(
-        name=name, address=address(name), agent=SimpleNamespace(port=8081), host=""
+        name=name,
+        address=address(name),
+        agent=SimpleNamespace(port=8081),
+        management=f"{name}:15672",
+        host="",
     )
 
 
@@ -517,12 +548,19 @@ class SimulatedView:
         if not broker.agent:
             raise NoAnswer(f"agent of {name}")
         self._cluster.tick()
-        verdict = "down" if not broker.running else "drain" if broker.polite else "ready"
+        verdict = (
+            "down"
+            if not broker.running or broker.is_shut
+            else "drain"
+            if broker.polite
+            else "ready"
+        )
         return {"verdict": verdict, "reason": verdict}
 
     def settled(self, name: str) -> dict[str, Any]:
         self.health(name)
-        is_there = self._broker(name).running
+        broker = self._broker(name)
+        is_there = broker.running and not broker.is_shut
         return {"settled": is_there, "gate": is_there, "queues": []}
 
     def sending(self) -> dict[str, frozenset[str]]:
@@ -581,12 +619,25 @@ class SimulatedView:
         return (self._running(name).data, 0)
 
     def overview(self, name: str) -> dict[str, Any]:
-        self._running(name)
-        return {}
+        return {"cluster_name": address(self._running(name).name)}
+
+    def observed(self, name: str) -> Any:
+        if not self._broker(name).agent:
+            raise NoAnswer(f"agent of {name}")
+        return SimpleNamespace(broker=address(name))
+
+    def is_shut(self, name: str, what: str = "address") -> bool:
+        self._cluster.tick()
+        if what == "management":
+            name = self._cluster.swapped.get(name, name)
+        if not (broker := self._cluster.brokers.get(name)):
+            return True
+        return not broker.agent if what == "agent" else not broker.running or broker.is_shut
 
     def _running(self, name: str) -> Broker:
-        broker = self._broker(name)
-        if not broker.running:
+        """Return the broker that answers at the management's address of a node."""
+        broker = self._broker(self._cluster.swapped.get(name, name))
+        if not broker.running or broker.is_shut:
             raise NoAnswer(f"management of {name}")
         return broker
 

@@ -23,15 +23,18 @@ from consumer_lists.errors import ListsError
 from messagebus.errors import MessageBusError
 from ops.cluster import absent, checks, view
 from ops.cluster.absent import find_absent
+from ops.commands.supervise import LocalNodes
 from ops.mirror import storage_cli
 from ops.mirror.failover import Arrival
 from ops.playbooks import cli, rejoin
 from ops.playbooks.add import Target
 from ops.run import command, runner
+from ops.run import journal as journals
 from ops.run.command import RunOptions
 from ops.run.journal import Journal, OpenRun, open_runs
-from ops.run.plan import Plan, Step
+from ops.run.plan import Command, Plan, Step
 from tests.model.simulated_cluster import (
+    Broker,
     Killed,
     SimulatedCluster,
     SimulatedView,
@@ -109,6 +112,7 @@ class World:
         monkeypatch.setattr(
             cli, "find_absent", lambda *words: find_absent(*words, runner=self.cluster)
         )
+        monkeypatch.setattr(cli, "HostRunner", lambda: self.cluster)
         monkeypatch.setattr(command, "HostRunner", lambda _show: self.cluster)
         self.told: list[str] = []
         self._depth = 0
@@ -121,16 +125,36 @@ class World:
     def play(self, word: str, name: str, **said: object) -> str:
         """Run a playbook as its command does. Returns how it ended, "" for well."""
         options = {**UNSAID, **OPTIONS[word], **said, "file": self.file}
-        options["names" if word == "restart" else "name"] = (name,) if word == "restart" else name
+        options["names" if word == "restart" else "name"] = (
+            tuple(name.split()) if word == "restart" else name
+        )
         try:
             getattr(cli, word).callback(**options)
-        except (MessageBusError, ListsError, OSError) as fault:
+        except (MessageBusError, ListsError, OSError, click.UsageError) as fault:
             return f"{type(fault).__name__}: {fault}"
         except (Killed, click.exceptions.Exit) as end:
             return type(end).__name__
         finally:
             self.cluster.kill_in = None
         return ""
+
+    def rehearse(self, word: str, name: str, **said: object) -> None:
+        """Run a playbook with --dry-run, whatever stands beside it.
+
+        Raises Violation when it changes anything.
+        """
+        kill_in, self.cluster.kill_in = self.cluster.kill_in, None
+        before = self._written()
+        self.told.append(f"dry run: {self.play(word, name, **{**said, 'dry_run': True})}")
+        if self._written() != before:
+            raise Violation(f"a dry run of {word} {name} {said} wrote something")
+        self.cluster.kill_in = kill_in
+
+    def _written(self) -> dict[str, bytes]:
+        """Return the journals, and what was run."""
+        files = {file.name: file.read_bytes() for file in self.folder.glob("journal/*")}
+        ran = [words for words in self.cluster.ran if not words.startswith("ops local state")]
+        return {**files, "ran": " ".join(ran).encode()}
 
     def killed(self, kill_in: int, word: str, name: str, **said: object) -> None:
         """Run a playbook that is killed after this many looks and commands, or ends."""
@@ -163,9 +187,13 @@ class World:
             if word != "replace" and chance.random() < 0.5:
                 off = [one.name for one in self.cluster.fronts.values() if one.state == "off"]
                 said["dead"] = tuple(off)
+            if word == "restart" and chance.random() < 0.2:
+                name = " ".join(chance.choices(NAMES, k=3))
             self.told.append(f"{word} {name} {said or ''}")
             if word == "upgrade":
                 said["version"] = chance.choice(("", "", "4.0.5"))
+            if chance.random() < 0.1:
+                self.rehearse(word, name, **said)
             self._depth += 1
             self.told.append(f"-> {self.play(word, name, **said)}")
             self._depth -= 1
@@ -357,16 +385,45 @@ def an_undo_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def other_virtual_hosts_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimulatedView, "all_queues", lambda self, name: self.queues_of_the_bus(name))
-
-
 def other_words_of_death_are_passed_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(storage_cli, "options_of_run", lambda _journal, options, *_, **__: options)
 
 
 def what_cannot_be_looked_into_is_a_fault(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(view, "NOT_FETCHABLE", ())
+
+
+def nobody_asks_who_is_there(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(checks, "misnamed", lambda *_, **__: "")
+    patch.setattr(checks, "fell_silent", lambda *_: lambda: "")
+    patch.setattr(checks, "off_the_list", lambda *_: lambda: "")
+    patch.setattr(LocalNodes, "shut", nothing_run)
+    patch.setattr(LocalNodes, "named", nothing_run)
+
+
+def other_virtual_hosts_are_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    nobody_asks_who_is_there(patch)
+    patch.setattr(SimulatedView, "all_queues", lambda self, name: self.queues_of_the_bus(name))
+
+
+def nothing_run(*_words: object) -> tuple[Command, ...]:
+    return ()
+
+
+def a_name_may_be_there_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Plan, "__post_init__", nothing)
+    patch.setattr(cli, "twice_in", lambda _names: [])
+
+
+def a_dry_run_may_close_a_run(patch: pytest.MonkeyPatch) -> None:
+    is_open = journals.is_open
+
+    def closed(folder: Path, name: str) -> bool:
+        there = is_open(folder, name)
+        journals.abandon(folder, name)
+        return there
+
+    patch.setattr(journals, "is_open", closed)
 
 
 def nobody_looks_at_the_others(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +436,7 @@ def what_was_proved_before_is_still_so(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_torn_line_is_appended_to(patch: pytest.MonkeyPatch) -> None:
-    def append(self: Journal, line: dict[str, Any]) -> None:
+    def append(self: Journal, line: dict[str, Any], _flags: int = 0) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as file:
             file.write(json.dumps({**line, "at": "2026-08-02T10:00:00+0000"}) + "\n")
@@ -455,6 +512,43 @@ def the_others_are_dead(world: World, kill_in: int) -> None:
     world.play("restart", "mb3")
 
 
+def addresses_are_swapped(world: World, kill_in: int) -> None:
+    """The management of a broker with messages, and that of an empty one that no list names."""
+    text = world.cluster.listed_text
+    world.cluster.brokers["mb4"] = Broker("mb4", running=True, agent=True, served=text)
+    world.cluster.inventory_names.append("mb4")
+    world.cluster.brokers["mb2"].foreign = 10
+    world.cluster.swapped = {"mb2": "mb4", "mb4": "mb2"}
+    world.killed(kill_in, "remove", "mb2")
+    world.play("remove", "mb2")
+
+
+def hosts_are_swapped(world: World, kill_in: int) -> None:
+    world.cluster.brokers["mb3"].foreign = 10
+    world.cluster.hosts = {"mb2": "mb3", "mb3": "mb2"}
+    world.killed(kill_in, "remove", "mb2")
+    world.play("remove", "mb2")
+
+
+def a_client_dials_the_broker_itself(world: World, kill_in: int) -> None:
+    """It publishes, and is confirmed, after the last look and before the stop."""
+    world.cluster.dials = ("mb2", "local stop mb2")
+    world.killed(kill_in, "remove", "mb2")
+    world.play("remove", "mb2")
+
+
+def a_broker_is_named_twice(world: World, kill_in: int) -> None:
+    twice = "mb1 mb3 mb1"
+    world.killed(4 * kill_in, "restart", twice)
+    if not world.play("restart", twice) and not world.cluster.sent_by_all("mb1"):
+        raise Violation("the restart is said to be done, and nobody is sent to mb1")
+
+
+def somebody_rehearses_the_end_of_a_run(world: World, kill_in: int) -> None:
+    world.killed(kill_in, "remove", "mb2")
+    world.rehearse("remove", "mb2", abandon=True)
+
+
 class Pair:
     """A broker with a mirror, and the relevant steps of its failover, run by the real runner.
 
@@ -523,6 +617,11 @@ def a_line_is_torn(world: World, kill_in: int) -> None:
         (the_others_are_dead, nobody_looks_at_the_others),
         (the_other_host_dies_later, other_words_of_death_are_passed_over),
         (a_line_is_torn, a_torn_line_is_appended_to),
+        (addresses_are_swapped, nobody_asks_who_is_there),
+        (hosts_are_swapped, nobody_asks_who_is_there),
+        (a_client_dials_the_broker_itself, nobody_asks_who_is_there),
+        (a_broker_is_named_twice, a_name_may_be_there_twice),
+        (somebody_rehearses_the_end_of_a_run, a_dry_run_may_close_a_run),
     ],
     ids=lambda each: each.__name__,
 )

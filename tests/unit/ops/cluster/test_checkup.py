@@ -17,8 +17,8 @@ from messagebus_tools.observing.snapshot import Room
 from ops.cluster import checks, checkup
 from ops.cluster.checks import Steady, some
 from ops.cluster.management import Connection, Queue
-from ops.cluster.view import View
-from ops.errors import NoAnswer
+from ops.cluster.view import Absent, View
+from ops.errors import NoAnswer, NotProved, OpsError
 from ops.local import files
 from ops.local.layout import Layout
 from ops.run.plan import Blocked
@@ -288,3 +288,67 @@ def test_what_was_otherwise_meanwhile_begins_anew() -> None:
 def test_many_names_are_told_as_a_few_and_a_number() -> None:
     assert some(["a", "b"]) == "a, b"
     assert some([str(n) for n in range(9)]) == "0, 1, 2, 3, 4 and 4 more"
+
+
+OWN = "127.0.0.12:5672"
+
+
+class Named:
+    """View of one node. broker, agent: what each calls itself, or why it does not answer."""
+
+    absent = Absent()
+
+    def __init__(self, broker: str | NoAnswer, agent: str | NoAnswer) -> None:
+        self._broker, self._agent = broker, agent
+        self.nodes = (self.node("mb2"),)
+
+    def node(self, name: str) -> Any:
+        return SimpleNamespace(name=name, address=OWN, management="m:1", agent="a:1")
+
+    def overview(self, _name: str) -> dict[str, str]:
+        return {"cluster_name": self._said(self._broker)}
+
+    def observed(self, _name: str) -> Any:
+        return SimpleNamespace(broker=self._said(self._agent))
+
+    def _said(self, word: str | NoAnswer) -> str:
+        if isinstance(word, NoAnswer):
+            raise word
+        return word
+
+
+@pytest.mark.parametrize(
+    ("broker", "agent", "told"),
+    [
+        ("127.0.0.13:5672", OWN, r"management of mb2, m:1, is that of 127\.0\.0\.13:5672, not"),
+        (OWN, "127.0.0.13:5672", r"agent of mb2, a:1, is that of 127\.0\.0\.13:5672, not"),
+        (NotProved("management of mb2: 401"), OWN, "401: another one may answer there"),
+        (OWN, NotProved("agent of mb2: 401"), "401: another one may answer there"),
+    ],
+)
+def test_another_one_at_the_addresses_of_a_node_is_believed_nothing(
+    broker: str | NoAnswer, agent: str | NoAnswer, told: str
+) -> None:
+    view = cast(View, Named(broker, agent))
+    with pytest.raises(Blocked, match=told):
+        checks.is_itself(view, "mb2")()
+    with pytest.raises(OpsError, match=told):
+        checks.refuse_strangers(view)
+
+
+def test_silence_proves_no_name_and_contradicts_none() -> None:
+    for words in ((NoAnswer("x"), OWN), (OWN, NoAnswer("x"))):
+        view = cast(View, Named(*words))
+        checks.refuse_strangers(view)
+        with pytest.raises(NoAnswer):
+            checks.is_itself(view, "mb2")()
+    assert checks.is_itself(cast(View, Named(OWN, OWN)), "mb2")() == ""
+
+
+def test_whoever_was_stopped_listens_nowhere_any_more() -> None:
+    listens = {"address": True, "management": False, "agent": True}
+    view = cast(View, SimpleNamespace(is_shut=lambda _name, what: not listens[what]))
+    ends = ("address", "management", "agent")
+    told = checks.fell_silent(view, "mb2", *ends)()
+    assert told == "somebody still listens at its address, agent"
+    assert checks.fell_silent(view, "mb2", "management")() == ""

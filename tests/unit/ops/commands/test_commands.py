@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ops.commands import hosts, kits
+from ops.commands import doors, hosts, kits
 from ops.commands.kits import CHECKOUT, kit
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.run.plan import Command
@@ -25,8 +25,9 @@ def test_a_local_node_is_a_part_of_the_local_cluster() -> None:
 def test_another_node_is_a_host_with_units() -> None:
     nodes = SystemdNodes({"mb4": "mb4.example"})
     assert nodes.provision("mb4") == ()
-    (start,) = nodes.start_broker("mb4")
+    start, opened = nodes.start_broker("mb4")
     assert (start.argv, start.host) == (("systemctl", "start", "rabbitmq-server"), "mb4.example")
+    assert opened.argv == ("rabbitmqctl", "--quiet", "eval", doors.opened())
     assert nodes.stop_agent("mb4") == (
         Command(("systemctl", "stop", "messagebus-agent"), "mb4.example"),
     )
@@ -40,7 +41,7 @@ def test_a_start_is_ended_by_its_own_patience_and_not_by_the_plan() -> None:
     starts = (
         *LocalNodes(Path("/c")).start_broker("mb4"),
         *LocalNodes(Path("/c")).start_agent("mb4"),
-        *SystemdNodes({"mb4": "mb4.example"}).start_broker("mb4"),
+        SystemdNodes({"mb4": "mb4.example"}).start_broker("mb4")[0],
     )
     assert {each.within_s > START_AT_MOST_S for each in starts} == {True}
 
@@ -66,6 +67,18 @@ def test_the_files_of_a_broker_are_listed_where_there_may_be_none() -> None:
     there = SystemdNodes({"mb4": "mb4.example"}, frozenset({"mb4"})).data("mb4")
     assert there.host == "mb4.example"
     assert there.argv[3:7] == ("find", "/var/lib/rabbitmq", "-path", "/var/lib/rabbitmq/mnesia/*")
+
+
+def test_the_node_itself_says_who_it_is_and_shuts_its_doors() -> None:
+    nodes = SystemdNodes({"mb4": "mb4.example"}, frozenset({"mb4"}))
+    for word, expression in (("named", doors.named), ("shut", doors.shut)):
+        (command,) = getattr(nodes, word)("mb4", "mb4.example:5672")
+        assert command.host == "mb4.example"
+        assert command.argv[3:6] == ("rabbitmqctl", "--quiet", "eval")
+        assert command.argv[6] == expression("mb4.example:5672")
+        assert "\n" not in command.argv[6]
+        (local,) = getattr(LocalNodes(Path("/c")), word)("mb4", "127.0.0.14:5672")
+        assert local.argv[3:] == ("local", word, "mb4", "127.0.0.14:5672", "--dir", "/c")
 
 
 def test_whether_a_process_is_left_is_asked_in_the_words_of_systemd() -> None:

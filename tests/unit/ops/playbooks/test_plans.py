@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.playbooks import add, rejoin, remove
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
-from ops.run.plan import Plan
+from ops.run.plan import Command, Plan
 
 FILE = Path("/c/inventory.toml")
 ADDED = Target(name="mb4", address="127.0.0.14:5672", agent_port=8081)
@@ -132,6 +134,7 @@ def test_the_order_of_a_removal() -> None:
         "wait for the clients to let go of mb2",
         "hang up on the clients that are left on mb2",
         "see that nothing is left on mb2",
+        "shut the doors of mb2, and look once more",
         "stop broker mb2",
         "stop the agent of mb2",
         "clear node mb2 away",
@@ -155,6 +158,7 @@ def test_exactly_what_a_removal_runs() -> None:
         f"{lists} push",
         f"{ops} hangup mb2 --all --inventory /c/inventory.toml",
         f"{ops} local start mb2 --dir /c",
+        f"{ops} local shut mb2 127.0.0.12:5672 --dir /c",
         f"{ops} local stop mb2 --dir /c",
         f"{ops} local stop mb2-agent --dir /c",
         f"{ops} local forget mb2 --dir /c",
@@ -201,8 +205,11 @@ def test_what_a_removal_erases_was_seen_empty_by_whoever_stopped_it() -> None:
     steps = {step.name: step for step in removal().steps}
     names = list(steps)
     seen = names.index("see that nothing is left on mb2")
-    assert steps[names[seen]].is_fresh
-    assert names[seen + 1] == "stop broker mb2"
+    assert names[seen + 1 : seen + 3] == [
+        "shut the doors of mb2, and look once more",
+        "stop broker mb2",
+    ]
+    assert all(steps[names[at]].is_fresh for at in (seen, seen + 1))
     erases = steps["clear node mb2 away"]
     assert erases.sealed_by == "stop broker mb2"
     assert erases.seal == steps["stop broker mb2"].seal
@@ -233,6 +240,7 @@ def test_nobody_is_connected_when_a_broker_stops() -> None:
         "wait for publishers to leave mb1",
         "take mb1 off the list",
         "wait for the clients to let go of mb1",
+        "see that mb1 on its host is the one at its addresses",
         "stop broker mb1",
         "start broker mb1",
         "bring the topology to mb1",
@@ -261,6 +269,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
         "wait until mb2 is empty",
         "take mb2 off the list",
         "see that nothing is left on mb2",
+        "shut the doors of mb2, and look once more",
         "stop broker mb2",
         "stop the agent of mb2",
         "install mb2 anew, empty",
@@ -295,7 +304,48 @@ def test_an_upgrade_erases_what_was_seen_empty_by_whoever_stopped_it() -> None:
 
 def replacing() -> Plan:
     kept = Path("/c/journal/replaced-mb2.toml")
-    return rejoin.replace(REJOINED, View(FILE), LocalNodes(Path("/c")), kept=kept)
+    return rejoin.replace(REJOINED, View(FILE), LocalNodes(Path("/c")), kept=kept, runner=Process())
+
+
+class Process:
+    """Runner that says of every process that it lives."""
+
+    def run(self, command: Command) -> str:
+        assert command.argv[4] == "state"
+        return "active\n"
+
+
+def test_a_broker_that_runs_on_its_host_is_not_replaced_though_nobody_answers_at_its_addresses() -> (
+    None
+):
+    (stops,) = (step for step in replacing().steps if step.name.startswith("stop whatever"))
+    assert stops.guard
+    assert stops.guard() == "its process is active: end it there, if it is the dead one"
+
+
+@pytest.mark.parametrize(
+    ("words", "erases"),
+    [("remove", "clear node mb2 away"), ("upgrade", "install mb2 anew, empty")],
+)
+def test_before_anything_is_erased_the_node_on_the_host_has_shut_its_doors_and_its_addresses_are_silent(
+    words: str, erases: str
+) -> None:
+    """By its own name, after everybody has left, with nothing but its stop behind."""
+    steps = (removal() if words == "remove" else upgrading()).steps
+    names = [step.name for step in steps]
+    shuts, stops, ends = (steps[names.index(erases) - count] for count in (3, 2, 1))
+    (shut,) = shuts.commands
+    assert shut.argv[4:7] == ("shut", "mb2", "127.0.0.12:5672")
+    assert all((shuts.guard, shuts.check, shuts.is_fresh, stops.guard, stops.seal, ends.check))
+    assert stops.name == "stop broker mb2"
+    assert ends.name == "stop the agent of mb2"
+
+
+def test_a_plan_has_no_step_twice() -> None:
+    with pytest.raises(AssertionError, match="restart all: a step is there twice"):
+        rejoin.restart(
+            [*TARGETS, TARGETS[0]], View(FILE), LocalNodes(Path("/c")), WAITS, name="restart all"
+        )
 
 
 def test_nobody_knows_the_dead_broker_before_a_new_one_has_its_address() -> None:
