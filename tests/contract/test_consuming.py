@@ -136,6 +136,7 @@ async def test_what_is_rejected_is_parked_and_does_not_come_again(bus: Bus) -> N
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.guarantee("acked-after-the-handler")
 async def test_nothing_is_acked_before_the_application_says_so(bus: Bus) -> None:
     consumer = await bus.consumer()
     await publish(bus, 3)
@@ -145,6 +146,7 @@ async def test_nothing_is_acked_before_the_application_says_so(bus: Bus) -> None
     assert sum(broker.owed for broker in stats.brokers.values()) == 3
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 async def test_stop_gives_back_what_has_no_answer_and_says_how_many(bus: Bus) -> None:
     consumer = await bus.consumer()
     await publish(bus, 10)
@@ -200,6 +202,7 @@ async def test_ack_safe_says_that_the_broker_has_it(bus: Bus) -> None:
     assert (await consumer.call("stats")).acked == 2
 
 
+@pytest.mark.guarantee("acked-after-the-handler")
 async def test_at_most_once_answers_before_the_application_sees_it(bus: Bus) -> None:
     consumer = await bus.consumer(at_most_once=True, prefetch=5, handed_out_max=5)
     await publish(bus, 20)

@@ -112,6 +112,7 @@ async def test_a_message_arrives_as_it_was_sent(bus: Bus) -> None:
     assert not delivery.redelivered
 
 
+@pytest.mark.guarantee("message-is-never-changed")
 async def test_the_callers_message_and_headers_are_never_mutated(bus: Bus) -> None:
     consumer, publisher = await bus.consumer(), await bus.publisher()
     headers: dict[str, Any] = {"list": [1], "dict": {"a": 1}}
@@ -339,6 +340,7 @@ async def test_a_flush_and_a_stop_do_not_wait_for_the_company_of_a_batch(
     assert (await end_of(future)).outcome is Outcome.CONFIRMED
 
 
+@pytest.mark.guarantee("exit-settles-or-says")
 async def test_stop_settles_what_is_open_and_says_how_many(bus: Bus) -> None:
     publisher = await bus.deaf_publisher()
     futures = [await publisher.call("submit", bus.topic, b"x") for _ in range(3)]

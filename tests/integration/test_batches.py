@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from messagebus import (
-    AlreadySettled,
     AsyncConsumer,
     AsyncPublisher,
     Batching,
@@ -22,7 +21,7 @@ from messagebus import (
 from messagebus._io.amqp.batch import BATCH_TYPE
 from messagebus._io.consume.copies import PARK_REASON
 from ops.local.cluster import LocalCluster
-from tests.support.eventually import FACTOR, eventually_async
+from tests.support.eventually import FACTOR
 from tests.support.faults import direct
 from tests.support.load import created
 from tests.support.queues import take_raw
@@ -72,23 +71,6 @@ async def batch_received(
     return ids, consumer, await received(consumer, count)
 
 
-async def test_each_message_of_a_batch_arrives_alone_with_its_own_id(
-    cluster: LocalCluster, bus: BusConfig, queue: str
-) -> None:
-    ids, consumer, found = await batch_received(cluster, bus, queue)
-    assert [each.message_id for each in found] == ids
-    assert [each.body for each in found] == [b"%d" % n for n in range(COUNT)]
-    assert len({each.receipt.tag for each in found}) == 1, "they came as one AMQP message"
-    for each in found:
-        assert consumer.ack(each)
-        with pytest.raises(AlreadySettled):
-            consumer.ack(each)
-    await eventually_async(
-        lambda: all(b.owed == 0 for b in consumer.stats().brokers.values()), within_s=WITHIN_S
-    )
-    assert await consumer.stop() == 0
-
-
 async def test_what_send_many_is_given_together_travels_together(
     cluster: LocalCluster, bus: BusConfig, queue: str
 ) -> None:
@@ -110,35 +92,6 @@ async def test_what_send_many_is_given_together_travels_together(
     sizes = Counter(each.receipt.tag for each in found)
     assert sorted(sizes.values(), reverse=True)[:5] == [COUNT] * 5
     await consumer.stop(0)
-
-
-async def test_what_is_given_back_comes_again_and_what_was_acked_does_not(
-    cluster: LocalCluster, bus: BusConfig, queue: str
-) -> None:
-    ids, consumer, found = await batch_received(cluster, bus, queue)
-    for each in found[3:]:
-        consumer.ack(each)
-    for each in found[:3]:
-        assert consumer.nack(each)
-    again = await received(consumer, 3)
-    assert {each.message_id for each in again} == set(ids[:3])
-    for each in again:
-        consumer.ack(each)
-    assert await consumer.receive(0.5) is None
-    assert await consumer.stop() == 0
-
-
-async def test_a_rejected_message_is_parked_alone_with_its_reason(
-    cluster: LocalCluster, bus: BusConfig, queue: str, topic: str
-) -> None:
-    ids, consumer, found = await batch_received(cluster, bus, queue)
-    consumer.nack(found[7], requeue=False)
-    for each in found[:7] + found[8:]:
-        consumer.ack(each)
-    parked = await take_raw(cluster, f"mb.park/{topic}", within_s=WITHIN_S)
-    assert (parked.message_id, parked.body) == (ids[7], b"7")
-    assert parked.headers[PARK_REASON] == "rejected"
-    assert await consumer.stop() == 0
 
 
 async def test_a_damaged_batch_is_parked_whole_with_its_reason_and_harms_nobody(

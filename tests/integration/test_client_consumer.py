@@ -22,7 +22,7 @@ from messagebus import (
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import close_connections, direct
-from tests.support.load import consuming, created, drain
+from tests.support.load import created
 
 READY_WITHIN_S = 60.0
 NOTHING_WITHIN_S = 1.0
@@ -31,46 +31,6 @@ HANDED_OUT_MAX = 10
 # RabbitMQ ends a connection that is silent for two intervals.
 HEARTBEAT_S = 1
 SLOW_FOR_S = 5.0
-
-
-@pytest.mark.guarantee("acked-after-the-handler")
-def test_nothing_is_acked_before_the_handler_ran(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
-    running, finish = threading.Event(), threading.Event()
-
-    def handler(_delivery: Delivery) -> None:
-        running.set()
-        finish.wait()
-        raise RuntimeError("the process dies here")
-
-    consumer = _started(bus, f"queue:{topic}")
-    worker = threading.Thread(target=consumer.run, args=(handler,))
-    worker.start()
-    assert running.wait(READY_WITHIN_S)
-    assert consumer.stop(timeout_s=0) == 1
-    finish.set()
-    worker.join()
-    with _attached(bus, f"queue:{topic}") as other:
-        again = other.receive(READY_WITHIN_S)
-        assert again is not None
-        assert (again.message_id, again.redelivered) == (sent, True)
-        other.ack(again)
-
-
-@pytest.mark.guarantee("acked-after-the-handler")
-def test_at_most_once_answers_before_the_handler_and_never_delivers_again(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
-    consumer = _started(bus, f"queue:{topic}", ConsumerConfig(at_most_once=True))
-    delivery = consumer.receive(READY_WITHIN_S)
-    assert delivery is not None
-    assert delivery.message_id == sent
-    consumer.stop(timeout_s=READY_WITHIN_S)
-    with _attached(bus, f"queue:{topic}") as other:
-        assert other.receive(NOTHING_WITHIN_S) is None
 
 
 @pytest.mark.guarantee("ack-to-its-own-link")
@@ -159,65 +119,6 @@ def test_a_slow_handler_stops_neither_heartbeats_nor_deliveries_of_other_brokers
     eventually(lambda: slow_id in handled, within_s=READY_WITHIN_S)
     assert consumer.stop() == 0
     assert consumer.stats().acks_stale == 0, "a link was lost while the handler was slow"
-
-
-@pytest.mark.guarantee("exit-settles-or-says")
-def test_stop_gives_back_what_was_not_answered_and_says_how_much(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    ids = set(_publish(cluster, f"queue:{topic}", ["mb1", "mb2"], 3))
-    consumer = _started(bus, f"queue:{topic}")
-    held = [consumer.receive(READY_WITHIN_S) for _ in range(len(ids))]
-    for delivery in held[:2]:
-        assert delivery is not None
-        assert consumer.ack(delivery)
-    assert consumer.stop(timeout_s=0) == len(ids) - 2
-    answered = {delivery.message_id for delivery in held[:2] if delivery}
-    got = drain(bus, f"queue:{topic}", expected=ids - answered, idle_s=NOTHING_WITHIN_S)
-    assert got == dict.fromkeys(ids - answered, 1)
-
-
-def test_nack_delivers_again_and_reject_does_not(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    (sent,) = _publish(cluster, f"queue:{topic}", ["mb1"], 1)
-    with _attached(bus, f"queue:{topic}") as consumer:
-        first = consumer.receive(READY_WITHIN_S)
-        assert first is not None
-        assert consumer.nack(first)
-        again = consumer.receive(READY_WITHIN_S)
-        assert again is not None
-        assert again.message_id == sent
-        assert consumer.nack(again, requeue=False)
-        assert consumer.receive(NOTHING_WITHIN_S) is None
-
-
-def test_ack_safe_returns_when_the_broker_has_it(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    _publish(cluster, f"queue:{topic}", ["mb1"], 1)
-    with _attached(bus, f"queue:{topic}") as consumer:
-        delivery = consumer.receive(READY_WITHIN_S)
-        assert delivery is not None
-        assert consumer.ack_safe(delivery)
-
-
-def test_consumers_of_one_subscription_share_and_those_of_two_do_not(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    with (
-        consuming(bus, topic, "billing", config=ConsumerConfig(prefetch=5)) as one,
-        consuming(bus, topic, "billing", config=ConsumerConfig(prefetch=5)) as two,
-        consuming(bus, topic, "audit") as other,
-    ):
-        ids = set(_publish(cluster, topic, cluster.names, EACH))
-        assert other.wait_for(ids) == set()
-        eventually(
-            lambda: one.counts().keys() | two.counts().keys() >= ids, within_s=READY_WITHIN_S
-        )
-        assert sum((one.counts() + two.counts()).values()) == len(ids)
-        assert one.counts()
-        assert two.counts()
 
 
 @pytest.mark.guarantee("every-wait-is-bounded")

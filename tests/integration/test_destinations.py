@@ -26,7 +26,7 @@ from messagebus import (
 from messagebus.destination import delay_step
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
-from tests.support.faults import agent_answer, direct, queue_exists, register
+from tests.support.faults import agent_answer, queue_exists, register
 from tests.support.mismatch import costs_one_destination_and_not_the_link
 
 WITHIN_S = 60
@@ -202,37 +202,6 @@ def answers(cluster: LocalCluster, name: str) -> bool:
 
 
 # -- single active consumer
-
-
-@pytest.mark.guarantee("single-active-consumer")
-def test_of_a_single_active_consumer_one_is_served_until_it_goes(
-    cluster: LocalCluster, bus: BusConfig, topic: str
-) -> None:
-    source = Subscription(Topic(topic), "one", single_active=True)
-    declare(bus, [source])
-    for name in cluster.names:
-        arguments = queue_of(cluster, name, source.amqp_queue)["arguments"]
-        assert arguments["x-single-active-consumer"] is True
-    first, second = (Consumer(bus, topic, subscription="one") for _ in range(2))
-    try:
-        first.start(require="all", timeout_s=DEADLINE_S)
-        second.start(require="all", timeout_s=DEADLINE_S)
-        for name in cluster.names:
-            with Publisher(direct(cluster, name)) as publisher:
-                publisher.send_many(topic, [b"one", b"two"], timeout_s=DEADLINE_S)
-        for _ in range(2 * len(cluster.names)):
-            delivery = first.receive(DEADLINE_S)
-            assert delivery is not None
-            first.nack(delivery)
-        assert second.receive_immediate() is None
-        first.stop()
-        for _ in range(2 * len(cluster.names)):
-            delivery = second.receive(DEADLINE_S)
-            assert delivery is not None
-            second.ack(delivery)
-    finally:
-        first.stop()
-        second.stop()
 
 
 # -- what expires
