@@ -417,6 +417,11 @@ class AsyncPublisher:
             raise Stopped("not started")
         return publisher_stats(self._driver, self._fleet)
 
+    def _away_home(self, destination: str, key: str) -> str:
+        """Return the home of a key, or of no key, that is away; "" where none is, or no broker is there."""
+        homes = None if self._fleet is None else self._fleet.homes
+        return "" if homes is None else homes.away_home(destination, key)
+
     def _running(self) -> PublishDriver:
         if self._driver is None or self._status is not RUNNING:
             raise Stopped(why_not_running(self._status, "publisher", "async with"))

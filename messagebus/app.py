@@ -172,6 +172,7 @@ class App:
         self._spool = spool
         self._middleware, self._codecs = tuple(middleware), tuple(codecs)
         self._clients: Clients | None = None
+        self._with_relay = self._with_spool = self._with_store = True
         self._subscribers: dict[Source, _Subscriber] = {}
         self._status = Status.INITIALIZED
         self._last: _Life | None = None
@@ -255,11 +256,26 @@ class App:
 
         return declare
 
-    def use(self, clients: Clients | None) -> None:
-        """Take the clients of the next start from there: a `MemoryBus` in tests; None: from the bus."""
+    def use(
+        self,
+        clients: Clients | None,
+        *,
+        relay: bool = False,
+        spool: bool = False,
+        store: bool = False,
+    ) -> None:
+        """Take the clients of the next start from there: a `MemoryBus` in tests; None: from the bus.
+
+        With such clients the app uses nothing outside of the process: it starts no relay, opens no spool
+        folder, and the clients stand in for stores of deduplication; one INFO line says what was left out.
+        relay, spool: use that of the application all the same. store: use its SqliteStore, RedisStore or
+        SqlStore, given as an object. A store of another class is always used.
+        """
         if self._life is not None:
             raise ConfigError("other clients after the app was started: stop it first")
-        self._clients = clients
+        self._clients, is_real = clients, clients is None
+        self._with_relay, self._with_spool = is_real or relay, is_real or spool
+        self._with_store = is_real or store
 
     # Life.
     @property
@@ -526,19 +542,19 @@ class App:
         return self._life
 
     def _new_relay(self, clients: Clients, publisher: AsyncPublisher) -> AsyncRelay | None:
-        if not self._relay or self._outbox is None or self._outbox.database is None:
+        outbox = self._outbox
+        database = None if outbox is None else outbox.database
+        if not (self._relay and self._with_relay) or outbox is None or database is None:
             return None
         from messagebus.outbox.relay import AsyncRelay  # apps without an outbox do not pay for it
 
         config = None if isinstance(self._relay, bool) else self._relay
-        outbox = self._outbox
-        assert outbox.database is not None
         if publisher.config.spool is None:
-            return AsyncRelay(outbox.database, publisher, config, table=outbox.table)
+            return AsyncRelay(database, publisher, config, table=outbox.table)
         # What waits in the database needs no second place to wait in.
         plain = replace(publisher.config, spool=None)
         return AsyncRelay(
-            outbox.database, clients, config, table=outbox.table, publisher=plain, hooks=self._hooks
+            database, clients, config, table=outbox.table, publisher=plain, hooks=self._hooks
         )
 
     def _new_life(self, grace_s: float) -> _Life:
@@ -547,8 +563,22 @@ class App:
         clients = self._clients or _BusClients(self._bus or BusConfig.from_env(environ))
         publishing = self._publisher_config or PublisherConfig.from_env(environ)
         publishing = with_spool(publishing, self._spool)
+        left_out = [] if self._with_relay or not self._relay else ["relay"]
+        if publishing.spool is not None and not self._with_spool:
+            publishing = replace(publishing, spool=None)
+            left_out.append("spool")
         consuming = ConsumerConfig.from_env(environ)
         publisher = clients.async_publisher(publishing, hooks=self._hooks)
+        dedups = {
+            source: self._dedup_of(each, consuming) for source, each in self._subscribers.items()
+        }
+        if any(
+            dedups[each.source] is not self._given_dedup(each)
+            for each in self._subscribers.values()
+        ):
+            left_out.append("store")
+        if left_out:
+            log.info("app on other clients leaves_out=%s: see App.use", ",".join(left_out))
         return _Life(
             loop=asyncio.get_running_loop(),
             thread_id=threading.get_ident(),
@@ -561,11 +591,24 @@ class App:
                     each.source,
                     config=each.configured(consuming),
                     hooks=self._hooks,
-                    dedup=self._dedup if each.dedup is None else each.dedup,
+                    dedup=dedups[each.source],
                 )
                 for each in self._subscribers.values()
             },
         )
+
+    def _given_dedup(self, subscriber: _Subscriber) -> Deduplication:
+        return self._dedup if subscriber.dedup is None else subscriber.dedup
+
+    def _dedup_of(self, subscriber: _Subscriber, consuming: ConsumerConfig) -> Deduplication:
+        """Return the deduplication of a subscriber; in memory where no store outside is to be used."""
+        given = self._given_dedup(subscriber)
+        found = None if self._with_store else as_dedup(given, subscriber.configured(consuming))
+        if found is None:
+            return given
+        from messagebus.stores import keeps_outside  # apps without deduplication do not pay for it
+
+        return replace(found, store="memory:") if keeps_outside(found.store) else given
 
 
 class _BusClients:

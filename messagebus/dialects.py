@@ -36,7 +36,7 @@ class Dialect:
     transaction of its own; clock_ms: the clock now, both in whole ms since 1970. insert_new, insert_new_end:
     begin and end of an insert that leaves a row alone that is there. on_conflict: end of one that sets the
     columns `replaced` of such a row, each as `replaced` says. literal: before and behind the hexadecimal
-    digits of bytes.
+    digits of bytes. exact: a text that is equal to the same text only, with its blanks at the end.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Dialect:
     on_conflict: str = "ON CONFLICT (id) DO UPDATE SET"
     replaced: str = "{0} = excluded.{0}"
     literal: tuple[str, str] = ("x'", "'")
+    exact: str = "{0}"
 
 
 _POSTGRESQL = Dialect(
@@ -87,6 +88,8 @@ _MYSQL = Dialect(
     insert_new="INSERT IGNORE INTO",
     on_conflict="ON DUPLICATE KEY UPDATE",
     replaced="{0} = VALUES({0})",
+    # Its collations pad texts: '' is ' ' to them. Those that do not have other names on MariaDB.
+    exact="CAST({0} AS BINARY)",
 )
 _SQLITE = Dialect(
     name=SQLITE,

@@ -19,8 +19,8 @@ from messagebus.commands.exits import Exit, Group
 from messagebus.commands.options import bus_settings
 from messagebus.config import PublisherConfig
 from messagebus.dialects import DIALECTS
+from messagebus.dsn import Address
 from messagebus.outbox.relay import STOP_TIMEOUT_S, AsyncRelay, RelayConfig
-from messagebus.outbox.session import Address
 from messagebus.outbox.table import DEFAULT_TABLE, Table
 from messagebus.secret import Secret
 from messagebus.terminal import plural, say

@@ -16,7 +16,8 @@ later.
 
 A failed row waits in the table with back-off, and with it its key, unless `key_waits` is off; after
 `attempts_max` it is parked. That no broker is there is no failure of the row: all rows pause. Nor is it one
-that there is no second broker for a row that wants two: it waits in the table, and others go on.
+that there is no second broker for a row that wants two, or that the home of its partition is away: such a row
+waits in the table, and others go on.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from messagebus.core.route import backoff_ms
 # Back-off of a failed row, and of all rows while nothing can be published.
 FAILED_FIRST_MS, FAILED_MAX_MS = 500, 300_000
 PAUSE_FIRST_MS, PAUSE_MAX_MS = 50, 5_000
-# Wait of a row that wants two brokers while there is one.
-SECOND_MS = 30_000
+# Wait of a row that wants two brokers while there is one, and of one whose home is away.
+SECOND_MS, HOME_MS = 30_000, 10_000
 # Rows of one key that are held at most, of which one is sent at a time: the others of its shard go on.
 KEY_ROWS_MAX = 50
 
@@ -63,6 +64,12 @@ class End(Enum):
     """Nothing is known against the row: no broker was there, or its answer never came."""
     NO_SECOND = "no second broker"
     """Nothing is known against the row, which wants two brokers, nor against other rows: one is there."""
+    HOME_AWAY = "its home is away"
+    """Nothing is known against the row, whose partition has no broker just now, nor against other rows."""
+
+
+# End -> wait of a row that nothing is known against, while others go on.
+_WAITS_MS = {End.NO_SECOND: SECOND_MS, End.HOME_AWAY: HOME_MS}
 
 
 class Failure(NamedTuple):
@@ -260,13 +267,25 @@ class RelayedRows:
         return True
 
     # Publishing.
-    def take(self, now_ms: int) -> list[int]:
-        """Return the rows to publish now. Each gets one `ended`."""
+    @property
+    def is_full(self) -> bool:
+        """True while as many rows as may be have been sent and have no end."""
+        return self.in_flight >= self._in_flight_max
+
+    def sent(self) -> list[int]:
+        """Return the rows that are sent and have no end."""
+        return [row_id for row_id, held in self._held.items() if held.state is _State.SENT]
+
+    def take(self, now_ms: int, *, stuck: int = 0) -> list[int]:
+        """Return the rows to publish now. Each gets one `ended`.
+
+        stuck: those of `sent` that wait for a home that is away; they take up no room.
+        """
         if self._stopping or now_ms < self._paused_until_ms:
             return []
         taken: list[int] = []
         ready = self._ready
-        while ready and self.in_flight < self._in_flight_max:
+        while ready and self.in_flight - stuck < self._in_flight_max:
             held = self._held.get(row_id := ready.popleft())
             if held is None or held.state is not _State.WAITING or not self._is_first(held.row):
                 continue
@@ -298,10 +317,10 @@ class RelayedRows:
                 self._leave_shard(row.shard)
                 self._ready.appendleft(row_id)
                 self._pause(now_ms, share)
-            case End.NO_SECOND:
+            case End.NO_SECOND | End.HOME_AWAY:
                 held.state = _State.FAILED
                 self._failures.append(
-                    Failure(row_id, row.attempts, SECOND_MS, reason, parked=False)
+                    Failure(row_id, row.attempts, _WAITS_MS[end], reason, parked=False)
                 )
             case End.FAILED | End.INVALID:
                 held.state = _State.FAILED

@@ -11,10 +11,10 @@ from messagebus._io.hooks import hook_chain, with_id
 from messagebus._io.publish.publishes import Outgoing
 from messagebus.databases import AsyncConnection, Connection, Executed, Pending, recognise
 from messagebus.destination import Destination
+from messagebus.dsn import Address
 from messagebus.hooks import Hooks
 from messagebus.message import Options
 from messagebus.outbox.rows import as_row, read_publish
-from messagebus.outbox.session import Address
 from messagebus.outbox.table import DEFAULT_TABLE, Table
 from messagebus.payloads import as_payload
 from messagebus.secret import Secret

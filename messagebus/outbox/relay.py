@@ -22,14 +22,23 @@ from messagebus.aio import AsyncPublisher
 from messagebus.config import BusConfig, PublisherConfig, _raise_all, _ranges
 from messagebus.core.pending import DEADLINE_PASSED, PUBLISHER_STOPPED
 from messagebus.core.redundancy import REQUIRED
-from messagebus.core.relay import SECOND_MS, End, RelayedRows
+from messagebus.core.relay import SECOND_MS, End, Exchange, RelayedRows
 from messagebus.core.route import backoff_ms
 from messagebus.core.shards import Ask, Lease, Shares
+from messagebus.dsn import Address
 from messagebus.errors import BacklogFull, ConfigError, MessageInvalid, NameInvalid, Stopped
 from messagebus.hooks import Hooks
 from messagebus.outbox.rows import ToPublish, core_row, shard_of, to_publish
-from messagebus.outbox.session import Address, Session, check_tables, told
-from messagebus.outbox.table import CHANNEL, DEFAULT_TABLE, Statement, Table
+from messagebus.outbox.session import Session, check_tables, told
+from messagebus.outbox.table import (
+    CHANNEL,
+    DEFAULT_TABLE,
+    DESTINATION,
+    KEY,
+    MESSAGE_ID,
+    Statement,
+    Table,
+)
 from messagebus.publisher import START_TIMEOUT_S
 from messagebus.secret import Secret
 from messagebus.stats import Outcome, Published, RelayStats, Status
@@ -360,7 +369,7 @@ class AsyncRelay:
             if exchange.limit:
                 query = self._table.read(exchange, key_waits=self._config.key_waits)
             try:
-                found = await self._run(self._table.writes(exchange), query)
+                found = await self._run(self._writes(exchange), query)
             except BaseException:
                 self._rows.exchange_failed()
                 raise
@@ -379,6 +388,11 @@ class AsyncRelay:
             await self._count()
             return True
         return False
+
+    def _writes(self, exchange: Exchange) -> list[Statement]:
+        """Return what tells the table how publishes ended, of rows as they were read."""
+        ended = (*exchange.delete, *(failure.id for failure in exchange.failures))
+        return self._table.writes(exchange, {n: self._values[n][MESSAGE_ID] for n in ended})
 
     async def _renew(self, ask: Ask, now: int) -> None:
         statements = self._table.renew(self._owner, self._config.lease_ms, ask.take, ask.release)
@@ -432,6 +446,8 @@ class AsyncRelay:
         wait_ms = backoff_ms(
             self._faults_in_row, first_ms=AWAY_FIRST_MS, max_ms=AWAY_MAX_MS, share=random.random()
         )
+        # What is held and not sent is read again: the next connection may lead to a database that is older.
+        self._rows.own({})
         self._rows.own(
             {s: until for s, until in self._shares.until_ms().items() if until > now_ms()}
         )
@@ -475,8 +491,19 @@ class AsyncRelay:
         while True:
             await self._wake_sender.wait()
             self._wake_sender.clear()
-            for row_id in self._rows.take(now_ms()):
+            for row_id in self._rows.take(now_ms(), stuck=self._stuck()):
                 await self._send(row_id)
+
+    def _stuck(self) -> int:
+        """Return how many of the rows that were sent wait for a home that is away, when it matters."""
+        sent = self._rows.sent() if self._rows.is_full else ()
+        return sum(bool(self._away_home(row_id)) for row_id in sent)
+
+    def _away_home(self, row_id: int) -> str:
+        """Return the broker that is the home of a row's partition, and away; "" where there is none."""
+        values = self._values[row_id]
+        destination = values[DESTINATION]
+        return self._publisher._away_home(destination, values[KEY])
 
     async def _send(self, row_id: int) -> None:
         try:
@@ -489,6 +516,9 @@ class AsyncRelay:
                 self._end(row_id, End.NO_SECOND, "there was no second broker")
                 return
             self._second_at_ms = now_ms() + SECOND_MS  # this one tries for all
+        if home := self._away_home(row_id):
+            self._end(row_id, End.HOME_AWAY, f"home {home} of its partition is away")
+            return
         try:
             future = await self._submit(publish)
         except (MessageInvalid, NameInvalid, ConfigError) as fault:
@@ -524,6 +554,8 @@ class AsyncRelay:
         elif published.outcome is Outcome.UNKNOWN and published.brokers:
             self._second_at_ms = now_ms() + SECOND_MS
             self._end(row_id, End.NO_SECOND, published.reason)
+        elif published.outcome is not Outcome.UNROUTABLE and self._away_home(row_id):
+            self._end(row_id, End.HOME_AWAY, published.reason)
         elif _is_unsent(published):
             self._end(row_id, End.NOT_SENT, published.reason)
         else:

@@ -11,17 +11,15 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote
 
 from messagebus.databases import cut
-from messagebus.dialects import Dialect, dialect_named, is_login_refused, is_missing_table
+from messagebus.dialects import MYSQL, POSTGRESQL, SQLITE, is_login_refused, is_missing_table
+from messagebus.dsn import Address
 from messagebus.errors import ConfigError, LoginRefused, NotReady
 from messagebus.outbox.table import Statement, Table
-from messagebus.secret import Secret, split_address
 
-__all__ = ["Address", "Session", "check_tables", "told"]
+__all__ = ["Session", "check_tables", "told"]
 
 log = logging.getLogger("messagebus.outbox")
 T = TypeVar("T")
@@ -38,62 +36,28 @@ def told(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {' '.join(str(fault).split())[:300]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of a database. shown: its address without login."""
-
-    database: Dialect
-    shown: str
-    connect: Callable[[], Any]
-    """Makes a DB-API connection that commits by itself. Any thread may call it."""
-    placeholder: str
-
-    @classmethod
-    def parse(cls, url: str | Secret) -> Address:
-        """Take ``postgresql://user:password@host/name``, ``mysql://...`` or ``sqlite:///path``.
-
-        Also as SQLAlchemy writes them (``postgresql+psycopg://``). Raises ConfigError, which shows no login.
-        """
-        text = url.reveal() if isinstance(url, Secret) else url
-        scheme, separator, rest = text.partition("://")
-        if not separator:
-            raise ConfigError("database: an address such as postgresql://user@host/name")
-        database = dialect_named(scheme.partition("+")[0].lower())
-        parts = split_address(text)
-        shown = f"{database.name}://{rest.rpartition('@')[2].partition('?')[0]}"
-        try:
-            if database.name == "sqlite":
-                return cls(database, shown, _sqlite(rest), "?")
-            parts.port  # noqa: B018 - raises ValueError
-            if database.name == "mysql":
-                return cls(database, shown, _mysql(text), "%s")
-            return cls(database, shown, _postgresql(f"postgresql://{rest}", shown), "%s")
-        except ValueError as fault:
-            raise ConfigError(f"database {shown}: {fault}") from None
-
-
-def _sqlite(rest: str) -> Callable[[], Any]:
-    path = unquote(rest.removeprefix("/").partition("?")[0])
-    if not path or path == ":memory:":
-        raise ValueError(
-            "a file wanted, as in sqlite:///shop.db; memory is seen by one connection only"
+def _connect(address: Address) -> Any:
+    """Return a connection on which each statement commits itself."""
+    name = address.database.name
+    if name == POSTGRESQL:
+        return address.connect({"autocommit": True, "connect_timeout": CONNECT_TIMEOUT_S})
+    if name == MYSQL:
+        return address.connect(
+            {
+                "charset": "utf8mb4",
+                "autocommit": True,
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "read_timeout": ANSWER_TIMEOUT_S,
+                "write_timeout": ANSWER_TIMEOUT_S,
+                # Without gap locks relays do not wait for each other.
+                "init_command": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+            }
         )
-
-    def connect() -> Any:
-        import sqlite3
-
-        # Not made when it is not there: a mistyped path would be an empty database.
-        made = sqlite3.connect(
-            f"file:{quote(path)}?mode=rw",
-            uri=True,
-            timeout=LOCKED_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        made.text_factory = _text
-        return made
-
-    return connect
+    made = address.connect(
+        {"timeout": LOCKED_TIMEOUT_S, "isolation_level": None, "check_same_thread": False}
+    )
+    made.text_factory = _text
+    return made
 
 
 def _text(raw: bytes) -> str | bytes:
@@ -104,55 +68,12 @@ def _text(raw: bytes) -> str | bytes:
         return raw
 
 
-def _postgresql(url: str, shown: str) -> Callable[[], Any]:
-    def connect() -> Any:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-
-        try:
-            conninfo_to_dict(url)
-        except psycopg.Error:  # its text quotes what it did not understand, such as a password
-            raise ConfigError(
-                f"database {shown}: not an address that PostgreSQL understands"
-            ) from None
-        return psycopg.connect(
-            url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_TIMEOUT_S
-        )
-
-    return connect
-
-
-def _mysql(url: str) -> Callable[[], Any]:
-    parts = split_address(url)
-    query = dict(parse_qsl(parts.query))
-
-    def connect() -> Any:
-        import pymysql
-
-        return pymysql.connect(
-            host=parts.hostname or "localhost",
-            port=parts.port or 3306,
-            user=unquote(parts.username or "") or None,
-            password=unquote(parts.password or ""),
-            database=unquote(parts.path.removeprefix("/")),
-            unix_socket=query.get("unix_socket"),
-            charset="utf8mb4",
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=ANSWER_TIMEOUT_S,
-            write_timeout=ANSWER_TIMEOUT_S,
-            # Without gap locks relays do not wait for each other.
-            init_command="SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        )
-
-    return connect
-
-
 class Session:
     """One connection and its thread. After any error it is closed, and opened anew when next used."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    def __init__(self, address: Address, connect: Callable[[Address], Any] = _connect) -> None:
+        self.address, self._connect = address, connect
+        self._placeholder = "?" if address.database.name == SQLITE else "%s"
         self._connection: Any = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -191,7 +112,7 @@ class Session:
 
     def _work(self, work: Callable[[Any], T]) -> T:
         if self._connection is None:
-            self._connection = self.address.connect()
+            self._connection = self._connect(self.address)
         connection = self._connection
         try:
             return work(connection)
@@ -217,7 +138,7 @@ class Session:
 
     def _execute(self, cursor: Any, text: str, values: tuple[object, ...]) -> None:
         if values:
-            cursor.execute(text.replace("?", self.address.placeholder), values)
+            cursor.execute(text.replace("?", self._placeholder), values)
         else:
             cursor.execute(text)
 

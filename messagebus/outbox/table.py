@@ -7,20 +7,33 @@ each a transaction of their own. Numbers stand in them as literals; texts are pa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from messagebus.core.relay import Exchange, Failure
 from messagebus.core.shards import SHARDS
-from messagebus.dialects import dialect_named
+from messagebus.dialects import SQLITE, dialect_named
 from messagebus.errors import ConfigError
 
-__all__ = ["CHANNEL", "COLUMNS", "DEFAULT_TABLE", "REASON_CHARS_MAX", "Statement", "Table"]
+__all__ = [
+    "CHANNEL",
+    "COLUMNS",
+    "DEFAULT_TABLE",
+    "DESTINATION",
+    "KEY",
+    "MESSAGE_ID",
+    "REASON_CHARS_MAX",
+    "Statement",
+    "Table",
+]
 
 DEFAULT_TABLE = "messagebus_outbox"
 CHANNEL = "messagebus_outbox"
 REASON_CHARS_MAX = 500
 # Rows with a wrong shard that are put right at once.
 MISPLACED_MAX = 1_000
+_MISPLACED = f"(shard < 0 OR shard >= {SHARDS})"
+# Rows that one statement changes; each adds a parameter, of which PostgreSQL takes 65,535.
+ROWS_MAX = 500
 # PostgreSQL cuts names at 63 bytes; the longest one made here has 9 more than the table.
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}(\.[A-Za-z_][A-Za-z0-9_]{0,49})?")
 
@@ -33,6 +46,8 @@ COLUMNS = (
 )
 """Columns of an added row, in the order of `Table.insert`; the others have defaults."""
 _READ = ("id", "shard", "msg_key", "attempts", "message_id", "destination", "content_type")
+KEY, MESSAGE_ID, DESTINATION = map(_READ.index, ("msg_key", "message_id", "destination"))
+"""Places of these in a row that was read."""
 _READ_ALL = ", ".join((*_READ, "headers", "options", "body", "created_ms"))
 _PARKED = ("id", "message_id", "destination", "msg_key", "content_type", "body", "created_ms")
 _PARKED_COLUMNS = ", ".join((*_PARKED, "attempts", "parked_ms", "reason"))
@@ -48,10 +63,14 @@ class Table:
         self.leases = f"{name}_lease"
         now = self.database.now_ms
         self._waits = f"parked_ms = 0 AND not_before_ms <= {now}"
+        self._key = self.database.exact.format("o.msg_key")
+        same = "b.msg_key = o.msg_key"  # this finds rows in the index
+        if self._key != "o.msg_key":
+            same += f" AND {self.database.exact.format('b.msg_key')} = {self._key}"
         self._key_waits = (
-            f"NOT EXISTS (SELECT 1 FROM {name} b WHERE b.shard = o.shard AND b.msg_key = o.msg_key"
-            f" AND b.id < o.id AND b.parked_ms = 0 AND b.not_before_ms > 0"
-            f" AND b.not_before_ms > {now})"
+            f"({self._key} = '' OR NOT EXISTS (SELECT 1 FROM {name} b WHERE b.shard = o.shard"
+            f" AND {same} AND b.id < o.id AND b.parked_ms = 0 AND b.not_before_ms > 0"
+            f" AND b.not_before_ms > {now}))"
         )
 
     # Making.
@@ -108,23 +127,61 @@ class Table:
         return f"WITH added AS ({text}) SELECT pg_notify('{CHANNEL}', '')"
 
     # Relaying.
-    def writes(self, exchange: Exchange) -> list[Statement]:
-        """Return what tells the table how publishes ended."""
-        found = [self._fail(failure) for failure in exchange.failures]
-        if exchange.delete:
-            found.append((f"DELETE FROM {self.name} WHERE id IN ({_numbers(exchange.delete)})", ()))
-        return found
+    def writes(self, exchange: Exchange, message_ids: Mapping[int, object]) -> list[Statement]:
+        """Return what tells the table how publishes ended.
 
-    def _fail(self, failure: Failure) -> Statement:
+        message_ids: of the rows as they were read: a database that came back older gives ids again, and a
+        row that has another message id is another row.
+        """
+        alike: dict[Failure, list[int]] = {}
+        for failure in exchange.failures:
+            alike.setdefault(failure._replace(id=0), []).append(failure.id)
+        return [
+            *(
+                self._fail(failure, some, message_ids)
+                for failure, ids in alike.items()
+                for some in _some(ids)
+            ),
+            *(self._delete(some, message_ids) for some in _some(exchange.delete)),
+        ]
+
+    def _delete(self, ids: Sequence[int], message_ids: Mapping[int, object]) -> Statement:
+        where, values = self._rows(ids, message_ids)
+        return f"DELETE FROM {self.name} WHERE {where}", values
+
+    def _fail(
+        self, failure: Failure, ids: Sequence[int], message_ids: Mapping[int, object]
+    ) -> Statement:
         now = self.database.now_ms
         when = (
             f"parked_ms = {now}" if failure.parked else f"not_before_ms = {now} + {failure.wait_ms}"
         )
-        text = (
-            f"UPDATE {self.name} SET attempts = {failure.attempts}, {when}, reason = ?"
-            f" WHERE id = {failure.id}"
-        )
-        return text, (failure.reason.replace("\0", " ")[:REASON_CHARS_MAX],)
+        where, values = self._rows(ids, message_ids)
+        reason = failure.reason.replace("\0", " ")[:REASON_CHARS_MAX]
+        text = f"UPDATE {self.name} SET attempts = {failure.attempts}, {when}, reason = ? WHERE {where}"
+        return text, (reason, *values)
+
+    def _rows(
+        self, ids: Sequence[int], message_ids: Mapping[int, object]
+    ) -> tuple[str, tuple[object, ...]]:
+        """Return a condition for rows with these ids that are still what was read, and its parameters.
+
+        A message id that is no text, which SQLite keeps, identifies nothing: its id alone counts.
+        """
+        known, others = list[int](), list[int]()
+        for each in ids:
+            (known if isinstance(message_ids[each], str) else others).append(each)
+        conditions = []
+        if known:
+            # The ids alone are what every database looks up in its index.
+            pairs = ", ".join([f"({each}, ?)" for each in known])
+            values = "VALUES " if self.database.name == SQLITE else ""
+            conditions.append(
+                f"(id IN ({_numbers(known)}) AND (id, message_id) IN ({values}{pairs}))"
+            )
+        if others:
+            conditions.append(f"id IN ({_numbers(others)})")
+        return " OR ".join(conditions), tuple(message_ids[each] for each in known)
 
     def read(self, exchange: Exchange, *, key_waits: bool) -> Statement:
         """Return what reads the oldest rows that may be published.
@@ -134,11 +191,11 @@ class Table:
         """
         where = [f"shard IN ({_numbers(exchange.shards)})", self._waits]
         if key_waits:
-            where.append(f"(msg_key = '' OR {self._key_waits})")
+            where.append(self._key_waits)
         if exchange.held:
             where.append(f"id NOT IN ({_numbers(exchange.held)})")
         if exchange.full:
-            where.append(f"msg_key NOT IN ({', '.join('?' * len(exchange.full))})")
+            where.append(f"{self._key} NOT IN ({', '.join('?' * len(exchange.full))})")
         # The sizes are summed before any body is read.
         oldest = (
             f"SELECT {_READ_ALL} FROM {self.name} o WHERE {' AND '.join(where)}"
@@ -153,7 +210,7 @@ class Table:
 
     def any_due(self, *, key_waits: bool = True) -> str:
         """Return what reads one row that is to be published now, if there is one."""
-        behind = f" AND (msg_key = '' OR {self._key_waits})" if key_waits else ""
+        behind = f" AND {self._key_waits}" if key_waits else ""
         return f"SELECT id FROM {self.name} o WHERE {self._waits}{behind} LIMIT 1"
 
     def columns(self) -> str:
@@ -164,13 +221,17 @@ class Table:
         """Return what reads rows that no relay would: others wrote them with a shard that does not exist."""
         return (
             f"SELECT id, msg_key, message_id FROM {self.name} WHERE parked_ms = 0"
-            f" AND (shard < 0 OR shard >= {SHARDS}) LIMIT {MISPLACED_MAX}"
+            f" AND {_MISPLACED} LIMIT {MISPLACED_MAX}"
         )
 
     def place(self, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
         """Return what puts rows into their shards. ids: shard -> ids of its rows."""
         return [
-            (f"UPDATE {self.name} SET shard = {shard} WHERE id IN ({_numbers(some)})", ())
+            (
+                f"UPDATE {self.name} SET shard = {shard} WHERE id IN ({_numbers(some)})"
+                f" AND {_MISPLACED}",
+                (),
+            )
             for shard, some in ids.items()
         ]
 
@@ -270,6 +331,11 @@ class Table:
         if ids:
             where += f" AND id IN ({_numbers(ids)})"
         return (f"{where} AND destination = ?", (destination,)) if destination else (where, values)
+
+
+def _some(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(ids), ROWS_MAX):
+        yield ids[first : first + ROWS_MAX]
 
 
 def _numbers(numbers: Sequence[int]) -> str:

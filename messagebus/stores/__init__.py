@@ -38,6 +38,7 @@ __all__ = [
     "Store",
     "StoreCounts",
     "Turn",
+    "keeps_outside",
     "key_of",
     "open_store",
 ]
@@ -167,6 +168,15 @@ def open_store(url: str | Secret) -> Store:
         ) from fault
     store: Store = kind.from_url(text)
     return store
+
+
+def keeps_outside(store: Store | str | Secret) -> bool:
+    """Return whether one of these stores, or an address of one, keeps its records outside of the process."""
+    if isinstance(store, str | Secret):
+        store = open_store(store)
+    outside = {f"messagebus.stores.{module}" for module, _ in _STORES.values()}
+    outside.discard("messagebus.stores.memory")
+    return any(kind.__module__ in outside for kind in type(store).__mro__)
 
 
 def _shown(text: str) -> str:

@@ -9,6 +9,7 @@ replication is asynchronous.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import struct
 import weakref
@@ -39,7 +40,7 @@ from messagebus.core.claims import (
     Turn,
     Verdict,
 )
-from messagebus.errors import ConfigError, StoreAway
+from messagebus.errors import ConfigError, MessageBusError, StoreAway
 from messagebus.secret import Secret, split_address
 from messagebus.stores import StoreCounts
 
@@ -51,6 +52,7 @@ PREFIX, FENCE_PREFIX = b"mb:", b"mbfence:"
 # For connecting, and for each reply. A consumer's store_timeout_ms may end a wait before.
 TIMEOUT_S = 5.0
 REPLICAS_TIMEOUT_MS = 50
+SENTINEL_TIMEOUT_S = 1.0
 CLUSTER_FAULTS = (faults.ClusterDownError, faults.AskError, faults.ClusterCrossSlotError)
 PORT, SENTINEL_PORT = 6379, 26379
 RUNNING_LAYOUT = struct.Struct(">BH8s6s")
@@ -144,7 +146,8 @@ class RedisStore:
     """Records in one Redis, or in the master that Sentinels name.
 
     url: ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` with TLS, or
-        ``redis+sentinel://[user:password@]host[:port][,host…]/service[/db]``; ``?wait_replicas=``.
+        ``redis+sentinel://[user:password@]host[:port][,host…]/service[/db]``; ``?wait_replicas=``. With
+        ``rediss+sentinel://`` Sentinels have TLS too; they are asked without a login.
     wait_replicas: replicas that must have what is done, within 50 ms; fewer are counted in `unreplicated`.
     Redis Cluster is refused: a turn is one script over many keys.
     """
@@ -260,26 +263,38 @@ class RedisStore:
                 await sentinel.aclose()
 
     async def _call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Call Redis, and say its faults in one line."""
+        """Call Redis, and say its faults in one line.
+
+        After any fault the next call connects anew: a master that has become a replica keeps its connections
+        and refuses every write on them, while its name leads to the new master.
+        """
         try:
             return await work()
-        except (faults.AuthenticationError, faults.NoPermissionError) as fault:
-            raise ConfigError(f"{self._shown}: login refused: {_line(fault)}") from None
-        except faults.RedisError as fault:
-            text = _line(fault)
-            if isinstance(fault, CLUSTER_FAULTS):
-                raise ConfigError(
-                    f"{self._shown}: Redis Cluster: use one Redis or Sentinels"
-                ) from None
-            if "NOAUTH" in text or "WRONGPASS" in text:
-                raise ConfigError(f"{self._shown}: login refused: {text}") from None
-            if isinstance(fault, faults.OutOfMemoryError) or "OOM " in text:
-                text = "full: its maxmemory is reached"
-            elif isinstance(fault, MasterNotFoundError):
-                text = f"no Sentinel names a master: {text}"
-            raise StoreAway(f"{self._shown}: {text}") from fault
-        except (OSError, TimeoutError) as fault:
-            raise StoreAway(f"{self._shown}: {_line(fault)}") from fault
+        except (faults.RedisError, OSError, TimeoutError) as fault:
+            await self._disconnect()
+            told = self._told(fault)
+            raise told from (None if isinstance(told, ConfigError) else fault)
+
+    async def _disconnect(self) -> None:
+        """Close the connections that no other call is using; each of those calls finds out by itself."""
+        with contextlib.suppress(faults.RedisError, OSError):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+
+    def _told(self, fault: Exception) -> MessageBusError:
+        text = _line(fault)
+        if (
+            isinstance(fault, faults.AuthenticationError | faults.NoPermissionError)
+            or "NOAUTH" in text
+            or "WRONGPASS" in text
+        ):
+            return ConfigError(f"{self._shown}: login refused: {text}")
+        if isinstance(fault, CLUSTER_FAULTS):
+            return ConfigError(f"{self._shown}: Redis Cluster: use one Redis or Sentinels")
+        if isinstance(fault, faults.OutOfMemoryError) or "OOM " in text:
+            text = "full: its maxmemory is reached"
+        elif isinstance(fault, MasterNotFoundError):
+            text = f"no Sentinel names a master: {text}"
+        return StoreAway(f"{self._shown}: {text}")
 
     def __repr__(self) -> str:
         return f"RedisStore({self._shown!r})"
@@ -315,15 +330,18 @@ def _parse(url: str) -> tuple[dict[str, str], Callable[[], Redis], str]:
         "retry": Retry(
             NoBackoff(), 0
         ),  # the consumer itself asks again, and sees what it waits for
-        "ssl": scheme.startswith("rediss"),
     }
+    # The same for Sentinels. A certificate of another host is none, by redis-py 5's default too.
+    tls = {"ssl": True, "ssl_check_hostname": True} if scheme.startswith("rediss") else {}
+    options |= tls
 
     def make() -> Redis:
         if not is_sentinel:
             (host, port), *_none = addresses
             return Redis(host=host, port=port, **options)
         kind: Any = Sentinel
-        found = kind(addresses, sentinel_kwargs={"socket_timeout": 1.0}, **options)
+        asking = {"socket_timeout": SENTINEL_TIMEOUT_S, **tls}
+        found = kind(addresses, sentinel_kwargs=asking, **options)
         master: Redis = found.master_for(service)
         return master
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
-from urllib.parse import parse_qsl, unquote
 
 from messagebus.core.claims import DONE, NOBODY, STATE_NAMES, Answer, Record, Rule, Turn, apply
 from messagebus.databases import cut, execute, recognise
@@ -26,9 +25,10 @@ from messagebus.dialects import (
     is_missing_column,
     is_missing_table,
 )
+from messagebus.dsn import Address
 from messagebus.errors import ConfigError, MessageBusError, StoreAway, reason_of
 from messagebus.inbox import inbox_ddl, table_missing
-from messagebus.secret import Secret, split_address
+from messagebus.secret import Secret
 from messagebus.stores import StoreCounts
 from messagebus.stores.thread import StoreThread
 
@@ -53,16 +53,33 @@ NO_KEYS = (b"",)
 SLICES, SLICE_INTERVAL_S = 4_096, 1.0
 
 COLUMNS = ("id", "state", "owner", "unended", "lease_ms", "expires_ms")
-# A turn sees what was committed before each of its statements, and on MySQL locks no gaps between records.
+_CONNECTING: dict[str, dict[str, Any]] = {
+    SQLITE: {},
+    POSTGRESQL: {
+        "connect_timeout": TIMEOUT_S,
+        "tcp_user_timeout": TIMEOUT_S * 1000,
+        "keepalives_idle": TIMEOUT_S,
+        "keepalives_interval": 1,
+        "keepalives_count": TIMEOUT_S,
+    },
+    MYSQL: {"connect_timeout": TIMEOUT_S, "read_timeout": TIMEOUT_S, "write_timeout": TIMEOUT_S},
+}
+# Settings of the connection. None on PostgreSQL: a pooler such as PgBouncer gives the server's session to
+# other clients, with what was set in it. Poolers for MySQL keep the settings of each client's session apart.
 _SETTINGS = {
     SQLITE: (f"PRAGMA busy_timeout = {LOCK_TIMEOUT_MS}",),
-    POSTGRESQL: (
-        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        f"SET lock_timeout = {LOCK_TIMEOUT_MS}",
-    ),
+    POSTGRESQL: (),
     MYSQL: (
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         f"SET SESSION innodb_lock_wait_timeout = {LOCK_TIMEOUT_MS // 1000}",
+    ),
+}
+# A turn sees what was committed before each of its statements, and on MySQL locks no gaps between records. On
+# PostgreSQL both statements are one round trip, in place of the driver's own BEGIN.
+_BEGIN = {
+    SQLITE: "BEGIN IMMEDIATE",
+    POSTGRESQL: (
+        f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
     ),
 }
 
@@ -95,8 +112,8 @@ class SqlStore:
     """Records in two tables of a database. One thread with one connection; one transaction for each turn.
 
     source: ``postgresql://user:password@host/database`` (needs psycopg), ``mysql://…`` (needs PyMySQL), an
-        Engine or AsyncEngine of SQLAlchemy, or a function that returns a new connection of sqlite3, psycopg
-        or PyMySQL, not in autocommit mode. An AsyncEngine's address is used, through psycopg or PyMySQL.
+        Engine of SQLAlchemy, or a function that returns a new connection of sqlite3, psycopg or PyMySQL, not
+        in autocommit mode. Addresses are those of `messagebus.dsn.Address`.
     """
 
     def __init__(self, source: str | Secret | object) -> None:
@@ -196,8 +213,12 @@ class SqlStore:
             for setting in _SETTINGS[self._dialect]:
                 self._execute(setting)
             made.commit()
-        if self._dialect == SQLITE and not self._connection.in_transaction:
-            self._connection.execute("BEGIN IMMEDIATE")
+            if self._dialect == POSTGRESQL:
+                made.autocommit = True
+        if self._dialect == POSTGRESQL or (
+            self._dialect == SQLITE and not self._connection.in_transaction
+        ):
+            self._connection.execute(_BEGIN[self._dialect])
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -330,6 +351,7 @@ class SqlStore:
         self._slice = (self._slice + 1) % SLICES
         end = high.to_bytes(2) if high < 1 << 16 else b"\xff" * 16
         try:
+            self._begin()
             for table in ("messagebus_dedup", "messagebus_inbox"):
                 self._execute(
                     f"DELETE FROM {table} WHERE id >= ? AND id < ?"
@@ -366,14 +388,18 @@ def _connector(source: object) -> tuple[Connect, str]:
         f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__
     }
     if isinstance(source, str | Secret):
-        return _from_url(source.reveal() if isinstance(source, Secret) else source)
+        address = Address.parse(source)
+        address.options()  # a wrong address, or a missing driver, is told here
+        settings = _CONNECTING[address.database.name]
+        return lambda: address.connect(settings, makes_file=True), address.shown
     if "sqlalchemy.Engine" in kinds:
         engine: Any = source
         return lambda: _of_engine(engine), engine.url.render_as_string(hide_password=True)
     if "sqlalchemy.AsyncEngine" in kinds:
-        url = source.url  # type: ignore[attr-defined]
-        plain = url.set(drivername=url.get_backend_name(), query={})
-        return _from_url(plain.render_as_string(hide_password=False))
+        raise ConfigError(
+            "AsyncEngine: its connect_args, which may ask for TLS, cannot be read: give the store an address,"
+            " such as postgresql://HOST/DB?sslmode=verify-full, or an Engine"
+        )
     if callable(source):
         return source, "the database"
     raise ConfigError(
@@ -386,73 +412,3 @@ def _of_engine(engine: Any) -> Any:
     pooled = engine.raw_connection()
     pooled.detach()
     return pooled.dbapi_connection
-
-
-def _from_url(url: str) -> tuple[Connect, str]:
-    parts = split_address(url)
-    scheme = parts.scheme.partition("+")[0]
-    user = f"{parts.username}@" if parts.username else ""
-    shown = f"{scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
-    match scheme:
-        case "postgresql":
-            return _postgresql(parts._replace(scheme=scheme).geturl(), shown), shown
-        case "mysql" | "mariadb":
-            return _mysql(url, shown), shown
-        case "sqlite":
-            return _sqlite(unquote(parts.path[1:])), shown
-    raise ConfigError(f"{scheme}://…: postgresql://HOST/DB, mysql://HOST/DB or sqlite:///PATH")
-
-
-def _postgresql(url: str, shown: str) -> Connect:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    try:
-        options = conninfo_to_dict(url)
-    except psycopg.Error:
-        # Its text quotes what it did not understand, which may be a part of the password.
-        raise ConfigError(f"{shown}: not a URL that PostgreSQL understands") from None
-    limits: dict[str, Any] = {
-        "connect_timeout": TIMEOUT_S,
-        "tcp_user_timeout": TIMEOUT_S * 1000,
-        "keepalives_idle": TIMEOUT_S,
-        "keepalives_interval": 1,
-        "keepalives_count": TIMEOUT_S,
-    }
-    # Without prepared statements, which a pooler between us and the server may not know.
-    return lambda: psycopg.connect(**{**limits, **options}, prepare_threshold=None)
-
-
-_MYSQL_OPTIONS = {"ssl_ca", "ssl_cert", "ssl_key"}
-
-
-def _mysql(url: str, shown: str) -> Connect:
-    import pymysql
-
-    parts = split_address(url)
-    options: dict[str, Any] = dict(parse_qsl(parts.query))
-    try:
-        port = parts.port or 3306
-    except ValueError:
-        raise ConfigError(f"{shown}: the port is a number") from None
-    if unknown := options.keys() - _MYSQL_OPTIONS:
-        raise ConfigError(
-            f"{shown}: unknown: {', '.join(sorted(unknown))}; known: {', '.join(sorted(_MYSQL_OPTIONS))}"
-        )
-    return lambda: pymysql.connect(
-        host=parts.hostname or "localhost",
-        port=port,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=unquote(parts.path[1:]) or None,
-        connect_timeout=TIMEOUT_S,
-        read_timeout=TIMEOUT_S,
-        write_timeout=TIMEOUT_S,
-        **options,
-    )
-
-
-def _sqlite(path: str) -> Connect:
-    import sqlite3
-
-    return lambda: sqlite3.connect(path)

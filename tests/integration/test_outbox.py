@@ -14,6 +14,7 @@ from messagebus import Durability, Message, MessageInvalid, NameInvalid, Queue, 
 from messagebus.core.shards import SHARDS
 from messagebus.databases import MYSQL, POSTGRESQL, SQLITE
 from messagebus.outbox import Outbox, RelayConfig
+from messagebus.outbox.rows import shard_of
 from messagebus.testing import MemoryBus
 from tests.support.connections import KINDS, Database, result_of
 from tests.support.eventually import eventually_async
@@ -125,6 +126,40 @@ async def test_rows_of_a_key_wait_behind_one_that_fails_until_it_is_parked(shop:
     of_a = [m.body for m in bus_of(shop).published("orders") if m.key == "a"]
     of_b = [m.body for m in bus_of(shop).published("orders") if m.key == "b"]
     assert (of_a, of_b) == ([b"a1", b"a2"], [b"b1"])
+
+
+@every_database
+@pytest.mark.guarantee("outbox-key-order")
+async def test_a_key_of_blanks_is_a_key_and_no_row_without_one_waits_for_it(shop: Shop) -> None:
+    """Collations that pad texts hold that a blank is nothing."""
+    await shop.add(b"1", key=" ", destination="later")
+    async with shop.relay() as relay:
+        await eventually_async(lambda: relay.stats().failed >= 1, within_s=WITHIN_S)
+        await shop.rows("UPDATE messagebus_outbox SET not_before_ms = ?", 1 << 60)
+        await shop.add(b"2", key=" ")
+        await shop.add(b"of no key")
+        await shop.rows("UPDATE messagebus_outbox SET shard = ?", shard_of(" ", ""))
+        await eventually_async(lambda: relay.stats().published == 1, within_s=WITHIN_S)
+        assert await relay.drained(WITHIN_S)
+    bus_of(shop).assert_published("orders", count=1, body=b"of no key")
+
+
+@every_database
+@pytest.mark.guarantee("outbox-survives-kills")
+async def test_a_relay_changes_the_row_that_it_read_and_no_other_one_with_its_id(
+    shop: Shop,
+) -> None:
+    bus_of(shop).freeze()
+    await shop.add(b"lost with the old database")
+    async with shop.relay() as relay:
+        await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
+        other = "UPDATE messagebus_outbox SET message_id = ?, body = ?"
+        await shop.rows(other, "another", b"committed behind it")
+        bus_of(shop).thaw()
+        await eventually_async(lambda: relay.stats().published == 2, within_s=WITHIN_S)
+        assert await relay.drained(WITHIN_S)
+    bus_of(shop).assert_published("orders", message_id="another", body=b"committed behind it")
+    assert await shop.count() == 0
 
 
 @every_database

@@ -16,10 +16,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from messagebus.core import claims
 from messagebus.core.claims import KEY_BYTES, TOKEN_BYTES, Held, Rule, Turn
 from messagebus.databases import MYSQL, POSTGRESQL, SQLITE, execute
-from messagebus.errors import ConfigError, StoreAway
+from messagebus.errors import ConfigError, NotReady, StoreAway
 from messagebus.inbox import Once
+from messagebus.outbox import AsyncRelay
 from messagebus.stores import open_store, sql
 from messagebus.stores.sql import SqlStore, dedup_ddl
+from messagebus.testing import MemoryBus
 from tests.support.connections import Database, connect, open_connection, some_wait
 from tests.support.eventually import eventually_async
 
@@ -159,11 +161,40 @@ def test_an_engine_or_a_function_that_connects_will_do(database: Database) -> No
     engine.dispose()
 
 
+def test_an_asyncio_engine_is_refused_because_nobody_can_read_what_it_asks_for() -> None:
+    engine = create_async_engine("postgresql+asyncpg://bus:sesame-1@host/db?ssl=verify-full")
+    with pytest.raises(ConfigError, match="AsyncEngine: its connect_args, which may ask for TLS"):
+        SqlStore(engine)
+
+
 @pytest.mark.parametrize("database", [POSTGRESQL], indirect=True)
-def test_an_asyncio_engine_will_do(database: Database) -> None:
-    store = SqlStore(create_async_engine(database.alchemy("asyncpg")))
-    assert kind_of(store, new_key()) == claims.RUN
-    run(store.close())
+def test_a_store_leaves_no_setting_in_its_session(database: Database, store: SqlStore) -> None:
+    """A pooler gives the session to the application's next transaction."""
+    shown = [f"SHOW {name}" for name in ("lock_timeout", "default_transaction_isolation")]
+    with connect(database) as connection:
+        before = [execute(connection, each).rows for each in shown]
+    other = psycopg.connect(database.url)
+    key = new_key()
+    assert kind_of(store, key) == claims.RUN
+    with other:
+        execute(other, "SELECT * FROM messagebus_dedup FOR UPDATE")
+        with pytest.raises(StoreAway):  # it waits for a lock as long as it is set to, and no longer
+            run(store.turn(a_claim(key), RULE))
+    assert kind_of(store, key) == claims.RUN
+    session = store._connection
+    assert [session.execute(each).fetchall() for each in shown] == before
+    assert session.info.transaction_status == 0
+
+
+@every_server
+async def test_tls_that_an_address_asks_for_is_never_left_out(database: Database) -> None:
+    """These servers have none."""
+    tls = {POSTGRESQL: "sslmode=require", MYSQL: "ssl_verify_cert=false&ssl_ca="}
+    url = f"{database.url}?{tls[database.dialect]}"
+    with pytest.raises((StoreAway, ConfigError), match=r"SSL|TLS"):
+        await SqlStore(url).turn(Turn(), RULE)
+    with pytest.raises((NotReady, ConfigError), match=r"SSL|TLS"):
+        await AsyncRelay(url, MemoryBus()).check()
 
 
 @every_server
@@ -188,7 +219,7 @@ def test_no_password_is_shown(database: Database) -> None:
         ("postgresql://bus:se/same-1@host/db", r"postgresql://…: in user and password / is %2F"),
         ("mysql://bus:sesame?same-1@host/db", r"mysql://…: in user and password / is %2F"),
         ("mysql://bus:sesame-12@host:port/db", "mysql://bus@host:port/db: the port is a number"),
-        ("mysql://bus:sesame-12@host/db?charset=latin1", "unknown: charset; known: ssl_ca, "),
+        ("mysql://bus:sesame-12@host/db?charset=latin1", "charset 'latin1': utf8mb4"),
         ("oracle://bus:sesame-12@host/db", "postgresql://HOST/DB, mysql://HOST/DB or sqlite"),
         (17, "int: a URL, an Engine or a function that connects is wanted"),
     ],

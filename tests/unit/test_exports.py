@@ -22,6 +22,7 @@ NOT_EXPORTED = {
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
     "messagebus.databases": "statements in applications' transactions, for outbox, inbox and stores",
     "messagebus.dialects": "what one database says otherwise than the others",
+    "messagebus.dsn": "addresses of databases, for outbox and stores",
     "messagebus.stores": "Dedup is exported; stores have an import of their own",
     "messagebus.terminal": "what commands print, for the kits too",
     "messagebus.tls": "certificates, for the agent and the kits too",

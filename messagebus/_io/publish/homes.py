@@ -166,6 +166,11 @@ class _Topic:
         self.heard_ms = 0
         self.asking: asyncio.Task[None] | None = None
 
+    def linked(self, partition: int) -> int:
+        """Return this partition or the next one whose home has a link; this one where none has."""
+        turns = ((partition + number) % self.count for number in range(self.count))
+        return next((n for n in turns if self.drivers[n].route.current is not None), partition)
+
     def destination(self, partition: int) -> str:
         segment = segment_of(partition, self.homes[partition])
         return destination_name(f"{PARTS}{self.name}", segment)
@@ -184,7 +189,7 @@ class Homes:
         on_retired: Callable[[HomeDriver], None],
     ) -> None:
         """on_retired: called with each driver of a broker that is no home any more."""
-        self._on_retired = on_retired
+        self._first, self._on_retired = first, on_retired
         self._make: Callable[[str], HomeDriver] = lambda home: HomeDriver(
             home, first, bus, config, self._room, wire
         )
@@ -292,7 +297,8 @@ class Homes:
             driver.take_over_one(item)
 
     def _place(self, topic: _Topic, key: str, content_type: str) -> tuple[HomeDriver, Target]:
-        partition = partition_of(key, topic.count) if key else next(self._turn) % topic.count
+        turn = 0 if key else next(self._turn) % topic.count
+        partition = partition_of(key, topic.count) if key else topic.linked(turn)
         own = topic.targets[partition].get(content_type)
         return topic.drivers[partition], own or self._target(topic, partition, content_type)
 
@@ -314,6 +320,8 @@ class Homes:
         topic, key = self._topics[target.address.name], "" if message is None else message.key
         number = crc32(key.encode()) if key else next(self._turn)  # `_place` inlined
         partition = number % topic.count
+        if not key and topic.drivers[partition].route.current is None:
+            partition = topic.linked(partition)
         driver, own = topic.drivers[partition], topic.targets[partition].get(target.content_type)
         if own is None:
             own = self._target(topic, partition, target.content_type)
@@ -329,6 +337,19 @@ class Homes:
             if not driver.pending.has_room(len(body) + 1, 2):
                 self.crowded = driver
         return driver.submit(own, body, message, timeout_ms, waiter)
+
+    def away_home(self, topic: str, key: str) -> str:
+        """Return the home that keeps this key from going out, because it is away; "" for none.
+
+        key: "" for a message without one, which goes to any home. "" too while no broker at all is there, and
+        for a topic that is not published to its homes.
+        """
+        found = self._topics.get(topic)
+        if found is None or self._first.route.current is None:
+            return ""
+        now = now_ms()
+        drivers = [found.drivers[partition_of(key, found.count)]] if key else found.drivers
+        return drivers[0].home if all(each.is_away(now) for each in drivers) else ""
 
     def _room(self) -> None:
         self._look()

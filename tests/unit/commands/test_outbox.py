@@ -74,9 +74,15 @@ def test_dropping_undoes_what_was_made(shop: sqlite3.Connection) -> None:
         (["ddl", "--database", "postgre"], "'postgre' is not one of"),
         (["ddl", "--database", "sqlite", "--table", "a b"], "letters, digits and _"),
         (["status"], SETTING),
-        (["status", "--database", "shop.db"], "an address such as"),
-        (["status", "--database", "oracle://u:secret@h/d"], "postgresql, mysql, mariadb or sqlite"),
-        (["status", "--database", "postgresql://u:secret@h:1x/d"], "postgresql://h:1x/d"),
+        (["status", "--database", "shop.db"], "an address wanted"),
+        (
+            ["status", "--database", "oracle://u:secret@h/d"],
+            "postgresql://HOST/DB, mysql://HOST/DB",
+        ),
+        (
+            ["status", "--database", "postgresql://u:secret@h:1x/d"],
+            "postgresql://u@h:1x/d: the port is a number",
+        ),
         (["status", "--database", "postgresql://u:secret/x@h/d"], "/ is %2F"),
         (["status", "--database", "mysql://u:secret#x@h/d"], "# is %23"),
         (["status", "--database", "postgresql://u:[secret]@h/d"], "[ is %5B"),

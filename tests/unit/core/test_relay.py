@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from messagebus.core.relay import (
     FAILED_FIRST_MS,
+    HOME_MS,
     KEY_ROWS_MAX,
     PAUSE_FIRST_MS,
     SECOND_MS,
@@ -25,7 +26,7 @@ from tests.support.examples import examples
 FOREVER_MS = 1 << 50
 ALL = dict.fromkeys(range(16), FOREVER_MS)
 CONFIRMED, FAILED, INVALID, NOT_SENT = End.CONFIRMED, End.FAILED, End.INVALID, End.NOT_SENT
-NO_SECOND = End.NO_SECOND
+NO_SECOND, HOME_AWAY = End.NO_SECOND, End.HOME_AWAY
 
 
 def relayed(
@@ -185,14 +186,17 @@ def test_without_brokers_all_rows_pause_and_none_is_charged() -> None:
     assert made.take(due) == [1], "a confirm ends it"
 
 
-def test_a_row_without_its_second_broker_waits_in_the_table_uncharged_and_others_go_on() -> None:
+@pytest.mark.parametrize(("how", "wait_ms"), [(NO_SECOND, SECOND_MS), (HOME_AWAY, HOME_MS)])
+def test_a_row_without_its_broker_waits_in_the_table_uncharged_and_others_go_on(
+    how: End, wait_ms: int
+) -> None:
     made = relayed(in_flight_max=1)
     read(made, row(1, "k", attempts=2), row(2, "k"), row(3, "other"))
     assert made.take(0) == [1]
-    end(made, 1, NO_SECOND)
+    end(made, 1, how)
     assert made.take(0) == [3], "no pause"
     (told,) = reading(made).failures
-    assert (told.id, told.attempts, told.wait_ms, told.parked) == (1, 2, SECOND_MS, False)
+    assert (told.id, told.attempts, told.wait_ms, told.parked) == (1, 2, wait_ms, False)
     made.exchanged([row(2, "k")], 0)
     assert (made.held, made.failed) == (1, 0), "its key waits behind it"
 
@@ -299,6 +303,16 @@ def test_no_more_rows_are_in_flight_than_allowed() -> None:
     assert made.take(0) == [1, 2]
     end(made, 1, CONFIRMED)
     assert made.take(0) == [3]
+
+
+def test_rows_that_wait_for_a_home_that_is_away_take_up_no_room() -> None:
+    made = relayed(in_flight_max=2)
+    read(made, row(1), row(2), row(3), row(4))
+    assert made.take(0) == [1, 2]
+    assert made.is_full
+    assert made.sent() == [1, 2]
+    assert made.take(0, stuck=1) == [3]
+    assert made.take(0, stuck=1) == []
 
 
 def test_a_stop_ends_what_was_sent_and_begins_nothing() -> None:

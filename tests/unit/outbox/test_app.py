@@ -16,9 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from messagebus import App, ConfigError, Hooks, Message, Stopped
-from messagebus.dialects import dialect_named
+from messagebus.dsn import Address
 from messagebus.outbox import Outbox, Relay, RelayConfig, session
-from messagebus.outbox.session import Address, Session
+from messagebus.outbox.session import Session
 from messagebus.outbox.table import Table
 from messagebus.telemetry.prometheus import ClientMetrics
 from messagebus.telemetry.tracecontext import TRACEPARENT
@@ -54,7 +54,7 @@ async def test_an_app_relays_the_outbox_that_its_handlers_add_to(path: Path) -> 
         with closing(sqlite3.connect(path)) as connection, connection:
             app.outbox.add(connection, "invoices", body, key="k")
 
-    app.use(bus)
+    app.use(bus, relay=True)
     assert app.relay_stats() is None
     async with app:
         await app.publish("orders", b"17")
@@ -78,7 +78,7 @@ async def test_an_app_that_only_relays_runs(path: Path) -> None:
     outbox = Outbox(database=f"sqlite:///{path}")
     add(path, outbox, b"one")
     app = App(outbox=outbox, relay=True)
-    app.use(bus)
+    app.use(bus, relay=True)
     async with app:
         await eventually_async(lambda: bus.published("orders"), within_s=WITHIN_S)
 
@@ -208,7 +208,7 @@ class Frozen:
 
 
 async def frozen_session(connection: Frozen) -> Session:
-    made = Session(Address(dialect_named("postgresql"), "db", lambda: connection, "%s"))
+    made = Session(Address.parse("postgresql://db/shop"), lambda _address: connection)
     await made.call(lambda _connection: None)
     return made
 

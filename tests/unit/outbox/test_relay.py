@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from messagebus import App, ConfigError, NotReady, Outcome, PublisherConfig, Spool
+from messagebus import App, ConfigError, Message, NotReady, Outcome, PublisherConfig, Spool, Topic
 from messagebus.__main__ import cli
 from messagebus.dialects import dialect_named
 from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
@@ -134,6 +134,101 @@ async def test_a_row_is_there_until_its_confirm(shop: Shop) -> None:
     assert shop.count() == 0
 
 
+@pytest.mark.parametrize("destination", ["orders", "nobody"])
+@pytest.mark.guarantee("outbox-survives-kills")
+async def test_a_relay_changes_the_row_that_it_read_and_no_other_one_with_its_id(
+    shop: Shop, destination: str
+) -> None:
+    """A database that came back older, by a failover or from a backup, gives ids again."""
+    shop.bus.freeze()
+    with closing(shop.connect()) as connection, connection:
+        shop.outbox.add(connection, destination, b"lost with the old database")
+    async with shop.relay(RelayConfig(poll_ms=5, attempts_max=1)) as relay:
+        await eventually_async(lambda: relay.stats().in_flight == 1, within_s=WITHIN_S)
+        change(shop, "DELETE FROM messagebus_outbox")
+        change(shop, "DELETE FROM sqlite_sequence")
+        add(shop, b"committed behind it")
+        assert shop.count("id = 1") == 1
+        shop.bus.thaw()
+        await eventually_async(
+            lambda: b"committed behind it" in [m.body for m in shop.bus.published("orders")],
+            within_s=WITHIN_S,
+        )
+        assert await relay.drained(WITHIN_S)
+    assert shop.count() == 0
+
+
+async def test_rows_that_are_held_are_read_again_over_a_new_connection(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be of a database that has come back older."""
+    relay = shop.relay(RelayConfig(poll_ms=5, in_flight_max=1))
+    shop.bus.freeze()
+    add(shop, b"sent", b"held", b"held, too")
+    async with relay:
+        await eventually_async(lambda: relay.stats().held == 3, within_s=WITHIN_S)
+        held = relay._rows.ids()
+        change(shop, "DELETE FROM messagebus_outbox WHERE body <> ?", b"sent")
+        own, lost = relay._session._run, asyncio.Event()
+
+        def ends_once(*arguments: object) -> list[object]:
+            monkeypatch.setattr(relay._session, "_run", own)
+            relay._loop.call_soon_threadsafe(lost.set)  # type: ignore[attr-defined]
+            raise ConnectionError("the server was replaced")
+
+        relay._loop = asyncio.get_running_loop()  # type: ignore[attr-defined]
+        monkeypatch.setattr(relay._session, "_run", ends_once)
+        await asyncio.wait_for(lost.wait(), WITHIN_S)
+        await eventually_async(lambda: relay.stats().held == 1, within_s=WITHIN_S)
+        assert len(held) == 1
+        shop.bus.thaw()
+        assert await relay.drained(WITHIN_S)
+    assert [m.body for m in shop.bus.published("orders")] == [b"sent"]
+
+
+KEYS = 60
+
+
+@pytest.mark.guarantee("outbox-home-away")
+async def test_a_home_that_is_away_holds_up_its_own_keys_and_no_others(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop.db")
+    shop.bus = bus = MemoryBus(brokers=3)
+    bus.declare(Topic("payments", partitions=3), "payments/ledger", "mails/send")
+    keys = [f"customer-{number}" for number in range(KEYS)]
+    async with bus.async_publisher() as publisher:
+        homes = {key: await publisher.send_safe("payments", message(key)) for key in keys}
+    away = homes[keys[0]].broker
+    of_away = {key for key, published in homes.items() if published.broker == away}
+    with closing(shop.connect()) as connection, connection:
+        # Those of one home first: they would fill all places.
+        for key in sorted(keys, key=lambda key: key not in of_away):
+            for number in range(2):
+                shop.outbox.add(connection, "payments", b"%d" % number, key=key)
+        shop.outbox.add(connection, "payments", b"of no key")
+        shop.outbox.add(connection, "mails", b"plain")
+    async with shop.relay(RelayConfig(poll_ms=5, in_flight_max=10)) as relay:
+        bus.stop_brokers(away)
+        going = len(keys) + 2 * (KEYS - len(of_away)) + 1
+        await eventually_async(
+            lambda: len(bus.published("payments")) == going and len(bus.published("mails")) == 1,
+            within_s=WITHIN_S,
+        )
+        assert shop.count() >= 2 * len(of_away)
+        bus.start_brokers()
+        while not await relay.drained(1) or shop.count():
+            change(shop, "UPDATE messagebus_outbox SET not_before_ms = 0")
+        stats = relay.stats()
+    assert (stats.failed, stats.parked) == (0, 0)
+    for key in keys:
+        bodies = [m.body for m in bus.published("payments") if m.key == key]
+        assert list(dict.fromkeys(bodies)) == [b"first", b"0", b"1"]
+    bus.close()
+
+
+def message(key: str) -> Message:
+    return Message(body=b"first", key=key)
+
+
 async def test_rows_are_not_charged_for_brokers_that_are_away(shop: Shop) -> None:
     shop.bus.freeze()
     add(shop, b"one")
@@ -253,7 +348,7 @@ async def test_the_relay_of_an_app_with_a_spool_waits_in_the_database(
 ) -> None:
     outbox = Outbox(database=shop.url)
     app = App(outbox=outbox, relay=FAST, spool=Spool(tmp_path / "spool", after_ms=0))
-    app.use(shop.bus)
+    app.use(shop.bus, relay=True, spool=True)
     shop.bus.stop_brokers()
     add(shop, b"row")
     async with app:
