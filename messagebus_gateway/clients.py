@@ -27,7 +27,7 @@ from messagebus import (
     declare,
 )
 from messagebus._io.agents.registration import credentials
-from messagebus._io.amqp.control import rights_of
+from messagebus._io.amqp.control import Right, rights_of
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
@@ -67,6 +67,9 @@ class Bus(Protocol):
     async def takes(self, user: str, password: Secret) -> bool:
         """Return whether a broker takes this login. Raises MessageBusError when none can say."""
 
+    async def may_read(self, source: Source, login: tuple[str, Secret]) -> bool:
+        """Return whether a login may read it. Raises MessageBusError when no broker can say."""
+
 
 class RealBus:
     """The bus behind the addresses of a `BusConfig`."""
@@ -97,9 +100,14 @@ class RealBus:
 
     async def takes(self, user: str, password: Secret) -> bool:
         """Log in by another connection: those that are open say nothing of a password that has changed."""
-        login = credentials(self._as((user, password)))
-        timeout_ms = round(LOGIN_TIMEOUT_S * 1000)
-        return await rights_of(self._bus.address, login, (), timeout_ms=timeout_ms) is not None
+        return await self._rights((user, password)) is not None
+
+    async def may_read(self, source: Source, login: tuple[str, Secret]) -> bool:
+        return bool(await self._rights(login, Right("read", source.amqp_queue)))
+
+    async def _rights(self, login: Login, *asked: Right) -> set[Right] | None:
+        who, timeout_ms = credentials(self._as(login)), round(LOGIN_TIMEOUT_S * 1000)
+        return await rights_of(self._bus.address, who, asked, timeout_ms=timeout_ms)
 
     async def _count(self) -> set[str] | None:
         try:

@@ -10,7 +10,16 @@ from typing import Any
 
 from starlette.responses import Response
 
-__all__ = ["Problem", "encoded", "json_response", "seconds"]
+from messagebus import (
+    ChannelRefused,
+    ConfigError,
+    LoginRefused,
+    MessageBusError,
+    NameInvalid,
+    TopologyMismatch,
+)
+
+__all__ = ["Problem", "encoded", "json_response", "problem_of_fault", "seconds"]
 
 MEDIA = "application/problem+json"
 
@@ -54,6 +63,20 @@ class Problem(Exception):
 
     def response(self) -> Response:
         return json_response(self.told, self.status, headers=self.headers, media_type=MEDIA)
+
+
+def problem_of_fault(fault: MessageBusError) -> Problem:
+    """Return the problem of a request that a fault of the bus, or of the request, has ended."""
+    match fault:
+        case LoginRefused():
+            return Problem(401, "the bus refuses this login", outcome="not sent")
+        case ChannelRefused(code=HTTPStatus.FORBIDDEN):  # AMQP's number is the same
+            return Problem(403, fault.reason, outcome="not sent")
+        case NameInvalid() | ConfigError():
+            return Problem(400, str(fault), outcome="not sent")
+        case TopologyMismatch():
+            return Problem(409, str(fault))
+    return Problem(503, str(fault), retry=True, retry_after_s=1)
 
 
 def json_response(

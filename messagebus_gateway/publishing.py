@@ -66,6 +66,8 @@ _TRACE = ("traceparent", "tracestate", "baggage")
 _FIELDS = {"id", "priority", "headers", *FIELDS_OF_MESSAGE}
 # A reply to amq.rabbitmq.reply-to ends the channel of who does not consume from it.
 _OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
+# The reason of a broker, or an agent, for what the user's own rights do not cover; no try later helps.
+_FORBIDDEN = re.compile("(403 )?ACCESS_REFUSED")
 _IGNORED = {"destination", "time_ms", "received"}
 
 
@@ -213,6 +215,8 @@ def problem_of(end: Published) -> Problem:
     """Return the problem of a message that is not confirmed."""
     outcome, reason = outcome_of(end), end.reason
     message_id = end.message_id
+    if _FORBIDDEN.match(reason):
+        return Problem(403, reason, outcome=outcome, message_id=message_id)
     match outcome:
         case "unroutable":
             detail = "nobody subscribes, or there is no such topic or queue"
@@ -481,9 +485,9 @@ def answer_batch(ends: list[Published], stopped: Problem | None) -> tuple[int, b
     body: dict[str, Any] = {"confirmed": confirmed, "messages": messages_told}
     if stopped is not None:
         return stopped.status, encoded(stopped.told | body)
-    failed = {each["outcome"] for each in messages_told} - {"confirmed"}
-    status = 504 if "unknown" in failed else 404 if failed == {"unroutable"} else 503
+    failed = {problem_of(end).status for end in ends if end.outcome is not Outcome.CONFIRMED}
+    status = 504 if 504 in failed else failed.pop() if len(failed) == 1 else 503
     detail = f"{len(ends) - confirmed} of {len(ends)} messages are not confirmed"
     outcome = {504: "unknown", 404: "unroutable"}.get(status, "refused")
-    told_all = Problem(status, detail, outcome=outcome, retry=status != 404).told
+    told_all = Problem(status, detail, outcome=outcome, retry=status not in (403, 404)).told
     return status, encoded(told_all | body)

@@ -21,6 +21,7 @@ from messagebus import (
     ConsumerConfig,
     Delivery,
     MessageBusError,
+    NotReady,
     Source,
     Status,
 )
@@ -181,7 +182,12 @@ class Pulls:
             prefetch = min(first, FIRST_MAX)
             config = ConsumerConfig(prefetch=prefetch, handed_out_max=1_000_000)
             consumer = self._bus.consumer(source, config, principal.login)
-            await consumer.start(require="one" if login else None, timeout_s=STOP_S)
+            try:
+                await consumer.start(require="one" if login else None, timeout_s=STOP_S)
+            except NotReady:
+                if principal.login and not await self._bus.may_read(source, principal.login):
+                    raise Problem(403, f"the rights of this user do not cover {source}") from None
+                raise
             made = self.readers[place] = Reader(consumer, prefetch, str(source))
         return made
 

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from messagebus import MessageBusError
 from messagebus.message import decode_json
 from messagebus_gateway.people import Principal
-from messagebus_gateway.problems import Problem, encoded
+from messagebus_gateway.problems import Problem, encoded, problem_of_fault
 from messagebus_gateway.pulling import Holding, Pulls, Reader, as_json
 
 __all__ = ["PROTOCOL", "Socket"]
@@ -120,7 +120,7 @@ class Socket:
         except Problem as problem:
             await self._tell("error", problem.told | reference)
         except MessageBusError as fault:
-            await self._tell("error", Problem(503, str(fault), retry=True).told | reference)
+            await self._tell("error", problem_of_fault(fault).told | reference)
         else:
             await self._tell(told, found | reference)
 

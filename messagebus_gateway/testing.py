@@ -61,6 +61,9 @@ class MemoryGatewayBus:
     async def takes(self, user: str, password: Secret) -> bool:
         return password.reveal() != WRONG and (user, password.reveal()) not in self.refused
 
+    async def may_read(self, source: Source, login: tuple[str, Secret]) -> bool:
+        return True
+
     def _note(self, login: tuple[str, Secret] | None) -> None:
         if login is not None:
             self.logins.append(login[0])

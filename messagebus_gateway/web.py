@@ -21,9 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from messagebus import (
-    ConfigError,
     Destination,
-    LoginRefused,
     Message,
     MessageBusError,
     MessageInvalid,
@@ -33,7 +31,6 @@ from messagebus import (
     Source,
     Subscription,
     Topic,
-    TopologyMismatch,
 )
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
 from messagebus.http.server import NAMES
@@ -45,7 +42,7 @@ from messagebus_gateway.metrics import Metrics
 from messagebus_gateway.openapi import document
 from messagebus_gateway.peers import FORWARDED, Peers
 from messagebus_gateway.people import People, Principal
-from messagebus_gateway.problems import Problem, json_response, seconds
+from messagebus_gateway.problems import Problem, json_response, problem_of_fault, seconds
 from messagebus_gateway.publishing import (
     BATCH_MAX,
     BODY_BYTES_MAX,
@@ -212,14 +209,8 @@ class _Web:
                 response = problem.response()
             except ClientDisconnect:
                 response = Response(status_code=CLOSED_REQUEST)
-            except LoginRefused:
-                response = Problem(401, "the bus refuses this login").response()
-            except (NameInvalid, ConfigError) as fault:
-                response = Problem(400, str(fault), outcome="not sent").response()
-            except TopologyMismatch as fault:
-                response = Problem(409, str(fault)).response()
             except MessageBusError as fault:
-                response = Problem(503, str(fault), retry=True, retry_after_s=1).response()
+                response = problem_of_fault(fault).response()
             finally:
                 metrics.in_flight -= 1
             metrics.ended(name, response.status_code)
@@ -566,14 +557,8 @@ class _Web:
                 raise Problem(429, f"{principal.name} has all the sockets it may", retry_after_s=1)
         except Problem as problem:
             return await socket.send_denial_response(problem.response())
-        except LoginRefused:
-            refused = Problem(401, "the bus refuses this login")
-            return await socket.send_denial_response(refused.response())
-        except (NameInvalid, ConfigError) as fault:
-            return await socket.send_denial_response(Problem(400, str(fault)).response())
         except MessageBusError as fault:
-            away = Problem(503, str(fault), retry=True, retry_after_s=1)
-            return await socket.send_denial_response(away.response())
+            return await socket.send_denial_response(problem_of_fault(fault).response())
 
         async def answer(what: str, frame: dict[str, Any]) -> dict[str, Any]:
             if what == "publish":

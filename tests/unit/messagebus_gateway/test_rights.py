@@ -13,8 +13,17 @@ import httpx
 import pytest
 import websockets
 
+from messagebus import (
+    AsyncConsumer,
+    ChannelRefused,
+    Durability,
+    NotReady,
+    Outcome,
+    Published,
+)
 from messagebus.testing import MemoryBus
 from messagebus_gateway import clients
+from messagebus_gateway.publishing import answer_batch, problem_of
 from tests.support.eventually import eventually_async
 from tests.support.gateway import gateway_on, token_entry, write_tokens
 
@@ -138,3 +147,60 @@ async def test_a_bus_login_is_proved_again_and_what_it_has_open_ends(
                 async for _ in lines:
                     pass
         assert (await publish(httpx.BasicAuth("ann", "new"))).status_code == 201
+
+
+REFUSED = "403 ACCESS_REFUSED - access to exchange 'mb.topic/orders' refused for user 'olga'"
+LOGIN = httpx.BasicAuth("olga", "geheim")
+
+
+def end(reason: str, outcome: Outcome = Outcome.REFUSED) -> Published:
+    return Published("id", outcome, Durability.NONE, attempts=1, reason=reason)
+
+
+def test_a_publish_that_the_users_rights_do_not_cover_is_403_and_no_try_helps() -> None:
+    told = problem_of(end(REFUSED)).told
+    assert (told["status"], told["retry"], told["detail"]) == (403, False, REFUSED)
+    told = problem_of(end("404 NOT_FOUND - no ACCESS_REFUSED here")).told
+    assert (told["status"], told["retry"]) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "retry"),
+    [
+        ([end(REFUSED), end(REFUSED)], 403, False),
+        ([end(REFUSED), end("full")], 503, True),
+        ([end(REFUSED), end("", Outcome.UNKNOWN)], 504, True),
+        ([end("", Outcome.UNROUTABLE)], 404, False),
+        ([end(REFUSED), end("", Outcome.UNROUTABLE)], 503, True),
+        ([end(REFUSED), end("", Outcome.CONFIRMED)], 403, False),
+    ],
+)
+def test_a_batch_is_403_where_that_is_all_that_failed(
+    ends: list[Published], status: int, retry: bool
+) -> None:
+    code, body = answer_batch(ends, None)
+    assert (code, json.loads(body)["retry"]) == (status, retry)
+
+
+async def test_what_the_rights_of_a_bus_login_do_not_cover_is_403(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def forbidden(*_: Any) -> Any:
+        raise ChannelRefused("http://agent/topology", 403, "ACCESS_REFUSED (403) not olga's")
+
+    async def not_ready(*_: Any, **_more: Any) -> Any:
+        raise NotReady("not fulfilled")
+
+    async def may_not(*_: Any) -> bool:
+        return False
+
+    async with gateway_on(make_bus(), bus_login=True) as served:
+        monkeypatch.setattr(served.bus, "declare", forbidden)
+        answer = await served.http.put(f"/v1/subscriptions/{BILLING}", auth=LOGIN)
+        assert (answer.status_code, answer.json()["retry"]) == (403, False)
+        monkeypatch.setattr(AsyncConsumer, "start", not_ready)
+        answer = await served.http.post(PULL, json={}, auth=LOGIN)
+        assert (answer.status_code, answer.json()["retry"]) == (503, True), "brokers are away"
+        monkeypatch.setattr(served.bus, "may_read", may_not)
+        answer = await served.http.post(PULL, json={}, auth=LOGIN)
+        assert (answer.status_code, answer.json()["retry"]) == (403, False)
