@@ -324,6 +324,14 @@ class Keyed(Generic[D]):
         lane = self._lanes.get(self._lane_of(item))
         return lane is not None and item in lane.waiting
 
+    def is_next(self, item: D) -> bool:
+        """Return whether a delivery is out, or would be if it were granted."""
+        lane = self._lanes.get(self._lane_of(item))
+        if lane is None or lane.out is not None:
+            return lane is not None and lane.out is item
+        is_first = bool(lane.waiting) and lane.waiting[0] is item
+        return is_first and lane.late is None and lane.resting is None
+
     def oldest(self, link: Hashable) -> list[D]:
         """Return the first of this link that waits in each lane."""
         firsts = (

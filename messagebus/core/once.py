@@ -28,6 +28,11 @@ repeated with the same token after 50, 100, ... 5,000 ms. While the store is awa
 more and acks nothing; "run" hands everything out without a claim, acks at once, and tells the store later.
 
 Copies of a message that arrive at the same consumer wait for the first one and take its end.
+
+Messages whose last runs never ended are *suspects*: one runs at a time, so that a crash has one cause.
+A suspect waits for that without a claim. It gets its turn when nothing of its lane or link stands before
+it; the turn passes on when its run ends or overruns its limit, when it is parked or goes back, or when it
+has been granted for as long as a lease: a run that never ends holds nothing else up.
 """
 
 from __future__ import annotations
@@ -62,9 +67,12 @@ EXTENSIONS = 3
 RECENT_MAX, RECENT_MS = 100_000, 60_000
 # Ends told to the store later, because it was away; above it the oldest go, counted.
 BEHIND_MAX = 10_000
-# The last runs that a message may begin are made beside no other of that kind: after a crash nobody knows
-# which of the messages at work was the cause.
+# A message becomes a suspect before the last runs that it may begin: after a crash nobody knows which of the
+# messages at work was the cause.
 ALONE_RUNS = 3
+# No suspect runs until no other was found for this time: what arrived with it has been given back by then, so
+# that a crash does not count for it.
+CALM_MS = 50
 SEED_BYTES = 5
 COUNTER_BYTES = TOKEN_BYTES - SEED_BYTES
 
@@ -74,7 +82,7 @@ D = TypeVar("D", bound=Hashable)
 
 # Steps of a message.
 WANTED = 1  # to be asked for, or asked for in the turn that is on its way
-SUSPECT = 2  # several of its runs never ended: waits until it can run alone
+SUSPECT = 2  # several of its runs never ended: waits for its turn
 HELD = 3  # another consumer runs it
 GRANTED = 4  # claimed, and handed out to wait for its run
 RUNNING = 5
@@ -166,16 +174,18 @@ class Once(Generic[D]):
         park_too_old: bool = False,
         deferred_max: int = 100,
         age_ms: Callable[[D], int],
+        is_next: Callable[[D], bool] = lambda _item: True,
     ) -> None:
         """Create it. seed: SEED_BYTES random bytes, of this object alone.
 
         run_when_away: on_store_away is "run". park_too_old: too_old is "park". age_ms: returns the time
-        since the message's first publish; asked for messages that the store does not know.
+        since the message's first publish; asked for messages that the store does not know. is_next: returns
+        whether a delivery would go to the application at once if it were handed out; asked for suspects.
         """
         assert len(seed) == SEED_BYTES, seed
         self._rule, self._seed = rule, seed
         self._run_when_away, self._park_too_old = run_when_away, park_too_old
-        self._deferred_max, self._age_ms = deferred_max, age_ms
+        self._deferred_max, self._age_ms, self._is_next = deferred_max, age_ms, is_next
         self._alone_from = max(2, rule.unended_max - ALONE_RUNS + 1)
         self.counters = OnceCounters()
         self._orders: Orders[D] | None = None
@@ -185,7 +195,9 @@ class Once(Generic[D]):
         self._held: list[tuple[int, int, _Message[D]]] = []  # heap by the time to ask again
         self._waiting = 0  # deliveries that wait for the end of another's run
         self._suspects: dict[_Message[D], None] = {}
-        self._alone: _Message[D] | None = None  # the suspect that may run
+        self._alone: _Message[D] | None = None  # the suspect whose turn it is
+        self._alone_until_ms = NEVER_MS
+        self._calm_ms = 0  # no suspect gets its turn before
         self._ends: list[_Message[D]] = []  # to be told to the store, then answered
         # Ends that the store is to be told, and of which nobody waits to hear.
         self._behind: dict[tuple[str, Held], None] = {}
@@ -212,6 +224,11 @@ class Once(Generic[D]):
         """True when the store has been told everything; claims may still be ours."""
         return not (self._sent or self._ends or self._behind)
 
+    @property
+    def has_suspects(self) -> bool:
+        """True when a suspect waits: call `turn` whenever `is_next` may have changed."""
+        return bool(self._suspects)
+
     def away_ms(self, now_ms: int) -> int | None:
         """Return how long the store has been away, in ms; None while it is not."""
         return None if self._away_since_ms is None else max(0, now_ms - self._away_since_ms)
@@ -223,6 +240,8 @@ class Once(Generic[D]):
         if self._away_since_ms is not None:
             return self._retry_ms
         times = [self._held[0][0]] if self._held else []
+        if self._suspects:
+            times += [each for each in (self._alone_until_ms, self._calm_ms) if each > self._now_ms]
         if self._messages:
             times.append(self._extend_ms)
         return min(times, default=None)
@@ -286,6 +305,7 @@ class Once(Generic[D]):
             message = self._of.get(item)
             if message is not None and message.item == item and message.step == GRANTED:
                 self._withdraw(message)
+                self._pass_on(message)
                 message.step = HELD
                 self._waiting += 1
 
@@ -332,6 +352,12 @@ class Once(Generic[D]):
                 return False
             message.step = RUNNING
         return message.step == RUNNING
+
+    def overran(self, items: Iterable[D]) -> None:
+        """Note that the runs of these go on behind their time limit: no suspect waits for them."""
+        for item in items:
+            if (message := self._of.get(item)) is not None:
+                self._pass_on(message)
 
     def holds(self, item: D) -> bool:
         """Return whether the end of a delivery is still to come: `ack` or `released` will name it."""
@@ -387,7 +413,10 @@ class Once(Generic[D]):
                 continue
             message.item, *message.copies = message.copies
             self._waiting -= 1
-            if message.step == GRANTED:
+            if message is self._alone:  # the copy may stand behind others
+                self._leave(message)
+                self._suspect(message)
+            elif message.step == GRANTED:
                 self._order().hand_out.append(message.item)
             else:  # it may have been let go
                 self.ask([message.item])
@@ -412,7 +441,7 @@ class Once(Generic[D]):
         """Answer a message whose end is stored."""
         del self._of[message.item], self._messages[message.key]
         if message is self._alone:
-            self._alone = None
+            self._pass_on(message)
         orders = self._orders or self._order()
         (orders.released if message.end == IS_RELEASED else orders.ack).append(message.item)
         if message.end == IS_DONE:
@@ -448,8 +477,7 @@ class Once(Generic[D]):
         self._leave(message)
         message.step = GONE
         del self._messages[message.key]
-        if message is self._alone:
-            self._alone = None
+        self._pass_on(message)
 
     def _withdraw(self, message: _Message[D]) -> None:
         """Give back a claim that we have or may have, and wait for no reply."""
@@ -519,10 +547,32 @@ class Once(Generic[D]):
             if message.step == HELD:  # not gone meanwhile
                 self._waiting -= 1
                 self._want(message)
-        if self._suspects and self._alone is None:
-            self._alone = next(iter(self._suspects))
-            del self._suspects[self._alone]
-            self._want(self._alone)
+        if self._suspects:
+            self._next_suspect(now_ms)
+
+    def _next_suspect(self, now_ms: int) -> None:
+        """Ask for the first suspect that could go out, unless another has its turn."""
+        if now_ms >= self._calm_ms and (self._alone is None or now_ms >= self._alone_until_ms):
+            self._alone, self._alone_until_ms = None, NEVER_MS
+            for message in self._suspects:
+                if self._is_next(message.item):
+                    del self._suspects[message]
+                    self._alone = message
+                    self._want(message)
+                    return
+
+    def _suspect(self, message: _Message[D]) -> None:
+        """Have a message wait for its turn, without a claim."""
+        self._withdraw(message)
+        self._pass_on(message)
+        message.step = SUSPECT
+        self._suspects[message] = None
+        self._calm_ms = self._now_ms + CALM_MS
+
+    def _pass_on(self, message: _Message[D]) -> None:
+        """End the turn of a suspect, if it is this one's."""
+        if message is self._alone:
+            self._alone, self._alone_until_ms = None, NEVER_MS
 
     def _want(self, message: _Message[D]) -> None:
         message.step = WANTED
@@ -573,11 +623,11 @@ class Once(Generic[D]):
 
     def _may_run(self, message: _Message[D], verdict: Verdict) -> bool:
         """Return whether a message may be handed out; else it is to wait, or be parked."""
-        if verdict.unended >= self._alone_from and message is not self._alone:
-            self._withdraw(message)
-            message.step = SUSPECT
-            self._suspects[message] = None
-            return False
+        if verdict.unended >= self._alone_from:
+            if message is not self._alone:
+                self._suspect(message)
+                return False
+            self._alone_until_ms = message.until_ms
         if verdict.is_first and self._age_ms(message.item) > self._rule.remember_ms:
             self.counters.too_old += 1
             if self._park_too_old:
@@ -600,13 +650,13 @@ class Once(Generic[D]):
 
     def _park(self, message: _Message[D], reason: str) -> None:
         message.step = PARKING
+        self._pass_on(message)
         self._order().park.append((message.item, reason))
 
     def _hold(self, message: _Message[D], lease_ms: int) -> None:
         """Keep a message that another consumer runs, as long as there is room."""
         self.counters.deferred += not message.asked
-        if message is self._alone:
-            self._alone = None
+        self._pass_on(message)
         if self._waiting >= self._deferred_max:
             items = [message.item, *message.copies]
             for item in items:
@@ -650,5 +700,6 @@ class Once(Generic[D]):
     def _run_without(self, message: _Message[D]) -> None:
         """Hand out a message without a claim, or without knowing of one."""
         self.counters.undeduplicated += 1
+        self._pass_on(message)
         message.step, message.until_ms = GRANTED, NEVER_MS
         self._order().hand_out.append(message.item)

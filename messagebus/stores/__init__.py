@@ -96,7 +96,8 @@ class Dedup:
     too_old: "run" or "park" messages that are older than remember_s and unknown to the store.
     deferred_max: deliveries held while another consumer runs their copy; others go through the delay ladder.
     store_timeout_ms: for one call; a slower store is away.
-    unended_max: runs of one message that may begin and never end, as in a crash, before it is parked.
+    unended_max: runs of one message that may begin and never end, as in a crash, before it is parked; the
+    last three are made beside no other such run.
     fence: have the store count the links over which something was delivered, for `Delivery.fence`.
     """
 

@@ -352,6 +352,74 @@ async def test_a_single_active_consumer_waits_with_what_is_behind_a_run_elsewher
         assert (await consumer.call("receive", timeout_s=WITHIN_S)).message_id == name
 
 
+async def killed_twice(records: FaultyStore, source: str, *ids: str, lease_ms: int = 1) -> None:
+    """Leave what two processes that were killed with these messages in their hands leave.
+
+    lease_ms: the claims of the second one stand for this time yet.
+    """
+    claim = [key_of(source, message_id) for message_id in ids]
+    for token, its_ms in ((b"killed 1", 1), (b"killed 2", lease_ms)):
+        rule = Dedup(records).rule._replace(lease_ms=its_ms)
+        await records.turn(Turn(claim=claim, token=token), rule)
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.guarantee("suspects-run-alone")
+@pytest.mark.parametrize("order", ["key", "partition", "single active"])
+async def test_a_run_that_fails_in_its_place_holds_up_no_message_that_was_in_killed_processes(
+    bus: Bus, order: str
+) -> None:
+    """Also not those behind it in its lane: the last one that may run alone is the first of them."""
+    is_single = order == "single active"
+    source = Subscription(Topic(bus.topic), "billing", single_active=is_single)
+    records = store()
+    await killed_twice(records, str(source), "m2", "m3")
+    await killed_twice(records, str(source), "m1", lease_ms=500)
+    how: dict[str, Any] = {} if is_single else {"order": order}
+    dedup = Dedup(records, lease_s=600)
+    consumer = await bus.consumer("", destination=source, dedup=dedup, **how)
+    failed = list[str]()
+
+    def end(delivery: Delivery) -> None:
+        if delivery.message_id == "m1" and not failed:
+            failed.append(delivery.message_id)
+            raise ValueError("not now")
+
+    handler = Handler(end)
+    work = run(consumer, handler, 10, retry=SOON)
+    publisher = await bus.publisher()
+    for message_id, key in (("m1", "a"), ("m2", "a"), ("m3", "b")):
+        message = Message.text("", message_id=message_id, key=key)
+        await publisher.call("send_safe", source.topic, message)
+    await counted(consumer, acked=3)
+    assert await ended(consumer, work) == 0
+    assert ids(handler) == {"m1": 2, "m2": 1, "m3": 1}
+
+
+@pytest.mark.guarantee("endless-handler")
+@pytest.mark.parametrize("limit", ["time limit", "lease"])
+async def test_a_handler_that_never_returns_holds_up_no_message_that_was_in_killed_processes(
+    bus: Bus, limit: str
+) -> None:
+    records, leave = store(), threading.Event()
+    names = [f"m{number}" for number in range(5)]
+    await killed_twice(records, f"{bus.topic}/billing", *names)
+    dedup = Dedup(records, lease_s=600 if limit == "time limit" else 1)
+    consumer, ran = await bus.consumer(dedup=dedup), list[str]()
+
+    def handle(delivery: Delivery) -> None:
+        ran.append(delivery.message_id)
+        if delivery.message_id == "m0":
+            leave.wait(WITHIN_S)
+
+    work = run(consumer, handle, 5, time_limit_s=0.2 if limit == "time limit" else None)
+    await publish(bus, *names)
+    await counted(consumer, acked=4)
+    assert sorted(ran) == names
+    leave.set()
+    await ended(consumer, work)
+
+
 async def test_a_message_that_was_redriven_runs_again(bus: Bus) -> None:
     consumer, handler = await bus.consumer(dedup=store()), Handler()
     handler._end = lambda _delivery: Park("first") if len(handler.seen) == 1 else None

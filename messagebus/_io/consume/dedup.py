@@ -107,6 +107,16 @@ class Inbox(Protocol):
         """Have it come again after this time, without counting an attempt."""
 
 
+class Lanes(Protocol):
+    """Where order is kept behind the claims: `_io.consume.ordering`."""
+
+    def denied(self, deliveries: list[Delivery]) -> None:
+        """Note that these wait for somebody else's run of their messages."""
+
+    def is_next(self, delivery: Delivery) -> bool:
+        """Return whether a delivery would go to the application if it were granted."""
+
+
 class Deduplication:
     """The claims of one consumer. on_turn: called when something was handed out or acked. on_back: when
     the store is back; what waited for it may have been given back.
@@ -143,6 +153,7 @@ class Deduplication:
             park_too_old=dedup.too_old == "park",
             deferred_max=dedup.deferred_max,
             age_ms=_age_ms,
+            is_next=self._is_next,
         )
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
@@ -159,10 +170,8 @@ class Deduplication:
         self._call_ms = 0.0
         self._told_s = 0.0
         self._is_closed = False
-        self.grants_in_order = True
-        """False where order is kept behind this: see `_io.consume.ordering`."""
-        self.on_held: Callable[[list[Delivery]], None] | None = None
-        """Called with deliveries that wait for somebody else's run, where order is kept behind this."""
+        self.lanes: Lanes | None = None
+        """Set where order is kept behind this."""
         self.runs_handlers = False
         """True where handlers run: each delivery has an end then, whatever its link."""
         self._lapsed_s = self._loop.time()
@@ -346,7 +355,10 @@ class Deduplication:
 
     def overran(self, deliveries: Iterable[Delivery]) -> None:
         """Keep the claims of a run whose time is over: it goes on, and nobody else may run these."""
-        self._overran.update(each for each in deliveries if each not in self._plain)
+        found = [each for each in deliveries if each not in self._plain]
+        self._overran.update(found)
+        self._once.overran(found)
+        self.look_again()
 
     def ended_late(self, deliveries: Iterable[Delivery], *, well: bool) -> None:
         """Give the claims of a run back that overran and has ended now. well: its copies need not run."""
@@ -485,9 +497,9 @@ class Deduplication:
             self.settled(delivery)
             inbox.defer(delivery, delay_ms)
             self._tell(delivery, "deferred")
-        if orders.held and self.on_held is not None:
-            self.on_held(orders.held)
-        if inbox.in_order and self.grants_in_order:
+        if orders.held and self.lanes is not None:
+            self.lanes.denied(orders.held)
+        if inbox.in_order and self.lanes is None:
             self._hand_out_in_order(orders.hand_out)
         elif orders.hand_out:
             pending = self._pending
@@ -512,6 +524,19 @@ class Deduplication:
                 del pending[delivery]
             if ready:
                 self._inbox.hand_out(ready)
+
+    def _is_next(self, delivery: Delivery) -> bool:
+        """Return whether a delivery would go to the application if it were granted."""
+        if self.lanes is not None:
+            return self.lanes.is_next(delivery)
+        if not self._inbox.in_order:
+            return True
+        return next(iter(self._pending.get(delivery._ledger, ())), None) is delivery
+
+    def look_again(self) -> None:
+        """Let a suspect run that has become the next of its lane."""
+        if self._once.has_suspects:
+            self.talk()
 
     def settled(self, delivery: Delivery) -> None:
         """Note that a delivery waits for no claim any more."""

@@ -133,8 +133,7 @@ class Inbox:
         """Hand out only what is next in its lane, and never give back otherwise than in order."""
         self.order, self.in_order = order, True
         if self.dedup is not None:
-            self.dedup.grants_in_order = False  # each lane keeps its own order
-            self.dedup.on_held = order.denied
+            self.dedup.lanes = order
 
     # Links.
     def connected(

@@ -43,6 +43,9 @@ class Claims(ClaimsOfRuns, Protocol):
     def ask(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for the claims of these again."""
 
+    def look_again(self) -> None:
+        """Take note that other deliveries may be the next of their lanes."""
+
     def is_telling(self, delivery: Delivery) -> bool:
         """Return whether the store is still to be told about its last run."""
 
@@ -107,12 +110,18 @@ class Ordering:
         self.keyed.denied(deliveries)
         self._carry_out()
 
+    def is_next(self, delivery: Delivery) -> bool:
+        """Return whether a delivery would be handed out if its claim were stored."""
+        return self.keyed.is_next(delivery)
+
     def answered(self, delivery: Delivery) -> None:
         """Note the end of a delivery; what follows in its lane is handed out."""
         keyed = self.keyed
         keyed.answered(delivery)
         if keyed.has_orders:
             self._carry_out()
+        elif self._claims is not None:
+            self._claims.look_again()
 
     def rest(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> None:
         """Keep a delivery for its next run, after this time; STOP_MS stops its key.
@@ -156,6 +165,8 @@ class Ordering:
             let_go, ask = keyed.take_claims()
             self._claims.let_go(let_go)
             self._claims.ask(ask)
+        if self._claims is not None:
+            self._claims.look_again()
 
     def _turn(self) -> None:
         self._woken = False

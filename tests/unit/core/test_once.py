@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from messagebus.core import claims, once
 from messagebus.core.claims import DONE, KEY_BYTES, PARKED, WAITING, Answer, Record, Rule, Turn
-from messagebus.core.once import SEED_BYTES, Once, Orders
+from messagebus.core.once import CALM_MS, SEED_BYTES, Once, Orders
 from tests.support.examples import examples
 
 LEASE_MS = 30_000
@@ -72,6 +72,12 @@ class Consumer:
             self.once.answered(self.carry_out(turn), self.now_ms)
         return self.took()
 
+    def talk_once(self) -> Orders[str]:
+        """Carry out one turn, if there is one; return the orders since the last call."""
+        if (turn := self.turn()) is not None:
+            self.once.answered(self.carry_out(turn), self.now_ms)
+        return self.took()
+
     def lose(self, *, reply: bool = False) -> Turn:
         """Lose a turn, or its reply."""
         turn = self.turn()
@@ -96,6 +102,8 @@ def crashed(store: Store, times: int, *items: str) -> None:
     for _ in range(times):
         dead = Consumer(store)
         dead.arrived(*items)
+        dead.talk()
+        dead.later(CALM_MS)
         dead.talk()
         store.now_ms += LEASE_MS
 
@@ -612,7 +620,9 @@ def test_a_suspect_runs_beside_no_other_suspect() -> None:
     crashed(store, 2, "a1", "b1", "c1")
     consumer = Consumer(store)
     consumer.arrived("a2", "b2", "c2", "d1")
-    assert consumer.talk() == Orders(hand_out=["d1", "a2"])
+    assert consumer.talk() == Orders(hand_out=["d1"])
+    consumer.later(CALM_MS)
+    assert consumer.talk() == Orders(hand_out=["a2"])
     consumer.once.may_start("a2", consumer.now_ms)
     assert consumer.talk() == Orders()
     assert store.state("b1") == store.state("c1") == WAITING
@@ -621,8 +631,121 @@ def test_a_suspect_runs_beside_no_other_suspect() -> None:
     consumer.once.dropped(["c2"])
     consumer.once.dropped(["b2"])
     consumer.arrived("c3")
+    consumer.talk()
+    consumer.later(CALM_MS)
     assert consumer.talk() == Orders(hand_out=["c3"])
     assert store.records[key_of("c3")].unended == 3
+
+
+def suspects(*items: str, **options: Any) -> Consumer:
+    """Return a consumer of these, all of them suspects; the first one of `is_next` has its turn."""
+    store = Store()
+    crashed(store, 2, *items)
+    consumer = Consumer(store, **options)
+    consumer.arrived(*items)
+    assert consumer.talk() == Orders()
+    consumer.later(CALM_MS)
+    return consumer
+
+
+@pytest.mark.guarantee("suspects-run-alone")
+def test_messages_that_came_with_one_that_kills_are_never_parked_for_it() -> None:
+    """Each process reads it first and dies at the begin of its run, with claims of the others under way."""
+    store, parked = Store(), list[str]()
+    for _ in range(RULE.unended_max + 1):
+        consumer = Consumer(store)
+        consumer.arrived("a1")
+        behind = ["b1", "c1"]  # each comes with the next read
+        while "a1" not in (orders := consumer.talk_once()).hand_out and not parked:
+            parked += [item for item, _reason in orders.park]
+            if behind:
+                consumer.arrived(behind.pop(0))
+            consumer.later(1)
+        store.now_ms += LEASE_MS
+    assert parked == ["a1"]
+    assert store.records[key_of("b1")].unended < RULE.unended_max
+
+
+def test_a_suspect_behind_others_of_its_lane_does_not_have_its_turn_before_one_that_can_run() -> (
+    None
+):
+    lane = ["x1", "a1"]
+    consumer = suspects("a1", "b1", is_next=lambda item: item not in lane[1:])
+    assert consumer.talk() == Orders(hand_out=["b1"])
+    consumer.once.may_start("b1", consumer.now_ms)
+    consumer.once.ended("b1")
+    assert consumer.talk() == Orders(ack=["b1"])
+    assert consumer.once.has_suspects
+    del lane[0]
+    assert consumer.talk() == Orders(hand_out=["a1"])
+
+
+@pytest.mark.guarantee("endless-handler")
+@pytest.mark.parametrize("ends", ["lease", "time limit"])
+def test_a_suspect_whose_run_never_ends_holds_up_no_other(ends: str) -> None:
+    consumer = suspects("a1", "b1", "c1")
+    for item in ("a1", "b1"):
+        assert consumer.talk().hand_out == [item]
+        consumer.once.may_start(item, consumer.now_ms)
+        assert consumer.talk() == Orders()
+        if ends == "time limit":
+            consumer.once.overran([item])
+        else:
+            consumer.later(LEASE_MS)
+    assert consumer.talk().hand_out == ["c1"]
+    consumer.once.ended("c1")
+    assert consumer.talk().ack == ["c1"]
+
+
+def test_a_turn_that_is_over_is_looked_at_in_time() -> None:
+    consumer = suspects("a1", "b1")
+    since_ms = consumer.now_ms
+    consumer.talk()
+    consumer.once.may_start("a1", consumer.now_ms)
+    while not consumer.talk().hand_out:
+        wake_ms = consumer.once.wake_ms()
+        assert wake_ms is not None
+        assert consumer.now_ms < wake_ms <= since_ms + LEASE_MS
+        consumer.store.now_ms = wake_ms
+
+
+def test_a_suspect_that_is_parked_or_let_go_or_goes_back_passes_its_turn_on() -> None:
+    store = Store()
+    crashed(store, 5, "a1")
+    crashed(store, 2, "b1", "c1")
+    consumer = Consumer(store)
+    consumer.arrived("a1", "b1", "c1")
+    assert [item for item, _reason in consumer.talk().park] == ["a1"]  # its parking never ends
+    consumer.later(CALM_MS)
+    assert consumer.talk().hand_out == ["b1"]
+    consumer.once.let_go(["b1"])
+    assert consumer.talk().hand_out == ["c1"]
+
+
+def test_a_copy_that_takes_the_place_of_a_suspect_waits_for_a_turn_of_its_own() -> None:
+    behind = list[str]()
+    consumer = suspects("a1", "b1", is_next=lambda item: item not in behind)
+    consumer.arrived("a2")
+    behind.append("a2")
+    assert consumer.talk().hand_out == ["a1"]
+    consumer.once.dropped(["a1"])
+    assert consumer.talk().hand_out == []
+    consumer.later(CALM_MS)
+    assert consumer.talk().hand_out == ["b1"]
+    consumer.once.ended("b1")
+    assert consumer.talk().ack == ["b1"]
+    behind.clear()
+    assert consumer.talk().hand_out == ["a2"]
+
+
+def test_suspects_run_without_a_store_one_after_the_other() -> None:
+    consumer = suspects("a1", "b1", run_when_away=True)
+    found = list[str]()
+    for _ in range(2):
+        consumer.lose()
+        found += consumer.took().hand_out
+        consumer.later(5_000)
+    assert found == ["a1", "b1"]
 
 
 def test_a_message_is_no_suspect_before_its_last_runs() -> None:
@@ -639,11 +762,17 @@ def test_a_suspect_that_another_runs_makes_room_for_the_next() -> None:
     first, second = Consumer(store), Consumer(store)
     first.arrived("a2")
     first.talk()
+    first.later(CALM_MS)
+    assert first.talk().hand_out == ["a2"]
     second.arrived("a3", "b3")
+    second.talk()
+    second.later(CALM_MS)
     assert second.talk().hand_out == ["b3"]
     crashed_alone = Consumer(store)
     crashed_alone.arrived("b4")
-    assert crashed_alone.talk() == Orders()
+    crashed_alone.talk()
+    crashed_alone.later(CALM_MS)
+    assert crashed_alone.talk().hand_out == []
 
 
 # -- old messages
