@@ -107,7 +107,7 @@ def as_source(destination: Destination | Source | str, subscription: str) -> Sou
 
 
 async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float) -> bool:
-    """Wait until start(require=...) is fulfilled; return whether it is. Raises LoginRefused."""
+    """Wait until start(require=...) is fulfilled; return whether it is. Raises LoginRefused, ConfigError."""
     conditions: dict[str | None, Callable[[], bool]] = {
         None: lambda: driver.registration is not None,
         "one": driver.is_attached_to_one,
@@ -116,6 +116,7 @@ async def fulfilled(driver: ConsumeDriver, require: str | None, timeout_s: float
     if require not in conditions:
         raise ValueError(f"require={require!r}: None, 'one' or 'all'")
     condition = conditions[require]
+    await driver.check_store()
     await driver.wait_until(
         lambda: driver.fatal is not None or driver.is_stopping or condition(), timeout_s
     )
@@ -195,7 +196,8 @@ class Consumer:
         require: None waits up to timeout_s for an answer about the registration and returns in any
         case: `registered` tells which; "one" insists on one attached broker; "all" on every listed broker
         and a complete registration.
-        Raises NotReady when `require` was not fulfilled, LoginRefused.
+        Raises NotReady when `require` was not fulfilled, LoginRefused, and ConfigError for a store of
+        deduplication that cannot be used; one that is away is waited for.
         """
         arrivals = self._arrivals
         with self._arrived:

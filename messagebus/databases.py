@@ -55,6 +55,10 @@ KNOWN = (
 _AUTOCOMMIT = (
     "{} is in autocommit mode: begin a transaction first, and commit it after your own changes"
 )
+_NESTED = (
+    "{} is in begin_nested() on SQLite, whose driver has begun no transaction: releasing the savepoint would"
+    " commit. Have BEGIN emitted, as SQLAlchemy's page about SQLite says, or call this outside of it"
+)
 # Bits of a transaction's state: libpq's PQTRANS_IDLE, and SERVER_STATUS_IN_TRANS of MySQL's protocol.
 PQTRANS_IDLE = 0
 MYSQL_IN_TRANSACTION = 1
@@ -199,6 +203,14 @@ def _sqlite_begun(connection: Any) -> bool:
     return connection.isolation_level is not None
 
 
+def _sqlite_begins_late(connection: Any) -> bool:
+    """Return whether Python begins transactions itself: before an INSERT, but not before a SAVEPOINT."""
+    return (
+        getattr(connection, "autocommit", -1) not in (True, False)
+        and connection.isolation_level is not None
+    )
+
+
 def _sqlite(connection: Any) -> Recognised:
     def run(sql: str, parameters: Sequence[object]) -> Executed:
         cursor = connection.cursor()
@@ -304,11 +316,18 @@ def _alchemy_allows(connection: Any) -> bool:
 def _alchemy_begun(connection: Any) -> bool:
     """Return whether statements are part of a transaction, of SQLAlchemy's and of the driver's.
 
-    A driver commits by itself with ``connect_args={"autocommit": True}``, whatever SQLAlchemy says.
+    A driver commits by itself with ``connect_args={"autocommit": True}``, whatever SQLAlchemy says. Raises
+    ConfigError in a savepoint of SQLite that may be the whole transaction.
     """
     if not _alchemy_allows(connection):
         return False
     driver = connection.connection.driver_connection
+    if (
+        connection.dialect.name == SQLITE
+        and connection.in_nested_transaction()
+        and _sqlite_begins_late(driver)
+    ):
+        raise ConfigError(_NESTED.format(_name_of(connection)))
     names = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(driver).__mro__]
     begun = next((_BEGUN[name] for name in names if name in _BEGUN), None)
     if begun is None or begun(driver):

@@ -25,11 +25,12 @@ from messagebus.core.redundancy import REQUIRED
 from messagebus.core.relay import SECOND_MS, End, Exchange, RelayedRows
 from messagebus.core.route import backoff_ms
 from messagebus.core.shards import Ask, Lease, Shares
+from messagebus.dialects import is_missing_table
 from messagebus.dsn import Address
 from messagebus.errors import BacklogFull, ConfigError, MessageInvalid, NameInvalid, Stopped
 from messagebus.hooks import Hooks
 from messagebus.outbox.rows import ToPublish, core_row, shard_of, to_publish
-from messagebus.outbox.session import Session, check_tables, told
+from messagebus.outbox.session import Session, check_tables, no_outbox, told
 from messagebus.outbox.table import (
     CHANNEL,
     DEFAULT_TABLE,
@@ -437,11 +438,12 @@ class AsyncRelay:
         self._faults += 1
         self._faults_in_row += 1
         if self._faults_in_row % LOGGED_EVERY == 1:
+            cause = fault.__cause__ or fault
             log.warning(
                 "outbox away database=%s faults=%d error=%s",
                 self._address.shown,
                 self._faults_in_row,
-                told(fault.__cause__ or fault),
+                no_outbox(self._table) if is_missing_table(cause) else told(cause),
             )
         wait_ms = backoff_ms(
             self._faults_in_row, first_ms=AWAY_FIRST_MS, max_ms=AWAY_MAX_MS, share=random.random()

@@ -19,7 +19,7 @@ from messagebus.dsn import Address
 from messagebus.errors import ConfigError, LoginRefused, NotReady
 from messagebus.outbox.table import Statement, Table
 
-__all__ = ["Session", "check_tables", "told"]
+__all__ = ["Session", "check_tables", "no_outbox", "told"]
 
 log = logging.getLogger("messagebus.outbox")
 T = TypeVar("T")
@@ -160,6 +160,12 @@ class Session:
                 connection.close()
 
 
+def no_outbox(table: Table) -> str:
+    """Return words for a table that does not exist, with the command that makes it."""
+    make = f"`messagebus outbox ddl --database {table.database.name}` prints how to make it"
+    return f"no outbox {table.name} there; {make}"
+
+
 async def check_tables(session: Session, table: Table) -> None:
     """Raise NotReady without an answer, LoginRefused, and ConfigError without an outbox or the driver."""
     shown = session.address.shown
@@ -182,7 +188,4 @@ async def check_tables(session: Session, table: Table) -> None:
     except Exception as fault:
         if not is_missing_table(fault):
             raise ConfigError(f"database {shown}: outbox {table.name}: {told(fault)}") from fault
-        raise ConfigError(
-            f"database {shown}: no outbox {table.name} there;"
-            f" `messagebus outbox ddl --database {table.database.name}` prints how to make it"
-        ) from fault
+        raise ConfigError(f"database {shown}: {no_outbox(table)}") from fault

@@ -14,7 +14,7 @@ from messagebus.core.claims import ENDED, KEY_BYTES, RUN, TOKEN_BYTES, Answer, H
 from messagebus.errors import ConfigError, StoreAway
 from messagebus.stores.redis import RedisStore
 from ops.local.single import MONITORED
-from tests.support.eventually import FACTOR
+from tests.support.eventually import FACTOR, eventually_async
 from tests.support.servers import MakeServer, RedisWithReplica, SingleServer
 
 RULE = Rule(30_000, 600_000, 2)
@@ -64,6 +64,28 @@ async def test_a_killed_redis_is_away_and_what_was_done_is_there_after_its_start
     redis_server.restart()
     answer = await until_back(store, Turn(claim=[done, again], token=b"a" * TOKEN_BYTES))
     assert [each.kind for each in answer.verdicts] == [ENDED, RUN]
+
+
+async def test_a_master_that_became_a_replica_is_left(
+    store: RedisStore, redis_server: SingleServer
+) -> None:
+    """Its connections live on and refuse every write; the name leads to the new master."""
+    [key] = new_keys(1)
+    await store.turn(Turn(), RULE)
+    with redis.Redis.from_url(redis_server.url) as admin:
+        before = {each["id"] for each in admin.client_list()} - {str(admin.client_id())}
+        assert before
+        admin.replicaof("127.0.0.1", "1")
+        try:
+            with pytest.raises(StoreAway, match=r"(?i)read.?only"):
+                await store.turn(Turn(done=[key]), RULE)
+            await eventually_async(
+                lambda: not before & {each["id"] for each in admin.client_list()},
+                within_s=BACK_WITHIN_S,
+            )
+        finally:
+            admin.replicaof("NO", "ONE")
+    await store.turn(Turn(done=[key]), RULE)
 
 
 async def test_a_frozen_redis_costs_a_turn_its_time_and_no_later_one(

@@ -20,17 +20,17 @@ from messagebus._io.amqp.properties import read_headers, read_message_id, read_s
 from messagebus._io.consume.runs import handled_by
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
-from messagebus.core.claims import key_of, keys_of
+from messagebus.core.claims import Turn, key_of, keys_of
 from messagebus.core.deliveries import Ledger
 from messagebus.core.once import SEED_BYTES
 from messagebus.core.once import Once as Claims
 from messagebus.core.parking import DUE_STEP_MS, REDRIVEN, STEP_MARK, read_due_ms
 from messagebus.destination import Source
-from messagebus.errors import LinkError, StoreAway
+from messagebus.errors import ConfigError, LinkError, StoreAway
 from messagebus.handling import Park
 from messagebus.inbox import Once
 from messagebus.message import SEGMENT_MARK, Delivery
-from messagebus.stores import Dedup
+from messagebus.stores import Dedup, keeps_outside
 
 log = logging.getLogger("messagebus.consumer")
 
@@ -40,6 +40,8 @@ NEWEST_SHARE = 0.1
 TOLD_EVERY_S = 60.0
 # For an application's store that does not close.
 CLOSE_TIMEOUT_S = 2.0
+# For the first answer of a store, which delays a start by so much while the store is away.
+CHECK_TIMEOUT_S = 2.0
 LAPSE_EVERY_S = 1.0
 FINISH_EVERY_S = 0.005
 FENCE_AGAIN_S = 0.5
@@ -175,6 +177,16 @@ class Deduplication:
         self.runs_handlers = False
         """True where handlers run: each delivery has an end then, whatever its link."""
         self._lapsed_s = self._loop.time()
+
+    async def check(self) -> None:
+        """Raise ConfigError for a store that waiting does not help, such as one without its tables.
+
+        A store that is away is no reason not to start. One of the application's own class is not asked.
+        """
+        if keeps_outside(self._store):
+            with contextlib.suppress(StoreAway, TimeoutError):
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    await self._store.turn(Turn(), self._rule)
 
     # Arriving.
     def arrived(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> None:
@@ -460,8 +472,9 @@ class Deduplication:
             return
         self._told_s = self._loop.time()
         is_away = isinstance(fault, StoreAway | TimeoutError)
-        # The text of another error may hold a password.
-        why = (str(fault) or "no answer in time") if is_away else type(fault).__name__
+        # The text of an error that is not ours may hold a password.
+        is_told = is_away or isinstance(fault, ConfigError)
+        why = (str(fault) or "no answer in time") if is_told else type(fault).__name__
         log.log(
             logging.WARNING if is_away else logging.ERROR,
             "store is away subscription=%s reason=%r: %s",

@@ -196,6 +196,11 @@ class ConsumeDriver:
         if self._inbox.order is not None:
             self._inbox.order.put_forward(ms)
 
+    async def check_store(self) -> None:
+        """Raise ConfigError for a store of deduplication that cannot be used: see `Deduplication.check`."""
+        if self.dedup is not None:
+            await self.dedup.check()
+
     # Life.
     def start(self) -> None:
         self._register_soon()

@@ -83,6 +83,43 @@ async def test_asyncio_sessions_do_the_same(tmp_path: Path) -> None:
     await audit.dispose()
 
 
+def emits_begin(shop: sqlalchemy.Engine) -> None:
+    """As the documentation of SQLAlchemy has it for savepoints of SQLite."""
+
+    @sqlalchemy.event.listens_for(shop, "connect")
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+
+    @sqlalchemy.event.listens_for(shop, "begin")
+    def begun(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+
+def test_a_savepoint_of_sqlite_that_may_be_the_whole_transaction_is_refused(tmp_path: Path) -> None:
+    """Its release would commit, and the rollback of the transaction take nothing back."""
+    shop = engine(tmp_path, "shop")
+    with Session(shop) as session, session.begin():
+        with session.begin_nested(), pytest.raises(ConfigError, match="savepoint would commit"):
+            execute(session, "INSERT INTO notes VALUES (?)", (1,))
+        execute(session, "INSERT INTO notes VALUES (?)", (2,))
+    emits_begin(shop)
+    with Session(shop) as session:
+        with session.begin_nested():
+            execute(session, "INSERT INTO notes VALUES (?)", (3,))
+        session.rollback()
+    with shop.connect() as connection:
+        assert connection.exec_driver_sql("SELECT n FROM notes").fetchall() == [(2,)]
+
+
+async def test_a_savepoint_of_an_asyncio_session_is_refused_alike(tmp_path: Path) -> None:
+    await asyncio.to_thread(engine, tmp_path, "shop")
+    shop = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    async with AsyncSession(shop) as session, session.begin_nested():
+        with pytest.raises(ConfigError, match="savepoint would commit"):
+            await execute(session, "INSERT INTO notes VALUES (?)", (1,))
+    await shop.dispose()
+
+
 async def test_python_warns_of_an_add_that_nobody_awaits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
