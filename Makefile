@@ -100,14 +100,14 @@ bench-all: needs-python-spark-brokers ## all figures, repeated: two hours or thr
 	exit $$status
 
 soak: needs-python-brokers ## 15 minutes of random faults under load: nothing may be lost
-	@$(PYTHON) -m bench soak
+	@TESTS_MINUTES=15 $(PYTEST) -s --timeout=0 tests/fault/test_topics_reach_every_subscription.py -k random_faults
 
 trial: needs-python-brokers ## a million messages through handlers that end in every way: none may be missing
-	@$(PYTHON) -m bench handlers --messages 1000000
+	@TESTS_MESSAGES=1000000 $(PYTEST) -s --timeout=0 tests/fault/test_handlers.py -k whatever_handlers_do
 
 once: needs-python-spark-brokers ## 30 minutes in which everything is killed: each of 100,000 orders is billed once
 	@ops/local/install.sh redis-server redis-sentinel postgresql
-	@$(PYTHON) -m bench once
+	@TESTS_MINUTES=30 TESTS_ORDERS=100000 $(PYTEST) -s --timeout=0 tests/fault/test_once_trial.py
 
 docs: needs-python ## the API reference, into out/docs
 	@$(PYTHON) -m docs.reference

@@ -14,15 +14,7 @@ LATER = {
     "demo": ("bench.demo.cli:demo", "Play the whole way while brokers come, go and die."),
     "fetch": ("bench.clients.java:fetch", "Fetch a system written in Java, through Maven."),
     "figures": ("bench.figures.cli:figures", "Measure the figures of the project."),
-    "handlers": (
-        "bench.trials.handlers:handlers",
-        "Have a worker survive whatever messages do to it.",
-    ),
     "knee": ("bench.commands:knee", "Find the highest rate with latencies in bounds."),
-    "once": (
-        "bench.trials.once:once",
-        "Kill everything while orders are billed; each is billed once.",
-    ),
     "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),
     "profile": (
         "bench.figures.full_speed:profile",
@@ -31,7 +23,6 @@ LATER = {
     "readme": ("bench.figures.cli:readme", "Write the newest figures into the pages."),
     "report": ("bench.commands:report", "Make the report of a run again from its files."),
     "run": ("bench.commands:run", "Measure what PROFILE says."),
-    "soak": ("bench.trials.soak:soak", "Break a cluster under load; nothing may be lost."),
     "worker": ("bench.harness.worker:worker", "One load process of a measured run."),
 }
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-import httpx
-
 import lb.apply
 from bench.errors import BenchError
 from inventory.inventory import load
@@ -22,9 +20,8 @@ from messagebus.recording.manifest import write_whole
 from ops.local.cluster import LocalCluster
 from ops.local.files import DISK_FREE_LIMIT_BYTES, MEMORY_SHARE
 from ops.local.parts import epmd_environment
-from ops.local.status import operator_tls
 
-CALL_WITHIN_S = HTTP_TIMEOUT_S = 60.0
+CALL_WITHIN_S = 60.0
 UNCONNECTED = b"failed to connect"
 NO_DISK_HAS_BYTES = 1 << 60
 # The management API lists a new connection at its next statistics interval.
@@ -85,23 +82,6 @@ def erl_call(
         if UNCONNECTED not in done.stderr or time.monotonic() > until_s:
             raise BenchError(f"{name}: {call}: {(done.stdout + done.stderr).decode().strip()}")
         time.sleep(POLL_S)
-
-
-def ask_agent(
-    cluster: LocalCluster, name: str, method: str, path: str, **request: Any
-) -> httpx.Response:
-    """Send a request to the broker's agent, as an operator. Raises httpx.HTTPError without an answer."""
-    layout = cluster.layout
-    return httpx.request(
-        method,
-        f"{layout.scheme}://{cluster.node(name).agent}{path}",
-        headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
-        timeout=HTTP_TIMEOUT_S,
-        trust_env=False,
-        # Reading the system's certificates takes 20 ms of a processor.
-        verify=layout.tls and operator_tls(layout).client_context(),
-        **request,
-    )
 
 
 def close_connections(cluster: LocalCluster, name: str) -> None:

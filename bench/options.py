@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,4 @@ def number(
 
 keep = click.option(
     "--keep", "publish", is_flag=True, help="Put the figures into bench/results/figures.json too."
-)
-# Without it one is drawn, which the command prints.
-seed = click.option(
-    "--seed",
-    type=int,
-    default=lambda: random.SystemRandom().randrange(1 << 32),
-    show_default="drawn, and printed",
-    help="Of random faults.",
 )

@@ -48,7 +48,7 @@ BATCH_MAX = 10_000
 # Each key has a weight in a list.
 KEYS_MAX = 1_000_000
 KEY_SKEW_MAX = 10
-# A week. `bench soak` serves for runs of more than a day.
+# A week.
 SECONDS_MAX = 604_800
 # The name of a run with recorded events: as `messagebus.telemetry` allows, with room for the appended time.
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")

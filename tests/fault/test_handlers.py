@@ -19,8 +19,6 @@ import pika
 import pytest
 
 from bench.faults import erl_call
-from bench.trials.handlers import Trial
-from bench.trials.handlers_app import OUT, QUEUES
 from messagebus import (
     BusConfig,
     Consumer,
@@ -39,6 +37,8 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.faults import bus_config, direct, forget, restore
 from tests.support.queues import take_raw
 from tests.support.raw import Raw, publish_raw
+from tests.support.trials.handlers import Trial
+from tests.support.trials.handlers_app import OUT, QUEUES
 
 WITHIN_S = 60.0
 Ids = dict[str, list[int]]
@@ -400,13 +400,17 @@ def test_an_idle_consumer_is_not_struck_by_the_consumer_timeout(
             assert consumer.ack_safe(delivery)
 
 
+MESSAGES = int(os.environ.get("TESTS_MESSAGES", "2000"))
+SEED = int(os.environ.get("TESTS_SEED", "1"))
+
+
 @pytest.mark.guarantee("run-ends-only-itself")
 def test_whatever_handlers_do_none_is_missing_and_none_is_parked_without_its_reason(
     broken: LocalCluster, tmp_path: Path
 ) -> None:
-    """The short form of ``python -m bench handlers --messages 1000000``."""
+    """`make trial` is the long form: TESTS_MESSAGES, TESTS_SEED."""
     try:
-        verdict = Trial(broken.client_env(), tmp_path / "run", 2_000, 1).run()
+        verdict = Trial(broken.client_env(), tmp_path / "run", MESSAGES, SEED).run()
     finally:
         restore(broken)
         for queue in (*QUEUES, OUT):

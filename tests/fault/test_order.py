@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.trials.killed import Killed
 from messagebus import BusConfig, Message, Outcome, Publisher, Subscription, Topic, declare
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
+from tests.support.killed import Killed
 
 WITHIN_S = 120.0
 KEYS, ROUNDS, OF_A_ROUND, PAUSE_S = 20, 12, 200, 0.25

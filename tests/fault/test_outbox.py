@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.trials.killed import Killed
 from messagebus import BusConfig, Consumer, declare
 from messagebus.databases import MYSQL, POSTGRESQL, execute
 from ops.local.cluster import LocalCluster
@@ -25,6 +24,7 @@ from tests.support.cluster import MakeCluster
 from tests.support.connections import Database, connect
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config
+from tests.support.killed import Killed
 from tests.support.outbox_writer import TABLE
 from tests.support.outboxes import Shop
 from tests.support.servers import MakeServer, SingleServer

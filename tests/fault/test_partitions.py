@@ -18,13 +18,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from bench.trials.killed import Killed
 from messagebus import Publisher, Topic, declare
 from messagebus.errors import MessageBusError
 from messagebus.stores.sql import SqlStore
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config, reload_balancer, unregister
+from tests.support.killed import Killed
 from tests.support.moves import begin, rotated, settled
 from tests.support.ordered_load import (
     EVENTS,

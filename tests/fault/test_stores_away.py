@@ -13,9 +13,8 @@ import redis
 from messagebus.core.claims import ENDED, KEY_BYTES, RUN, TOKEN_BYTES, Answer, Held, Rule, Turn
 from messagebus.errors import ConfigError, StoreAway
 from messagebus.stores.redis import RedisStore
-from ops.local.single import MONITORED
 from tests.support.eventually import FACTOR, eventually_async
-from tests.support.servers import MakeServer, RedisWithReplica, SingleServer
+from tests.support.servers import MONITORED, MakeServer, RedisWithReplica, SingleServer
 
 RULE = Rule(30_000, 600_000, 2)
 TIMEOUT_S = 0.5

@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from bench.faults import alarm
-from bench.trials.outer_faults import YEAR_S, lying, set_clock
 from messagebus import BusConfig, Consumer, Outcome, Publisher
 from messagebus_agent.config import AgentConfig
 from ops.commands.kits import CHECKOUT
@@ -38,6 +37,7 @@ from tests.support.faults import (
     write_list,
 )
 from tests.support.orders import taken
+from tests.support.trials.outer_faults import YEAR_S, lying, set_clock
 
 HTTP_TIMEOUT_S = 60.0
 

@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 import pytest
 
-from bench.trials.killed import children_of
 from messagebus import App, BusConfig, Message, PublisherConfig, declare
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually_async
+from tests.support.killed import children_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -23,12 +23,12 @@ import httpx
 import psycopg
 import pytest
 
-from bench.trials.killed import Killed, children_of
 from messagebus import Dedup
 from ops.local import preflight
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster
 from tests.support.eventually import FACTOR, eventually
+from tests.support.killed import Killed, children_of
 from tests.support.servers import MakeServer, SingleServer
 
 ROOT = Path(__file__).resolve().parents[2]

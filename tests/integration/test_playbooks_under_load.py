@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.trials.outer_faults import set_clock
 from ops.local import process
 from ops.local.cluster import LocalCluster
 from ops.run.command import JOURNALS
@@ -28,6 +27,7 @@ from tests.support.faults import bus_config, forget
 from tests.support.moves import homes, settled
 from tests.support.ordered_load import Group, keys_of, loaded, out_of_order
 from tests.support.playbooks import Audit, AuditedLoad, Reused, argv, lb, ops
+from tests.support.trials.outer_faults import set_clock
 
 RECEIVED_FIRST = 100
 RECEIVED_WITHIN_S = 60.0

@@ -14,9 +14,8 @@ import redis
 from ops.errors import LocalFault
 from ops.local import servers
 from ops.local.servers import choices_of
-from ops.local.single import MONITORED
 from tests.support.eventually import eventually
-from tests.support.servers import MakeServer, RedisWithReplica, SingleServer
+from tests.support.servers import MONITORED, MakeServer, RedisWithReplica, SingleServer
 
 CONNECT_S = 2
 

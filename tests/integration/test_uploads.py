@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.trials.killed import Killed
 from messagebus import Message, Published
 from messagebus.recording.recorder import Recorder
 from messagebus.stats import Durability, Outcome
 from messagebus_tools.uploads import Uploads
 from tests.support.eventually import eventually
+from tests.support.killed import Killed
 from tests.support.object_store import KEY, SECRET, ObjectStore
 
 WITHIN_S = 120.0

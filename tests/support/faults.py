@@ -12,15 +12,17 @@ from urllib.parse import quote
 
 import httpx
 
-from bench.faults import ask_agent, client_id, close_listed, push_list
+from bench.faults import client_id, close_listed, push_list
 from messagebus import BusConfig
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from ops.local.cluster import LocalCluster
 from ops.local.process import send
+from ops.local.status import operator_tls
 from tests.support.eventually import eventually
 
 __all__ = [
     "agent_answer",
+    "ask_agent",
     "balancer_configured",
     "balancer_state",
     "bus_config",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 SOCKET_TIMEOUT_S = 2.0
+HTTP_TIMEOUT_S = 60.0
 RELOAD_WITHIN_S = 60.0
 # The management API lists a connection only at its next statistics interval (1 s here).
 LISTED_WITHIN_S = 60.0
@@ -68,6 +71,23 @@ def direct(cluster: LocalCluster, name: str, **settings: Any) -> BusConfig:
 
 
 # -- agents
+
+
+def ask_agent(
+    cluster: LocalCluster, name: str, method: str, path: str, **request: Any
+) -> httpx.Response:
+    """Send a request to the broker's agent, as an operator. Raises httpx.HTTPError without an answer."""
+    layout = cluster.layout
+    return httpx.request(
+        method,
+        f"{layout.scheme}://{cluster.node(name).agent}{path}",
+        headers={"Authorization": f"Bearer {cluster.token.reveal()}"},
+        timeout=HTTP_TIMEOUT_S,
+        trust_env=False,
+        # Reading the system's certificates takes 20 ms of a processor.
+        verify=layout.tls and operator_tls(layout).client_context(),
+        **request,
+    )
 
 
 def agent_answer(cluster: LocalCluster, name: str, path: str) -> Any:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bench.processes import free_port
-from bench.trials.killed import children_of
 from inventory.inventory import Inventory, load
 from lb import runtime
 from lb.apply import prepare_start, start_command
@@ -20,6 +19,7 @@ from lb.runtime import ServerState
 from ops.local.roots import chrooted, default_root
 from tests.support.eventually import FACTOR, eventually
 from tests.support.fake_agent import CLIENT, FakeAgent, FakeBroker, fake_agent, fake_broker
+from tests.support.killed import children_of
 
 __all__ = ["HOST", "Rig"]
 

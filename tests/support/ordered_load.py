@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from zlib import crc32
 
-from bench.trials.killed import Killed
 from messagebus import BusConfig, Message, Outcome, Publisher, Subscription, Topic, declare
 from messagebus.core.homes import partition_of
 from messagebus.errors import PublishError
@@ -24,6 +23,7 @@ from messagebus.recording.recorder import Recorder
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import eventually
 from tests.support.faults import bus_config, direct
+from tests.support.killed import Killed
 
 __all__ = [
     "CONSUMERS",

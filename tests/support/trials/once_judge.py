@@ -1,4 +1,4 @@
-"""The judgement of `bench.trials.once`: orders that were committed, against the effects that they had.
+"""The judgement of `once`: orders that were committed, against the effects that they had.
 
 Pure. An order must have one effect in each table. A table that is written with an inbox has no excuse. In
 one that is written behind deduplication alone an order may have a second effect, if what happened then is

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from bench.errors import BenchError
-from bench.faults import Fault, ask_agent, erl_call
+from bench.faults import Fault, erl_call
 from bench.processes import wait_until
 from messagebus import (
     BusConfig,
@@ -33,6 +33,7 @@ from messagebus import (
 from messagebus.stats import Published
 from ops.errors import LocalFault
 from ops.local.cluster import LocalCluster
+from tests.support.faults import ask_agent
 
 # The limit for every promise: a busy machine with two clusters takes its time.
 WITHIN_S = 300.0

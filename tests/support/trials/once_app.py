@@ -1,11 +1,11 @@
-"""The application of `bench.trials.once`: orders in PostgreSQL, and the handlers that write their effects.
+"""The application of `once`: orders in PostgreSQL, and the handlers that write their effects.
 
 An order and its row of the outbox are one transaction. Two handlers note the message in the transaction of
 their effect, one has deduplication in Redis alone. State that survives the death of a process is in the
 database, or written to a file at once.
 
-    python -m bench.trials.once_app          # makes orders
-    python -m messagebus worker bench.trials.once_app:app
+    python -m tests.support.trials.once_app          # makes orders
+    python -m messagebus worker tests.support.trials.once_app:app
 """
 
 from __future__ import annotations

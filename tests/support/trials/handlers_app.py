@@ -1,4 +1,4 @@
-"""The application of `bench.trials.handlers`: handlers that end in every possible way.
+"""The application of `tests.support.trials.handlers`: handlers that end in every possible way.
 
 A message says what its handler is to do (`KINDS`). A completed handling is recorded at once with a write of
 its own, because any handler may end the process in the next moment.

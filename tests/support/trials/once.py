@@ -1,32 +1,23 @@
-"""The command ``python -m bench once``: orders that are billed once, whatever dies meanwhile.
+"""Orders that are billed once, whatever dies meanwhile: servers, programs and links.
 
 Three brokers behind HAProxy, PostgreSQL with outbox and inbox, Redis with a replica and sentinels. Relays
-publish each message to two brokers. Everything is killed at random. `bench.trials.once_judge` judges the
+publish each message to two brokers. Everything is killed at random. `once_judge` judges the
 rows in the database.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-import click
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-from bench import options
-from bench.errors import BenchError, DoesNotHold
+from bench.errors import BenchError
 from bench.processes import wait_until
-from bench.trials import once_app
-from bench.trials.once_judge import (
-    KILLED,
+from messagebus import BusConfig, count_parked
+from tests.support.trials import once_app
+from tests.support.trials.once_judge import (
     S_NS,
     STOOD,
     STORE_AWAY,
@@ -36,7 +27,7 @@ from bench.trials.once_judge import (
     Verdict,
     judge_effects,
 )
-from bench.trials.once_site import (
+from tests.support.trials.once_site import (
     APPLICATION,
     FAULTS,
     PROCESS_FAULTS,
@@ -44,62 +35,15 @@ from bench.trials.once_site import (
     SERVER_FAULTS,
     Site,
 )
-from bench.trials.soak import draws
-from messagebus import BusConfig, count_parked
-from messagebus.recording.manifest import write_whole
-from ops.local.cluster import LocalCluster
-from ops.local.single import server_factory
+from tests.support.trials.soak import draws
 
-BROKERS, MINUTES = 3, 30.0
-# Table -> its rule, and what it is for a person.
-RULES: Mapping[str, tuple[Rule, str]] = {
-    "bills": ("inbox", "billed, with outbox and inbox"),
-    "ledger": ("inbox", "booked by the next message, with both"),
-    "points": ("dedup", "points, with Dedup in Redis"),
-}
+# Table -> its rule: outbox and inbox, both again one message later, Dedup in Redis.
+RULES: Mapping[str, Rule] = {"bills": "inbox", "ledger": "inbox", "points": "dedup"}
 # Between two faults, at most; shorter in a run that is.
 EVERY_S, EVERY_SHARE = 4.0, 0.05
 # The longest wait for what is missing, while nothing more comes; what is there stays so for QUIET_S.
 STALLED_S, QUIET_S = 120.0, 5.0
 LOOK_S = 1.0
-
-
-@click.command("once", epilog="Example: python -m bench once --minutes 1.5 --orders 2000")
-@options.number("--minutes", default=MINUTES, help="Duration of the faults.", least=0.1)
-@options.number("--orders", default=100_000, help="Number in that time.", least=100)
-@options.seed
-@click.option(
-    "--defect", default="", type=click.Choice(("", *once_app.DEFECTS)), help="Plant this fault."
-)
-@options.folder("Default: a temporary one.")
-@options.network
-def once(
-    minutes: float, orders: int, seed: int, defect: str, folder: Path | None, network: str
-) -> None:
-    """Kill brokers, HAProxy, agents, Redis, PostgreSQL, relays, applications and workers at random.
-
-    Exit code 0: every committed order has one effect where an inbox is; where deduplication alone is, each
-    second effect has one of its named causes; and every kind of fault happened. With a planted fault the
-    exit code must be another one.
-    """
-    console = Console(highlight=False, soft_wrap=True)
-    place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-once-"))).resolve()
-    console.print(f"seed {seed}, {minutes:g} min, {orders:,} orders, in {place}")
-    cluster = LocalCluster(place / "cluster", BROKERS, network=network, say=console.print)
-    hosts = (f"{network}.{number}" for number in range(201, 255))
-    with cluster.running(), server_factory(place / "servers", hosts) as make:
-        site = Site(cluster, place, make, console.print)
-        trial = Trial(site, place, seconds=minutes * 60, orders=orders, seed=seed, defect=defect)
-        verdict = trial.run(say=console.print)
-    write_whole(place / "verdict.json", json.dumps(verdict.as_json(), indent=1))
-    console.print(table_of(verdict))
-    for line in lines_of(verdict, site):
-        console.print(line)
-    if verdict.faults:
-        raise DoesNotHold(f"seed {seed}: {'; '.join(verdict.faults[:20])}; kept in {place}")
-    console.print("the promise holds")
-    if folder is None:
-        shutil.rmtree(place)
 
 
 class Trial:
@@ -224,7 +168,7 @@ class Trial:
                     failed_runs=failed,
                     lease_s=once_app.LEASE_S,
                 )
-                for table, (rule, _) in RULES.items()
+                for table, rule in RULES.items()
             ]
         assert last is not None
         return Verdict(
@@ -282,31 +226,3 @@ def _notes(folder: Path, what: str) -> Iterator[tuple[str, str]]:
     for file in sorted(folder.glob(f"{what}.*")):
         for line in file.read_text().splitlines():
             yield file.name.partition(".")[2], line
-
-
-def table_of(verdict: Verdict) -> Table:
-    """Return the counts of each way, for the terminal."""
-    title = f"{verdict.orders:,} orders were committed, {verdict.rolled_back:,} were not"
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for number, column in enumerate(("", "effects", "lost", "extra", "doubled", "no cause")):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
-    for each in verdict.tables:
-        lost, extra, without = len(each.missing), len(each.extra), len(each.unexplained)
-        counts = (each.effects, lost, extra, each.doubled, without)
-        table.add_row(RULES[each.name][1], *(f"{count:,}" for count in counts))
-    return table
-
-
-def lines_of(verdict: Verdict, site: Site) -> list[str]:
-    """Return what else is known, for the terminal."""
-    (causes,) = [each.causes for each in verdict.tables if each.rule == "dedup"]
-    killed = sum(each.kind == KILLED for each in site.happened)
-    away_ns = [each.ended_ns - each.began_ns for each in site.happened if each.kind == STORE_AWAY]
-    return [
-        "faults: " + ", ".join(f"{kind} {count}" for kind, count in verdict.kills.items()),
-        f"processes ended {killed}, of them by themselves {site.fleet.ended_alone}; "
-        f"longest failover of Redis {max(away_ns, default=0) / S_NS:.1f} s",
-        f"copies that were not run again, behind inboxes: {verdict.copies:,}; parked: {verdict.parked}",
-        "causes of doubles behind deduplication: "
-        + (", ".join(f"{why} {count}" for why, count in causes.items()) or "no double"),
-    ]

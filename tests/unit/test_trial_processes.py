@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.processes import wait_until
-from bench.trials.once_judge import KILLED, STOOD
-from bench.trials.once_site import Fleet
+from tests.support.trials.once_judge import KILLED, STOOD
+from tests.support.trials.once_site import Fleet
 
 WAITS = ("timeit", "-n", "1", "-r", "1", "-s", "import time", "time.sleep(600)")
 

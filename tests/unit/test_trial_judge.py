@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bench.trials.once_judge import (
+from tests.support.trials.once_judge import (
     CAUSES,
     DIED,
     FAILED,

@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.trials.outer_faults import OUTER_FAULTS, lying, set_clock
 from messagebus import BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
+from tests.support.trials.outer_faults import OUTER_FAULTS, lying, set_clock
 
 YEAR_S = 365 * 86_400
 

@@ -1,4 +1,4 @@
-"""The command ``python -m bench soak``: clients at work, a fault every few seconds, and an audit.
+"""Clients at work, a fault every few seconds, and an audit.
 
 Faults are drawn from a seed, so that a failed run can be repeated: the same faults at the same brokers, as
 far as the machine's timing allows.
@@ -7,91 +7,26 @@ far as the machine's timing allows.
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import click
-from rich.console import Console
-
-from bench import options
-from bench.audit import DOUBLED, Audit
-from bench.audit_report import print_audit
-from bench.errors import DoesNotHold
+from bench.audit import Audit
 from bench.faults import FAULTS, Fault
 from bench.harness.workers import Workers, at_work, read_progress
-from bench.trials.outer_faults import OUTER_FAULTS
 from messagebus.recording.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
+from tests.support.trials.outer_faults import OUTER_FAULTS
 
 ALL_FAULTS = FAULTS | OUTER_FAULTS
 TOPIC = "soak"
 PLACES = [f"{TOPIC}/{name}" for name in ("billing", "audit")]
-PUBLISHERS, READERS, BROKERS = 4, 2, 3
+PUBLISHERS, READERS = 4, 2
 BODY_BYTES = 512
-EVERY_S = 10.0
 # The rate of all publishers together: two cores also run three brokers and eight clients.
 RATE_PER_S = 400.0
 WHOLE_WITHIN_S = 300.0
 CUT_STEP_NS = 500_000_000
-
-
-@click.command(epilog="Example: python -m bench soak --minutes 15 --seed 7")
-@options.number("--minutes", default=15.0, help="Duration.", least=0.1)
-@options.seed
-@click.option(
-    "--faults",
-    "chosen",
-    callback=lambda _context, _option, text: _chosen(text),
-    metavar="NAME,...",
-    help=f"Default: all, which are {', '.join(ALL_FAULTS)}.",
-)
-@options.number("--every-s", default=EVERY_S, help="From one fault to the next.")
-@options.number("--rate", "rate_per_s", default=RATE_PER_S, help="Messages a second.")
-@options.folder("Default: a temporary one.")
-@options.network
-def soak(
-    minutes: float,
-    seed: int,
-    chosen: tuple[str, ...],
-    every_s: float,
-    rate_per_s: float,
-    folder: Path | None,
-    network: str,
-) -> None:
-    """Break a local cluster of 3 brokers again and again under load; nothing may be lost.
-
-    Prints a line for each fault. Exit code 0: every confirmed message was delivered to every
-    subscription, unaltered, and each double has its reason.
-    """
-    console = Console(highlight=False, soft_wrap=True)
-    place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-soak-"))).resolve()
-    console.print(f"seed {seed}, {minutes:g} min, a fault every {every_s:g} s, events in {place}")
-    cluster = LocalCluster(place / "cluster", BROKERS, network=network, say=console.print)
-    with cluster.running():
-        run = Soak(cluster, place / "run", say=console.print, rate_per_s=rate_per_s)
-        manifest, result = run.run(
-            lasts_s=minutes * 60, every_s=every_s, faults=draws(seed, cluster.names, chosen)
-        )
-    print_audit(result, manifest, console)
-    doubled = ", ".join(f"{kind} {result.doubled(kind)}" for kind in DOUBLED)
-    never = result.total("unconfirmed")
-    console.print(f"delivered twice: {doubled}; never confirmed and delivered: {never}")
-    if not result.holds:
-        raise DoesNotHold(f"seed {seed}: {'; '.join(result.faults)}; events are kept in {place}")
-    if folder is None:
-        shutil.rmtree(place)
-
-
-def _chosen(text: str | None) -> tuple[str, ...]:
-    names = tuple(text.split(",")) if text else tuple(ALL_FAULTS)
-    if unknown := [name for name in names if name not in ALL_FAULTS]:
-        raise click.BadParameter(
-            f"{unknown[0]!r}: no such fault; there are {', '.join(ALL_FAULTS)}"
-        )
-    return names
 
 
 def draws(

@@ -1,6 +1,6 @@
-"""The command ``python -m bench handlers``: handlers that raise, cancel, hang, exit and publish at random.
+"""Handlers that raise, cancel, hang, exit and publish at random.
 
-Every message says what its handler is to do (`bench.trials.handlers_app`). At the end each message must
+Every message says what its handler is to do (`handlers_app`). At the end each message must
 have been handled to its end, or be parked with the right reason. At every moment `/metrics` must answer, no
 counter of a process may fall, and `/ready` must match the state of the processes.
 """
@@ -13,7 +13,6 @@ import random
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,18 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import click
 import httpx
-from rich.console import Console
 
-from bench import options
 from bench.environment import CHECKOUT
-from bench.errors import BenchError, DoesNotHold
+from bench.errors import BenchError
 from bench.processes import Children, free_port, wait_until
-from bench.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
-from bench.trials.killed import children_of
 from messagebus import BusConfig, Message, Publisher, declare, read_parked
-from ops.local.cluster import LocalCluster
+from tests.support.killed import children_of
+from tests.support.trials.handlers_app import DONE_BYTES, FOLDER_SETTING, KINDS, OUT, QUEUES
 
 PROCESSES = 2
 # The most messages published and not handled; it keeps brokers' memory flat, too.
@@ -48,30 +43,6 @@ GRACE_S = 20.0
 # For a process that lived for LIFE_S: the allowed ratio of its final memory to that at a third of its life.
 LIFE_S, GROWTH_MAX = 90.0, 1.3
 WORKER = "worker"
-
-
-@click.command("handlers", epilog="Example: python -m bench handlers --messages 1000000")
-@options.number("--messages", default=100_000, help="Number in all.", least=100)
-@options.number("--brokers", default=3, help="Number of brokers.")
-@options.seed
-@options.folder("Default: a temporary one.")
-@options.network
-def handlers(messages: int, brokers: int, seed: int, folder: Path | None, network: str) -> None:
-    """Have a worker of two processes handle messages that do everything to it, all hooks on.
-
-    Exit code 0: none is missing, none is parked without its reason, memory is flat, and health and
-    metrics were true at every look.
-    """
-    console = Console(highlight=False, soft_wrap=True)
-    place = (folder or Path(tempfile.mkdtemp(prefix="messagebus-handlers-"))).resolve()
-    console.print(f"seed {seed}, {messages:,} messages, in {place}")
-    cluster = LocalCluster(place / "cluster", brokers, network=network, say=console.print)
-    with cluster.running():
-        verdict = Trial(cluster.client_env(), place / "run", messages, seed).run()
-    for line in verdict.lines:
-        console.print(line)
-    if verdict.faults:
-        raise DoesNotHold(f"seed {seed}: {'; '.join(verdict.faults[:20])}; kept in {place}")
 
 
 @dataclass(slots=True)
@@ -136,7 +107,13 @@ class Trial:
         return verdict
 
     def _argv(self) -> list[str]:
-        argv = [sys.executable, "-m", "messagebus", "worker", "bench.trials.handlers_app:app"]
+        argv = [
+            sys.executable,
+            "-m",
+            "messagebus",
+            "worker",
+            "tests.support.trials.handlers_app:app",
+        ]
         argv += ["--processes", str(PROCESSES), "--grace-s", f"{GRACE_S:g}", "--log", "json"]
         return [*argv, "--health", f"127.0.0.1:{self._port}"]
 

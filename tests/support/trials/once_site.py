@@ -1,4 +1,4 @@
-"""The servers and programs of `bench.trials.once`, and the faults that befall them."""
+"""The servers and programs of `once`, and the faults that befall them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import redis
 
 from bench.faults import close_connections
 from bench.processes import wait_until
-from bench.trials import once_app
-from bench.trials.killed import Killed
-from bench.trials.once_judge import KILLED, STOOD, STORE_AWAY, Happening
 from messagebus import BusConfig, declare
 from messagebus.commands.outbox import SETTING as OUTBOX_SETTING
 from ops.local.cluster import LocalCluster
-from ops.local.single import MakeServer, RedisWithReplica, SingleServer, redis_with_replica
+from tests.support.killed import Killed
+from tests.support.servers import MakeServer, RedisWithReplica, SingleServer, redis_with_replica
+from tests.support.trials import once_app
+from tests.support.trials.once_judge import KILLED, STOOD, STORE_AWAY, Happening
 
 WHOLE_WITHIN_S = 300.0
 CONNECT_S, LOOK_S = 10, 0.1
@@ -33,9 +33,9 @@ STANDS_S = 1.5 * once_app.LEASE_S
 APPLICATION, RELAY, WORKER = "application", "relay", "worker"
 # Kind -> number of its processes, arguments of ``python -m``.
 PROGRAMS: Mapping[str, tuple[int, tuple[str, ...]]] = {
-    APPLICATION: (2, ("bench.trials.once_app",)),
+    APPLICATION: (2, ("tests.support.trials.once_app",)),
     RELAY: (2, ("messagebus", "outbox", "relay")),
-    WORKER: (3, ("messagebus", "worker", "bench.trials.once_app:app", "--grace-s", "5")),
+    WORKER: (3, ("messagebus", "worker", "tests.support.trials.once_app:app", "--grace-s", "5")),
 }
 
 

@@ -1,57 +1,20 @@
-"""Notes of the processes of the trial, the conditions that are waited for, and the table of a verdict."""
+"""Notes of the processes of the trial, and the conditions that are waited for."""
 
-import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from bench.trials import once as trials_once
-from bench.trials.once import RULES, Trial, noted, noted_done, noted_happenings, table_of
-from bench.trials.once_app import DDL, TABLES
-from bench.trials.once_judge import (
+from tests.support.trials import once as trials_once
+from tests.support.trials.once import RULES, Trial, noted, noted_done, noted_happenings
+from tests.support.trials.once_app import DDL, TABLES
+from tests.support.trials.once_judge import (
     STOOD,
     STORE_AWAY,
-    Effect,
     Happening,
-    Verdict,
-    judge_effects,
 )
-from bench.trials.once_site import FAULTS
 
 S = 1_000_000_000
-
-
-def test_the_table_shows_what_is_lost_and_what_is_doubled() -> None:
-    effects = {table: [effect(table, number) for number in range(30)] for table in RULES}
-    del effects["bills"][:3]
-    effects["points"] += [effect("points", number) for number in range(5)]
-    tables = [
-        judge_effects(table, rule, range(30), effects[table]) for table, (rule, _) in RULES.items()
-    ]
-    verdict = Verdict(
-        orders=30,
-        rolled_back=1,
-        copies=1,
-        parked=0,
-        tables=tables,
-        kills=dict.fromkeys(FAULTS, 1),
-    )
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(table_of(verdict))
-    shown = console.export_text().splitlines()
-    assert next(line for line in shown if "billed" in line).split()[-5:] == [
-        *("27", "3", "0", "0", "0")
-    ]
-    assert next(line for line in shown if "points" in line).split()[-5:] == [
-        *("35", "0", "0", "5", "5")
-    ]
-    assert all(len(line) <= 100 for line in shown)
-
-
-def effect(table: str, number: int) -> Effect:
-    return Effect(number, f"worker-1.1:{table}{number}", "worker-1.1", number * S, number * S, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from bench.trials.soak import ALL_FAULTS, draws
+from tests.support.trials.soak import ALL_FAULTS, draws
 
 NAMES = ["mb1", "mb2", "mb3"]
 

@@ -1,1 +1,0 @@
-"""Trials: faults under load, and handlers that end in every way; nothing may be lost."""
