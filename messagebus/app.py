@@ -116,7 +116,7 @@ class _Life:
     """State of an app from a start to its stop."""
 
     loop: asyncio.AbstractEventLoop
-    thread_id: int
+    thread: threading.Thread
     grace_s: float
     deadline_s: float
     publisher: AsyncPublisher
@@ -461,7 +461,7 @@ class App:
     ) -> Published:
         """Publish as `publish` does, from a plain function on any thread but the loop's own."""
         life = self._running()
-        if threading.get_ident() == life.thread_id:
+        if threading.current_thread() is life.thread:
             raise Stopped("publish_blocking would stop the loop that it waits for: await publish")
         wait_s = life.deadline_s if timeout_s is None else timeout_s
         publishing = self.publish(destination, payload, timeout_s=timeout_s, **options)
@@ -538,7 +538,10 @@ class App:
         if self._life is None and self._status is Status.INITIALIZED:
             raise Stopped("the app has not been started: use `async with app`, or its lifespan")
         if self._life is None:
-            raise Stopped(f"the app is {self._status.value}")
+            is_left = self._status is Status.RUNNING
+            raise Stopped(
+                "the app's event loop has ended" if is_left else f"the app is {self._status.value}"
+            )
         return self._life
 
     def _new_relay(self, clients: Clients, publisher: AsyncPublisher) -> AsyncRelay | None:
@@ -581,7 +584,7 @@ class App:
             log.info("app on other clients leaves_out=%s: see App.use", ",".join(left_out))
         return _Life(
             loop=asyncio.get_running_loop(),
-            thread_id=threading.get_ident(),
+            thread=threading.current_thread(),
             grace_s=grace_s,
             deadline_s=publishing.deadline_ms / 1000,
             publisher=publisher,

@@ -307,7 +307,8 @@ class PublisherConfig(_Settings):
     attempts_max: how often one publish is sent at most.
     retry_unknown: send a publish that a lost link left unknown again, under the same id.
     connection_lifetime_s: a link is renewed through the balancer after that, within 20 % at random.
-    confirm_slow_ms: a broker whose oldest open confirm is older than that is left for another one.
+    confirm_slow_ms: a broker whose oldest open confirm is older than that is left for another one. On a
+        slow line the time counts from the last byte of the message.
     batch: destination as text (``orders``, ``queue:jobs``) -> how its messages are packed; messages of
         other destinations go one by one.
     redundant: destinations as text whose messages two brokers have to confirm; a call may say otherwise.

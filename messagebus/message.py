@@ -131,11 +131,12 @@ class Message:
     def as_json(self) -> Any:
         """Return the decoded value. Raises WrongPayload unless content_type and the bytes are JSON.
 
-        content_type: application/json, text/json, one that ends in +json, or none.
+        content_type: application/json, text/json, one that ends in +json, or none. The body is in UTF-8,
+        or in the charset that the content type or content_encoding names.
         """
         if self.content_type and not is_json(self.content_type):
             raise WrongPayload(f"not JSON: content_type is {self.content_type!r}")
-        return decode_json(self.body)
+        return decode_json(json_in_utf8(self.body, self.content_type, self.content_encoding))
 
     def as_binary(self) -> bytes:
         """Return the bytes. Raises WrongPayload when content_type says text or JSON."""
@@ -201,6 +202,20 @@ def decode_text(body: bytes, content_type: str, content_encoding: str = "") -> s
         raise WrongPayload(f"not {charset}: {fault.reason} at byte {fault.start}") from None
     except ValueError:  # some charsets raise no narrower error
         raise WrongPayload(f"not {charset}") from None
+
+
+def json_in_utf8(body: bytes, content_type: str, content_encoding: str = "") -> bytes:
+    """Return a body of JSON in UTF-8, from the charset that it says, as `decode_text`. Raises WrongPayload.
+
+    Of a content_encoding that is no charset nothing is known: the body may be JSON.
+    """
+    if not content_encoding and content_type in (JSON, ""):
+        return body
+    try:
+        charset = _charset(content_type) or _encoding_charset(content_encoding)
+    except WrongPayload:
+        return body
+    return body if charset == "UTF-8" else decode_text(body, f"; charset={charset}").encode()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,18 +22,21 @@ class Proxy:
     target: ``host:port`` of the broker; counts for new connections.
     frozen: nothing is forwarded, all is kept. mute: what the client sends is thrown away.
     deaf: what the broker sends is thrown away. refusing: new connections are closed at once.
+    bytes_per_s: the rate of the line from each client, with buffers as small as a network's; 0: no limit.
     opened, ended: connections accepted so far, and those of them that ended. consumers: answers to
     `basic.consume` forwarded so far, where the connection is not encrypted.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, target: str, *, bytes_per_s: int = 0) -> None:
+        self.target, self.bytes_per_s = target, bytes_per_s
         self.frozen = self.mute = self.deaf = self.refusing = False
         self.delay_s = 0.0
         self.opened = self.ended = self.consumers = 0
         self._pairs: list[Pair] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        if bytes_per_s:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CHUNK_BYTES)
         self.port: int = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -100,6 +103,8 @@ class Proxy:
                     time.sleep(FREEZE_LOOK_S)
                 if self.mute if from_client else self.deaf:
                     continue
+                if self.bytes_per_s and from_client:
+                    time.sleep(len(part) / self.bytes_per_s)
                 if not from_client:
                     # Counted before the client can know it.
                     self.consumers += (tail + part).count(CONSUME_OK)

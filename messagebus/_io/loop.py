@@ -287,6 +287,11 @@ class Tasks:
         if self._running:
             await asyncio.wait(self._running, timeout=timeout_s)
 
+    async def finish(self, within_s: float) -> None:
+        """Wait until all have ended, up to within_s; then cancel what is left."""
+        await self.wait(within_s)
+        await self.cancel()
+
     async def cancel(self) -> None:
         """Cancel all and wait until they have ended."""
         left = list(self._running)

@@ -17,13 +17,16 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig
 from messagebus.core.membership import ListKeeper
 from messagebus.destination import Delay, Destination, Queue, Subscription
-from messagebus.errors import LinkLost, MessageBusError
+from messagebus.errors import ChannelRefused, LinkLost, MessageBusError
 from messagebus.topology import Options, Wanted
 
 if TYPE_CHECKING:
     from messagebus._io.amqp.link import Link
 
 OUTAGE_TOLD_EVERY_MS = 60_000
+# A registration answers within 10 s, and settling a queue takes 4 s of them.
+ABSENT_TOLD_AFTER_MS = 10_000
+NOT_FOUND = 404
 # A question for news of homes ends after this.
 NEWS_WAIT_S = 30
 # One that failed, or brought nothing new, is asked again after twice the first, and so on.
@@ -37,11 +40,17 @@ class Outage:
         self._log = log
         self._since_ms = self._told_ms = self._dials = 0
 
-    def dial_failed(self, broker: str, reason: str) -> None:
-        """Note a dial that failed while the client has no link."""
+    def dial_failed(self, broker: str, reason: str, *, is_absent: bool = False) -> None:
+        """Note a dial that failed while the client has no link.
+
+        is_absent: the broker answers, and lacks a queue or exchange, which may be being created: the line
+        waits for ABSENT_TOLD_AFTER_MS.
+        """
         now = now_ms()
         self._since_ms = self._since_ms or now
         self._dials += 1
+        if is_absent and now - self._since_ms < ABSENT_TOLD_AFTER_MS:
+            return
         if not self._told_ms or now - self._told_ms >= OUTAGE_TOLD_EVERY_MS:
             self._told_ms = now
             self._log.warning(
@@ -167,6 +176,11 @@ def amqp_wire(bus: BusConfig) -> Wire:
     from messagebus._io.amqp_wire import AmqpWire
 
     return AmqpWire(bus)
+
+
+def is_absent(fault: Exception) -> bool:
+    """Return whether a broker that answers lacks the queue or exchange that it was asked for."""
+    return isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND
 
 
 async def follow_homes(

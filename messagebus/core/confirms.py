@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 
@@ -91,6 +92,15 @@ class Identified(Protocol):
 ItemT = TypeVar("ItemT", bound=Identified)
 
 
+@dataclass(slots=True)
+class _Fill:
+    """What was sent at once. end: its place in the stream of bytes of its link, 0 where that has none."""
+
+    last_tag: int
+    sent_ms: int
+    end: int = 0
+
+
 class ConfirmWindow(Generic[ItemT]):
     """The unanswered publishes of one link, bounded by messages and by bytes.
 
@@ -105,7 +115,7 @@ class ConfirmWindow(Generic[ItemT]):
         self._last_tag = 0
         self._lowest = 1  # no tag below it is open, so `multiple` costs no search
         self._open: dict[int, ItemT] = {}
-        self._sent: deque[tuple[int, int]] = deque()  # the last tag of each `fill`, and its time
+        self._sent: deque[_Fill] = deque()
         self._returned: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
@@ -129,7 +139,7 @@ class ConfirmWindow(Generic[ItemT]):
             taken.append(item)
         if taken:
             self._last_tag, self._bytes = tag, held
-            self._sent.append((tag, now_ms))
+            self._sent.append(_Fill(tag, now_ms))
         return taken
 
     def returned(self, destination: str, message_id: str) -> None:
@@ -190,12 +200,29 @@ class ConfirmWindow(Generic[ItemT]):
     def _forget_answered(self) -> None:
         while self._lowest not in self._open and self._lowest <= self._last_tag:
             self._lowest += 1
-        while self._sent and self._sent[0][0] < self._lowest:
+        while self._sent and self._sent[0].last_tag < self._lowest:
             self._sent.popleft()
 
     def oldest_ms(self) -> int | None:
-        """Return the time at which the oldest open publish was sent; None when nothing is open."""
-        return self._sent[0][1] if self._sent else None
+        """Return the time at which the oldest open publish was sent; None when nothing is open.
+
+        Of one that `leaving` found on its way, the last such time.
+        """
+        return self._sent[0].sent_ms if self._sent else None
+
+    def written(self, end: int) -> None:
+        """Record where in the link's stream of bytes the publishes end that `fill` has just taken."""
+        self._sent[-1].end = end
+
+    def leaving(self, taken: int, now_ms: int) -> None:
+        """Record that the other side takes bytes, and has taken so many of the stream.
+
+        What it has not got whole cannot be answered yet, however long the line needs for it.
+        """
+        for fill in reversed(self._sent):
+            if fill.end <= taken:
+                break
+            fill.sent_ms = now_ms
 
     def items(self) -> Iterable[ItemT]:
         """Return everything open, oldest first."""

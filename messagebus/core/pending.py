@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,6 +74,10 @@ class Item:
         self.count = count
         self.attempts = 0
         self.end: End | None = None
+
+    def taken_apart(self) -> list[Item]:
+        """Return an item for each message, which stand for it from now on; itself where it is only one."""
+        return [self]
 
 
 Entry = Item | Batch[Item]
@@ -154,6 +158,16 @@ class PendingPublishes:
         window = self._windows.get(self._current) if self._current is not None else None
         oldest_ms = window.oldest_ms() if window else None
         return 0 if oldest_ms is None else now_ms - oldest_ms
+
+    def written(self, end: int) -> None:
+        """Record where what `take` has just returned ends in the current link's stream of bytes."""
+        if self._current is not None:
+            self._windows[self._current].written(end)
+
+    def leaving(self, link: int, taken: int, now_ms: int) -> None:
+        """Record that the other side takes bytes of this link, and has so many: see `ConfirmWindow`."""
+        if link in self._windows:
+            self._windows[link].leaving(taken, now_ms)
 
     def is_answered(self, link: int) -> bool:
         """Return whether nothing is open on this link: it can be hung up without an unknown outcome."""
@@ -255,10 +269,22 @@ class PendingPublishes:
 
     def close_destination(self, destination: str) -> None:
         """Make publishes of this destination wait from now on until open_destination."""
-        state = self._destinations[destination]
-        state.is_open = False
-        state.held.extend(entry for entry in self._backlog if entry.destination == destination)
-        self._backlog = deque(entry for entry in self._backlog if entry.destination != destination)
+        self.close_destinations({destination})
+
+    def close_destinations(self, destinations: Collection[str]) -> None:
+        """Do as `close_destination` for all of these, at the cost of one."""
+        for destination in destinations:
+            self._destinations[destination].is_open = False
+        backlog, self._backlog = self._backlog, deque[Entry]()
+        for entry in backlog:
+            closed = entry.destination in destinations
+            (self._destinations[entry.destination].held if closed else self._backlog).append(entry)
+
+    def forget_destination(self, destination: str) -> None:
+        """Forget a closed destination without a message, and how its messages are packed."""
+        state = self._destinations.get(destination)
+        if state is not None and not (state.is_open or state.order is not None or state.held):
+            del self._destinations[destination]
 
     def seal(self, destination: str) -> None:
         """Make publishes of this destination wait, in their order, with what comes back from the broker."""
@@ -369,8 +395,9 @@ class PendingPublishes:
         """Move the items of a batch of several into batches of one, where they may be sent again."""
         destination = self._destinations[entry.destination]
         left = [item for item in _items(entry) if item.end is None]
-        if not isinstance(entry, Batch) or len(left) < 2 or destination.order is not None:
+        if not isinstance(entry, Batch) or self._count(left) < 2 or destination.order is not None:
             return
+        left = [part for item in left for part in item.taken_apart()]
         again = [item for item in left if self._may_retry(item, now_ms)]
         for item in reversed(again):
             one = Batch(item)

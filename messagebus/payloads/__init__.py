@@ -43,6 +43,7 @@ from messagebus.message import (
     decode_json,
     decode_text,
     is_json,
+    json_in_utf8,
 )
 from messagebus.payloads.fitting import Fit, Fitters, Unfit, bare, is_constraint
 
@@ -135,7 +136,7 @@ def _json_by(read: Callable[[bytes], Any]) -> Reader:
         content_type = delivery.content_type
         if content_type != JSON and content_type and not is_json(content_type):
             raise WrongPayload(f"content type {content_type!r}: {JSON} wanted")
-        return read(delivery.body)
+        return read(json_in_utf8(delivery.body, content_type, delivery.content_encoding))
 
     return read_json
 
@@ -143,8 +144,10 @@ def _json_by(read: Callable[[bytes], Any]) -> Reader:
 def _text_or_json(read_text: Reader, read: Callable[[bytes], Any]) -> Reader:
     """Return the reader of a union with str: JSON by its content type, else a text."""
 
+    read_json = _json_by(read)
+
     def read_either(delivery: Delivery) -> Any:
-        return read(delivery.body) if is_json(delivery.content_type) else read_text(delivery)
+        return (read_json if is_json(delivery.content_type) else read_text)(delivery)
 
     return read_either
 

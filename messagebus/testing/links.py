@@ -137,6 +137,7 @@ class MemoryLink:
 
     has_heartbeats = True
     properties_max = 131_052
+    sent_bytes = unsent_bytes = 0
 
     def __init__(self, brokers: MemoryBrokers, site: MemoryBroker) -> None:
         self._brokers, self.site = brokers, site
@@ -147,7 +148,7 @@ class MemoryLink:
         self.channel = _MemoryChannel(self)
         self.transport = _MemoryTransport(self, brokers)
         self._prefetch = 0
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.current_thread()
         self._deliveries: deque[Arrived] = deque()
         self._told: deque[Callable[[], None]] = deque()
         self._woken = False
@@ -192,7 +193,7 @@ class MemoryLink:
         put(what)
         if not self._woken:
             self._woken = True
-            if threading.get_ident() == self._thread:
+            if threading.current_thread() is self._thread:
                 self._loop.call_soon(self._read)
             elif not _post(self._loop, self._read):
                 self._leave()  # its loop has ended without a word
@@ -242,6 +243,12 @@ class MemoryLink:
 
     async def try_call(self, method: str, **arguments: Any) -> Any:
         return await self.call(method, **arguments)
+
+    async def refusals(self, exchanges: Sequence[str]) -> dict[str, ChannelRefused]:
+        """End the link where an exchange is missing, as `call` does."""
+        for exchange in exchanges:
+            await self.call("exchange_declare", exchange=exchange, passive=True)
+        return {}
 
     async def open_channel(self) -> MemoryLink:
         """Open a channel: a link of its own."""
@@ -306,7 +313,7 @@ class MemoryLink:
         """Cut the connection. Under the lock. Returns a function that makes the client notice."""
         self._leave()
         why = LinkLost(self.broker, reason)
-        if threading.get_ident() == self._thread:
+        if threading.current_thread() is self._thread:
             return lambda: self._finish(why)
         noticed = threading.Event()
 

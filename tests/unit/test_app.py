@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from messagebus import (
     Stopped,
     Subscription,
     Topic,
+    Unknown,
 )
+from messagebus import app as module
 from messagebus.testing import MemoryBus
 from tests.support.eventually import eventually_async
 
@@ -324,3 +327,41 @@ def test_deduplication_that_cannot_work_is_refused_where_it_is_declared() -> Non
             dedup="memory:",
             config=ConsumerConfig(at_most_once=True),
         )
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_after_the_app_s_thread_has_ended_another_one_of_its_number_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """The system gives the number of a thread that has ended to the next one."""
+    monkeypatch.setattr(module, "LATE_S", 0)
+    bus, app, said = MemoryBus(), App(), list[tuple[int, str]]()
+    bus.declare("orders/a")
+    app.use(bus)
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        said.append((threading.get_ident(), ""))
+        loop.run_until_complete(app.start())
+        if closes:
+            loop.close()  # and the app was never stopped
+
+    def publish() -> None:
+        with pytest.raises((Stopped, Unknown)) as told:
+            app.publish_blocking("orders", b"x", timeout_s=0)
+        said.append((threading.get_ident(), str(told.value)))
+
+    for target in (run, *100 * (publish,)):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+        if len(said) > 1 and said[0][0] == said[-1][0]:
+            break
+    if not closes:
+        loop.run_until_complete(app.stop(0))
+        loop.close()
+    bus.close()
+    (number, _), *_, (other, told) = said
+    assert number == other, "no number came again: nothing was tried"
+    assert "would stop the loop" not in told
+    assert told == "the app's event loop has ended" or not closes

@@ -99,6 +99,43 @@ async def test_what_is_json_for_a_handler_is_json_for_as_json(
     assert found == [{"n": 1}]
 
 
+IN_UTF_16 = [
+    ("application/json; charset=utf-16", "", "utf-16"),
+    ("application/vnd.masstransit+json; charset=UTF-16LE", "", "utf-16-le"),
+    ("application/json", "utf-16", "utf-16"),
+    ("application/json; charset=iso-8859-1", "", "iso-8859-1"),
+    ("application/json", "gzip", "utf-8"),  # its body is none: what is readable is read
+]
+
+
+@pytest.mark.parametrize(("content_type", "content_encoding", "coding"), IN_UTF_16)
+async def test_json_is_read_in_the_charset_that_it_says(
+    memory_bus: MemoryBus, content_type: str, content_encoding: str, coding: str
+) -> None:
+    body = '{"name": "grün"}'.encode(coding)
+    message = Message(body=body, content_type=content_type, content_encoding=content_encoding)
+    assert message.as_json() == {"name": "grün"}
+    memory_bus.declare("orders/a")
+    app, found = App(), list[Any]()
+    app.use(memory_bus)
+
+    @app.subscriber("orders", subscription="a")
+    async def handle(order: dict[str, str]) -> None:
+        found.append(order)
+
+    async with app:
+        await app.publish("orders", message)
+        await eventually_async(lambda: found, within_s=WITHIN_S)
+    assert found == [{"name": "grün"}]
+
+
+@pytest.mark.parametrize("charset", ["no-such", "utf-16"])
+def test_json_that_is_not_in_its_charset_is_a_wrong_payload(charset: str) -> None:
+    message = Message(body=b"{}x", content_type=f"application/json; charset={charset}")
+    with pytest.raises(WrongPayload, match=f"not {charset}|no such charset"):
+        message.as_json()
+
+
 def test_a_charset_in_the_content_encoding_counts_where_the_type_has_none() -> None:
     text = "grün".encode("latin-1")
     assert (

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 
+from messagebus._io.addresses import addresses_of, first_answer, is_number
 from messagebus.config import BusConfig
 from messagebus.tls import trusting_nobody
 
 # A request that is given up during its TLS handshake waits up to this for the end of the handshake.
 HANDSHAKE_WITHIN_S = 1.0
+DEFAULT_PORTS = {"http": 80, "https": 443}
 LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
 
 
@@ -73,13 +76,81 @@ class _Apart(httpx.AsyncBaseTransport):
 
 
 class _Transport(httpx.AsyncHTTPTransport):
-    """A transport that lets a TLS handshake end before a request is given up.
+    """A transport that asks the addresses of a name side by side, and keeps to the one that answers.
 
-    httpcore 1.0 leaves the socket of a cancelled handshake to the garbage collector: it closes it
-    after an `Exception` only, and a cancellation is none.
+    Each request to an agent may come twice, so it goes to the next address while the first one is silent. An
+    address that fails, or answers that its server is in trouble, is asked last the next time.
     """
 
+    def __init__(self, *, verify: ssl.SSLContext, limits: httpx.Limits) -> None:
+        super().__init__(verify=verify, limits=limits)
+        self._answering: dict[tuple[str, int | None], str] = {}
+        self._failed: dict[tuple[str, int | None], str] = {}
+
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        key = request.url.host, request.url.port
+        number = self._answering.get(key, "")
+        if not number and not is_number(key[0]):
+            numbers = await self._addresses(request)
+            if len(numbers) > 1:
+                numbers.sort(key=lambda each: each == self._failed.get(key))
+                return await self._first_answer(request, numbers)
+            self._answering[key] = key[0]
+        return await self._ask(request, number or key[0])
+
+    async def _addresses(self, request: httpx.Request) -> list[str]:
+        url = request.url
+        try:
+            async with asyncio.timeout(request.extensions.get("timeout", {}).get("connect")):
+                return await addresses_of(
+                    url.raw_host.decode(), url.port or DEFAULT_PORTS[url.scheme]
+                )
+        except TimeoutError as fault:
+            raise httpx.ConnectTimeout(f"{url.host} is not resolved in time") from fault
+        except OSError as fault:
+            raise httpx.ConnectError(str(fault)) from fault
+
+    async def _first_answer(self, request: httpx.Request, numbers: list[str]) -> httpx.Response:
+        try:
+            return await first_answer(
+                numbers, lambda number: self._ask(request, number), drop=httpx.Response.aclose
+            )
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _ask(self, request: httpx.Request, number: str) -> httpx.Response:
+        """Send the request to this address of its host, and note whether it answers."""
+        key = host, _port = request.url.host, request.url.port
+        if number != host:
+            request = httpx.Request(
+                request.method,
+                request.url.copy_with(host=number),
+                headers=request.headers,
+                stream=request.stream,
+                extensions={"sni_hostname": host} | request.extensions,
+            )
+        try:
+            answer = await self._send(request)
+        except httpx.HTTPError:
+            self._forget(key, number)
+            raise
+        if answer.is_server_error:
+            self._forget(key, number)
+        else:
+            self._answering[key] = number
+        return answer
+
+    def _forget(self, key: tuple[str, int | None], number: str) -> None:
+        self._failed[key] = number
+        if self._answering.get(key) == number:
+            del self._answering[key]
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and let a TLS handshake end before it is given up.
+
+        httpcore 1.0 leaves the socket of a cancelled handshake to the garbage collector: it closes it
+        after an `Exception` only, and a cancellation is none.
+        """
         over = asyncio.Event()
         over.set()
 

@@ -221,10 +221,9 @@ class Agents:
     async def verify(
         self, link: Link, destinations: Iterable[Destination | Delay]
     ) -> dict[Destination | Delay, MessageBusError]:
-        async def look(destination: Destination | Delay) -> None:
-            await link.try_call("exchange_declare", exchange=destination.exchange, passive=True)
-
-        return await _side_by_side(look, destinations)
+        exchanges = {each: each.exchange for each in destinations}
+        refused = await link.refusals(list(dict.fromkeys(exchanges.values())))
+        return {each: refused[name] for each, name in exchanges.items() if name in refused}
 
     async def delete(self, source: Subscription, *, timeout_ms: int) -> None:
         fault: Exception | None = None

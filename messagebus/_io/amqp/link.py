@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import logging
 import re
 import ssl
+import sys
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +26,7 @@ from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
 
 from messagebus import __version__
+from messagebus._io.addresses import NEXT_AFTER_MS, addresses_of, first_answer, is_number
 from messagebus._io.amqp.connection import Transport, connection_class, transport_for
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus.broker import Broker
@@ -42,7 +46,10 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 # A broker in alarm reads nothing more from a connection that published, so it answers no close.
 CLOSE_TIMEOUT_MS = 2_000
-# For all links of a client that stops; each takes at most CLOSE_TIMEOUT_MS and ABORT_TIMEOUT_MS together.
+# More than the frame of a close, which may be on its way: messages or answers wait for a slow line.
+SLOW_LINE_BYTES = 4_096
+# For all links of a client that stops; each takes at most CLOSE_TIMEOUT_MS and ABORT_TIMEOUT_MS together,
+# but for a slow line.
 CLOSING_TIMEOUT_S = 5.0
 # For an abort, which needs no answer, only turns of the loop.
 ABORT_TIMEOUT_MS = 500
@@ -113,6 +120,24 @@ class Link:
         From the first access on they are the transport's; until then they are pika's, as on links of agents.
         """
         return transport_for(self.connection, self.channel)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes written so far, those that still wait in a buffer of ours included."""
+        return int(self.connection.bytes_sent)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes of them that the other side's kernel has not taken: in our buffer or our kernel's."""
+        transport = self.connection._transport
+        if transport is None:
+            return 0
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # closed meanwhile; another kind of transport
+            queued = fcntl.ioctl(transport._sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            return int(transport.get_write_buffer_size()) + int.from_bytes(queued, sys.byteorder)
+        return int(transport.get_write_buffer_size())
 
     @property
     def properties_max(self) -> int:
@@ -230,26 +255,51 @@ class Link:
 
         All are asked at once, on a channel of their own: 500 in 40 ms. A missing one costs another channel.
         """
+        asked = [pika.spec.Queue.Declare(queue=queue, passive=True) for queue in queues]
         counts = list[tuple[int, int] | None]()
-        while len(counts) < len(queues):
-            channel = await self._new_channel()
-            try:
-                await self._count_on(channel, queues[len(counts) :], counts)
-            except ChannelRefused as refused:
-                if refused.code != NOT_FOUND:
-                    raise
+        for found in await self._ask_all(asked, pika.spec.Queue.DeclareOk):
+            if not isinstance(found, ChannelRefused):
+                counts.append((found.message_count, found.consumer_count))
+            elif found.code == NOT_FOUND:
                 counts.append(None)
+            else:
+                raise found
         return counts
 
-    async def _count_on(
-        self, channel: Channel, queues: Sequence[str], counts: list[tuple[int, int] | None]
+    async def refusals(self, exchanges: Sequence[str]) -> dict[str, ChannelRefused]:
+        """Return the broker's word on the exchanges that are missing or forbidden. As `count_all`."""
+        if self.connection.params.channel_max == 1:
+            for exchange in exchanges:
+                try:
+                    await self.call("exchange_declare", exchange=exchange, passive=True)
+                except ChannelRefused as refused:
+                    return {exchange: refused}  # it has ended the link
+            return {}
+        asked = [pika.spec.Exchange.Declare(exchange=each, passive=True) for each in exchanges]
+        answers = await self._ask_all(asked, pika.spec.Exchange.DeclareOk)
+        found = zip(exchanges, answers, strict=True)
+        return {each: answer for each, answer in found if isinstance(answer, ChannelRefused)}
+
+    async def _ask_all(self, questions: Sequence[Any], answer: Any) -> list[Any]:
+        """Send these methods at once, on a channel of their own; return an answer or a refusal of each."""
+        answers = list[Any]()
+        while len(answers) < len(questions):
+            channel = await self._new_channel()
+            try:
+                await self._ask_on(channel, questions[len(answers) :], answer, answers)
+            except ChannelRefused as refused:
+                answers.append(refused)
+        return answers
+
+    async def _ask_on(
+        self, channel: Channel, questions: Sequence[Any], answer: Any, answers: list[Any]
     ) -> None:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        wanted = len(counts) + len(queues)
+        wanted = len(answers) + len(questions)
 
         def answered(frame: Any) -> None:
-            counts.append((frame.method.message_count, frame.method.consumer_count))
-            if len(counts) == wanted and not ended.done():
+            answers.append(frame.method)
+            if len(answers) == wanted and not ended.done():
                 ended.set_result(None)
 
         def closed(_channel: Channel, why: BaseException) -> None:
@@ -259,10 +309,10 @@ class Link:
         channel.add_on_close_callback(closed)
         self._calls.add(ended)
         try:
-            channel.add_callback(answered, [pika.spec.Queue.DeclareOk], one_shot=False)
-            for queue in queues:
+            channel.add_callback(answered, [answer], one_shot=False)
+            for question in questions:
                 # `queue_declare` would wait for each answer before it sends the next.
-                channel._send_method(pika.spec.Queue.Declare(queue=queue, passive=True))
+                channel._send_method(question)
             await ended
         except pika.exceptions.AMQPError as fault:
             raise _lost(self.address, fault) from fault
@@ -289,7 +339,8 @@ class Link:
         await _until(self.ended)
 
     async def close(self) -> None:
-        """End the link politely; frames written before are sent. Bounded by CLOSE_TIMEOUT_MS.
+        """End the link politely; frames written before are sent. Bounded by CLOSE_TIMEOUT_MS, which begins
+        anew while the other side takes what was written before: a slow line needs its time.
 
         Unanswered deliveries come again in their order, because consumers end with their channel and are not
         cancelled before. With single active consumers a cancel would let the next one go on at once, before
@@ -300,9 +351,12 @@ class Link:
             self.channel._consumers.clear()  # pika cancels what it finds there
             self.connection.close()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
-                    await asyncio.shield(self.ended)
+            is_moving = True
+            while is_moving:
+                unsent = self.unsent_bytes
+                await asyncio.wait([self.ended], timeout=CLOSE_TIMEOUT_MS / 1000)
+                left = not self.ended.done() and unsent > SLOW_LINE_BYTES
+                is_moving = left and self.unsent_bytes < unsent
         finally:  # also when cancelled: the socket must not outlive its owner
             await self.hang_up()
 
@@ -373,10 +427,44 @@ class ChannelLink(Link):
 
 
 async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) -> Link:
-    """Connect, log in and open a channel, all within timeout_ms.
+    """Connect, log in and open a channel, all within timeout_ms, at the first address that answers.
 
-    Raises LoginRefused, CertificateRefused (retrying does not help) or LinkLost.
+    The addresses of a name are dialled side by side. A refused login ends that: the others would refuse it,
+    too, and an account may be locked after some tries. Raises LoginRefused, CertificateRefused (retrying
+    does not help) or LinkLost.
     """
+    host = address.host.strip("[]")
+    if is_number(host):
+        return await _dial_at(host, address, credentials, timeout_ms)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            numbers = await addresses_of(host, address.port)
+            return await first_answer(
+                numbers,
+                lambda number: _dial_at(number, address, credentials, timeout_ms),
+                # All have their turn, also within the short deadline of a first dial.
+                next_after_ms=min(NEXT_AFTER_MS, timeout_ms // (len(numbers) + 1)),
+                drop=Link.hang_up,
+                ends_all=lambda fault: type(fault) is LoginRefused,
+            )
+    except TimeoutError:
+        raise LinkLost(address.name, f"no AMQP within {timeout_ms} ms") from None
+    except OSError as fault:
+        raise _lost(address, fault) from fault
+    except ExceptionGroup as group:
+        raise _of_all_addresses(group.exceptions) from None
+
+
+def _of_all_addresses(faults: Sequence[Exception]) -> Exception:
+    """Return what stands for these: a refused certificate, else what is more than that nobody listens."""
+    return min(
+        faults,
+        key=lambda each: (not isinstance(each, LoginRefused), getattr(each, "absent", False)),
+    )
+
+
+async def _dial_at(number: str, address: Broker, credentials: Credentials, timeout_ms: int) -> Link:
+    """Dial one IP address of a broker's host."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[Channel] = loop.create_future()
     ended: asyncio.Future[None] = loop.create_future()
@@ -392,7 +480,7 @@ async def dial(address: Broker, credentials: Credentials, *, timeout_ms: int) ->
             opened.set_result(channel)
 
     connection = connection_class()(
-        _parameters(address, credentials, timeout_ms),
+        _parameters(number, address, credentials, timeout_ms),
         on_open_callback=lambda connection: connection.channel(on_open_callback=channel_opened),
         on_open_error_callback=fail,
         on_close_callback=fail,
@@ -427,13 +515,13 @@ async def dial_named(broker: Broker, credentials: Credentials, *, timeout_ms: in
 
 
 def _parameters(
-    address: Broker, credentials: Credentials, timeout_ms: int
+    number: str, address: Broker, credentials: Credentials, timeout_ms: int
 ) -> pika.ConnectionParameters:
     host = address.host.strip("[]")
     tls = credentials.tls
     patience_s = timeout_ms / 1000 + PIKA_LATER_S
     return pika.ConnectionParameters(
-        host=host,
+        host=number,
         port=address.port,
         virtual_host=credentials.vhost,
         credentials=pika.PlainCredentials(credentials.user, credentials.password.reveal()),

@@ -23,14 +23,13 @@ from messagebus._io.consume.idle import IdleLinks
 from messagebus._io.consume.inbox import Inbox
 from messagebus._io.hooks import HookChain
 from messagebus._io.loop import Tasks, now_ms
-from messagebus._io.wire import Outage, Registration, Wire
+from messagebus._io.wire import Outage, Registration, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, ConsumerConfig
 from messagebus.core.group import SEGMENT_PREFETCH
 from messagebus.core.membership import Action, Dial, Drain, HangUp, Membership, State, Subset
 from messagebus.destination import Source, Subscription
 from messagebus.errors import (
-    ChannelRefused,
     LinkError,
     LinkLost,
     LoginRefused,
@@ -68,7 +67,6 @@ DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
 # Copies that another consumer runs wait here where order is kept, bounded by the prefetch of all brokers.
 DEFERRED_MAX = 100_000
 ENDED_EARLY = "ended while attaching"
-NOT_FOUND = 404
 # A loop without a turn for two heartbeats has lost its links, and reads that first: until then no answer is
 # written. A shorter time since the last answers needs no look.
 LONG_S, READ_FIRST_S = 1.0, 0.05
@@ -341,7 +339,7 @@ class ConsumeDriver:
                 inbox.disconnected(broker)
             for link in links.values():
                 self._closing.spawn(link.close())
-            await self._closing.wait(CLOSING_TIMEOUT_S)
+            await self._closing.finish(CLOSING_TIMEOUT_S)
         finally:
             for link in self._links.values():
                 link.abort()
@@ -706,11 +704,11 @@ class ConsumeDriver:
 
     def _dial_failed(self, broker: str, fault: Exception) -> None:
         if not self.is_attached_to_one():
-            self._outage.dial_failed(broker, str(fault) or TOO_LATE)
+            self._outage.dial_failed(broker, str(fault) or TOO_LATE, is_absent=is_absent(fault))
         log.debug("dial failed broker=%s reason=%r", broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             self._login_refused(fault)
-        if isinstance(fault, ChannelRefused) and fault.code == NOT_FOUND:
+        if is_absent(fault):
             self._register_soon()
         if self._members.states.get(broker) is State.DIALING:
             # A refused certificate locks no account.

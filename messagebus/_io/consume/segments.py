@@ -175,7 +175,7 @@ class Segments:
                 task.cancel()
             elif _is_open(task):
                 self._closing.spawn(task.result().close())
-        await self._closing.wait(CLOSING_TIMEOUT_S)
+        await self._closing.finish(CLOSING_TIMEOUT_S)
 
 
 def _name(partition: int, home: Home) -> str:

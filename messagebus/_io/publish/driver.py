@@ -38,7 +38,7 @@ from messagebus._io.publish.publishes import (
     returned_names,
     tell,
 )
-from messagebus._io.wire import Follower, Outage, Wire
+from messagebus._io.wire import Follower, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
@@ -179,13 +179,17 @@ class PublishDriver:
         )
         self._known_destinations = self._destinations.known
         self._dials: dict[int, asyncio.Task[None]] = {}
+        self._unseen: dict[int, list[Address]] = {}  # dial -> destinations that it did not look at
         self._ever_listed: frozenset[str] = frozenset()
         self._dialed_by_name: dict[str, int] = {}  # broker -> number of the last such dial
         self._last_fault, self._outage = "", Outage(log)
         self._blocked = False
         self._stopping = False
         self._woken = False
-        self._slow_until_ms = 0
+        self._slow_until_ms, self._slow = 0, 0  # the link that was slow last
+        self._taken: dict[
+            int, int
+        ] = {}  # link -> bytes that the other side had taken at the last tick
         self._dead = 0  # the link that did not answer a request
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
@@ -203,6 +207,7 @@ class PublishDriver:
 
         When it is cancelled, each publish has its end all the same, and all links are cut.
         """
+        until_s = time.monotonic() + timeout_s
         try:
             await self.flush(timeout_s)
         finally:
@@ -222,7 +227,8 @@ class PublishDriver:
             links, self._links = self._links, {}
             for link in links.values():
                 self._closing.spawn(link.close())
-            await self._closing.wait(CLOSING_TIMEOUT_S)
+            # A slow line has the rest of the caller's time to take what needs no confirm.
+            await self._closing.finish(max(CLOSING_TIMEOUT_S, until_s - time.monotonic()))
         finally:
             for link in self._links.values():
                 link.abort()
@@ -441,6 +447,7 @@ class PublishDriver:
         try:
             sender.send(entries, link.broker, sent_ns)
             link.transport.flush()
+            self.pending.written(link.sent_bytes)
         except (pika.exceptions.AMQPChannelError, pika.exceptions.AMQPConnectionError):
             link.abort()  # it has just ended: they go out on the next one
             return
@@ -462,8 +469,8 @@ class PublishDriver:
     def _answered(self, link: int, tag: int, multiple: bool, ok: bool) -> None:
         """Settle publishes, which makes room; the transport calls `_pump` after it."""
         self.counters.last_confirm_ms = now_ms()
-        if self._slow_until_ms and link == self.route.current:
-            self._slow_until_ms = 0  # this one answers: not all brokers are slow
+        if self._slow_until_ms and link == self.route.current != self._slow:
+            self._slow_until_ms = 0  # another one answers: not all brokers are slow
         self._tell(self.pending.answered(link, tag, multiple=multiple, ok=ok))
         if link in self._retire_at_ms:
             self._hang_up_if_answered(link)
@@ -549,7 +556,7 @@ class PublishDriver:
                 link.transport.on_confirm = functools.partial(self._answered, number)
                 link.transport.on_turn = self._pump
                 await link.confirm_select()
-                await self._verify(link)
+                self._unseen[number] = await self._verify(link)
         except (MessageBusError, TimeoutError) as fault:
             if link is not None:
                 link.abort()
@@ -563,14 +570,17 @@ class PublishDriver:
             self._opened(number, link)
         finally:
             self._dials.pop(number, None)
+            self._unseen.pop(number, None)
 
-    async def _verify(self, link: Link) -> None:
-        """Look which of the destinations in use a new link has. Raises LinkLost."""
-        await self._destinations.verify(link)
+    async def _verify(self, link: Link) -> list[Address]:
+        """Look which destinations in use a new link has; return those not looked for. Raises LinkLost."""
+        return await self._destinations.verify(link)
 
     def _dial_failed(self, number: int, fault: Exception) -> None:
         if self.route.current is None and self._beside is None:
-            self._outage.dial_failed(self._bus.broker, str(fault) or TOO_LATE)
+            self._outage.dial_failed(
+                self._bus.broker, str(fault) or TOO_LATE, is_absent=is_absent(fault)
+            )
         log.debug("dial failed broker=%s reason=%r", self._bus.broker, str(fault) or TOO_LATE)
         if isinstance(fault, LoginRefused):
             if _refusals.allows():
@@ -602,7 +612,7 @@ class PublishDriver:
 
     def _returned(self, number: int, exchange: str, routing_key: str, message_id: str) -> None:
         for destination in returned_names(exchange, routing_key):
-            if destination in self._known_destinations:
+            if self._destinations.knows(destination):
                 self.pending.returned(number, destination, message_id)
 
     def _adopt(self, number: int) -> None:
@@ -618,6 +628,7 @@ class PublishDriver:
         self._properties_max = new.properties_max
         self._refuse_too_long()
         self._blocked = False
+        self._destinations.rest(self._unseen.pop(number, []))
         for other in old:
             if other == self._dead and other in same:
                 self._hang_up(other)  # its broker answers, only not on this link
@@ -657,6 +668,7 @@ class PublishDriver:
             task.cancel()
         if link := self._links.pop(number, None):
             self._settle(self.pending.link_lost(number, now_ms()))
+            self._destinations.open_held()  # what came back may be for one that was closed meanwhile
             self._wake()
             self._closing.spawn(link.close())
 
@@ -717,6 +729,7 @@ class PublishDriver:
     def _tick(self) -> None:
         now = now_ms()
         self._settle(self.pending.expire(now, self._why_late()))
+        self._watch_lines(now)
         self._leave_if_slow(now)
         for number in [n for n, at_ms in self._retire_at_ms.items() if at_ms <= now]:
             self._hang_up(number)
@@ -740,12 +753,26 @@ class PublishDriver:
         wait_ms = TICK_MS if due_ms is None else min(TICK_MS, max(TICK_MIN_MS, due_ms - now_ms()))
         self._timer = self._loop.call_later(wait_ms / 1000, self._tick)
 
+    def _watch_lines(self, now: int) -> None:
+        """Count the time of publishes from their last byte; keep a retiring link whose bytes still move."""
+        for number, link in self._links.items():
+            unsent = link.unsent_bytes
+            taken = link.sent_bytes - unsent
+            if taken > self._taken.get(number, 0):
+                self.pending.leaving(number, taken, now)
+                if unsent and number in self._retire_at_ms:
+                    self._retire_at_ms[number] = now + RETIRE_MS
+            self._taken[number] = taken
+        self._taken = {
+            number: taken for number, taken in self._taken.items() if number in self._links
+        }
+
     def _leave_if_slow(self, now: int) -> None:
         """Leave a slow broker, once in 10 * confirm_slow_ms until one answers: all may stall at fsync."""
         slow_ms = self._config.confirm_slow_ms
         if now < self._slow_until_ms or self.pending.unanswered_ms(now) < slow_ms:
             return
-        self._slow_until_ms = now + 10 * slow_ms
+        self._slow_until_ms, self._slow = now + 10 * slow_ms, self.route.current or 0
         log.warning("broker slow broker=%s unanswered_ms>=%d", self.route.broker, slow_ms)
         self.route.leave(now)
         number = self.route.current or 0

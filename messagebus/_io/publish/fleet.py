@@ -445,13 +445,15 @@ class Fleet:
 
     async def stop(self, timeout_s: float) -> int:
         """Do as `PublishDriver.stop`; a message with two copies counts once."""
+        until_s = time.monotonic() + timeout_s
         left = await self.flush(timeout_s)
         if self._timer is not None:
             self._timer.cancel()
         if self.homes is not None:
             await self.homes.stop()
-        await asyncio.gather(*(each.stop(0) for each in self._all))
-        await self._tasks.wait(STOP_TIMEOUT_S)
+        left_s = max(0.0, until_s - time.monotonic())
+        await asyncio.gather(*(each.stop(left_s) for each in self._all))
+        await self._tasks.finish(STOP_TIMEOUT_S)
         return left
 
     def renew(self) -> None:

@@ -100,11 +100,11 @@ class HomeDriver(PublishDriver):
     def _choose(self, number: int) -> Broker | None:
         return Broker.parse(self.home)
 
-    async def _verify(self, link: Link) -> None:
+    async def _verify(self, link: Link) -> list[Address]:
         """Look for the exchanges: publishing to a missing one would end the link."""
-        for exchange in self.exchanges:
-            await link.try_call("exchange_declare", exchange=exchange, passive=True)
-        await super()._verify(link)
+        for refused in (await link.refusals(list(self.exchanges))).values():
+            raise refused
+        return await super()._verify(link)
 
     def _tell(self, settled: list[Item]) -> None:
         super()._tell(settled)
@@ -397,7 +397,7 @@ class Homes:
         await self._tasks.cancel()
         for topic in self._topics.values():
             topic.moving.clear()
-        await self._ending.wait(STOP_TIMEOUT_S)
+        await self._ending.finish(STOP_TIMEOUT_S)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -22,7 +22,7 @@ from messagebus._io.amqp.connection import Frames, Transport, UniformFrames
 from messagebus._io.amqp.properties import A_MADE_ID, bare_entry_shape, bare_shape, encode, is_bare
 from messagebus.config import NOT_BOTH
 from messagebus.core.confirms import Batch
-from messagebus.core.pending import CONFIRMED, SPOOLED, Entry, Item
+from messagebus.core.pending import CONFIRMED, END_CONFIRMED, SPOOLED, Entry, Item
 from messagebus.core.redundancy import MODES, PARTITIONED, REQUIRED
 from messagebus.destination import Delay, Destination, Queue, Topic, delay_step, parse_destination
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
@@ -443,7 +443,7 @@ class Bundle(Publish):
     No object for each message: 0.3 us of client CPU instead of 2.
     """
 
-    __slots__ = ("bodies", "ids")
+    __slots__ = ("bodies", "ids", "parts")
 
     def __init__(
         self,
@@ -457,9 +457,32 @@ class Bundle(Publish):
         super().__init__(ids[0], target, b"", None, deadline_ms, waiter)
         self.ids, self.bodies = ids, bodies
         self.count, self.size = len(ids), size
+        self.parts: Many | None = None
+
+    def taken_apart(self) -> list[Item]:
+        """Let each body be a publish of its own. This one ends when all of them have ended."""
+        self.parts = Many(self)
+        for message_id, body in zip(self.ids, self.bodies, strict=True):
+            part = Publish(message_id, self.target, body, None, self.deadline_ms, self.parts)
+            part.attempts = self.attempts
+            self.parts.add(part)
+        self.parts.all_added()
+        return cast(list[Item], self.parts.publishes)
+
+    def done(self) -> bool:
+        return self.end is not None
+
+    def set_result(self, _all_ended: None) -> None:
+        """End this one, as the waiter of its parts."""
+        assert self.parts is not None
+        ends = [cast(Publish, part).end for part in self.parts.publishes]
+        self.end = next((end for end in ends if end is not END_CONFIRMED), END_CONFIRMED)
+        tell((self,), time.monotonic_ns())
 
     def all_published(self) -> list[Published]:
         """Return one end for each message, in order."""
+        if self.parts is not None:
+            return self.parts.results()
         end = self.published()[1:]
         return [_new(Published, (message_id, *end)) for message_id in self.ids]
 

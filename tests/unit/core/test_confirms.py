@@ -256,3 +256,38 @@ TestAgainstABroker = AgainstABroker.TestCase
 TestAgainstABroker.settings = settings(
     max_examples=examples(80), stateful_step_count=40, deadline=None
 )
+
+
+def sent_at(*times_ms: int) -> ConfirmWindow[Item]:
+    """Return a window with a publish of each time; they end at bytes 100, 200, ... of the link's stream."""
+    window = ConfirmWindow[Item](messages_max=9, bytes_max=1_000)
+    for number, now_ms in enumerate(times_ms, start=1):
+        window.fill(deque([item(str(number), 80)]), now_ms)
+        window.written(100 * number)
+    return window
+
+
+def test_the_time_of_a_publish_on_a_slow_line_counts_from_its_last_byte() -> None:
+    window = sent_at(0)
+    for now_ms in range(1_000, 9_000, 1_000):
+        window.leaving(now_ms // 100, now_ms)
+        assert window.oldest_ms() == now_ms
+    window.leaving(100, 20_000)
+    assert window.oldest_ms() == 8_000, "all of it has left: now it waits for its answer"
+
+
+def test_what_has_left_waits_for_its_answer_however_much_leaves_behind_it() -> None:
+    window = sent_at(0, 10, 20)
+    window.leaving(150, 5_000)
+    assert window.oldest_ms() == 0
+    window.answered(1, multiple=False)
+    assert window.oldest_ms() == 5_000
+    window.answered(2, multiple=False)
+    assert window.oldest_ms() == 5_000
+
+
+def test_a_link_that_does_not_count_bytes_counts_from_the_moment_of_sending() -> None:
+    window = ConfirmWindow[Item](messages_max=9, bytes_max=1_000)
+    window.fill(deque([item("1", 80)]), 5)
+    window.leaving(0, 1_000)
+    assert window.oldest_ms() == 5

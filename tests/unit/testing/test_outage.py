@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from messagebus import AsyncConsumer, AsyncPublisher
 from messagebus._io import wire
 from messagebus._io.wire import OUTAGE_TOLD_EVERY_MS, Outage
-from messagebus.testing import MemoryBus
+from messagebus.testing import MemoryBus, links
 from tests.support.eventually import eventually_async
 
 WITHIN_S = 60.0
@@ -52,6 +54,44 @@ async def test_a_client_without_any_broker_says_so_once_and_once_when_it_ends(
     await eventually_async(lambda: len(lines(caplog, "link lost")) == 1, within_s=WITHIN_S)
     await client.stop(0)
     assert len(lines(caplog, "reached again")) == 1
+
+
+def test_a_broker_that_lacks_a_queue_in_the_making_is_no_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1_000]
+    monkeypatch.setattr(wire, "now_ms", lambda: clock[0])
+    outage = Outage(log)
+    outage.dial_failed("b1", "404 no queue", is_absent=True)
+    clock[0] += wire.ABSENT_TOLD_AFTER_MS - 1
+    outage.dial_failed("b1", "404 no queue", is_absent=True)
+    outage.over("b1")
+    assert caplog.messages == []
+    for _ in range(2):
+        outage.dial_failed("b1", "404 no queue", is_absent=True)
+        clock[0] += wire.ABSENT_TOLD_AFTER_MS
+    assert [each.split("for_s=")[1] for each in caplog.messages] == [
+        "10 dials=2 reason='404 no queue'"
+    ]
+
+
+async def test_a_consumer_whose_subscription_is_being_created_warns_of_nothing(
+    bus: MemoryBus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created, register = asyncio.Event(), links._MemoryTopology.register
+
+    async def late(*args: Any, **options: Any) -> Any:
+        await created.wait()
+        return await register(*args, **options)
+
+    monkeypatch.setattr(links._MemoryTopology, "register", late)
+    async with bus.async_consumer("orders", subscription="new") as consumer:
+        driver = consumer._driver
+        assert driver is not None
+        await eventually_async(lambda: driver._outage._dials > 1, within_s=WITHIN_S)
+        created.set()
+        await eventually_async(consumer.keep_alive, within_s=WITHIN_S)
+    assert lines(caplog, "broker is reached") == []
 
 
 def test_a_long_outage_is_told_once_a_minute(

@@ -16,7 +16,6 @@ from messagebus import (
     ChannelRefused,
     ConfigError,
     Durability,
-    LinkError,
     LinkLost,
     LoginRefused,
     NameInvalid,
@@ -39,11 +38,12 @@ from messagebus._io.agents.subscriptions import (
     purge,
     set_draining,
 )
-from messagebus._io.amqp.link import _parameters
+from messagebus._io.amqp.link import _parameters, dial
 from messagebus._io.wire import Registration
 from messagebus.broker import Broker, BrokerList
 from messagebus.topology import Wanted, parse_wanted
 from ops.local.certificates import issue_missing
+from tests.support.fake_amqp import fake_rabbit
 from tests.support.proving import proven
 
 COMPLETE = {"complete": True, "held": ["mb1:5672"], "later": ["mb2:5672"], "missing": {}}
@@ -240,11 +240,12 @@ def test_certificates_behind_the_balancer_alone_are_for_the_server_name(tmp_path
     )
     found = credentials(bus)
     asked = {
-        text: _parameters(Broker.parse(text), found, 500).ssl_options.server_hostname
+        text: _parameters("10.0.0.9", Broker.parse(text), found, 500).ssl_options.server_hostname
         for text in ("lb.example:5671", "mb1.example:5671", "10.0.0.1:5671", "[::1]:5671")
     }
     assert list(asked.values()) == ["bus.example", "mb1.example", "10.0.0.1", "::1"]
-    assert _parameters(Broker.parse("mb1"), credentials(BusConfig()), 500).ssl_options is None
+    plain = _parameters("10.0.0.9", Broker.parse("mb1"), credentials(BusConfig()), 500)
+    assert (plain.host, plain.ssl_options) == ("10.0.0.9", None)
 
 
 def not_trusted() -> httpx.ConnectError:
@@ -266,37 +267,42 @@ async def test_many_strange_certificates_in_a_row_are_told_at_once() -> None:
     assert len(asked.requests) == module.STRANGERS_MAX
 
 
-class SlowLink:
-    """Link to a broker far away: each request takes some turns of the loop; `refused` by exchange."""
+async def test_thousands_of_destinations_are_looked_for_on_one_channel() -> None:
+    topics = [Topic(f"t{n}") for n in range(3_000)]
+    with fake_rabbit() as rabbit:
+        for topic in topics:
+            rabbit.exchanges[topic.exchange] = "fanout"
+        del rabbit.exchanges[topics[7].exchange]
+        rabbit.manners.forbidden = {topics[9].exchange}
+        bus = BusConfig(broker=rabbit.name)
+        link = await dial(bus.address, credentials(bus), timeout_ms=60_000)
+        channels, new_channel = list[str](), link._new_channel
 
-    def __init__(self) -> None:
-        self.address = Broker.parse("mb1:5672")
-        self.refused: dict[str, LinkError] = {}
-        self.under_way = self.most = self.asked = 0
+        async def counted() -> Any:
+            channels.append("")
+            return await new_channel()
 
-    async def try_call(self, _method: str, *, exchange: str, passive: bool) -> None:
-        self.asked, self.under_way = self.asked + 1, self.under_way + 1
-        self.most = max(self.most, self.under_way)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self.under_way -= 1
-        if exchange in self.refused:
-            raise self.refused[exchange]
-
-
-async def test_thousands_of_destinations_are_looked_for_side_by_side_and_bounded() -> None:
-    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(3_000)]
-    link.refused = {topics[7].exchange: ChannelRefused("mb1:5672", 404, "no exchange")}
-    faults = await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
-    assert {topic: fault.code for topic, fault in faults.items()} == {topics[7]: 404}  # type: ignore[attr-defined]
-    assert (link.asked, link.most) == (3_000, module.CALLS_AT_ONCE)
+        link._new_channel = counted  # type: ignore[method-assign]
+        faults = await agents(Asked(told(COMPLETE))).verify(link, topics)
+        await link.close()
+    codes = {topic: fault.code for topic, fault in faults.items()}  # type: ignore[attr-defined]
+    assert codes == {topics[7]: 404, topics[9]: 403}
+    assert len(channels) == 3, "one more for each that closes it"
 
 
-async def test_a_link_that_ends_meanwhile_is_told_as_that() -> None:
-    link, topics = SlowLink(), [Topic(f"t{n}") for n in range(9)]
-    link.refused = {topic.exchange: LinkLost("mb1:5672", "ended") for topic in topics}
-    with pytest.raises(LinkLost, match="ended"):
-        await agents(Asked(told(COMPLETE))).verify(link, topics)  # type: ignore[arg-type]
+async def test_a_link_that_ends_while_destinations_are_looked_for_is_told_as_that() -> None:
+    with fake_rabbit() as rabbit:
+        bus = BusConfig(broker=rabbit.name)
+        link = await dial(bus.address, credentials(bus), timeout_ms=60_000)
+        rabbit.stop_reading()
+        looking = asyncio.ensure_future(
+            agents(Asked(told(COMPLETE))).verify(link, [Topic(f"t{n}") for n in range(9)])
+        )
+        await asyncio.sleep(0)
+        rabbit.drop_connections()
+        with pytest.raises(LinkLost):
+            await looking
+        await link.close()
 
 
 def known(*names: str) -> httpx.Response:

@@ -1,13 +1,20 @@
-"""_io.amqp.link: what the end of a dial means."""
+"""_io.amqp.link: where a dial goes, and what its end means."""
 
 from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pika.exceptions
 import pytest
 
-from messagebus._io.amqp.link import _translate
+from messagebus import Secret
+from messagebus._io.amqp.link import Credentials, Link, _translate, dial
 from messagebus.broker import Broker
-from messagebus.errors import LinkLost, LoginRefused
+from messagebus.errors import LinkError, LinkLost, LoginRefused
+from tests.support.fake_amqp import FakeRabbit, Manners, fake_rabbit, fake_rabbits
+from tests.support.resolver import resolve
 
 MB1 = Broker.parse("mb1:5672")
 OF_VHOST = "NOT_ALLOWED - access to vhost '/' refused for user 'bus': "
@@ -49,3 +56,86 @@ def test_a_login_or_a_right_that_the_broker_does_not_know_is_refused(
     fault = _translate(MB1, ended(code, text, in_handshake=in_handshake))
     assert type(fault) is LoginRefused
     assert fault.reason == text
+
+
+NAME = "lb.example"
+GUEST = Credentials(user="guest", password=Secret("guest"))
+DIAL_MS = 60_000
+
+
+@contextmanager
+def behind_one_name(
+    monkeypatch: pytest.MonkeyPatch, first: str, *, manners: Manners | None = None
+) -> Iterator[tuple[FakeRabbit, FakeRabbit]]:
+    """Run two brokers on one port; the name leads to the first one's address first."""
+    bad = FakeRabbit(first, manners=manners)
+    with fake_rabbits(bad), fake_rabbit("127.0.0.3", bad.port) as good:
+        resolve(monkeypatch, {NAME: [bad.host, good.host]})
+        yield bad, good
+
+
+async def dialled(port: int) -> Link:
+    return await dial(Broker.parse(f"{NAME}:{port}"), GUEST, timeout_ms=DIAL_MS)
+
+
+@pytest.mark.parametrize("first", ["127.0.0.2", "::1"])
+@pytest.mark.parametrize("step", ["connect", "start", "tune"])
+async def test_a_first_address_that_accepts_and_says_nothing_holds_up_no_dial(
+    monkeypatch: pytest.MonkeyPatch, first: str, step: str
+) -> None:
+    silent = Manners(silent_after=step)  # type: ignore[arg-type]
+    with behind_one_name(monkeypatch, first, manners=silent) as (bad, good):
+        link = await dialled(bad.port)
+        assert link.broker == good.name
+        assert str(link.address) == f"{NAME}:{bad.port}"
+        await link.close()
+        assert bad.accepted == 1
+
+
+async def test_a_first_address_that_drops_connections_holds_up_no_dial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill = [socket.socket() for _ in range(3)]
+    with fake_rabbit("127.0.0.3") as good, socket.socket() as full:
+        full.bind(("127.0.0.2", good.port))
+        full.listen(0)
+        for each in (
+            fill
+        ):  # its queue is full: the kernel answers no further SYN, as of a host without power
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        resolve(monkeypatch, {NAME: ["127.0.0.2", "127.0.0.3"]})
+        link = await dialled(good.port)
+        await link.close()
+        for each in fill:
+            each.close()
+
+
+async def test_a_refused_login_is_tried_at_no_other_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with behind_one_name(monkeypatch, "127.0.0.2", manners=Manners(passwords={})) as (bad, good):
+        with pytest.raises(LoginRefused):
+            await dialled(bad.port)
+        assert (bad.refused, good.accepted) == (1, 0)
+
+
+async def test_nobody_listens_only_where_no_address_has_a_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_rabbit("127.0.0.3", manners=Manners(channel_max=1)) as rabbit:
+        resolve(monkeypatch, {NAME: ["127.0.0.2", "127.0.0.4"]})
+        with pytest.raises(LinkLost) as absent:
+            await dialled(rabbit.port)
+        rabbit.manners.vhosts = frozenset()
+        resolve(monkeypatch, {NAME: ["127.0.0.2", "127.0.0.3"]})
+        with pytest.raises(LinkError) as there:
+            await dialled(rabbit.port)
+    assert getattr(absent.value, "absent", False)
+    assert not getattr(there.value, "absent", False)
+
+
+async def test_a_name_that_nobody_knows_is_a_lost_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(monkeypatch, {NAME: []})
+    with pytest.raises(LinkLost, match="not known"):
+        await dialled(5672)

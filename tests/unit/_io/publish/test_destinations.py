@@ -89,11 +89,12 @@ class Bench:
         self.settled: list[Item] = []
         self.left = 0
         self.login: list[LoginRefused] = []
+        self.link: Link | None = None
         self.destinations = Destinations(
             topology,
             self.pending,
             self.tasks,
-            link=lambda: None,
+            link=lambda: self.link,
             settle=self.settled.extend,
             wake=lambda: None,
             leave=self._leave,
@@ -261,3 +262,93 @@ async def test_a_queue_that_nobody_declared_is_unroutable_and_not_made(
     bench.topology.queues.add(other)
     bench.publish(other)
     await bench.opened(other)
+
+
+LANES = [Topic(f"lane{number}") for number in range(10_000)]
+
+
+async def with_lanes() -> Bench:
+    """Return destinations that have used all lanes and have no message of them any more."""
+    bench = Bench(FakeTopology())
+    for topic in LANES:
+        address = Address.of(topic)
+        bench.destinations.known[address.destination] = address
+        bench.pending.open_destination(address.destination)
+    return bench
+
+
+async def adopt(bench: Bench, link: Link) -> None:
+    """Dial this link and use it, as the driver does."""
+    unseen = await bench.destinations.verify(link)
+    bench.link = link
+    bench.destinations.rest(unseen)
+
+
+async def test_thousands_of_used_destinations_do_not_keep_a_new_link_from_its_first_publish() -> (
+    None
+):
+    bench, link = await with_lanes(), cast(Link, object())
+    waiting = [LANES[5_000], LANES[9_999]]
+    for topic in waiting:
+        bench.publish(topic)
+    await adopt(bench, link)
+    (looked_for,) = bench.topology.verified
+    assert len(looked_for) == module.LOOKS_AT_ONCE
+    assert looked_for[:2] == waiting, "those for which messages wait come first"
+    bench.pending.link_opened(1, after=())
+    assert {entry.destination for entry in bench.pending.take(0)} == {t.exchange for t in waiting}
+
+
+async def test_a_destination_that_rests_is_looked_for_once_a_message_waits_and_not_registered() -> (
+    None
+):
+    bench = await with_lanes()
+    await adopt(bench, cast(Link, object()))
+    bench.topology.missing = {LANES[501]: ChannelRefused("mb1:5672", 403, "forbidden")}
+    for number in (500, 501, 500, 502):
+        bench.publish(LANES[number])
+    await bench.opened(LANES[502])
+    await bench.opened(LANES[500])
+    assert bench.topology.verified[1:] == [[LANES[500], LANES[501], LANES[502]]], "together"
+    assert [each.destination for each in bench.settled] == [LANES[501].exchange]
+    assert bench.topology.asked == 0
+
+
+async def test_more_messages_than_a_dial_looks_for_go_out_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    bench = await with_lanes()
+    many = LANES[: 3 * module.LOOKS_AT_ONCE]
+    for topic in many:
+        bench.publish(topic)
+    await adopt(bench, cast(Link, object()))
+    await bench.opened(many[-1])
+    assert [len(each) for each in bench.topology.verified] == 3 * [module.LOOKS_AT_ONCE]
+
+
+async def test_what_came_back_with_a_link_opens_a_destination_that_rests() -> None:
+    bench = await with_lanes()
+    bench.publish(LANES[700])
+    bench.pending.link_opened(1, after=())
+    bench.pending.take(0)
+    bench.link = cast(Link, object())
+    bench.destinations.rest([bench.destinations.known[LANES[700].exchange]])
+    assert bench.destinations.knows(LANES[700].exchange), "a return of it still counts"
+    bench.pending.link_lost(1, 0)
+    bench.destinations.open_held()
+    await bench.opened(LANES[700])
+
+
+async def test_a_destination_that_nobody_uses_is_forgotten_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FORGET_S", 0)
+    bench = await with_lanes()
+    await adopt(bench, cast(Link, object()))
+    assert len(bench.destinations.known) == module.LOOKS_AT_ONCE
+    await adopt(bench, cast(Link, object()))
+    assert len(bench.pending._destinations) == module.LOOKS_AT_ONCE
+    bench.publish(LANES[600])
+    await bench.opened(LANES[600])
+    assert bench.topology.asked == 1, "it is registered again"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from messagebus import AsyncPublisher, BusConfig, Publisher, PublisherConfig
 from messagebus._io.amqp.batch import BATCH_TYPE, decode_batch
 from messagebus._io.amqp.connection import Frames
 from messagebus._io.amqp.frames import Contents, FrameParser, PublishFrames
@@ -28,12 +29,14 @@ from messagebus._io.publish.publishes import (
     tell,
     whole_timeout_ms,
 )
+from messagebus.config import Batching
 from messagebus.core.confirms import Batch
 from messagebus.core.pending import End, Entry
 from messagebus.destination import Queue, Topic, delay_step
 from messagebus.errors import ConfigError, MessageInvalid, NameInvalid
 from messagebus.message import BODY_BYTES_MAX, Message
 from messagebus.stats import Durability, Outcome, Published
+from tests.support.fake_amqp import Manners, fake_rabbit
 
 FRAME_MAX = 131_072
 ID = "0123456789abcdef" * 2
@@ -384,3 +387,30 @@ def test_bytes_for_two_brokers_are_read_as_a_message_for_two_brokers_is() -> Non
     reading.partitioned("orders")
     with pytest.raises(ConfigError, match="partitions"):
         reading.read("orders", b"1", {"redundant": True})
+
+
+BODIES = [bytes([48 + number]) * 300 for number in range(6)]
+# Each of them fits, and not two of them together.
+BYTES_MAX_OF_BROKER = 500
+PACKED = PublisherConfig(batch={"queue:jobs": Batching(count_max=10, bytes_max=10_000)})
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+async def test_bodies_that_are_too_large_together_are_published_one_by_one(face: str) -> None:
+    with fake_rabbit(manners=Manners(message_bytes_max=BYTES_MAX_OF_BROKER)) as rabbit:
+        rabbit.hold("queue:jobs")
+        bus, bodies = BusConfig(broker=rabbit.name), [*BODIES, bytes(600), b"last"]
+        if face == "blocking":
+            with Publisher(bus, PACKED) as blocking:
+                ends = await asyncio.to_thread(blocking.send_many, "queue:jobs", bodies)
+                left = blocking.flush(0)
+        else:
+            async with AsyncPublisher(bus, PACKED) as publisher:
+                ends = await publisher.send_many("queue:jobs", bodies)
+                left = await publisher.flush(0)
+        stored = [each.body for each in rabbit.queues["mb.queue/jobs"].messages]
+    outcomes = [each.outcome for each in ends]
+    assert outcomes == [*6 * [Outcome.CONFIRMED], Outcome.REFUSED, Outcome.CONFIRMED]
+    assert len({each.message_id for each in ends}) == len(bodies)
+    assert all(any(body in each for each in stored) for body in [*BODIES, b"last"])
+    assert left == 0

@@ -1,0 +1,100 @@
+"""A line on which bytes still move is slow, but neither its broker nor its link is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from messagebus import BusConfig, Durability, Outcome, Publisher, PublisherConfig, Topic
+from messagebus._io.amqp import link
+from messagebus._io.loop import now_ms
+from messagebus._io.publish import driver
+from messagebus.testing import MemoryBus
+from messagebus_conform.proxies import Proxy
+from tests.support.eventually import eventually
+from tests.support.fake_amqp import FakeRabbit, fake_rabbit
+
+# More than the buffers of both kernels hold, so that the line is seen.
+BODY = bytes(16 << 20)
+BYTES_PER_S = 4 << 20
+# A small part of the time that the body needs.
+SLOW_MS = RETIRE_MS = 1_000
+WITHIN_S = 120.0
+
+
+@contextmanager
+def behind_a_slow_line(topic: Topic) -> Iterator[tuple[FakeRabbit, BusConfig]]:
+    with fake_rabbit() as rabbit:
+        rabbit.hold(str(topic))
+        rabbit.declare("read", exchange=topic.exchange)
+        proxy = Proxy(rabbit.name, bytes_per_s=BYTES_PER_S)
+        try:
+            yield rabbit, BusConfig(broker=proxy.address, dial_timeout_ms=60_000)
+        finally:
+            proxy.close()
+
+
+def test_a_message_that_needs_long_for_its_line_goes_over_it_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with behind_a_slow_line(Topic("orders")) as (rabbit, bus):
+        with Publisher(bus, PublisherConfig(confirm_slow_ms=SLOW_MS)) as publisher:
+            publisher.send_safe("orders", b"first")
+            end = publisher.send_safe("orders", BODY, timeout_s=WITHIN_S)
+            dials = publisher.stats().dials
+        assert (end.outcome, end.attempts, rabbit.published) == (Outcome.CONFIRMED, 1, 2)
+    assert dials == 1, "no other broker is looked for"
+    assert "broker slow" not in caplog.text
+
+
+def test_a_link_that_is_replaced_may_finish_what_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "RETIRE_MS", RETIRE_MS)
+    with behind_a_slow_line(Topic("orders")) as (rabbit, bus):
+        with Publisher(bus) as publisher:
+            publisher.send_safe("orders", b"first")
+            future = publisher.submit("orders", BODY, timeout_s=WITHIN_S)
+            eventually(lambda: publisher.stats().window, within_s=WITHIN_S)
+            publisher.refresh_connection()
+            end = future.result(WITHIN_S)
+            assert publisher.stats().moves == 1
+        assert (end.outcome, end.attempts, rabbit.published) == (Outcome.CONFIRMED, 1, 2)
+
+
+def test_a_stop_lets_a_slow_line_take_what_needs_no_confirm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "CLOSE_TIMEOUT_MS", SLOW_MS)
+    topic = Topic("orders", durability=Durability.NONE)
+    with behind_a_slow_line(topic) as (rabbit, bus):
+        publisher = Publisher(bus)
+        publisher.start(require="one", timeout_s=WITHIN_S)
+        publisher.send(topic, b"first")
+        eventually(lambda: rabbit.published == 1, within_s=WITHIN_S)
+        publisher.send(topic, BODY)
+        publisher.stop(WITHIN_S)
+        assert rabbit.published == 2
+
+
+async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/a")
+    async with bus.async_publisher(config=PublisherConfig(confirm_slow_ms=SLOW_MS)) as publisher:
+        await publisher.send_safe("orders", b"first")
+        bus.freeze()
+        used = publisher._driver
+        assert used is not None
+        for number in range(5):
+            await publisher.submit("orders", b"slow")
+            await asyncio.sleep(0)
+            used._leave_if_slow(now_ms() + 2 * SLOW_MS)
+            used._answered(used.route.current or 0, number + 2, False, True)
+        bus.thaw()
+    bus.close()
+    assert caplog.text.count("broker slow") == 1
