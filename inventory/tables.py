@@ -34,6 +34,7 @@ RESYNC_RATE = "100M"
 SESSIONS_MAX = 8_000
 BALANCER = "haproxy"
 """Name of a balancer that has none in the inventory."""
+HAPROXY = Path("/usr/sbin/haproxy")
 
 # RabbitMQ's own default of 50 MB leaves no room for the writes that follow after it has stopped publishers.
 DISK_FREE_MB = 2_000
@@ -100,6 +101,7 @@ class Balancer:
     http_cert_file: certificate, its chain and its key, as PEM, on its host; with it `http` speaks TLS.
     names: hosts by which clients reach it, beside addresses; agents answer to no other name with a dot.
     config, socket, state_file, master_pid_file: absolute paths on its host.
+    program: HAProxy, or a script that becomes it, on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
     sessions_max: connections at the same time, of all kinds together.
@@ -119,6 +121,7 @@ class Balancer:
     socket: forms.PathOnHost
     state_file: forms.PathOnHost
     master_pid_file: forms.PathOnHost
+    program: forms.PathOnHost = HAPROXY
     probe_user: forms.UserName
     probe_password_file: forms.FilePath
     probe_password: forms.NoSecret = None

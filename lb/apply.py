@@ -21,7 +21,7 @@ from pathlib import Path
 from inventory.inventory import Inventory
 from lb import lint, runtime, state
 from lb.errors import ApplyFailed, BalancerUnreachable
-from lb.hosts import HAPROXY, LocalMachine, Machine
+from lb.hosts import LocalMachine, Machine
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 
@@ -57,7 +57,14 @@ def start_command(inventory: Inventory) -> list[str]:
     It starts a master, whose pid file it writes, and a worker.
     """
     balancer = inventory.balancer
-    return [HAPROXY, "-W", "-f", str(balancer.config), "-p", str(balancer.master_pid_file)]
+    return [
+        str(balancer.program),
+        "-W",
+        "-f",
+        str(balancer.config),
+        "-p",
+        str(balancer.master_pid_file),
+    ]
 
 
 def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:
@@ -68,7 +75,7 @@ def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:
     if found := lint.faults(inventory):
         raise ConfigError("balancer: " + "; ".join(found))
     text = render(inventory)
-    if faults := machine.config_faults(text, inventory.balancer.config):
+    if faults := machine.config_faults(text, inventory.balancer):
         raise ConfigError(f"HAProxy refuses the configuration: {_alerts(faults)}")
     return text
 

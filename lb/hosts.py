@@ -12,7 +12,6 @@ import re
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +24,6 @@ from lb.errors import ApplyFailed, BalancerUnreachable
 from messagebus.errors import MessageBusError
 
 __all__ = [
-    "HAPROXY",
     "Connection",
     "RemoteMachine",
     "LocalMachine",
@@ -37,7 +35,7 @@ __all__ = [
     "machine_of",
 ]
 
-HAPROXY = "/usr/sbin/haproxy"
+STDIN = "/dev/stdin"
 
 
 class Machine(Protocol):
@@ -49,7 +47,7 @@ class Machine(Protocol):
     def write(self, path: Path, text: str) -> None:
         """Replace a file atomically and durably; only its owner can read it."""
 
-    def config_faults(self, text: str, config: Path) -> str:
+    def config_faults(self, text: str, balancer: Balancer) -> str:
         """Return what HAProxy reports about a wrong configuration for this path; "" for a good one."""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
@@ -91,20 +89,21 @@ class LocalMachine:
     def write(self, path: Path, text: str) -> None:
         write_whole(path, text)
 
-    def config_faults(self, text: str, config: Path) -> str:
-        # In a folder of its own: beside the real one, HAProxy would find the real state file.
-        with tempfile.TemporaryDirectory(prefix="messagebus-lb-") as folder:
-            candidate = Path(folder) / config.name
-            write_whole(candidate, text)
-            # Not "-q": it would hide complaints about certificates that cannot be loaded.
-            argv = [HAPROXY, "-c", "-f", str(candidate)]
-            try:
-                done = subprocess.run(
-                    argv, capture_output=True, text=True, timeout=CHECK_WITHIN_S, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as fault:
-                raise ApplyFailed(f"cannot run {HAPROXY} -c: {fault}") from fault
-        return done.stderr if done.returncode else ""
+    def config_faults(self, text: str, balancer: Balancer) -> str:
+        # Not "-q": it would hide complaints about certificates that cannot be loaded.
+        argv = [str(balancer.program), "-c", "-f", STDIN]
+        try:
+            done = subprocess.run(
+                argv,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=CHECK_WITHIN_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            raise ApplyFailed(f"cannot run {balancer.program} -c: {fault}") from fault
+        return done.stderr.replace(STDIN, balancer.config.name) if done.returncode else ""
 
     def signal_master(self, balancer: Balancer, number: signal.Signals | None) -> bool:
         """Send a signal. A descriptor holds the process while its command line is checked."""
@@ -191,15 +190,18 @@ class RemoteMachine:
         except MessageBusError as fault:
             raise BalancerUnreachable(str(fault)) from fault
 
-    def config_faults(self, text: str, config: Path) -> str:
+    def config_faults(self, text: str, balancer: Balancer) -> str:
+        # A file: the standard input of a command behind SSH is a socket, which HAProxy cannot open.
+        config, program = balancer.config, balancer.program
         candidate = config.with_name(f".{config.name}.candidate")
         self.write(candidate, text)
         try:
-            self._connection.run([HAPROXY, "-c", "-f", str(candidate)], timeout_s=COMMAND_WITHIN_S)
+            argv = [str(program), "-c", "-f", str(candidate)]
+            self._connection.run(argv, timeout_s=COMMAND_WITHIN_S)
         except MessageBusError as fault:
             output = str(getattr(fault, "output", "")) or str(fault)
             if "[ALERT]" not in output:
-                raise ApplyFailed(f"cannot run {HAPROXY} -c: {fault}") from fault
+                raise ApplyFailed(f"cannot run {program} -c: {fault}") from fault
             return output
         finally:
             self._run(["rm", "-f", str(candidate)])

@@ -38,8 +38,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # The part that waits for brokers. The others run one after the other beside it.
 WAITS = "real"
 # Several files of a part run at once, the longest first (tests/conftest.py). Of those that wait for brokers
-# one more runs when all else is done: from the beginning two processors are so busy that nothing is in time.
-FILES_AT_ONCE = {WAITS: beside.FIRST_LATE + 1, "unit": 2}
+# two more run when all else is done: from the beginning two processors are so busy that nothing is in time.
+FILES_AT_ONCE = {WAITS: beside.FIRST_LATE + 2, "unit": 2}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
 LATE_MAX = 2  # tests of a whole run that may pass at their second try only

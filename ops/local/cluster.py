@@ -438,6 +438,8 @@ class LocalCluster:
         fronts = (front.dir for front in layout.fronts)
         for folder in (*fronts, layout.run_dir, layout.list_file.parent):
             folder.mkdir(parents=True, exist_ok=True)
+        if layout.root != HERE:
+            files.write_haproxy(layout)
         for node in layout.nodes:
             files.write_node(layout, node)
             if self._known() is None:

@@ -12,4 +12,4 @@ mount --bind "$folder" "$root$folder"
 for there in /dev /proc /etc/hosts; do
     mount --rbind "$there" "$root$there"
 done
-exec chroot "$root" /usr/bin/env -C "$folder" "$@"
+exec /usr/sbin/chroot "$root" /usr/bin/env -C "$folder" "$@"

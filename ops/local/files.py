@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from inventory.files import write_whole
+from inventory.tables import HAPROXY
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.secret import Secret
-from ops.local.layout import CA, SERVER_NAME, Layout, NodeLayout
+from ops.local.layout import CA, HERE, SERVER_NAME, Layout, NodeLayout
+from ops.local.roots import chrooted
 from ops.local.secrets import ADMIN, BUS, COOKIE, PROBE, TOKEN, password_hash, read
 from ops.provision.wanted import RIGHTS, plugins_text
 
@@ -207,6 +210,8 @@ def _balancers(layout: Layout) -> Iterator[str]:
         return path.relative_to(layout.dir)
 
     probe = {"probe_user": "probe", "probe_password_file": here(layout.secret(PROBE))}
+    if layout.root != HERE:
+        probe["program"] = here(layout.haproxy)
     own = [
         {
             "amqp": front.amqp,
@@ -248,6 +253,12 @@ def write_node(layout: Layout, node: NodeLayout) -> None:
     (node.dir / "advanced.config").write_text(broker_config(layout, node))
     (node.dir / "enabled_plugins").write_text(plugins_text())
     (node.dir / "agent.toml").write_text(agent_toml(layout, node))
+
+
+def write_haproxy(layout: Layout) -> None:
+    """Write the script that becomes the HAProxy of the root folder."""
+    command = shlex.join(chrooted(layout.root, layout.dir, [str(HAPROXY)]))
+    write_whole(layout.haproxy, f'#!/bin/sh\nexec {command} "$@"\n', mode=0o700)
 
 
 def write_definitions(layout: Layout, node: NodeLayout) -> None:

@@ -330,6 +330,11 @@ class Layout:
         return self.dir / "inventory.toml"
 
     @property
+    def haproxy(self) -> Path:
+        """The script that becomes the HAProxy of a root folder other than /."""
+        return self.dir / "enter-haproxy"
+
+    @property
     def list_file(self) -> Path:
         """The operators' copy of the consumer list."""
         return self.dir / "consumer_lists" / f"{self.cluster}.txt"

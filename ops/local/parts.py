@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lb.hosts import HAPROXY
+from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.local import servers
 from ops.local.layout import EPMD, BalancerLayout, Layout, NodeLayout, Server
@@ -116,7 +116,7 @@ def server_part(server: Server) -> Part:
 def _balancer(layout: Layout, front: BalancerLayout) -> Part:
     """Return HAProxy as master and worker: the master keeps its pid over reloads."""
     host, _, port = front.amqp.rpartition(":")
-    argv = [HAPROXY, "-W", "-f", str(front.config), "-p", str(front.master_pid_file)]
+    argv = [str(HAPROXY), "-W", "-f", str(front.config), "-p", str(front.master_pid_file)]
     return Part(
         name=front.name,
         kind="balancer",

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lb.hosts import HAPROXY
+from inventory.tables import HAPROXY
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault
 from ops.local.layout import HERE
@@ -26,7 +26,11 @@ RELEASES = {"3.10": "bookworm", "4.0": "trixie", "4.3": "sid"}
 RABBITMQ_SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 EPMD_PROGRAM = "/usr/bin/epmd"
 # Program to the Debian package that holds it.
-PROGRAMS = {RABBITMQ_SERVER: "rabbitmq-server", EPMD_PROGRAM: "erlang-base", HAPROXY: "haproxy"}
+PROGRAMS = {
+    RABBITMQ_SERVER: "rabbitmq-server",
+    EPMD_PROGRAM: "erlang-base",
+    str(HAPROXY): "haproxy",
+}
 # A root folder's Python is one more version to run tests on.
 PYTHON = ("python3", "python3-venv")
 

@@ -58,11 +58,11 @@ class FakeHAProxy:
     def _config(self) -> str:
         return self.read.balancer.config.read_text()
 
-    def _check(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert argv[:3] == ["/usr/sbin/haproxy", "-c", "-f"]
-        candidate = Path(argv[3])
-        assert stat.S_IMODE(candidate.stat().st_mode) == 0o600
-        self.checked.append(candidate.read_text())
+    def _check(
+        self, argv: list[str], *, input: str, **_: object
+    ) -> subprocess.CompletedProcess[str]:
+        assert argv == [str(self.read.balancer.program), "-c", "-f", "/dev/stdin"]
+        self.checked.append(input)
         return subprocess.CompletedProcess(
             argv, 1 if self.config_faults else 0, "", self.config_faults
         )
@@ -497,12 +497,12 @@ def test_files_are_read_and_written_there(far: RemoteMachine, host: Host) -> Non
 def test_its_own_haproxy_reads_the_candidate_which_does_not_stay(
     far: RemoteMachine, host: Host
 ) -> None:
-    assert far.config_faults("text", BALANCER.config) == ""
+    assert far.config_faults("text", BALANCER) == ""
     host.refuses = "[ALERT] (7) : config : bad"
-    assert far.config_faults("text", BALANCER.config) == host.refuses
+    assert far.config_faults("text", BALANCER) == host.refuses
     host.refuses = "command not found"
     with pytest.raises(ApplyFailed, match="cannot run /usr/sbin/haproxy -c"):
-        far.config_faults("text", BALANCER.config)
+        far.config_faults("text", BALANCER)
     assert host.files == {}
 
 

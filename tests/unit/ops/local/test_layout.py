@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 
 from inventory.inventory import load, parse
+from inventory.tables import HAPROXY
 from messagebus.secret import Secret
 from messagebus.tls import TlsFiles
 from messagebus.topology import GATE
@@ -210,6 +211,22 @@ def test_the_inventory_names_every_broker() -> None:
     assert str(inventory.brokers[1].address) == NODE.broker
     assert inventory.list_file == LAYOUT.list_file
     assert inventory.balancer.socket == LAYOUT.front.admin_socket
+
+
+def test_a_root_folder_s_own_haproxy_checks_its_configuration(tmp_path: Path) -> None:
+    """Neither is one installed on this system, nor does an ordinary user's PATH have its programs."""
+    folder = tmp_path / "root"
+    program = folder / "usr/sbin/haproxy"
+    program.parent.mkdir(parents=True)
+    layout = Layout(dir=tmp_path / "cluster", numbers=(1,), root=folder)
+    layout.dir.mkdir()
+    files.write_haproxy(layout)
+    inventory = parse(tomllib.loads(files.inventory_toml(layout)), base=layout.dir)
+    assert inventory.balancer.program == layout.haproxy
+    assert str(folder) in layout.haproxy.read_text()
+    assert os.access(layout.haproxy, os.X_OK)
+    plain = parse(tomllib.loads(files.inventory_toml(LAYOUT)), base=LAYOUT.dir)
+    assert plain.balancer.program == HAPROXY
 
 
 def with_tls(folder: Path) -> Layout:
