@@ -16,10 +16,6 @@ LATER = {
     "figures": ("bench.figures.cli:figures", "Measure the figures of the project."),
     "knee": ("bench.commands:knee", "Find the highest rate with latencies in bounds."),
     "overhead": ("bench.commands:overhead", "Measure what the harness costs a message."),
-    "profile": (
-        "bench.figures.full_speed:profile",
-        "Show what a message costs, function by function.",
-    ),
     "readme": ("bench.figures.cli:readme", "Write the newest figures into the pages."),
     "report": ("bench.commands:report", "Make the report of a run again from its files."),
     "run": ("bench.commands:run", "Measure what PROFILE says."),

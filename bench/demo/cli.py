@@ -68,8 +68,7 @@ def demo(
         )
         wipe = False
         try:
-            with stage.screen:
-                result, differences = play.play(stage, looks_s)
+            result, differences = play.play(stage, looks_s)
             console = Console(highlight=False)
             print_audit(result, read_manifest(folder), console)
             for what, path in play.places(stage).items():

@@ -14,7 +14,7 @@ from rich.console import Console
 from bench import options
 from bench.environment import describe, load_average
 from bench.errors import BenchError, DoesNotHold, InputInvalid
-from bench.figures import audit, feature_costs, gateway, monitor_page, playbooks
+from bench.figures import audit, feature_costs, gateway, playbooks
 from bench.figures.client import gaps, mesh, speed
 from bench.figures.figure import Figure, figures_table
 from bench.figures.full_speed import group
@@ -33,7 +33,6 @@ GROUPS = (
     mesh.GROUP,
     *feature_costs.GROUPS,
     gateway.GROUP,
-    monitor_page.GROUP,
     audit.GROUP,
     gaps.GROUP,
     playbooks.GROUP,
@@ -81,7 +80,7 @@ def figures(
 
     GROUPS are names, such as client.publish, or their common beginnings: client (publish, consume, batch,
     threads, handlers, redundant, mesh, gap), feature (order, dedup, spool, outbox,
-    replay, recorder), gateway, monitor (page), measure (audit), ops (playbooks, failover).
+    replay, recorder), gateway, measure (audit), ops (playbooks, failover).
 
     Prints a table, and writes the samples of each group into out/figures. Other load of the machine affects
     the figures: their source has the load before. Exit code 7: a goal was not met.

@@ -1,32 +1,20 @@
-"""Clients that take turns on a setup, the figures that a table of them gives, and the profile of one turn.
+"""Clients that take turns on a setup, and the figures that a table of them gives.
 
 All clients take one turn per repetition, interleaved, each in a fresh process. Other load of the machine
 affects all of them alike, so a ratio is taken within each repetition, and the figure is its median over the
 repetitions. Before each turn the queue is emptied; before one that consumes, it is filled with the messages
 of that turn.
-
-The command ``python -m bench profile`` shows the CPU time of one message, function by function, by two turns.
-The first runs without a profiler and gives the true CPU time. The second runs under cProfile, which makes
-every call more expensive, and gives only the parts. They are scaled so that their sum is that of the first.
 """
 
 from __future__ import annotations
 
 import json
-import pstats
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import click
-from rich.console import Console
-
-from bench import options
 from bench.clients import perf_test
 from bench.figures.figure import Figure, Maker, at_least, at_most
-from bench.figures.groups import Clusters, Group, Setup, repeat_command
+from bench.figures.groups import Group, Setup, repeat_command
 from bench.harness.loop import best_loop
 from bench.harness.turn import COMMAND, TURN_WITHIN_S, Task, Turn, to_json
 from bench.processes import run
@@ -197,7 +185,6 @@ def fill(task: Task) -> None:
         loop=best_loop(),
         messages=task.messages + task.warm_up,
         warm_up=0,
-        stats="",
     )
     take_turn("fill", publishing)
 
@@ -221,91 +208,3 @@ def empty(setup: Setup, path: str) -> None:
     for name in setup.cluster.names:
         with setup.cluster.management(name) as management:
             management.delete(f"{path}/contents").raise_for_status()
-
-
-PROFILED, PROFILED_WARM_UP = 60_000, 6_000
-PROFILE_ROWS = 30
-PROFILE_WIDTH = 140
-
-
-@click.command(epilog="Example: python -m bench profile publish --way send_many --window 50")
-@click.argument("verb", type=click.Choice(["publish", "consume"]))
-@click.option(
-    "--way",
-    type=click.Choice(["submit", "send_many"]),
-    default="submit",
-    show_default=True,
-    help="How it publishes.",
-)
-@options.number("--window", default=1000, help="Publishes in flight.", most=65535)
-@options.number("--size", default=1024, help="Bytes.")
-@options.number("--batch", default=1, help="Messages in one.")
-@options.number("--messages", default=PROFILED, help="So many in all.", least=1000)
-@options.number("--rows", default=PROFILE_ROWS, help="Functions that are shown.")
-@options.network
-def profile(
-    verb: str,
-    way: str,
-    window: int,
-    size: int,
-    batch: int,
-    messages: int,
-    rows: int,
-    network: str,
-) -> None:
-    """Show what a message costs our asyncio client, function by function, at one broker directly."""
-    console = Console(highlight=False, width=PROFILE_WIDTH)
-    folder = Path(tempfile.mkdtemp(prefix="messagebus-profile-"))
-    group = Group("profile", 1, DIRECT, lambda setup: iter(()))
-    with Clusters(folder, network, console.print).open() as clusters:
-        setup = clusters.setup(group, Setup(folder, console.print))
-        task = replace(
-            direct_task(setup),
-            verb=verb,
-            way=way if verb == "publish" else "receive",
-            window=window,
-            body_bytes=size,
-            batch=batch,
-            messages=messages,
-            warm_up=PROFILED_WARM_UP,
-            loop=best_loop(),
-        )
-        turn = _turn(setup, task)
-        into = folder / "profile.stats"
-        profiled = _turn(setup, replace(task, stats=str(into)))
-        stats = scaled(pstats.Stats(str(into)), turn)
-    shutil.rmtree(folder, ignore_errors=True)
-    kernel_us = turn.kernel_s / turn.messages * 1e6
-    console.print(
-        f"{verb}: {turn.rate_per_s:,.0f}/s, {turn.cpu_us:.2f} us of CPU a message: "
-        f"{turn.cpu_us - kernel_us:.2f} user, {kernel_us:.2f} kernel; "
-        f"loop {task.loop}; under the profiler {profiled.cpu_us:.2f} us"
-    )
-    console.print("All times below are us of one message; calls are those of the whole turn.")
-    stats.print_stats(rows)
-
-
-def _turn(setup: Setup, task: Task) -> Turn:
-    prepare(setup, task)
-    return take_turn(task.verb, task)
-
-
-def scaled(stats: pstats.Stats, turn: Turn) -> pstats.Stats:
-    """Make all times those of one message, in us, with the turn's CPU time as their sum.
-
-    Waiting in the selector is not CPU time and is left out.
-    """
-    calls = stats.stats  # type: ignore[attr-defined]
-    found = {name: each for name, each in calls.items() if not _waits(name)}
-    total_s = sum(own_s for _, _, own_s, _, _ in found.values()) or 1.0
-    scale = turn.cpu_us / total_s
-    stats.stats = {  # type: ignore[attr-defined]
-        name: (primitive, count, own_s * scale, cumulative_s * scale, {})
-        for name, (primitive, count, own_s, cumulative_s, _) in found.items()
-    }
-    stats.total_tt = turn.cpu_us  # type: ignore[attr-defined]
-    return stats.sort_stats("tottime")
-
-
-def _waits(name: tuple[str, int, str]) -> bool:
-    return "poll" in name[2] and name[0] == "~"

@@ -37,7 +37,6 @@ LOAD_MAX = 2.0
 MEASURED = {
     "": ("messagebus",),
     "gateway": ("messagebus", "messagebus_gateway"),
-    "monitor": ("messagebus_monitor", "messagebus_tools"),
     "measure.audit": ("spark",),
     "measure.overhead": ("bench/harness", "bench/load"),
     "measure.peers": ("messagebus", "bench/clients"),
@@ -281,10 +280,7 @@ MORE = {
         *("feature.dedup.redis_rate", "feature.spool.accept_rate", "feature.outbox.relay_rate"),
         *("feature.outbox.notified_ms", "feature.replay.rate", "feature.recorder.publish_us"),
     ),
-    "Gateway and monitor": (
-        *("gateway.publish_rate", "gateway.batch_rate", "gateway.pull_rate"),
-        *("monitor.page.cpu_percent", "monitor.page.memory_mb"),
-    ),
+    "Gateway": ("gateway.publish_rate", "gateway.batch_rate", "gateway.pull_rate"),
 }
 
 

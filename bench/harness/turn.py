@@ -9,7 +9,6 @@ that `bench.load.systems` names for the client's own ways.
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import dataclasses
 import gc
 import importlib
@@ -47,7 +46,7 @@ class Task:
     for none. threads: publishing ones.
     loop: asyncio or uvloop. seconds: instead of messages, for a client that runs for a time. traced: the part
     of the messages that OpenTelemetry traces. typed: whether the messages say that they are JSON. redundant:
-    whether two brokers confirm each message. stats: a file for cProfile's result of the measured part.
+    whether two brokers confirm each message.
     """
 
     verb: str
@@ -67,7 +66,6 @@ class Task:
     traced: float = 0
     typed: bool = False
     redundant: bool = False
-    stats: str = ""
 
     @property
     def profile(self) -> Profile:
@@ -94,12 +92,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The costs of a turn. cpu_s: of the whole client process; kernel_s: the part of it in the kernel."""
+    """The costs of a turn. cpu_s: of the whole client process."""
 
     messages: int
     took_s: float
     cpu_s: float
-    kernel_s: float = 0.0
 
     @property
     def rate_per_s(self) -> float:
@@ -159,20 +156,12 @@ async def timed(task: Task, work: Callable[[int], Awaitable[object]]) -> Turn:
     gc.collect()
     # A collection during the turn need not walk the modules of the harness, which no application has.
     gc.freeze()
-    profiler = cProfile.Profile() if task.stats else None
     before, began_s = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    if profiler:
-        # It sees this thread alone.
-        profiler.enable()
     await work(task.messages)
     took_s = time.perf_counter() - began_s
     after = resource.getrusage(resource.RUSAGE_SELF)
-    if profiler:
-        profiler.disable()
-        profiler.dump_stats(task.stats)
-    kernel_s = after.ru_stime - before.ru_stime
-    cpu_s = after.ru_utime - before.ru_utime + kernel_s
-    return Turn(messages=task.messages, took_s=took_s, cpu_s=cpu_s, kernel_s=kernel_s)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return Turn(messages=task.messages, took_s=took_s, cpu_s=cpu_s)
 
 
 async def turn(task: Task) -> Turn:

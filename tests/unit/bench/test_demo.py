@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bench.demo import play, stage
-from bench.demo.screen import CONFIRMED, DELIVERED, Rates, Screen, Step, View, picture
+from bench.demo.screen import CONFIRMED, DELIVERED, Rates, Screen, Step, View
 from bench.demo.stage import RATE_MAX_PER_S, RESERVE_S, planned_rate
 
 
@@ -96,25 +96,11 @@ VIEW = View(
 )
 
 
-def text_of(show: object) -> str:
-    console = Console(file=io.StringIO(), width=100, highlight=False)
-    console.print(show)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-
-def test_the_picture_has_steps_counters_brokers_and_the_note() -> None:
-    text = text_of(picture(VIEW))
-    for part in ("✓ cluster starts", "▶ mb4 joins", "590", "joins", "waiting for mb4", "1,000"):
-        assert part in text
-    (mb1,) = [line for line in text.splitlines() if line.startswith("mb1")]
-    assert mb1.split() == ["mb1", "serves", "300", "41", "580", "80"]
-
-
 def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     console = Console(file=io.StringIO(), width=100)
-    with Screen(console) as screen:
-        for elapsed_s, published in ((12.3, 600), (12.8, 610), (17.4, 620), (23.0, 620)):
-            screen.show(replace(VIEW, elapsed_s=elapsed_s, published=published))
+    screen = Screen(console)
+    for elapsed_s, published in ((12.3, 600), (12.8, 610), (17.4, 620), (23.0, 620)):
+        screen.show(replace(VIEW, elapsed_s=elapsed_s, published=published))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == "  12.3 s ok cluster starts (9.8 s)"
     assert lines[1] == "  12.3 s > mb4 joins"
@@ -122,26 +108,6 @@ def test_plain_lines_tell_each_step_once_and_counters_now_and_then() -> None:
     told = [line.split(",")[0].strip() for line in lines if "published" in line]
     assert told == ["12.3 s   published 600 of 1", "17.4 s   published 620 of 1"]
     assert len(lines) == 5
-
-
-def test_a_low_terminal_shows_the_steps_around_the_running_one() -> None:
-    steps = [Step(f"step {n}", state="done") for n in range(8)]
-    steps += [Step("step 8", state="running"), Step("step 9"), Step("step 10")]
-    text = text_of(picture(View(total=10, steps=steps), 13))
-    assert len(text.splitlines()) <= 13
-    assert "step 5" not in text
-    assert all(f"step {n}" in text for n in (7, 8, 9, 10))
-    assert "step 0" in text_of(picture(View(total=10, steps=steps), 50))
-
-
-def test_a_terminal_has_a_picture_and_lines_that_stay() -> None:
-    console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    with Screen(console) as screen:
-        screen.show(VIEW)
-        screen.say("a line that stays")
-    drawn = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "mb4 joins" in drawn
-    assert "a line that stays" in drawn
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pstats
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from click.testing import CliRunner
 from bench.errors import BenchError, InputInvalid
 from bench.figures import full_speed as module
 from bench.figures.cli import GROUPS, chosen, figures
-from bench.figures.full_speed import Against, Line, Table, interleaved, scaled, sized, take_turn
+from bench.figures.full_speed import Against, Line, Table, interleaved, sized, take_turn
 from bench.figures.groups import Clusters, Group, Setup, repeat_command
 from bench.harness.turn import Task, Turn
 from tests.support.bench_task import bench_task
@@ -128,16 +127,3 @@ def test_a_quick_run_is_a_tenth() -> None:
 def test_a_client_that_fails_is_told_by_its_last_line() -> None:
     with pytest.raises(BenchError, match="a: no client 'nothing'"):
         take_turn("a", bench_task(system="nothing"))
-
-
-def test_what_is_no_wait_adds_up_to_the_cpu_time_that_was_measured_without_the_profiler() -> None:
-    stats = pstats.Stats()
-    values: tuple[object, ...] = (1, 1, 0.5, 0.5, {})
-    stats.stats = {  # type: ignore[attr-defined]
-        ("~", 0, "<method 'poll' of 'select.epoll' objects>"): values,
-        ("~", 0, "<method 'recv' of '_socket.socket' objects>"): values,
-        ("a.py", 1, "work"): (1, 1, 1.5, 2.0, {}),
-    }
-    found = scaled(stats, Turn(messages=2, took_s=1, cpu_s=8e-6)).stats  # type: ignore[attr-defined]
-    own_us = {name[2]: each[2] for name, each in found.items()}
-    assert own_us == pytest.approx({"<method 'recv' of '_socket.socket' objects>": 1, "work": 3})
