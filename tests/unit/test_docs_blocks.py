@@ -353,6 +353,39 @@ def test_the_commands_of_a_block_exist_with_these_options(block: Block) -> None:
     assert faults_of(block) == []
 
 
+# Those of people and of hosts: Debian's /bin/sh reads what `ssh` sends, unless a login shell is another one.
+SHELLS = ("bash", "dash")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_that_a_command_is_typed_in_can_read_it_that_of_the_far_end_too(
+    shell: str,
+) -> None:
+    faults = {
+        f"{block.name}: {text}": fault
+        for block in wanted("sh")
+        for text in (block.text, *sent_by_ssh(block.text))
+        if (fault := unreadable(shell, text))
+    }
+    assert faults == {}
+    (sent,) = sent_by_ssh("ssh db1 rabbitmqctl eval 'ssl:clear_pem_cache().'")
+    assert unreadable(shell, sent), "quotes of the near shell do not reach the far one"
+
+
+def sent_by_ssh(text: str) -> Iterator[str]:
+    """Yield what the shell of a far host is given: `ssh` joins its words with spaces."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if "ssh" in words:
+            yield " ".join(words[words.index("ssh") + 2 :])
+
+
+def unreadable(shell: str, text: str) -> str:
+    """Return what a shell says of a text that it reads and does not run; "" where it can read it."""
+    read = subprocess.run([shell, "-n"], input=text, capture_output=True, text=True, check=False)
+    return read.stderr if read.returncode else ""
+
+
 @pytest.mark.parametrize("block", wanted("toml"), ids=lambda block: block.name)
 def test_toml_is_toml_and_settings_are_known(block: Block, tmp_path: Path) -> None:
     tables = tomllib.loads(block.text).keys()
