@@ -22,6 +22,7 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
 
     The file has its mode before it has its text. mode: None for that of the old file, OPEN_MODE without one.
     Makes missing folders. A failed write leaves the old file, and nothing else.
+    Raises OSError, which names the file.
     """
     if mode is None:
         mode = path.stat().st_mode & 0o777 if path.exists() else OPEN_MODE
@@ -34,8 +35,10 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
             file.flush()
             os.fsync(descriptor)
         Path(name).replace(path)
-    except BaseException:
+    except BaseException as fault:
         Path(name).unlink(missing_ok=True)
+        if isinstance(fault, OSError) and fault.errno and not fault.filename:  # a full disk
+            raise OSError(fault.errno, fault.strerror, str(path)) from fault
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import ipaddress
+import os
 import ssl
 import tomllib
 from collections import Counter
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_PATH",
     "ENV_PATH",
+    "NEXT",
     "Address",
     "Balancer",
     "Gateway",
@@ -61,6 +64,8 @@ __all__ = [
     "parse",
 ]
 
+NEXT = ".next"
+"""Suffix of a new password's file, and of a user's name, while a password is changed."""
 ENV_PATH = "MESSAGEBUS_INVENTORY"
 DEFAULT_PATH = ".local/inventory.toml"
 
@@ -187,7 +192,7 @@ def load(path: str | Path) -> Inventory:
     """Read an inventory file. Raises ConfigError with every fault in it."""
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write that mark
     except OSError as fault:
         raise ConfigError(f"inventory {path}: {fault.strerror}") from fault
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
@@ -336,26 +341,46 @@ def _clashes(inventory: Inventory) -> list[str]:
 
 
 def _of_brokers(inventory: Inventory) -> Iterator[str]:
-    yield from _twice("broker", (node.name for node in inventory.brokers))
+    # Names of hosts and files may be compared without regard to case.
+    yield from _twice("broker", (node.name.lower() for node in inventory.brokers))
     yield from _twice("gateway", (each.name for each in inventory.gateways))
-    seen: dict[Address, str] = {}
-    for gateway in inventory.gateways:
-        for address in (gateway.address, gateway.admin):
-            if address in seen:
-                yield f"{address} is used twice, by {seen[address]} and {gateway.name}"
-            seen[address] = gateway.name
+    used = [(each.name, at) for each in inventory.gateways for at in (each.address, each.admin)]
     for node in inventory.brokers:
-        for address in (node.address, node.agent, node.check, node.management):
-            if address in seen:
-                yield f"{address} is used twice, by {seen[address]} and {node.name}"
-            seen[address] = node.name
+        used += [(node.name, at) for at in (node.address, node.agent, node.check, node.management)]
+    seen: dict[Address, str] = {}
+    for name, address in used:
+        if (one := _canonical(address)) in seen:
+            yield f"{address} is used twice, by {seen[one]} and {name}"
+        seen[one] = name
+    for node in inventory.brokers:
         if node.host:
             yield from _unknown(node.name, node.host, inventory)
 
 
+def _canonical(address: Address) -> Address:
+    """Return an address in the one way of writing it. Names are not looked up, but for localhost."""
+    host = address.host.strip("[]").lower().removesuffix(".")
+    with suppress(ValueError):
+        host = str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    return Address(host, address.port)
+
+
 def _of_users(inventory: Inventory) -> Iterator[str]:
-    users = (user.name for user in inventory.users)
-    yield from _twice("user", (inventory.admin_user, inventory.balancer.probe_user, *users))
+    probes = {each.probe_user: each.probe_password_file for each in inventory.balancers}
+    users = [
+        (inventory.admin_user, inventory.admin_password_file),
+        *probes.items(),
+        *((user.name, user.password_file) for user in inventory.users),
+    ]
+    names = [name for name, _file in users]
+    yield from _twice("user", names)
+    for name in names:
+        if name.removesuffix(NEXT) != name and name.removesuffix(NEXT) in names:
+            yield f"user {name}: that name is for the time in which a password of another user changes"
+    # A new password is written beside the old one, and replaces it for one user.
+    files = [os.path.normpath(file) for _name, file in users]
+    files += [f"{file}{NEXT}" for file in set(files)] + [os.path.normpath(inventory.token_file)]
+    yield from _twice("password_file", files)
 
 
 def _of_hosts(inventory: Inventory) -> Iterator[str]:

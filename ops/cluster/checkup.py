@@ -26,26 +26,27 @@ from messagebus.terminal import plural, say
 from messagebus.tls import TlsFiles, certificate_fault
 from messagebus_tools.observing.rules import RULES, Past
 from messagebus_tools.observing.snapshot import Answer, Bus, Seen
+from ops.cluster import definitions
 from ops.cluster.topology import drift
-from ops.cluster.view import View
+from ops.cluster.view import View, next_file
 from ops.commands import kits
 from ops.commands.kits import CHECKOUT
 from ops.errors import CommandFailed, NoAnswer, OpsError
 from ops.provision.changes import changes
 from ops.provision.hosts import look, read_secrets, root_of
 from ops.provision.program import pack
-from ops.provision.wanted import BROKER_UNIT, wanted_host
+from ops.provision.wanted import BROKER_UNIT, all_users, wanted_host
 from ops.run import shell
 from ops.run.command import inventory_option
 
 # Other machines judge certificates and "parked since" by their own clocks.
 CLOCK_S_MAX = 1.0
+LOSING = "PolicyLosesMessages"
 # The rules about one broker that are true or not at one look.
 OBSERVED = tuple(
     rule
     for rule in RULES
-    if rule.name
-    in ("BrokerAlarm", "BrokerDiskFillsUp", "BrokerMemoryHigh", "Coverage", "PolicyLosesMessages")
+    if rule.name in ("BrokerAlarm", "BrokerDiskFillsUp", "BrokerMemoryHigh", "Coverage", LOSING)
 )
 DISK_PERCENT_MAX = 85
 # Enough time for an authority, and earlier than the alert of `ops/monitoring`.
@@ -53,12 +54,20 @@ CERTIFICATE_DAYS_LEFT = 30
 DAY_S = 86_400
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference. where: a host, broker, agent, balancer or the list. what: the fault, in words."""
+    """One difference. where: a host, broker, agent, balancer or the list. what: the fault, in words.
+
+    rank: `ops.cluster.definitions.LOSES` or LETS_IN come before all others.
+    """
 
     where: str
     what: str
+    rank: int = definitions.DIFFERS
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        return self.rank, self.where, self.what
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -100,7 +109,8 @@ def of_observed(name: str, answer: Answer) -> Iterator[Finding]:
         yield Finding(name, f"takes no new publishers: {state.verdict}, {reason}")
     bus = Bus(at_ms=answer.received_at_ms, brokers=(Seen(broker=name, last=answer),))
     for rule in OBSERVED:
-        yield from (Finding(name, found.text) for found in rule.find(bus, Past()))
+        rank = definitions.LOSES if rule.name == LOSING else definitions.DIFFERS
+        yield from (Finding(name, found.text, rank) for found in rule.find(bus, Past()))
 
 
 def of_broker(node: Node, overview: Mapping[str, Any]) -> Iterator[Finding]:
@@ -158,6 +168,24 @@ def of_certificate(where: str, left_s: float) -> Iterator[Finding]:
         yield Finding(where, f"its certificate ends in {left_s / DAY_S:.0f} days")
 
 
+def of_inventory(inventory: Inventory) -> Iterator[Finding]:
+    """Yield faults that the inventory has by itself, and password changes that are not finished."""
+    brokers = len(inventory.brokers)
+    if brokers > 1 and inventory.serving_min >= brokers:
+        yield Finding(
+            "inventory",
+            f"serving_min is {inventory.serving_min} of {plural(brokers, 'broker')}: no playbook can"
+            " take one out",
+        )
+    for user in all_users(inventory):
+        if next_file(user.password_file).exists():
+            yield Finding(
+                "inventory",
+                f"a change of the password of {user.name} is not finished:"
+                f" ops users password {user.name}",
+            )
+
+
 CONNECT_WITHIN_S = 2.0
 STATUS_WITHIN_S = 60.0
 AT_ONCE = 16
@@ -171,7 +199,8 @@ T = TypeVar("T")
 def check(file: Path) -> int:
     """Compare the inventory with the running cluster, and print differences. Exit code 7 when there are any.
 
-    Hosts: SSH, packages, settings, units, clock, disks. Brokers: ports, versions, names, alarms.
+    First those that lose messages or let somebody in. Hosts: SSH, packages, settings, units, clock, disks.
+    Brokers: ports, versions, names, alarms, users, rights, policies, parameters, plug-ins.
     Agents: health, list. Balancers: whether they serve the inventory. Topology. Certificates.
 
     \b
@@ -188,7 +217,9 @@ def check(file: Path) -> int:
             *_balancers(inventory, file),
             *_topology(view),
             *_certificates(inventory),
-        }
+            *of_inventory(inventory),
+        },
+        key=lambda one: one.order,
     )
     for each in found:
         say(str(each))
@@ -217,6 +248,8 @@ def _broker(view: View, node: Node) -> Iterator[Finding]:
             yield from of_observed(node.name, view.observed(node.name))
         if "management" not in closed:
             yield from of_broker(node, view.overview(node.name))
+            for rank, what in definitions.look(view, node.name):
+                yield Finding(node.name, what, rank)
     except (NoAnswer, ConfigError) as fault:
         yield Finding(node.name, str(fault))
 

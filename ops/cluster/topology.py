@@ -19,6 +19,7 @@ from messagebus.commands.exits import Exit
 from messagebus.destination import PARTS, SEGMENTS
 from messagebus.terminal import plural, say
 from messagebus.topology import LADDER, declarations, with_options
+from ops.cluster import definitions
 from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.run.command import confirm, inventory_option, locked, yes_option
@@ -189,12 +190,21 @@ def topology() -> None:
 def diff(file: Path) -> int:
     """Print differences between agents, on brokers, and in arguments of queues. Exit code 7 if any.
 
+    Policies, users and rights that are not the inventory's come first: they may lose messages, or let in.
+
     \b
     Example:
       python -m ops topology diff
     """
     view = View(file.absolute())
-    lines = [*map(str, drift(view)), *_otherwise(view)]
+    imported = sorted(
+        (*each, node.name) for node in view.nodes for each in definitions.look(view, node.name)
+    )
+    lines = [
+        *(f"{name}: {what}" for _rank, what, name in imported),
+        *map(str, drift(view)),
+        *_otherwise(view),
+    ]
     for line in lines:
         say(line)
     if lines:

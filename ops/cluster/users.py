@@ -18,7 +18,7 @@ import click
 
 import lb.hosts
 from inventory.files import write_whole
-from inventory.inventory import Inventory, Node, User
+from inventory.inventory import NEXT, Inventory, Node, User
 from lb.fleet import apply_all
 from messagebus.errors import ConfigError
 from messagebus.secret import Secret
@@ -32,8 +32,6 @@ from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked, yes_option
 
 SECRET_BYTES = 24
-STAND_IN = ".next"
-"""Suffix of the user name that balancers use while the probe's password is changed."""
 
 
 def find_user(inventory: Inventory, name: str) -> User:
@@ -67,7 +65,7 @@ def change_password(
     nodes = [node for node in inventory.brokers if node.name not in without]
     known = {node.name: _known(view, node, user) for node in nodes}
     password = _new_password(user.password_file, given)
-    stand_in = user.name + STAND_IN
+    stand_in = user.name + NEXT
     if user.role == "probe":
         for node in nodes:
             view.put_user(node.name, stand_in, _body(known[node.name], password))

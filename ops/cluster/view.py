@@ -25,7 +25,7 @@ import lb.runtime
 from consumer_lists import nodes
 from consumer_lists.nodes import Client, Cluster, Served
 from consumer_lists.nodes import Node as ListNode
-from inventory.inventory import Balancer, Inventory, Node, load
+from inventory.inventory import NEXT, Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
@@ -196,9 +196,12 @@ class View:
         return str(answer.json()["mismatch"])
 
     def want(self, items: list[dict[str, Any]]) -> str:
-        """Register these, as an application would. Returns the outcome in words. Raises NoAnswer."""
-        first = self.inventory.brokers[0].name
-        answer = self._operator(first, "/topology", {"wanted": items}).json()
+        """Register these, as an application would. Returns the outcome in words.
+
+        An agent that is not absent must be there. Raises NoAnswer.
+        """
+        first = next(node for node in self.nodes if node.name not in self.absent.agents)
+        answer = self._operator(first.name, "/topology", {"wanted": items}).json()
         missing = ", ".join(f"{name}: {why}" for name, why in answer["missing"].items())
         return "complete" if answer["complete"] else f"incomplete: {missing}"
 
@@ -399,6 +402,12 @@ class View:
         found: dict[str, Any] = answer.json()
         return found
 
+    def policed(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return a broker's operator policies, which definitions lack, and its plug-ins. Raises NoAnswer."""
+        policies = self._manage(name, "GET", "/api/operator-policies/%2F").json()
+        nodes = self._manage(name, "GET", "/api/nodes?columns=enabled_plugins").json()
+        return policies, [plugin for node in nodes for plugin in node.get("enabled_plugins", ())]
+
     def define(self, name: str, definitions: Mapping[str, Any]) -> None:
         """Import these definitions into one broker. Raises NoAnswer."""
         self._manage(
@@ -489,4 +498,4 @@ def _secret(file: Path) -> Secret:
 
 def next_file(file: Path) -> Path:
     """Return the path of a new password. The file exists while not all brokers have it."""
-    return file.with_name(f"{file.name}.next")
+    return file.with_name(f"{file.name}{NEXT}")

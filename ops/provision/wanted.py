@@ -30,6 +30,8 @@ COOKIE = Path("/var/lib/rabbitmq/.erlang.cookie")
 PASSWORD_FILES = (RABBIT_ETC / "definitions.json", ETC / "password")
 """The files of a broker's host that change with a password."""
 PLUGINS = ("management", "event_exchange")
+BOUND = "mb.bound"
+"""Name of the policy that bounds every queue of the bus by bytes."""
 
 # tags; configure, write, read. docs/security.md has the same table. The rights to read an exchange and to
 # write to a queue or exchange allow to bind them, and to unbind them. So no application may read any
@@ -305,7 +307,7 @@ def definitions(inventory: Inventory, node: Node, secrets: Secrets) -> str:
             "policies": [
                 {
                     "vhost": "/",
-                    "name": "mb.bound",
+                    "name": BOUND,
                     "pattern": r"^mb\.(sub|seg|queue|park|delay)/",
                     "apply-to": "queues",
                     "priority": 0,

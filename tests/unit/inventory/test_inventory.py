@@ -279,10 +279,68 @@ def test_a_broker_of_an_unknown_host_names_the_nearest() -> None:
     assert told(values) == "inventory: mb2: no host 'front'; did you mean 'front1'?"
 
 
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ("localhost:5672", "127.0.0.1:5672"),
+        ("[::1]:5672", "[0:0:0:0:0:0:0:1]:5672"),
+        ("Mb.example:5672", "mb.Example:5672"),
+    ],
+)
+def test_one_address_in_two_ways_of_writing_is_used_twice(one: str, same: str) -> None:
+    values = inventory_values()
+    values["brokers"][0]["address"], values["brokers"][1]["address"] = one, same
+    assert told(values) == f"inventory: {same} is used twice, by mb1 and mb2"
+
+
+def test_names_of_brokers_differ_by_more_than_case() -> None:
+    values = inventory_values()
+    values["brokers"][1]["name"] = "MB1"
+    assert told(values) == "inventory: broker mb1 is there twice"
+
+
+def test_a_byte_order_mark_of_an_editor_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "probe").write_text("sesame")
+    file = tmp_path / "inventory.toml"
+    file.write_text(GOOD_TLS.format(folder=tmp_path), encoding="utf-8-sig")
+    assert load(file).cluster == "test"
+
+
 def test_each_user_has_one_role() -> None:
     values = inventory_values()
     values["users"] = [{"name": "probe", "role": "agent", "password_file": "secrets/agent"}]
     assert told(values) == "inventory: user probe is there twice"
+
+
+@pytest.mark.parametrize(
+    ("file", "fault"),
+    [
+        ("secrets/one", "secrets/one is there twice"),
+        ("secrets/../secrets/one", "secrets/one is there twice"),
+        ("secrets/one.next", "secrets/one.next is there twice"),
+        ("secrets/admin", "secrets/admin is there twice"),
+        ("secrets/probe", "secrets/probe is there twice"),
+        ("secrets/token", "secrets/token is there twice"),
+    ],
+)
+def test_two_users_never_share_a_password_file_nor_the_one_beside_it(file: str, fault: str) -> None:
+    """A change of the one's password would lock the other out."""
+    values = inventory_values()
+    values["admin_password_file"], values["token_file"] = "secrets/admin", "secrets/token"
+    values["balancer"]["probe_password_file"] = "secrets/probe"
+    values["users"] = [
+        {"name": "one", "role": "consumer", "password_file": "secrets/one"},
+        {"name": "two", "role": "consumer", "password_file": file},
+    ]
+    assert told(values) == f"inventory: password_file {BASE}/{fault}"
+
+
+def test_no_user_has_the_name_of_a_stand_in() -> None:
+    values = inventory_values()
+    values["users"] = [{"name": "probe.next", "role": "consumer", "password_file": "secrets/x"}]
+    assert told(values) == (
+        "inventory: user probe.next: that name is for the time in which a password of another user changes"
+    )
 
 
 def _renamed(values: Values) -> None:

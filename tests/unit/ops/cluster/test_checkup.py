@@ -96,6 +96,19 @@ def test_what_is_wrong_with_a_broker_is_told(inventory: Inventory) -> None:
     assert "calls itself 'rabbit@x', not '127.0.0.11:5672'" in [each.what for each in other]
 
 
+def test_what_the_inventory_asks_for_in_vain_and_an_unfinished_password_are_told(
+    inventory: Inventory,
+) -> None:
+    assert list(checkup.of_inventory(inventory)) == []
+    (found,) = checkup.of_inventory(replace(inventory, serving_min=2))
+    assert str(found) == "inventory: serving_min is 2 of 2 brokers: no playbook can take one out"
+    secret = inventory.users[0].password_file
+    secret.parent.mkdir()
+    secret.with_name(f"{secret.name}.next").write_text("new")
+    (found,) = checkup.of_inventory(inventory)
+    assert found.what == ("a change of the password of bus is not finished: ops users password bus")
+
+
 def test_what_is_wrong_with_a_balancer_is_told(inventory: Inventory) -> None:
     server = {"name": "mb1", "verdict": "drain", "check": "L7OK"}
     shown = {

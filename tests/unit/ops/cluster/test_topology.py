@@ -19,7 +19,7 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.topology import LADDER, declarations, parse_wanted
 from ops.__main__ import main
-from ops.cluster import topology
+from ops.cluster import definitions, topology
 from ops.cluster.topology import Difference, differences, foreign, latest, newer_than, wanted_items
 from ops.cluster.users import change_password, find_user
 from ops.cluster.view import View, next_file
@@ -133,6 +133,7 @@ def test_each_agent_is_told_once_what_it_does_not_know(
     whole = [entry("orders"), entry("orders/billing", 2)]
     agents = Agents(mb1=whole, mb2=whole, mb3=[entry("orders")])
     monkeypatch.setattr(topology, "View", lambda _file: agents)
+    monkeypatch.setattr(definitions, "look", lambda _view, _name: [])
     assert main(["topology", "diff", "--inventory", str(tmp_path / "i.toml")]) == 7
     told = "mb3: orders/billing is wanted: its agent does not know\n"
     assert capsys.readouterr().out == told
