@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,6 +36,8 @@ from ops.backup.contents import (
     without_memory,
     write_archive,
 )
+from ops.cluster.absent import silent_of
+from ops.cluster.checks import refuse_strangers
 from ops.cluster.topology import latest
 from ops.cluster.view import View
 from ops.commands import kits
@@ -49,6 +51,14 @@ INVENTORY_MODE, SECRET_MODE = 0o644, 0o600
 OLD = timedelta(days=14)
 
 
+_without = click.option(
+    "--without",
+    metavar="NODE",
+    multiple=True,
+    help="Go on without the broker or agent of this node, where it does not answer. Repeatable.",
+)
+
+
 @click.command(short_help="Back up a cluster, without messages, to ARCHIVE.")
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
@@ -56,17 +66,19 @@ OLD = timedelta(days=14)
     is_flag=True,
     help="Include the files of passwords, tokens and keys that the inventory names.",
 )
+@_without
 @inventory_option
-def backup(archive: Path, with_secrets: bool, file: Path) -> None:
+def backup(archive: Path, with_secrets: bool, without: tuple[str, ...], file: Path) -> None:
     """Write inventory, consumer list, topology and every broker's definitions to ARCHIVE, of mode 0600.
 
-    Definitions contain password hashes. Messages are not included. Every broker and agent must answer.
+    Definitions contain password hashes. Messages are not included. Every broker and agent must answer, but
+    for those that --without leaves out; what is missing then is named, here and in the archive.
 
     \b
     Example:
       python -m ops backup /backup/prod-2026-11-21.tar.gz
     """
-    made = _collect(file.absolute(), with_secrets=with_secrets)
+    made = _collect(_view(file.absolute(), without), with_secrets=with_secrets)
     write_archive(archive, made)
     for name in made.files:
         say(f"{name}{'  (secret)' if name in made.secret else ''}")
@@ -75,8 +87,18 @@ def backup(archive: Path, with_secrets: bool, file: Path) -> None:
         say(f"not in it: {', '.join(left_out)}", err=True)
 
 
-def _collect(file: Path, *, with_secrets: bool) -> Archive:
-    view, base = View(file), file.parent
+def _view(file: Path, without: Iterable[str]) -> View:
+    """Return the cluster without what does not answer of these nodes.
+
+    Raises NoAnswer for another that does not, OpsError when another one answers at a node's addresses.
+    """
+    view = View(file, silent_of(View(file), without))
+    refuse_strangers(view)
+    return view
+
+
+def _collect(view: View, *, with_secrets: bool) -> Archive:
+    file, base = view.file, view.file.parent
     text = file.read_text()
     files: dict[str, bytes] = {}
     secret, left_out = set(), []
@@ -90,10 +112,12 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
             secret.add(f"files/{name}")
     for name, snapshot in view.snapshots().items():
         files[f"topology/{name}.json"] = json.dumps(snapshot, indent=1).encode()
-    for node in view.nodes:
+    for node in view.brokers:
         name = f"definitions/{node.name}.json"
         files[name] = json.dumps(view.definitions(node.name), indent=1).encode()
         secret.add(name)
+    left_out += [f"topology of {name}" for name in sorted(view.absent.agents)]
+    left_out += [f"definitions of {name}" for name in sorted(view.absent.brokers)]
     facts = {
         "cluster": view.inventory.cluster,
         "generation": view.listed.generation,
@@ -131,6 +155,7 @@ def _collect(file: Path, *, with_secrets: bool) -> Archive:
     help="With --files: also this file, outside of the inventory's folder. Repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what is missing without restoring it.")
+@_without
 @yes_option
 @inventory_option
 def restore(
@@ -140,6 +165,7 @@ def restore(
     only: tuple[str, ...],
     outside: tuple[Path, ...],
     dry_run: bool,
+    without: tuple[str, ...],
     yes: bool,
     file: Path,
 ) -> None:
@@ -162,7 +188,10 @@ def restore(
         _restore_files(kept, file, outside, dry_run=dry_run, yes=yes)
     else:
         with nullcontext() if dry_run else locked(file, "restore"):
-            _restore_cluster(kept, file, users=users, only=only, dry_run=dry_run, yes=yes)
+            view = _view(file, without)
+            _restore_cluster(kept, view, users=users, only=only, dry_run=dry_run, yes=yes)
+            if left_out := view.absent.in_words():
+                say(f"without {left_out}: run this again when they answer", err=True)
 
 
 def _restore_files(
@@ -243,9 +272,8 @@ class Lack:
 
 
 def _restore_cluster(
-    kept: Archive, file: Path, *, users: bool, only: tuple[str, ...], dry_run: bool, yes: bool
+    kept: Archive, view: View, *, users: bool, only: tuple[str, ...], dry_run: bool, yes: bool
 ) -> None:
-    view = View(file)
     if view.inventory.cluster != kept.facts["cluster"]:
         raise OpsError(
             f"a backup of {kept.facts['cluster']!r}, and the inventory is of"
@@ -259,7 +287,7 @@ def _restore_cluster(
     elif not dry_run:
         if not yes:
             confirm()
-        _make(lack, view, file)
+        _make(lack, view)
 
 
 def _rights(inventory: Inventory) -> Rights:
@@ -291,7 +319,7 @@ def _lack(kept: Archive, view: View, rights: Rights, only: tuple[str, ...]) -> L
             node.name: missing_definitions(
                 defined, view.definitions(node.name), rights=rights, is_password=is_password
             )
-            for node in view.nodes
+            for node in view.brokers
             if (defined := definitions_of(kept, node.name))
         },
         topology=topology,
@@ -335,7 +363,7 @@ def _generation_lacking(kept: Archive, view: View) -> int:
     return known if min(view.generations().values(), default=known) < known else 0
 
 
-def _make(lack: Lack, view: View, file: Path) -> None:
+def _make(lack: Lack, view: View) -> None:
     for node, missing in lack.definitions.items():
         if missing.definitions:
             view.define(node, dict(missing.definitions))
@@ -344,7 +372,8 @@ def _make(lack: Lack, view: View, file: Path) -> None:
         say(f"topology: {view.want(lack.topology)}")
     if lack.generation:
         listfile.change(view.inventory.list_file, lambda text: _at_least(text, lack.generation))
-        for line in HostRunner().run(kits.lists(file, "push", "--recover")).splitlines():
+        push = kits.lists(view.file, "push", "--recover", without=view.absent.agents)
+        for line in HostRunner().run(push).splitlines():
             say(line)
 
 

@@ -95,6 +95,18 @@ def has_ended(state: Command, runner: Runner) -> Check:
     return check
 
 
+def silent_of(view: View, names: Iterable[str]) -> Absent:
+    """Return the parts of these nodes that do not answer: those that a command is to do without.
+
+    Raises ConfigError for a name that is not in the inventory.
+    """
+    asked = [view.node(name).name for name in names]
+    return Absent(
+        brokers=frozenset(name for name in asked if not _answers(view.overview, name)),
+        agents=frozenset(name for name in asked if not _answers(view.health, name)),
+    )
+
+
 def _answers(ask: Callable[[str], object], name: str) -> bool:
     try:
         ask(name)

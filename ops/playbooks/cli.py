@@ -222,9 +222,11 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
         how = {name: getattr(opts, name) for name in RunOptions.__slots__}
         click.get_current_context().invoke(failover, name=name, **proof, **how)
         return
-    others = {one.name for one in known.brokers} | {one.name for one in known.balancers}
-    if give_up or (dead and dead not in others - {name}):
-        raise ConfigError(f"{name} has no mirror that could take over: use --lose-messages")
+    parts = {one.name for one in known.brokers} | {one.name for one in known.balancers}
+    if give_up or (dead and dead not in parts):
+        wrong = f"{dead or give_up} is neither a broker nor a balancer"
+        instead = wrong if lose_messages else "use --lose-messages"
+        raise ConfigError(f"{name} has no mirror that could take over: {instead}")
     with opened(opts, f"replace {name}", [name]) as journal:
         view = _view(opts, [name], [dead] if dead else [])
         target = _resumed(journal, name) or _known_target(view, name)

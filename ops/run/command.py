@@ -1,10 +1,11 @@
 """A playbook started from the command line: options, lock, journal, plan, confirmation, resume.
 
 One change of a cluster is made at a time: there is a lock beside its inventory, and one on each host of a
-balancer. The first excludes operators who work from this copy of the inventory; the others those who work
-from any copy. A connection holds the lock on a host, so that the lock ends with the operator's process,
-however that ends; no clock has a part in it. A host that cannot be reached excludes nobody: that is reported,
-since a playbook may be needed because the host is dead.
+balancer, which for a balancer of this machine is here, under the balancer's address. The first excludes
+operators who work from this copy of the inventory; the others those who work from any copy. A connection
+holds the lock on a host, so that the lock ends with the operator's process, however that ends; no clock has
+a part in it. A host that cannot be reached excludes nobody: that is reported, since a playbook may be needed
+because the host is dead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import getpass
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -249,6 +251,8 @@ def confirm() -> None:
 
 # Not the lock of HAProxy's writers: a playbook runs `lb apply`, which takes that, as one of its steps.
 OPERATORS = ".operators"
+# World-writable, and empty after a boot.
+LOCKS = Path("/run/lock")
 # Exit code of flock when another process holds the lock.
 _TAKEN = 1
 RECORD_WITHIN_S = 10.0
@@ -256,11 +260,13 @@ RECORD_WITHIN_S = 10.0
 
 @contextmanager
 def cluster_lock(file: Path, inventory: Path, what: str) -> Iterator[None]:
-    """Hold the lock `file`, and those on the balancers' hosts, while `what` is done.
+    """Hold the lock `file`, and those of the balancers, while `what` is done.
 
-    Raises LockHeld as `file_lock`; also when another operator holds the lock of a host.
+    Raises LockHeld as `file_lock`; also when another operator holds the lock of a balancer.
     """
     with file_lock(file, what), ExitStack() as locks:
+        for name in _local_balancers(inventory):
+            locks.enter_context(file_lock(_locks() / f"messagebus-{name}{OPERATORS}", what))
         for balancer, ssh in _remote_balancers(inventory):
             path = balancer.lock_file.with_name(balancer.lock_file.name + OPERATORS)
             try:
@@ -285,6 +291,17 @@ def _remote_balancers(inventory: Path) -> list[tuple[Balancer, str]]:
     return []
 
 
+def _local_balancers(inventory: Path) -> list[str]:
+    """Return the addresses of this machine's balancers, by which any copy of the inventory knows them."""
+    with suppress(ConfigError):
+        return sorted(str(one.amqp) for one in load(inventory).balancers if not one.host)
+    return []
+
+
+def _locks() -> Path:
+    return LOCKS if os.access(LOCKS, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
 def _record_holder(ssh: str, path: Path, what: str) -> None:
     """Record the holder of a lock on its host; without that record the lock still holds."""
     with suppress(CommandFailed):
@@ -303,17 +320,32 @@ def file_lock(file: Path, what: str) -> Iterator[None]:
 
     The end of the process frees it, however it ends.
     """
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = _opened_lock(file)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockHeld(*_parsed(os.pread(fd, 4096, 0).decode(errors="replace"))) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, _holder(what).encode(), 0)
+        with suppress(
+            OSError
+        ):  # another user's file, or a full disk: without that record the lock still holds
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, _holder(what).encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _opened_lock(file: Path) -> int:
+    """Open a lock file. One that another user made can be locked without being written.
+
+    A file that is there is not opened with O_CREAT: Linux forbids that for others' files in /run/lock.
+    """
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    for mode in (os.O_RDWR, os.O_RDONLY):
+        with suppress(FileNotFoundError, PermissionError):
+            return os.open(file, mode | flags)
+    return os.open(file, os.O_RDWR | os.O_CREAT | flags, 0o644)
 
 
 def _holder(what: str) -> str:

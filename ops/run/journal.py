@@ -101,13 +101,16 @@ class Journal:
             file = os.fdopen(os.open(self._file, os.O_RDWR | os.O_CLOEXEC | flags, 0o644), "rb+")
         except FileNotFoundError:
             raise JournalUnreadable(str(self._file), "it was taken away during the run") from None
-        with file:
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)
-            file.seek(whole)
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with file:
+                whole = file.read().rfind(b"\n") + 1
+                file.truncate(whole)
+                file.seek(whole)
+                file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as fault:  # a full disk
+            raise OSError(fault.errno, fault.strerror, str(self._file)) from fault
         self._take(line)
 
     def _take(self, line: dict[str, Any]) -> None:

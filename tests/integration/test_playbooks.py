@@ -125,11 +125,11 @@ def received(bus: BusConfig, topic: str, count: int) -> list[str]:
     return sorted(ids)
 
 
-@pytest.mark.guarantee("move-remaining")
+@pytest.mark.guarantee("move-remaining", "erased-by-its-own-word")
 def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
     cluster: LocalCluster, bus: BusConfig, topic: str
 ) -> None:
-    """They are in queues, parked and delayed."""
+    """They are in queues, parked and delayed; a client dials the broker itself until its doors are shut."""
     leaving, subscription = cluster.names[-1], f"{topic}/{SUBSCRIPTION}"
     declare(bus, [subscription])
     with Publisher(direct(cluster, leaving)) as publisher:
@@ -151,7 +151,7 @@ def test_what_nobody_reads_is_told_at_once_and_moved_when_that_is_wanted(
 
     with Publisher(direct(cluster, leaving)) as publisher:
         delayed = publisher.send_safe(topic, b"x", deliver_after_s=20, timeout_s=30).message_id
-    removed = ops(cluster, "remove", leaving, "--move-remaining", "--yes")
+    removed = removed_beside_a_client(cluster, leaving, "--move-remaining")
     assert removed.returncode == 0, removed.stderr
     # On a busy machine the delayed one comes out before it is moved.
     assert re.search("moved 22 messages of [23] queues", proofs(removed.stderr))
@@ -205,32 +205,32 @@ def test_a_broker_at_anothers_address_is_neither_believed_nor_erased(cluster: Lo
     assert not (cluster.inventory.parent / JOURNALS / f"remove+{last.name}.jsonl").exists()
 
 
-@pytest.mark.guarantee("erased-by-its-own-word")
-def test_what_a_broker_confirms_to_a_client_that_dials_it_itself_is_never_erased(
-    cluster: LocalCluster,
-) -> None:
-    """The client knows neither list nor balancer, and comes after the last look of the statistics."""
-    leaving, queue = cluster.names[-1], "legacy"
+def removed_beside_a_client(
+    cluster: LocalCluster, leaving: str, *how: str
+) -> subprocess.CompletedProcess[str]:
+    """Remove a broker that a client dials itself, past list and balancer, after the last look by statistics.
+
+    What it was confirmed is there, and nothing is erased before somebody has taken it.
+    """
+    queue, ended = "legacy", threading.Event()
     put_queue(cluster, leaving, queue, {"x-queue-type": "quorum"})
-    ended = threading.Event()
     with ThreadPoolExecutor() as pool:
         stored = pool.submit(publish_after_the_look, cluster, leaving, queue, ended)
-        refused = ops(cluster, "remove", leaving, "--yes")
+        refused = ops(cluster, "remove", leaving, *how, "--yes")
         ended.set()
         count = stored.result()
     assert count, refused.stderr
     assert refused.returncode == 1, refused.stderr
     assert f'messages_are_left,[{{"{queue}",' in refused.stderr
-    with cluster.management(leaving) as management:  # its doors are open again, and all is there
+    with cluster.management(leaving) as management:  # its doors are open again
         got = management.post(
             f"/api/queues/%2F/{queue}/get",
             json={"count": 2 * count, "ackmode": "ack_requeue_false", "encoding": "auto"},
         ).json()
     assert len(got) == count
-    removed = ops(cluster, "remove", leaving, "--yes")
-    assert removed.returncode == 0, removed.stderr
+    removed = ops(cluster, "remove", leaving, *how, "--yes")
     assert "its doors are shut, and it counts 0 messages in" in proofs(removed.stderr)
-    assert ops(cluster, "add", leaving, "--yes").returncode == 0
+    return removed
 
 
 def publish_after_the_look(
@@ -266,24 +266,58 @@ def test_what_differs_is_told_and_nothing_is_changed(
     cluster.kill(other, agent=True)
     delete_queue(cluster, other, queue)
     put_queue(cluster, other, queue, {**quorum, "x-delivery-limit": 5})
+    import_foreign(cluster, name)
     told = ops(cluster, "check")
     assert told.returncode == 7
     assert f"{other}: nobody listens on its agent" in told.stdout
+    first = [
+        f"{name}: has operator policy 'short', not from here: it sets max-length for",
+        f"{name}: has policy 'ttl', not from here: it sets message-ttl for",
+        f"{name}: has user 'eve' (administrator), who is not in the inventory",
+    ]
+    for line, wanted in zip(told.stdout.splitlines(), first, strict=False):
+        assert line.startswith(wanted)
     cluster.start(other, agent=True)
     operators_drain(cluster, name, True)
     eventually(lambda: "x-delivery-limit" in ops(cluster, "topology", "diff").stdout, within_s=60)
     told = ops(cluster, "topology", "diff")
     assert told.returncode == 7
+    for line, wanted in zip(told.stdout.splitlines(), first, strict=False):
+        assert line.startswith(wanted)
     assert f"{name}: {stranger} is wanted by nobody; it holds 0 messages" in told.stdout
     assert f"{other}: {queue} is not there, or not settled" in told.stdout
     told = ops(cluster, "check")
     assert f"{name}: takes no new publishers: drain" in told.stdout
 
+    drop_foreign(cluster, name)
     operators_drain(cluster, name, False)
     delete_queue(cluster, name, stranger)
     delete_queue(cluster, other, queue)
     cluster.wait_ready()
     eventually(lambda: ops(cluster, "check").returncode == 0, within_s=60)
+
+
+FOREIGN = {
+    "/api/users/eve": {"password": "evil", "tags": "administrator"},
+    "/api/policies/%2F/ttl": {"pattern": "^mb.sub", "definition": {"message-ttl": 3_600_000}},
+    "/api/operator-policies/%2F/short": {
+        "pattern": "^mb.sub",
+        "definition": {"max-length": 1_000},
+        "apply-to": "queues",
+    },
+}
+
+
+def import_foreign(cluster: LocalCluster, name: str) -> None:
+    with cluster.management(name) as management:
+        for path, body in FOREIGN.items():
+            management.put(path, json=body).raise_for_status()
+
+
+def drop_foreign(cluster: LocalCluster, name: str) -> None:
+    with cluster.management(name) as management:
+        for path in FOREIGN:
+            management.delete(path).raise_for_status()
 
 
 def put_queue(

@@ -7,6 +7,7 @@ import json
 import tarfile
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from ops.backup.contents import (
     without_memory,
     write_archive,
 )
+from ops.cluster.view import Absent
 from ops.errors import NoAnswer, OpsError
 from ops.local import secrets
 from ops.local.files import inventory_toml
@@ -342,9 +344,34 @@ class Cluster:
         self.wanted: list[dict[str, Any]] = []
         self.ran: list[tuple[str, ...]] = []
         self.dead = ""
+        self.named: dict[str, str] = {}
         monkeypatch.setenv(ENV_PATH, str(self.layout.inventory))
-        monkeypatch.setattr(cli, "View", lambda _file: self)
+        self.absent = Absent()
+        self.file = self.layout.inventory
+        monkeypatch.setattr(cli, "View", lambda _file, absent=self.absent: self._without(absent))
         monkeypatch.setattr(HostRunner, "run", lambda _self, command: self._run(command))
+
+    def _without(self, absent: Absent) -> Cluster:
+        self.absent = absent
+        return self
+
+    def node(self, name: str) -> Node:
+        return self.inventory.find(name)
+
+    @property
+    def brokers(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.name not in self.absent.brokers)
+
+    def overview(self, name: str) -> dict[str, str]:
+        if name == self.dead:
+            raise NoAnswer(f"management of {name}: refused")
+        return {"cluster_name": self.named.get(name, str(self.node(name).address))}
+
+    def observed(self, name: str) -> Any:
+        return SimpleNamespace(broker=self.overview(name)["cluster_name"])
+
+    def health(self, name: str) -> object:
+        return self.observed(name)
 
     def _run(self, command: Command) -> str:
         self.ran.append(command.argv)
@@ -366,11 +393,12 @@ class Cluster:
         return self.served
 
     def snapshots(self) -> dict[str, Any]:
-        if self.dead:
+        if self.dead not in ("", *self.absent.agents):
             raise NoAnswer(f"agent of {self.dead}: refused")
-        return self.maps
+        return {name: found for name, found in self.maps.items() if name != self.dead}
 
     def definitions(self, name: str) -> dict[str, Any]:
+        self.overview(name)
         found: dict[str, Any] = self.defined[name]
         return found
 
@@ -517,6 +545,46 @@ def test_of_a_cluster_that_does_not_answer_there_is_no_backup(
     assert main(["backup", str(tmp_path / "a")]) == 6
     assert "agent of mb2: refused" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.guarantee("backup-and-restore")
+def test_a_backup_and_a_restore_go_on_without_the_dead_and_say_what_is_missing(
+    cluster: Cluster, tmp_path: Path, capsys: Said
+) -> None:
+    archive, whole = str(tmp_path / "a"), str(tmp_path / "whole")
+    assert main(["backup", whole]) == 0
+    capsys.readouterr()
+    cluster.dead = "mb2"
+    assert main(["backup", archive, "--without", "mb9"]) == 2
+    assert main(["backup", archive, "--without", "mb1"]) == 6, "it is not mb1 that is dead"
+    assert main(["backup", archive, "--without", "mb2"]) == 0
+    told = capsys.readouterr().err
+    assert "topology of mb2, definitions of mb2" in told
+    kept = read_archive(Path(archive))
+    assert kept.facts["left_out"][-2:] == ["topology of mb2", "definitions of mb2"]
+    assert {"definitions/mb1.json", "topology/mb1.json"} < kept.files.keys()
+    assert not {"definitions/mb2.json", "topology/mb2.json"} & kept.files.keys()
+    cluster.forget()
+    assert main(["restore", whole, "--yes"]) == 6
+    assert main(["restore", whole, "--yes", "--without", "mb2"]) == 0
+    assert "without broker mb2, agent of mb2: run this again" in capsys.readouterr().err
+    assert (cluster.defined["mb1"], cluster.defined["mb2"]) == ({"policies": [LIMIT]}, {})
+    assert cluster.ran[-1][-4:] == ("push", "--recover", "--without", "mb2")
+    cluster.dead = ""
+    assert main(["restore", whole, "--yes", "--without", "mb2"]) == 0
+    assert cluster.defined["mb2"] == {"policies": [LIMIT]}, "it answers, and is not left out"
+
+
+def test_what_another_broker_says_is_neither_kept_nor_restored_under_the_name_of_this_one(
+    cluster: Cluster, tmp_path: Path, capsys: Said
+) -> None:
+    assert main(["backup", str(tmp_path / "whole")]) == 0
+    first, second = (str(node.address) for node in cluster.nodes)
+    cluster.named = {"mb1": second, "mb2": first}
+    for words in (["backup", str(tmp_path / "b")], ["restore", str(tmp_path / "whole"), "--yes"]):
+        assert main(words) == 1
+        assert f"is that of {second}, not {first}" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
 
 
 def test_restored_is_only_what_the_inventory_names_inside_its_folder(

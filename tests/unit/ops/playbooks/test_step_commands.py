@@ -124,6 +124,8 @@ def test_a_new_local_broker_gets_the_address_of_its_number(
 
 def test_a_dry_run_leaves_no_trace(local_inventory: Path) -> None:
     assert run(local_inventory, "remove", "mb2", "--dry-run") == 0
+    gone = ("replace", "mb2", "--dead", "mb2", "--lose-messages", "--dry-run")
+    assert run(local_inventory, *gone) == 0
     assert not (local_inventory.parent / "journal").exists()
 
 
@@ -132,7 +134,16 @@ def test_a_dry_run_leaves_no_trace(local_inventory: Path) -> None:
     [
         (("add", "mb1"), (2, "mb1 is on the list already")),
         (("remove", "mb9"), (2, "no broker 'mb9' in the inventory")),
-        (("replace", "mb1", "--dead", "db1"), (2, "mb1 has no mirror that could take over")),
+        (
+            ("replace", "mb1", "--dead", "db1"),
+            (2, "mb1 has no mirror that could take over: use --lose-messages"),
+        ),
+        (
+            ("replace", "mb1", "--lose-messages", "--dead", "db1"),
+            (2, "mb1 has no mirror that could take over: db1 is neither a broker nor a balancer"),
+        ),
+        (("restart", "mb1", "mb2", "mb1"), (2, "named twice: mb1")),
+        (("restart", "mb1", "127.0.0.11:5672"), (2, "named twice: mb1")),
         (("add", "mb3", "--undo", "--yes"), (1, "no unfinished run of 'add mb3' to take back")),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,8 @@ from paramiko.ssh_exception import SSHException
 
 from ops.__main__ import main
 from ops.errors import CommandFailed, LockHeld, OpsError, PlanFailed, RunOpen
+from ops.local import files
+from ops.local.layout import Layout
 from ops.run import command, shell
 from ops.run.command import LOCK, RunOptions, carry, opened, options_of_run
 from ops.run.journal import Journal
@@ -65,6 +68,46 @@ def test_who_comes_second_is_told_who_is_at_it(tmp_path: Path) -> None:
         pytest.raises(LockHeld, match="'remove mb2' is changing"),
         opened(go(tmp_path), "add mb4", ["mb4"]),
     ):
+        pass
+
+
+def test_operators_of_two_checkouts_exclude_each_other(tmp_path: Path) -> None:
+    """The balancer is on this machine, and the paths of its files are relative."""
+    copies = []
+    for name in ("one", "two"):
+        layout = Layout(dir=tmp_path / name, numbers=(1,))
+        layout.dir.mkdir()
+        layout.inventory.write_text(files.inventory_toml(layout))
+        copies.append(layout.inventory)
+    other = Layout(dir=tmp_path, numbers=(1,), network="127.0.7").inventory
+    other.write_text(files.inventory_toml(Layout(dir=tmp_path, numbers=(1,), network="127.0.7")))
+    with command.locked(copies[0], "remove mb1"):
+        with command.locked(other, "remove mb1"):
+            pass
+        with (
+            pytest.raises(LockHeld, match="'remove mb1' is changing"),
+            command.locked(copies[1], "remove mb3"),
+        ):
+            pass
+    with command.locked(copies[1], "remove mb3"):
+        pass
+
+
+def test_a_lock_that_another_user_made_holds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, opened_as = tmp_path / "lock", os.open
+
+    def not_ours(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == file and flags & (os.O_RDWR | os.O_CREAT):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened_as(path, flags, mode)
+
+    with command.file_lock(file, "add mb4"):
+        monkeypatch.setattr(os, "open", not_ours)
+        with pytest.raises(LockHeld, match="'add mb4'"), command.file_lock(file, "remove mb2"):
+            pass
+    with command.file_lock(file, "remove mb2"):
         pass
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from inventory.files import write_whole
 from ops.errors import CommandFailed, JournalUnreadable, NoAnswer, PlanFailed
 from ops.run import runner
 from ops.run.journal import Journal, abandon, is_open, open_runs
@@ -405,6 +408,20 @@ def test_a_run_whose_journal_was_taken_away_ends_and_begins_no_other(tmp_path: P
     with pytest.raises(JournalUnreadable, match="it was taken away during the run"):
         journal.record("one", 0.1)
     assert not is_open(tmp_path, "add mb4")
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = begun(tmp_path, "add mb4", "mb4")
+
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*add.mb4\.jsonl'"):
+        journal.record("one", 0.1)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/inventory\.toml'"):
+        write_whole(tmp_path / "inventory.toml", "x")
+    assert not list(tmp_path.glob("*inventory*"))
 
 
 def test_a_run_of_which_nothing_was_kept_is_in_nobodys_way(tmp_path: Path) -> None:
