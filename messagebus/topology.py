@@ -273,9 +273,10 @@ def _queues(source: Source, mark: Options, name: str = "") -> tuple[QueueSpec, .
         own["x-expires"] = source.expires_s * MS_PER_S
     is_quorum = source.durability is Durability.FSYNC
     kind = {"x-queue-type": "quorum" if is_quorum else "classic"}
+    # By RabbitMQ's default a `max-length` of any policy would drop the oldest messages.
+    own["x-overflow"] = "reject-publish"
     if is_quorum:
-        limit = source.delivery_limit or DELIVERY_LIMIT_MAX
-        own |= {"x-delivery-limit": limit, "x-overflow": "reject-publish"}
+        own["x-delivery-limit"] = source.delivery_limit or DELIVERY_LIMIT_MAX
     if "x-expires" in own:
         return (QueueSpec(name=name, arguments={**kind, **own, **mark}),)
     own |= {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": source.parking_queue}

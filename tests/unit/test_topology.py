@@ -109,16 +109,19 @@ def test_the_queue_dead_letters_at_least_once_to_its_parking(wanted: Subscriptio
 
 
 @pytest.mark.parametrize("durability", Durability)
-def test_what_is_parked_or_delayed_is_refused_and_never_dropped_whatever_policy_bounds_its_queue(
+def test_what_is_stored_parked_or_delayed_is_never_dropped_whatever_policy_bounds_its_queue(
     durability: Durability,
 ) -> None:
     """A policy sets `max-length` alone; RabbitMQ then drops the oldest, unless an argument says otherwise."""
-    parkings = [
-        declarations(source).queues[0]
-        for source in (Queue("jobs", durability), Subscription(Topic("t", durability), "s"))
-    ]
-    (step,) = declarations(Delay(1_000)).queues
-    for queue in (*parkings, step, *LADDER.queues):
+    topic = Topic("t", durability)
+    sources = (
+        Queue("jobs", durability),
+        Subscription(topic, "s"),
+        Subscription(topic, "live", expires_s=60),
+        Delay(1_000),
+    )
+    queues = [queue for source in sources for queue in declarations(source).queues]
+    for queue in (*queues, *LADDER.queues):
         assert queue.arguments["x-overflow"] == "reject-publish"
 
 
@@ -138,6 +141,7 @@ def test_below_fsync_queues_are_classic_and_dead_letter_plainly(durability: Dura
         }
         assert queue.arguments == {
             "x-queue-type": "classic",
+            "x-overflow": "reject-publish",
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": parking.name,
             BORN: 3,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from messagebus import Durability
 from messagebus.destination import Delay, Queue, Stream, Subscription, Topic
 from messagebus.topology import Wanted, declarations
 from messagebus_agent.broker.policies import losing
@@ -56,6 +57,7 @@ def test_a_queue_that_is_bounded_and_drops_is_named_also_by_an_operator_s_policy
         (JOBS, {}),
         (JOBS, {"max-length-bytes": 1 << 30, "max-length": 5}),  # they refuse, by their arguments
         (Delay(1_000), {"max-length": 5}),
+        (Queue("fast", Durability.PAGE_CACHE), {"max-length": 5}),
         (JOBS, {"delivery-limit": 1_000_000_000, "queue-mode": "lazy"}),
     ],
 )

@@ -776,9 +776,9 @@ async def test_what_exists_otherwise_is_told_argument_by_argument(
     rig.management.exists = {"durable": True, "x-overflow": "drop-head", "mb-born": 3}
     weak = Queue("bad", Durability.PAGE_CACHE)
     assert await rig.upkeep.mismatch([weak]) == (
-        "queue 'mb.queue/bad': x-dead-letter-exchange is wanted '' and exists none,"
-        " x-dead-letter-routing-key is wanted 'mb.park/bad' and exists none,"
-        " x-overflow is wanted none and exists 'drop-head'"
+        "queue 'mb.queue/bad': x-overflow is wanted 'reject-publish' and exists 'drop-head',"
+        " x-dead-letter-exchange is wanted '' and exists none,"
+        " x-dead-letter-routing-key is wanted 'mb.park/bad' and exists none"
     )
     rig.management.fails = True
     assert "x is wanted 1" in await rig.upkeep.mismatch([weak])
