@@ -78,9 +78,14 @@ async def _read_list(answer: httpx.Response) -> BrokerList | None:
     if declared is not None and declared.isdigit() and int(declared) != arrived:
         raise ListInvalid(f"{arrived} of {declared} bytes arrived")
     try:
-        return BrokerList.parse(text.decode())
+        found = BrokerList.parse(text.decode())
     except UnicodeDecodeError as fault:
         raise ListInvalid(f"not UTF-8: {fault}") from fault
+    # A login page of some network answers anything with one word, and any word is a host's name.
+    says_nothing = not (found.generation or found.cluster)
+    if says_nothing and any(name.encode() not in text for name in found.names):
+        raise ListInvalid("without cluster and generation each broker is named with its port")
+    return found
 
 
 class ListFollower:

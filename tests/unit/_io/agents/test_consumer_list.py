@@ -319,6 +319,15 @@ async def test_an_agent_that_is_not_there_is_unavailable_and_a_strange_answer_in
         await fetch(text("<html>"))
 
 
+@pytest.mark.parametrize("page", ["OK", "abc\n", "moved\nlogin:80"])
+async def test_the_word_of_a_login_page_is_no_list_of_one_broker(page: str) -> None:
+    """A captive portal answers any address, before there is a list whose generation could be compared."""
+    with pytest.raises(ListInvalid, match="port"):
+        await fetch(text(page))
+    assert str(await fetch(text("mb1.example:5672\nMB2.example:5673 draining\n")))
+    assert str(await fetch(text("# generation: 1\nmb1.example\n")))
+
+
 async def test_an_address_that_is_none_is_unavailable() -> None:
     with pytest.raises(ListUnavailable):
         await fetch(text(GOOD), url="http://host:port/")
