@@ -61,7 +61,13 @@ from messagebus.core.confirms import bundled
 from messagebus.core.pending import Item
 from messagebus.destination import Destination, Source
 from messagebus.errors import AlreadySettled, ConfigError, MessageBusError, NotReady, Stopped
-from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
+from messagebus.handling import (
+    RetryPolicy,
+    checked_after,
+    checked_wait,
+    park_headers,
+    retry_headers,
+)
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header, Message, Options, Payload
 from messagebus.publisher import (
@@ -589,6 +595,7 @@ class AsyncConsumer:
         """Wait for the next delivery, as `Consumer.receive` does."""
         if (delivery := self.receive_immediate()) is not None:  # without the cost of a timeout
             return delivery
+        timeout_s = checked_wait(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 while self._status is RUNNING:
@@ -825,8 +832,9 @@ class AsyncConsumer:
         driver = self._started()
         if self._config.at_most_once:
             return True
-        if delivery._answered:
-            _close(delivery)  # raises; called for no other message, as this is the hot path
+        # `_close` written out: each delivery passes here.
+        if delivery._answered or delivery._ledger.by is not driver.ledgers:
+            _close(delivery, driver)
         delivery._answered = True
         return driver.ack(delivery)
 
@@ -835,7 +843,7 @@ class AsyncConsumer:
         driver = self._started()
         if self._config.at_most_once:
             return False
-        _close(delivery)
+        _close(delivery, driver)
         return driver.nack(delivery, requeue=requeue)
 
     async def ack_safe(self, delivery: Delivery, timeout_s: float = 10.0) -> bool:
@@ -843,7 +851,7 @@ class AsyncConsumer:
         driver = self._started()
         if self._config.at_most_once:
             return True
-        _close(delivery)
+        _close(delivery, driver)
         return await driver.ack_safe(delivery, timeout_s)
 
     async def retry(
@@ -861,7 +869,7 @@ class AsyncConsumer:
         words = words_of(self._bus)
         text = words.short(reason) if error is None or reason else words.of(error)
         headers = retry_headers(delivery, delivery.attempt + 1, text)
-        _close(delivery)
+        _close(delivery, driver)
         return await driver.retry(delivery, delay_ms=delay_ms, headers=headers)
 
     async def park(
@@ -874,22 +882,24 @@ class AsyncConsumer:
         words = words_of(self._bus)
         exception = "" if error is None else words.of(error)
         headers = park_headers(delivery, words.short(reason), exception)
-        _close(delivery)
+        _close(delivery, driver)
         return await driver.park(delivery, headers=headers)
 
     def _retry_soon(self, delivery: Delivery, delay_ms: int, headers: Mapping[str, Header]) -> bool:
         """Retry without waiting, for `run`."""
-        _close(delivery)
+        driver = self._started()
+        _close(delivery, driver)
         live = delivery._ledger.is_live
-        copying = self._started().retry(delivery, delay_ms=delay_ms, headers=headers)
+        copying = driver.retry(delivery, delay_ms=delay_ms, headers=headers)
         self._copying.spawn(copying)
         return live
 
     def _park_soon(self, delivery: Delivery, headers: Mapping[str, Header]) -> bool:
         """Park without waiting, for `run`."""
-        _close(delivery)
+        driver = self._started()
+        _close(delivery, driver)
         live = delivery._ledger.is_live
-        self._copying.spawn(self._started().park(delivery, headers=headers))
+        self._copying.spawn(driver.park(delivery, headers=headers))
         return live
 
     def keep_alive(self) -> bool:
@@ -932,8 +942,15 @@ class _Singles:
         return ()
 
 
-def _close(delivery: Delivery) -> None:
-    """Note that the application answers a delivery. Raises AlreadySettled at its second answer."""
+def _close(delivery: Delivery, driver: ConsumeDriver) -> None:
+    """Note that the application answers a delivery.
+
+    Raises AlreadySettled at its second answer, and for a delivery that another consumer received.
+    """
+    if delivery._ledger.is_live and delivery._ledger.by is not driver.ledgers:
+        raise AlreadySettled(
+            f"{delivery.message_id} was received by another consumer, which alone can answer it"
+        )
     if delivery._answered:
         raise AlreadySettled(f"{delivery.message_id} was answered before")
     delivery._answered = True

@@ -40,7 +40,13 @@ from messagebus.errors import (
     RegistrationIncomplete,
     Stopped,
 )
-from messagebus.handling import RetryPolicy, checked_after, park_headers, retry_headers
+from messagebus.handling import (
+    RetryPolicy,
+    checked_after,
+    checked_wait,
+    park_headers,
+    retry_headers,
+)
 from messagebus.hooks import Hooks
 from messagebus.message import Delivery, Header
 from messagebus.stats import ConsumerStats, Status
@@ -279,8 +285,12 @@ class Consumer:
 
     # Receiving.
     def receive(self, timeout_s: float | None = None) -> Delivery | None:
-        """Wait for the next delivery; None after timeout_s, or when the consumer is stopped."""
+        """Wait for the next delivery; None after timeout_s, or when the consumer is stopped.
+
+        timeout_s: None for no bound; a negative one is 0. Raises ConfigError for no number of seconds.
+        """
         self._running()
+        timeout_s = checked_wait(timeout_s)
         until_ms = None if timeout_s is None else now_ms() + int(timeout_s * 1000)
         with self._arrived:
             while (delivery := self._next()) is None:

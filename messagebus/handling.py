@@ -7,6 +7,7 @@ to give another answer; any other exception is a failed run, and a `RetryPolicy`
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import traceback
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ __all__ = [
     "RetryPolicy",
     "Words",
     "checked_after",
+    "checked_wait",
     "judge",
     "park_headers",
     "retry_headers",
@@ -43,6 +45,8 @@ FACTOR_MAX = 100.0
 DELAY_S_MAX = DELAY_STEPS_MS[-1] / 1000
 # Longest rest of a delivery in its place: its key waits, and its broker's prefetch has one less.
 PLACE_DELAY_S_MAX = 60.0
+# Longest wait of a `receive` with a bound; some 30 years.
+WAIT_S_MAX = 1e9
 HIDDEN = "***"
 
 
@@ -165,6 +169,18 @@ def checked_after(after_s: float, *, order: str = "none") -> int:
     if not 0 <= after_s <= DELAY_S_MAX:
         raise ConfigError(f"after_s {after_s!r}: 0 to {DELAY_S_MAX:,.0f}")
     return round(after_s * 1000)
+
+
+def checked_wait(timeout_s: float | None) -> float | None:
+    """Return the time in s that a `receive` waits; None for no bound, and 0 for a negative one.
+
+    Raises ConfigError for what is no number of seconds.
+    """
+    if timeout_s is None:
+        return None
+    if not isinstance(timeout_s, int | float) or not timeout_s < math.inf:
+        raise ConfigError(f"timeout_s {timeout_s!r}: seconds, or None to wait without a bound")
+    return max(0.0, min(timeout_s, WAIT_S_MAX))
 
 
 def rule_of(policy: RetryPolicy) -> Rule:

@@ -45,15 +45,18 @@ class Ack(NamedTuple):
 
 
 class Ledger:
-    """The unanswered deliveries of one link. epoch: counts the links to its broker; fence: of `Delivery`."""
+    """The unanswered deliveries of one link. epoch: counts the links to its broker; fence: of `Delivery`.
+
+    by: the `Ledgers` of the consumer whose link it is; None for a ledger of nobody.
+    """
 
     __slots__ = (
         *("_acked", "_behind_copies", "_claimed", "_owed", "_parts"),
-        *("broker", "epoch", "fence", "is_live", "rejected"),
+        *("broker", "by", "epoch", "fence", "is_live", "rejected"),
     )
 
-    def __init__(self, broker: str, epoch: int) -> None:
-        self.broker, self.epoch, self.fence = broker, epoch, 0
+    def __init__(self, broker: str, epoch: int, by: Ledgers | None = None) -> None:
+        self.broker, self.epoch, self.fence, self.by = broker, epoch, 0, by
         self.is_live = True
         """True until `end`. May be read from any thread."""
         # Tags without an answer, in the order of delivery; none once the link has ended.
@@ -249,7 +252,7 @@ class Ledgers:
     def connected(self, broker: str) -> Ledger:
         """Return the ledger of a new link to this broker; its epoch is one more than that of the last."""
         epoch = self._epochs[broker] = self._epochs.get(broker, 0) + 1
-        return Ledger(broker, epoch)
+        return Ledger(broker, epoch, self)
 
 
 class _Buffer(Generic[T]):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
 import pytest
 
-from messagebus import AlreadySettled, AsyncConsumer, Consumer, NameInvalid, Stopped, Subscription
+from messagebus import (
+    AlreadySettled,
+    AsyncConsumer,
+    ConfigError,
+    Consumer,
+    NameInvalid,
+    Stopped,
+    Subscription,
+)
 from tests.contract.conftest import Bus, Client
 from tests.support.eventually import eventually_async
 
@@ -192,6 +201,39 @@ async def test_a_second_answer_is_told(bus: Bus) -> None:
         with pytest.raises(AlreadySettled):
             await consumer.call(method, delivery)
     assert (await consumer.call("stats")).acks_stale == 0
+
+
+async def test_a_delivery_is_answered_by_the_consumer_that_received_it_and_by_no_other(
+    bus: Bus,
+) -> None:
+    consumer, other = await bus.consumer(handed_out_max=2), await bus.consumer("audit")
+    await publish(bus, 4)
+    for delivery in await receive(consumer, 2):
+        for method, how in (
+            ("ack", {}),
+            ("nack", {}),
+            ("ack_safe", {}),
+            ("retry", {"after_s": 1}),
+            ("park", {"reason": "not mine"}),
+        ):
+            with pytest.raises(AlreadySettled, match="another consumer, which alone can answer"):
+                await other.call(method, delivery, **how)
+        assert await consumer.call("ack", delivery) is True
+    assert len(await receive(consumer, 2)) == 2  # it has lost no place
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, math.nan, "5"])
+async def test_a_wait_that_is_no_number_of_seconds_is_refused_in_words(
+    bus: Bus, timeout_s: Any
+) -> None:
+    consumer, publisher = await bus.consumer(), await bus.publisher()
+    with pytest.raises(ConfigError, match="timeout_s"):
+        await consumer.call("receive", timeout_s)
+    with pytest.raises(ConfigError, match="timeout_s"):
+        await publisher.call("send_safe", bus.topic, b"", timeout_s=timeout_s)
+    assert await consumer.call("receive", -1) is None
+    await publish(bus, 1)
+    assert await consumer.call("receive", 1e10)
 
 
 async def test_ack_safe_says_that_the_broker_has_it(bus: Bus) -> None:

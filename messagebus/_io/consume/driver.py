@@ -102,6 +102,8 @@ class ConsumeDriver:
         self._bus, self._source, self._config, self._on_ready = bus, source, config, on_ready
         self._wire = wire
         self._inbox = Inbox(source, config.handed_out_max, Copies(bus, source, wire), self._turn)
+        self.ledgers = self._inbox.ledgers
+        """The maker of its links' ledgers: a delivery of another's is another consumer's."""
         self.dedup: Deduplication | None = None
         """The claims on its deliveries; None without deduplication."""
         if dedup is not None:

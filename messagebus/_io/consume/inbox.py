@@ -108,7 +108,7 @@ class Inbox:
         """Stands between what arrives and what is handed out; None without deduplication."""
         self.order: Ordering | None = None
         """Stands behind deduplication; None where no order is kept."""
-        self._ledgers = Ledgers()
+        self.ledgers = Ledgers()
         self._channels: dict[str, _Channel] = {}
         self._copying = Tasks()
         # Batches that a lost link left half answered -> their parts without an answer.
@@ -143,7 +143,7 @@ class Inbox:
         round_trip: Callable[[], Awaitable[object]] | None = None,
     ) -> int:
         """Take the deliveries of this link from now on. Returns its epoch."""
-        ledger = self._ledgers.connected(broker)
+        ledger = self.ledgers.connected(broker)
         before = self.delivered.setdefault(broker, 0)
         self._channels[broker] = _Channel(ledger, transport, delivered_before=before)
         transport.on_contents = functools.partial(self._arrived, ledger)

@@ -47,7 +47,7 @@ _NOT_FIELDS = (*_DELAYS, "redundant")
 
 def whole_timeout_ms(timeout_s: float) -> int:
     """Return a publish's timeout in ms. Raises ConfigError for an invalid one."""
-    if not 0 <= timeout_s < math.inf:
+    if not isinstance(timeout_s, int | float) or not 0 <= timeout_s < math.inf:
         raise ConfigError(f"timeout_s {timeout_s!r}: seconds, 0 or more")
     return int(timeout_s * 1000)
 
