@@ -28,8 +28,6 @@ from messagebus.terminal import plural, say
 from ops.errors import CommandFailed
 from ops.run import shell
 
-__all__ = ["main"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -22,21 +22,6 @@ from inventory.files import write_whole
 from messagebus.broker import AGENT_PORT, LIST_BYTES_MAX, Broker, BrokerList, ListedBroker
 from messagebus.errors import ListInvalid
 
-__all__ = [
-    "GENERATION_MAX",
-    "MODE",
-    "Edit",
-    "add",
-    "advice",
-    "change",
-    "drain",
-    "locked",
-    "read",
-    "ready",
-    "remove",
-    "with_generation",
-]
-
 Edit = Callable[[str], str]
 """A function from the text of a valid list to that of another. Raises ListInvalid or EditRefused."""
 

@@ -19,8 +19,6 @@ from messagebus.broker import BrokerList
 from messagebus.errors import ListInvalid, reason_of
 from messagebus.tls import TlsFiles
 
-__all__ = ["Client", "Cluster", "Node", "Served", "ask_all", "clients", "served"]
-
 ANSWER_WITHIN_S = 3.0
 """Timeout of one request to one agent."""
 ASKED_AT_ONCE = 32

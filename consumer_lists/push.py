@@ -13,8 +13,6 @@ from consumer_lists.nodes import Client, Cluster, Node, Served
 from inventory.files import write_whole
 from messagebus.broker import BrokerList
 
-__all__ = ["JUMP_MAX", "Pushed", "Write", "push", "recover", "write_local"]
-
 JUMP_MAX = 1_000
 """Generations that a recovery may go up by without confirmation: edits of years."""
 SERVED_WITHIN_S = 60.0

@@ -13,8 +13,6 @@ from consumer_lists.nodes import Client, Served
 from messagebus.broker import BrokerList
 from messagebus.terminal import printable
 
-__all__ = ["behind", "client_table", "differences", "node_table", "plain"]
-
 # Names shown of clients in the same state; --json has all.
 NAMES_SHOWN = 3
 

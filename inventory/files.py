@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Templates", "write_whole"]
-
 SECRET_MODE, OPEN_MODE = 0o600, 0o644
 
 

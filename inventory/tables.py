@@ -16,19 +16,6 @@ from messagebus.tls import TlsFiles
 if TYPE_CHECKING:
     from inventory import forms
 
-__all__ = [
-    "ROLES",
-    "Address",
-    "Balancer",
-    "Host",
-    "Mirror",
-    "Node",
-    "Provision",
-    "Timers",
-    "Tls",
-    "User",
-]
-
 ROLES = ("agent", "application", "publisher", "consumer", "mqtt", "monitor", "operator")
 RESYNC_RATE = "100M"
 SESSIONS_MAX = 8_000

@@ -27,8 +27,6 @@ from messagebus.errors import ConfigError
 from messagebus.terminal import plural, say
 from ops.run import shell
 
-__all__ = ["main"]
-
 SAVE_EVERY_S = 2.0
 
 

@@ -17,8 +17,6 @@ from lb.fleet import Fleet, local
 from lb.runtime import ServerState
 from messagebus.errors import reason_of
 
-__all__ = ["drain", "ready", "set_draining"]
-
 SEEN_WITHIN_S = 60.0
 """Time until HAProxy shows it: half a second for the agent's line, more for checks of a starting broker, and
 for a machine whose processors are all busy."""

@@ -25,8 +25,6 @@ from lb.hosts import LocalMachine, Machine
 from lb.render import marker, render
 from messagebus.errors import ConfigError
 
-__all__ = ["Applied", "apply", "check", "prepare_start", "save_state", "start_command"]
-
 RELOAD_WITHIN_S = 60.0
 """Time from the signal until the new process answers with the new configuration; 0.1 s when idle. It ends at
 once when HAProxy is gone."""
@@ -49,22 +47,6 @@ class Applied:
     changed: bool
     reloaded: bool
     pid: int
-
-
-def start_command(inventory: Inventory) -> list[str]:
-    """Return the command that starts HAProxy in the foreground.
-
-    It starts a master, whose pid file it writes, and a worker.
-    """
-    balancer = inventory.balancer
-    return [
-        str(balancer.program),
-        "-W",
-        "-f",
-        str(balancer.config),
-        "-p",
-        str(balancer.master_pid_file),
-    ]
 
 
 def check(inventory: Inventory, machine: Machine = THIS_MACHINE) -> str:

@@ -19,21 +19,6 @@ from lb.hosts import Machine
 from lb.runtime import SAID, ServerState
 from messagebus.errors import ConfigError
 
-__all__ = [
-    "Fleet",
-    "OpenSocket",
-    "Connect",
-    "BrokerStates",
-    "apply_absent",
-    "apply_all",
-    "check_all",
-    "local",
-    "maint",
-    "opened",
-    "set_drain",
-    "set_weight",
-]
-
 OpenSocket = Callable[[Balancer], AbstractContextManager[Path]]
 """Forward the admin socket of a balancer on another host. Raises BalancerUnreachable."""
 Condition = Callable[[ServerState], bool]

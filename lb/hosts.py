@@ -23,18 +23,6 @@ from inventory.inventory import Balancer, Inventory
 from lb.errors import ApplyFailed, BalancerUnreachable
 from messagebus.errors import MessageBusError
 
-__all__ = [
-    "Connection",
-    "RemoteMachine",
-    "LocalMachine",
-    "Machine",
-    "Socket",
-    "Ssh",
-    "forwarded",
-    "is_our_master",
-    "machine_of",
-]
-
 STDIN = "/dev/stdin"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from inventory.inventory import Inventory
 
-__all__ = ["faults"]
-
 # A Unix socket's address has room for 107 bytes, and HAProxy binds under a longer, temporary name.
 SOCKET_PATH_BYTES_MAX = 97
 # A publisher gives up its first dial after this time (BusConfig.dial_timeout_ms).

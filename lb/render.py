@@ -22,8 +22,6 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 
-__all__ = ["BROKERS", "WEIGHT", "Step", "marker", "render", "gate_check_steps"]
-
 BROKERS = "mb_brokers"
 """Name of the backend whose servers are the brokers."""
 WEIGHT = 100

@@ -21,18 +21,6 @@ from lb.errors import BalancerUnreachable, LbError
 from lb.render import BROKERS
 from messagebus.errors import reason_of
 
-__all__ = [
-    "Process",
-    "ServerState",
-    "maint",
-    "process",
-    "server_state_text",
-    "servers",
-    "set_drain",
-    "set_weight",
-    "shutdown_sessions",
-]
-
 ANSWER_WITHIN_S = 2.0
 """Timeout of each command on the socket. HAProxy answers in under a millisecond unless it hangs."""
 WEIGHT_MAX = 255
@@ -134,11 +122,6 @@ def set_weight(socket: Path, name: str, weight: int) -> None:
     if not 0 <= weight <= WEIGHT_MAX:
         raise LbError(f"weight {weight}: 0 to {WEIGHT_MAX}")
     _server(socket, name, lambda server: server.setweight(weight))
-
-
-def shutdown_sessions(socket: Path, name: str) -> None:
-    """Cut the connections that the serving process has to a broker."""
-    _server(socket, name, lambda server: server.shutdown())
 
 
 def _server(socket: Path, name: str, order: Callable[[Any], object]) -> None:

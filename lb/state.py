@@ -15,8 +15,6 @@ from typing import NamedTuple
 from inventory.inventory import Address, Node
 from lb.render import BROKERS, WEIGHT
 
-__all__ = ["DRAIN_FLAGS", "Row", "cold", "rows", "warm"]
-
 # The format that HAProxy writes and reads as version 1, by `show servers state`.
 HEAD = (
     "1\n"

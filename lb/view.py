@@ -20,8 +20,6 @@ from lb.runtime import Process, ServerState
 from messagebus.errors import ConfigError
 from messagebus.terminal import plural, printable
 
-__all__ = ["Shown", "headlines", "in_words", "look", "plain", "server_table"]
-
 STYLES = {"up": "green", "drain": "yellow", "maint": "magenta", "down": "bold red"}
 
 

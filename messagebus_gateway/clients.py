@@ -31,8 +31,6 @@ from messagebus._io.amqp.control import Right, rights_of
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
-__all__ = ["Bus", "Publishers", "RealBus", "now_ms"]
-
 log = logging.getLogger("messagebus.gateway")
 
 Login = tuple[str, Secret] | None

@@ -16,8 +16,6 @@ from messagebus.broker import is_http
 from messagebus.http.guard import is_loopback, is_public_url
 from messagebus.terminal import did_you_mean
 
-__all__ = ["GatewayConfig", "Limits", "PushConfig"]
-
 T = TypeVar("T")
 
 ANONYMOUS = ("", "publish", "consume", "all")

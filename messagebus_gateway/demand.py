@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["HOLD_MS", "Demand", "LetGo", "Rest"]
-
 HOLD_MS = 1_000
 """Longest stay of a delivery that nobody asks for."""
 SPENT_MS = 500

@@ -13,8 +13,6 @@ import hmac
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["ANSWERED", "DONE", "STALE", "UNKNOWN", "Lease", "Leases"]
-
 T = TypeVar("T")
 
 DONE, ANSWERED, STALE, UNKNOWN = "done", "answered", "stale", "unknown"

@@ -10,8 +10,6 @@ from prometheus_client.registry import Collector
 
 from messagebus_gateway.pulling import Pulls
 
-__all__ = ["Metrics"]
-
 PREFIX = "messagebus_gateway"
 
 

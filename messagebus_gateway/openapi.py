@@ -7,8 +7,6 @@ from typing import Any
 
 from messagebus.envelope import FIELDS_OF_MESSAGE
 
-__all__ = ["document"]
-
 Json = dict[str, Any]
 
 NAME: Json = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "maxLength": 120}

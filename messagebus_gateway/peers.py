@@ -12,8 +12,6 @@ from typing import Any
 
 import httpx
 
-__all__ = ["AWAY", "FORWARDED", "Peers"]
-
 AWAY = "away"
 """Answer for a lease whose gateway does not answer: the delivery comes again when the lease runs out."""
 FORWARDED = "mb-forwarded"

@@ -34,8 +34,6 @@ from messagebus.http.allowance import Bucket, Places
 from messagebus_gateway.config import Limits
 from messagebus_gateway.problems import Problem
 
-__all__ = ["People", "Principal", "read_tokens"]
-
 log = logging.getLogger("messagebus.gateway")
 
 LOOK_EVERY_MS = 1_000

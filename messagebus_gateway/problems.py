@@ -19,8 +19,6 @@ from messagebus import (
     TopologyMismatch,
 )
 
-__all__ = ["Problem", "encoded", "json_response", "problem_of_fault", "seconds"]
-
 MEDIA = "application/problem+json"
 
 

@@ -39,8 +39,6 @@ from messagebus_gateway.clients import now_ms
 from messagebus_gateway.problems import Problem, encoded, seconds
 from messagebus_integrations import cloudevents
 
-__all__ = ["Batch", "Replays", "Wanted", "answer_batch", "read_wanted", "submit"]
-
 KEY_FORM = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 30.0
 DELAY_S_MAX = 7 * 86_400

@@ -33,8 +33,6 @@ from messagebus_gateway.leases import Lease, Leases
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
-__all__ = ["Held", "Holding", "Pulls", "Reader", "as_json", "body_of"]
-
 log = logging.getLogger("messagebus.gateway")
 
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 900.0

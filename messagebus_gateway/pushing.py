@@ -24,8 +24,6 @@ from messagebus_gateway.problems import encoded
 from messagebus_integrations import cloudevents
 from messagebus_tools.webhook import Posting, Refused, Target, as_body, opened, read_secrets
 
-__all__ = ["Push"]
-
 log = logging.getLogger("messagebus.gateway")
 
 FIRST_DELAY_S, LOOK_S, STOP_S = 1.0, 3.0, 5.0

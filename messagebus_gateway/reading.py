@@ -13,17 +13,6 @@ from messagebus_gateway.problems import Problem
 from messagebus_gateway.publishing import BATCH_MAX, BODY_BYTES_MAX, Wanted
 from messagebus_integrations import cloudevents
 
-__all__ = [
-    "read_body",
-    "read_events",
-    "read_length",
-    "read_number",
-    "read_object",
-    "read_texts",
-    "read_whole",
-    "too_large",
-]
-
 JSON_BYTES_MAX = 4 << 20
 
 

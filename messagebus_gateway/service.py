@@ -33,8 +33,6 @@ from messagebus_gateway.pulling import Pulls
 from messagebus_gateway.pushing import Push
 from messagebus_gateway.web import Parts, application
 
-__all__ = ["Gateway", "serve", "serve_file"]
-
 log = logging.getLogger("messagebus.gateway")
 
 IDLE_EVERY_S = 5.0

@@ -21,8 +21,6 @@ from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem, encoded, problem_of_fault
 from messagebus_gateway.pulling import Holding, Pulls, Reader, as_json
 
-__all__ = ["PROTOCOL", "Socket"]
-
 PROTOCOL = "messagebus.v1"
 CREDIT_MAX = 1_000
 ROOM_S = 1.0  # between looks for room, where the principal holds all it may

@@ -12,8 +12,6 @@ from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import encoded
 from messagebus_gateway.pulling import HOLDING_WAIT_S, Held, Holding, Pulls, Reader, as_json
 
-__all__ = ["Stream"]
-
 
 class Stream:
     """One stream. acks_sent: a delivery is acked when it was written: at most once."""

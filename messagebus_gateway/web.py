@@ -76,8 +76,6 @@ from messagebus_gateway.reading import (
 from messagebus_gateway.sockets import PROTOCOL, Socket
 from messagebus_integrations import cloudevents
 
-__all__ = ["Parts", "application"]
-
 log = logging.getLogger("messagebus.gateway")
 
 PULL_MAX, PULL_BYTES, PULL_BYTES_MAX, WAIT_S_MAX = 1_000, 4 << 20, 64 << 20, 60.0

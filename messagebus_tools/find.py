@@ -17,8 +17,6 @@ from messagebus.recording.files import message_id_hex
 from messagebus_tools.observing.ask import Asker
 from messagebus_tools.observing.trace import Evidence
 
-__all__ = ["evidence_of", "find_rows"]
-
 PARKED_MAX = 20
 ID_CHARS_MIN, ID_CHARS_MAX = 6, 255
 

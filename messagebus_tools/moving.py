@@ -27,8 +27,6 @@ from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, re
 from messagebus.destination import PARKING_PREFIX, Delay
 from messagebus.errors import ConfigError, LinkError, LinkLost, TopologyError
 
-__all__ = ["MOVES_AT_ONCE", "MessagesMoved", "MovingProgress", "move_messages"]
-
 MOVES_AT_ONCE = 200
 """Upper bound of the messages that are on both brokers after a move that was killed."""
 # Messages of one queue that are taken ahead and held in memory.

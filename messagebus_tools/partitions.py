@@ -18,15 +18,14 @@ from messagebus.broker import Broker, BrokerList
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm
 from messagebus.config import BusConfig
-from messagebus.core.homes import Chain, Home, joined, read_chains, segment_of
+from messagebus.core.homes import Chain as Chain
+from messagebus.core.homes import Home, joined, read_chains, segment_of
 from messagebus.destination import Topic
 from messagebus.errors import LinkLost, NotFound, TopologyError
 from messagebus.secret import Secret
 from messagebus.terminal import plural, say
 from messagebus_tools.subscriptions import token_of, token_option
 from messagebus_tools.top import table
-
-__all__ = ["Chain", "Row", "chains_in", "partitions", "rows_of", "spread"]
 
 LOOK_S = 0.2
 

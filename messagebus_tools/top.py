@@ -36,8 +36,6 @@ from messagebus_tools.observing.totals import (
     uncounted,
 )
 
-__all__ = ["observed", "oldest", "table", "top", "topics"]
-
 EVERY_S = 2.0
 # Statistics are swept every 5 s while somebody looks, so rates are of at least so long.
 RATES_OVER_MS = 10_000

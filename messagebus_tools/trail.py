@@ -29,8 +29,6 @@ from messagebus.message import Delivery, Message
 from messagebus.recording.recorder import is_sampled
 from messagebus.stats import Outcome, Published
 
-__all__ = ["Trail"]
-
 log = logging.getLogger("messagebus.trail")
 
 SHARE = 0.01

@@ -7,7 +7,6 @@ import dataclasses
 from collections import deque
 from collections.abc import Set
 
-from bench.clients.rabbitmq import started
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED, OTHERWISE, UNKNOWN
 from bench.load.profile import Load, Profile
@@ -26,18 +25,6 @@ from messagebus import (
     Topic,
 )
 from messagebus.recording.files import Entry
-
-__all__ = [
-    "RECEIVE_MAX",
-    "START_S",
-    "Receiver",
-    "Sender",
-    "bus_of",
-    "consumer_config",
-    "durability",
-    "publisher_config",
-    "started",
-]
 
 START_S = 60.0
 # A publish outlives the restart of a broker, also on a machine where that takes minutes: with 60 s, 180 of

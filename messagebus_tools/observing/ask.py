@@ -38,8 +38,6 @@ from messagebus_tools.observing.snapshot import (
     read_answer,
 )
 
-__all__ = ["Asker", "read_stats"]
-
 ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
 TRAIL_WITHIN_S = 3.0

@@ -13,8 +13,6 @@ from typing import Literal
 from messagebus_tools.observing.snapshot import Answer, Bus, Seen
 from messagebus_tools.observing.totals import SOURCES
 
-__all__ = ["Event", "changes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from messagebus_tools.observing.snapshot import Answer, Bus, Kind
 
-__all__ = ["Rates", "broker_rates", "row_rate", "row_rates"]
-
 # Longer gaps hide what happened between; agents sweep every 5 to 10 s.
 SPAN_MAX_MS = 60_000
 
@@ -23,11 +21,6 @@ class Rates:
     came: float
     left: float
 
-    @property
-    def growth(self) -> float:
-        """The growth a second; negative while it gets less."""
-        return self.came - self.left
-
 
 def row_rates(old: Bus, new: Bus) -> dict[tuple[str, str, Kind], Rates]:
     """Return the rates of every (broker, name, kind) that has them."""
@@ -37,15 +30,6 @@ def row_rates(old: Bus, new: Bus) -> dict[tuple[str, str, Kind], Rates]:
             if rates := _row_rate(before, after, key):
                 found[broker, *key] = rates
     return found
-
-
-def row_rate(old: Bus, new: Bus, broker: str, key: tuple[str, Kind]) -> Rates | None:
-    """Return the rates of one queue on one broker, as `row_rates` has them."""
-    was, now = old.find(broker), new.find(broker)
-    before, after = was and was.answer, now and now.answer
-    if not before or not after or before.life != after.life or key not in after.rows:
-        return None
-    return _row_rate(before, after, key)
 
 
 def _row_rate(before: Answer, after: Answer, key: tuple[str, Kind]) -> Rates | None:

@@ -17,18 +17,6 @@ from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.snapshot import LOSES, Answer, Bus, Kind, Row, rows_of
 from messagebus_tools.observing.totals import SOURCES, counted, uncounted
 
-__all__ = [
-    "FIRST",
-    "RULES",
-    "UNKNOWN_QUERY",
-    "Attention",
-    "Finding",
-    "Past",
-    "Raised",
-    "Rule",
-    "reason",
-]
-
 MINUTE_MS = 60_000
 OLD_MS = MINUTE_MS
 # The past is kept in steps of this; a whole observation is large.

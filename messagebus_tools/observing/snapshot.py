@@ -16,28 +16,6 @@ from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-__all__ = [
-    "Answer",
-    "Balancer",
-    "Bus",
-    "Client",
-    "Consumer",
-    "Kind",
-    "Loss",
-    "Mirror",
-    "Room",
-    "Row",
-    "Seen",
-    "Server",
-    "State",
-    "Totals",
-    "answer_to_json",
-    "bus_to_json",
-    "merged",
-    "read_answer",
-    "rows_of",
-]
-
 Kind = Literal["sub", "queue", "park", "delay", "tap"]
 """Kind of a row: a subscription, a queue, the parking queue of one of these, a step of the delays, a tap."""
 KINDS: frozenset[str] = frozenset(get_args(Kind))
@@ -383,31 +361,6 @@ def answer_to_json(answer: Answer, now_ms: int) -> dict[str, Any]:
         "swept_ms": _age(answer.swept_at_ms, now_ms),
         "columns": COLUMNS,
         "queues": [_row_to_json(row, now_ms) for row in answer.rows.values()],
-    }
-
-
-def bus_to_json(bus: Bus) -> dict[str, Any]:
-    """Return the bus with every row, and ages as of `at_ms`."""
-    return {
-        "at_ms": bus.at_ms,
-        "cluster": bus.cluster,
-        "generation": bus.generation,
-        "list_age_ms": bus.list_age_ms,
-        "list_fault": bus.list_fault,
-        "brokers": [
-            {
-                "broker": seen.broker,
-                "fault": seen.fault,
-                "draining": seen.draining,
-                "silent_ms": _age(seen.silent_since_ms, bus.at_ms),
-                "away": seen.is_away,
-                "skew_ms": seen.skew_ms,
-                "last": seen.last and answer_to_json(seen.last, bus.at_ms),
-            }
-            for seen in bus.brokers
-        ],
-        "balancers": [asdict(each) for each in bus.balancers],
-        "outcomes": bus.outcomes and asdict(bus.outcomes),
     }
 
 

@@ -15,17 +15,6 @@ from messagebus.terminal import plural
 from messagebus_tools.observing.rates import Rates
 from messagebus_tools.observing.snapshot import NO_LINK, Answer, Bus, Kind, Row
 
-__all__ = [
-    "UNKNOWN",
-    "Sum",
-    "at_least",
-    "counted",
-    "known",
-    "total",
-    "totals",
-    "uncounted",
-]
-
 SOURCES: tuple[Kind, ...] = ("sub", "queue")
 UNKNOWN = "?"
 N = TypeVar("N", int, float)

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from messagebus.terminal import duration, plural
 from messagebus_tools.observing.snapshot import Bus, Row
 
-__all__ = ["Evidence", "Line", "Trace", "trace"]
-
 # The earliest time at which the oldest message may have come, before the one that its agent tells.
 AGE_MARGIN_MS, AGE_MARGIN_SHARE = 20_000, 0.1
 PLACES_MAX, NAMES_MAX, CHARS_MAX = 10, 5, 200

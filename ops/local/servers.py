@@ -25,19 +25,6 @@ from ops.local.layout import Server, ServerChoice
 from ops.run import shell
 from ops.run.waiting import START_AT_MOST_S
 
-__all__ = [
-    "CHOICES",
-    "KINDS",
-    "argv",
-    "choices_of",
-    "environment",
-    "install",
-    "kind_of",
-    "prepare",
-    "serves",
-    "url",
-]
-
 CHOICES = ("redis", "postgresql", "mariadb", "monitor", "prometheus")
 """Servers that a local cluster may have beside its brokers."""
 PERSISTENCE = ("everysec", "always", "no", "none")

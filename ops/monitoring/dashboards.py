@@ -19,8 +19,6 @@ import click
 from inventory.files import write_whole
 from messagebus.terminal import say
 
-__all__ = ["BOARDS", "Board", "Panel", "command", "queries", "rendered"]
-
 SCHEMA = 38  # Grafana 10
 COLUMNS = 24
 HEIGHT = 8

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["START_AT_MOST_S", "STALLED_S", "Patience"]
-
 # Brokers boot in 9 s on two idle cores. Beside 16 busy loops one was without a line of its log for a minute.
 STALLED_S = 180.0
 """Time without any progress after which a start is given up."""

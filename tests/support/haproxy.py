@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.processes import free_port
 from inventory.inventory import Inventory, load
 from lb import runtime
-from lb.apply import prepare_start, start_command
+from lb.apply import prepare_start
 from lb.errors import BalancerUnreachable
 from lb.runtime import ServerState
 from ops.local.roots import chrooted, default_root
@@ -94,7 +94,7 @@ class Rig:
 
     def launch(self, inventory: Inventory) -> None:
         """Start HAProxy with the files as they are."""
-        argv = chrooted(default_root(), self.folder, start_command(inventory))
+        argv = chrooted(default_root(), self.folder, _start_command(inventory))
         with (self.folder / "haproxy.log").open("ab") as log:
             self.masters[inventory.balancer.name] = subprocess.Popen(
                 argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -178,3 +178,19 @@ check = "{check}"
 management = "127.0.0.1:{number}"
 node_list_file = "nodes/mb{number}.txt"
 """
+
+
+def _start_command(inventory: Inventory) -> list[str]:
+    """Return the command that starts HAProxy in the foreground.
+
+    It starts a master, whose pid file it writes, and a worker.
+    """
+    balancer = inventory.balancer
+    return [
+        str(balancer.program),
+        "-W",
+        "-f",
+        str(balancer.config),
+        "-p",
+        str(balancer.master_pid_file),
+    ]

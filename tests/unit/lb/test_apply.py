@@ -189,14 +189,6 @@ def test_a_drain_survives_a_start_from_nothing(balancer: FakeHAProxy) -> None:
     assert (states["mb1"].admin_state, states["mb1"].text.split()[5]) == (8, "0")
 
 
-def test_the_start_command_runs_a_master_with_a_pid_file(balancer: FakeHAProxy) -> None:
-    folder = balancer.read.balancer.config.parent
-    assert applying.start_command(balancer.read) == [
-        *("/usr/sbin/haproxy", "-W", "-f", f"{folder}/haproxy.cfg"),
-        *("-p", f"{folder}/master.pid"),
-    ]
-
-
 LONELY = dataclasses.replace(UP, agent="L4TOUT")
 ONE, TWO = Path("one"), Path("two")
 

@@ -53,10 +53,6 @@ class FakeServer:
         self.orders.append(weight)
         return True
 
-    def shutdown(self) -> bool:
-        self.orders.append("shutdown")
-        return True
-
 
 class FakeHAProxy:
     """HAProxy of one process, as haproxyadmin would give it."""
@@ -126,8 +122,7 @@ def test_haproxys_status_in_one_word(
 def test_orders_go_to_the_named_server(fake: FakeServer) -> None:
     runtime.maint(SOCKET, "mb1", on=False)
     runtime.set_weight(SOCKET, "mb1", 40)
-    runtime.shutdown_sessions(SOCKET, "mb1")
-    assert fake.orders == ["ready", 40, "shutdown"]
+    assert fake.orders == ["ready", 40]
 
 
 def test_a_broker_whose_agent_is_dead_is_taken_out(
