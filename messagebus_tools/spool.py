@@ -84,6 +84,7 @@ def status(path: Path | None, as_json: bool) -> int:
         rows = [
             {
                 "path": str(each.path),
+                "bus": each.bus,
                 "in_use": each.in_use,
                 "messages": each.messages,
                 "bytes": each.bytes,
@@ -100,7 +101,8 @@ def status(path: Path | None, as_json: bool) -> int:
             user = "in use" if each.in_use else "left behind"
             oldest = f", the oldest {each.oldest_s:.0f} s old" if each.messages else ""
             say(
-                f"{each.path}  {user}: {plural(each.messages, 'message')}, {each.bytes} bytes{oldest}"
+                f"{each.path}  {user}: {plural(each.messages, 'message')}, {each.bytes} bytes{oldest};"
+                f" {each.bus or 'of any bus'}"
             )
             for name, count in sorted(each.destinations.items()):
                 say(f"  {count:>9}  {name}")
@@ -191,7 +193,8 @@ def replay(path: Path | None, timeout_s: float) -> int:
     """Send what processes that ended have left in the spool PATH to the bus of the environment.
 
     Each message leaves the spool after a broker's confirm. Publishers that use the folder do the same by
-    themselves. Exit code 3 when some is left, 6 when no broker takes anything.
+    themselves. What was spooled for another bus stays, and is named. Exit code 3 when some is left, 6 when no
+    broker takes anything.
 
     \b
     Example:
@@ -217,8 +220,11 @@ def replay(path: Path | None, timeout_s: float) -> int:
     say(f"sent {plural(stats.replayed, 'message')}{left}", err=True)
     if stats.spool_failures:
         say(f"messagebus: brokers refused {plural(stats.spool_failures, 'send')}", err=True)
+    if stays := [each for each in spool.spool_status(folder) if each.messages and not each.in_use]:
+        for each in stays:
+            say(f"messagebus: {each.path} stays: it is for {each.bus or 'any bus'}", err=True)
     if not stats.spool_messages:
-        return Exit.DONE
+        return Exit.PARTLY if stays else Exit.DONE
     return Exit.PARTLY if stats.replayed or stats.broker else Exit.SILENT
 
 

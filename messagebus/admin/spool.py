@@ -44,12 +44,14 @@ GROUP = 100
 class SpoolFolderStatus:
     """One publisher's part of a spool.
 
-    path: its folder. in_use: a living process has it. messages, bytes: that wait in it.
+    path: its folder. bus: the name of the bus that its messages are for; publishers of other buses leave it.
+    in_use: a living process has it. messages, bytes: that wait in it.
     destinations: ``orders``, ``queue:jobs delay=5000`` -> messages that wait. oldest_s: age of the oldest, 0
     for none. faults: what is damaged, in words. put_aside: files with what was damaged at the start.
     """
 
     path: Path
+    bus: str
     in_use: bool
     messages: int
     bytes: int
@@ -112,6 +114,7 @@ def spool_status(path: str | Path) -> list[SpoolFolderStatus]:
         found.append(
             SpoolFolderStatus(
                 path=folder,
+                bus=store.folder.bus,
                 in_use=in_use,
                 messages=index.messages,
                 bytes=index.size_bytes,

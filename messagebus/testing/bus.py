@@ -40,6 +40,10 @@ TIMEOUT_S = 5.0
 NOTICE_TIMEOUT_S = 5.0
 
 
+# Its address leads nowhere, and no spool that is for a real bus is taken for its own.
+_BUS = BusConfig(broker="memory:5672")
+
+
 class MemoryBus:
     """Bus of brokers in memory. Any thread may call any method; clients as their own classes say.
 
@@ -71,7 +75,7 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> Publisher:
         """Make a `Publisher`, not started."""
-        made = Publisher(BusConfig(), config, spool=spool, hooks=hooks, _wire=self._wire)
+        made = Publisher(_BUS, config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         self._blocking.add(made)
         return made
@@ -84,7 +88,7 @@ class MemoryBus:
         hooks: Sequence[Hooks] = (),
     ) -> AsyncPublisher:
         """Make an `AsyncPublisher`, not started."""
-        made = AsyncPublisher(BusConfig(), config, spool=spool, hooks=hooks, _wire=self._wire)
+        made = AsyncPublisher(_BUS, config, spool=spool, hooks=hooks, _wire=self._wire)
         self._publishers.add(made)
         return made
 
@@ -100,7 +104,7 @@ class MemoryBus:
     ) -> Consumer:
         """Make a `Consumer`, not started. dedup: an address of a store stands for `store` here."""
         made = Consumer(
-            BusConfig(),
+            _BUS,
             destination,
             subscription=subscription,
             config=config,
@@ -125,7 +129,7 @@ class MemoryBus:
     ) -> AsyncConsumer:
         """Make an `AsyncConsumer`, not started. dedup: as of `consumer`."""
         made = AsyncConsumer(
-            BusConfig(),
+            _BUS,
             destination,
             subscription=subscription,
             config=config,
@@ -141,13 +145,13 @@ class MemoryBus:
         """Make a `Replay` of a topic whose `Stream` was declared; options: its settings."""
         from messagebus.replay import Replay  # only where it is used
 
-        return Replay(BusConfig(), topic, _wire=self._wire, **options)
+        return Replay(_BUS, topic, _wire=self._wire, **options)
 
     def async_replay(self, topic: Topic | str, **options: Any) -> AsyncReplay:
         """Make an `AsyncReplay`, as `replay`."""
         from messagebus.replay import AsyncReplay  # only where it is used
 
-        return AsyncReplay(BusConfig(), topic, _wire=self._wire, **options)
+        return AsyncReplay(_BUS, topic, _wire=self._wire, **options)
 
     def _here(self, dedup: Deduplication, config: ConsumerConfig | None) -> Deduplication:
         """Return the same settings with the store of this bus, where an address was given."""

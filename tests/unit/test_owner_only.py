@@ -50,7 +50,7 @@ def recorded_rows(folder: Path, _after: ExitStack) -> None:
 
 
 def spool(folder: Path, _after: ExitStack) -> None:
-    made = SpoolFolder.create(folder)
+    made = SpoolFolder.create(folder, "broker=a:5672 vhost=/")
     made.append("1.seg", TEXT.encode(), b"", len(TEXT))
     made.close()
 

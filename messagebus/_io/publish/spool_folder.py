@@ -1,7 +1,8 @@
 """The files of the disk spool: locked folders, segments, the cursor, and the thread that waits for the disk.
 
 A spool's folder has a numbered sub-folder for each publisher, which holds its lock as long as it lives. The
-next process takes over the files of one that has ended, oldest sub-folder first. Only `DiskThread` blocks;
+next process on the same bus, whose name is in a file, takes over the files of one that has ended, oldest
+sub-folder first. Only `DiskThread` blocks;
 `core.spool` decides what is written, read and deleted. All functions here raise OSError.
 """
 
@@ -43,7 +44,7 @@ log = logging.getLogger("messagebus.publisher")
 
 T = TypeVar("T")
 
-LOCK, CURSOR = "lock", "cursor"
+LOCK, CURSOR, BUS = "lock", "cursor", "bus"
 SEGMENT, DAMAGED, HOLE = ".seg", ".damaged", ".hole"
 SEGMENT_BYTES = 16 * 1024 * 1024
 """A segment that has reached this size takes no more."""
@@ -111,8 +112,11 @@ class SpoolFolder:
 
     # Locks.
     @classmethod
-    def create(cls, root: Path) -> SpoolFolder:
-        """Make the next sub-folder, so that the order of their names is that of their publishers."""
+    def create(cls, root: Path, bus: str) -> SpoolFolder:
+        """Make the next sub-folder, so that the order of their names is that of their publishers.
+
+        bus: the name of the bus that its messages are for.
+        """
         missing = [each for each in (root, *root.parents) if not each.exists()]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in missing:
@@ -125,7 +129,12 @@ class SpoolFolder:
             except FileExistsError:
                 continue
             if (made := cls.lock(path, flags=os.O_CREAT)) is not None:
-                _sync_folder(root)
+                try:
+                    made.write_bus(bus)
+                    _sync_folder(root)
+                except BaseException:
+                    made.close(remove=True)
+                    raise
                 return made
         raise OSError(errno.EMFILE, "too many sub-folders", str(root))
 
@@ -153,8 +162,9 @@ class SpoolFolder:
         self._close_segment()
         if remove:
             with contextlib.suppress(OSError):
-                if {each.name for each in self.path.iterdir()} <= {LOCK, CURSOR, f"{CURSOR}.new"}:
-                    for name in (f"{CURSOR}.new", CURSOR, LOCK):
+                ours = (f"{CURSOR}.new", CURSOR, BUS, LOCK)
+                if {each.name for each in self.path.iterdir()} <= {*ours}:
+                    for name in ours:
                         (self.path / name).unlink(missing_ok=True)
                     self.path.rmdir()
         self.release()
@@ -172,6 +182,24 @@ class SpoolFolder:
             ours = (self.path / LOCK).stat().st_ino == os.fstat(self._lock_fd).st_ino
             return ours and (self.path / name).exists()
         return False
+
+    # The bus.
+    @property
+    def bus(self) -> str:
+        """The name of the bus that its messages are for; "" where none is noted: for any publisher."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.path / BUS).read_text(errors="replace").strip()
+        return ""
+
+    def write_bus(self, bus: str) -> None:
+        """Note the bus, before there is any message."""
+        fd = os.open(self.path / BUS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, f"{bus}\n".encode())
+            sync(fd)
+        finally:
+            os.close(fd)
+        _sync_folder(self.path)
 
     # Writing.
     def append(self, name: str, header: bytes, data: bytes, end: int) -> None:
@@ -329,8 +357,8 @@ class Store:
         self.folder.delete([segment.name for segment in self.gone], cursor_bytes(self.index))
 
     @classmethod
-    def create(cls, root: Path) -> Store:
-        return cls(SpoolFolder.create(root), SpoolIndex(secrets.token_bytes(SPOOL_ID_BYTES)))
+    def create(cls, root: Path, bus: str) -> Store:
+        return cls(SpoolFolder.create(root, bus), SpoolIndex(secrets.token_bytes(SPOOL_ID_BYTES)))
 
 
 def load(folder: SpoolFolder) -> Store:
@@ -414,15 +442,19 @@ def _load_segment(store: Store, name: str, data: bytes, first: int, *, is_last: 
     return last
 
 
-def adopt(root: Path) -> tuple[list[Store], int]:
+def adopt(root: Path, bus: str, told: set[Path]) -> tuple[list[Store], int]:
     """Lock and load what processes that ended have left, oldest first. Puts aside what is damaged.
 
     A file that is no segment is renamed; damaged parts of a segment are copied into files of their own.
+    What is for another bus stays, and is logged once. told: the sub-folders for which that was done.
     Returns the stores with messages, and the number of damaged places in all.
     """
     stores, damaged = [], 0
     for folder in _free_folders(root):
         try:
+            if folder.bus not in ("", bus):
+                _leave(folder, bus, told)
+                continue
             store = load(folder)
             put_aside(store)
         except OSError as fault:
@@ -436,6 +468,19 @@ def adopt(root: Path) -> tuple[list[Store], int]:
         else:
             _clear(store)
     return stores, damaged
+
+
+def _leave(folder: SpoolFolder, bus: str, told: set[Path]) -> None:
+    """Leave a sub-folder to the publishers of its bus."""
+    if folder.path not in told:
+        told.add(folder.path)
+        log.warning(
+            "spool of another bus stays folder=%s its=%r ours=%r: a publisher of that bus sends it",
+            folder.path,
+            folder.bus,
+            bus,
+        )
+    folder.close()
 
 
 def _clear(store: Store) -> None:

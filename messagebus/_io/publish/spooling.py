@@ -34,6 +34,7 @@ from messagebus._io.publish.spool_folder import (
     segment_name,
 )
 from messagebus._io.wire import Wire
+from messagebus.broker import Broker
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, NO_DEADLINE_MS, REFUSED, SPOOLED, UNKNOWN, Item
 from messagebus.core.spool import (
@@ -129,6 +130,12 @@ def read_place(place: str) -> Target:
     return Target(Address.of(destination, delay), "")
 
 
+def name_of(bus: BusConfig) -> str:
+    """Return the name of a bus in spools: its cluster's name, or the address of its entry; and the vhost."""
+    entry = f"cluster={bus.cluster}" if bus.cluster else f"broker={Broker.parse(bus.broker).name}"
+    return f"{entry} vhost={bus.vhost}"
+
+
 def _told(fault: Exception) -> str:
     """Return words for a fault of the disk, or of the library itself."""
     told = fault.strerror if isinstance(fault, OSError) else None
@@ -165,7 +172,9 @@ class SpoolingDriver(PublishDriver):
         super().__init__(bus, config, on_room, wire)
         assert config.spool is not None
         self._settings, self._hooks = config.spool, hooks
-        self._root = Path(config.spool.path)
+        self._root = Path(config.spool.path).absolute()  # whatever folder the process goes to
+        self._bus_name = name_of(bus)
+        self._foreign: set[Path] = set()  # sub-folders of other buses, logged
         self._stores: list[Store] = []  # of processes that ended, oldest first
         self._own: Store | None = None
         self._make_own(at_start=True)
@@ -210,7 +219,7 @@ class SpoolingDriver(PublishDriver):
         """Make a sub-folder of our own, where there is none."""
         if self._own is None:
             try:
-                self._own = Store.create(self._root)
+                self._own = Store.create(self._root, self._bus_name)
             except OSError as fault:
                 if at_start and fault.errno in WRONG_SETTING:
                     told = f"spool {str(self._root)!r}: {fault.strerror}"
@@ -222,7 +231,7 @@ class SpoolingDriver(PublishDriver):
         """Take over what processes that ended have left."""
         self._adopted_ms = now_ms()
         try:
-            found, damaged = await self._disk.call(adopt, self._root)
+            found, damaged = await self._disk.call(adopt, self._root, self._bus_name, self._foreign)
         except Exception as fault:  # any other one is a fault of the library: publishes go on
             log.error("spool unreadable folder=%s reason=%r", self._root, _told(fault))
             found, damaged = [], 0

@@ -282,7 +282,7 @@ def test_a_publisher_that_starts_while_somebody_looks_takes_over_what_was_left(
 
     def look_slowly(folder: Path) -> spool_folder.Store:
         if not looked:
-            found, _damaged = spool_folder.adopt(path)
+            found, _damaged = spool_folder.adopt(path, "broker=memory:5672 vhost=/", set())
             looked.append(sum(each.index.messages for each in found))
             for each in found:
                 each.folder.close()

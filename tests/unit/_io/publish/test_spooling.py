@@ -17,6 +17,7 @@ import pytest
 from messagebus import (
     BacklogFull,
     Batching,
+    BusConfig,
     ConfigError,
     Durability,
     Hooks,
@@ -34,6 +35,7 @@ from messagebus import (
 from messagebus._io.publish import spool_folder
 from messagebus._io.publish.publishes import Outgoing
 from messagebus._io.publish.spooling import place_of, read_place
+from messagebus.admin.spool import spool_status
 from messagebus.destination import Destination
 from messagebus.message import Options
 from messagebus.testing import MemoryBus
@@ -233,8 +235,58 @@ def test_two_publishers_of_one_folder_leave_each_other_alone(
     assert sorted(message.body for message in bus.published("orders")) == [b"one", b"two"]
 
 
+def on(bus: MemoryBus, name: str, where: Spool) -> Publisher:
+    """A running publisher to another virtual host of the bus, as its settings have it."""
+    made = Publisher(BusConfig(vhost=name), CONFIG, spool=where, _wire=bus._wire)
+    made.start()
+    return made
+
+
+@pytest.mark.guarantee("spool-knows-its-bus")
+def test_what_was_spooled_for_one_bus_is_sent_to_no_other(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus.stop_brokers()
+    staging = on(bus, "staging", spool(tmp_path))
+    assert staging.send_safe("orders", b"a test of staging").outcome is Outcome.SPOOLED
+    staging.stop()
+    bus.start_brokers()
+    production = on(bus, "production", spool(tmp_path))
+    production.send_safe("orders", b"production's own")
+    production.flush()
+    assert "its='broker=127.0.0.10:5672 vhost=staging'" in caplog.text
+    assert caplog.text.count("spool of another bus stays") == 1
+    production.stop()
+    (left,) = [each for each in spool_status(tmp_path / "spool") if each.messages]
+    assert left.bus == "broker=127.0.0.10:5672 vhost=staging"
+    assert [each.body for each in bus.published("orders")] == [b"production's own"]
+    again = on(bus, "staging", spool(tmp_path))
+    drained(bus, again)
+    again.stop()
+    bus.assert_published("orders", body=b"a test of staging", count=1)
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_a_publisher_finds_its_spool_whatever_folder_its_process_goes_to(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    bus.stop_brokers()
+    publisher = started(bus, Spool("spool", after_ms=0))
+    publisher.send_safe("orders", b"one")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    publisher.send_safe("orders", b"two")
+    drained(bus, publisher)
+    stats = publisher.stats()
+    assert (stats.spool_damaged, stats.replayed) == (0, 2)
+    publisher.stop()
+    assert [each.body for each in bus.published("orders")] == [b"one", b"two"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 def test_a_fork_does_not_keep_the_lock_of_its_parent(tmp_path: Path) -> None:
-    folder = spool_folder.SpoolFolder.create(tmp_path)
+    folder = spool_folder.SpoolFolder.create(tmp_path, "broker=a:5672 vhost=/")
     reader, writer = os.pipe()
     up_reader, up_writer = os.pipe()
     pid = os.fork()
