@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from messagebus._io.publish.spooling import name_of
 from messagebus.admin import spool
 from messagebus.commands.exits import Exit
 from messagebus.commands.options import NumberRange, bus_settings, confirm, iso
@@ -207,7 +208,8 @@ def replay(path: Path | None, timeout_s: float) -> int:
     config = PublisherConfig.from_env(os.environ)
     about = Spool(folder) if config.spool is None else replace(config.spool, path=folder)
     until = time.monotonic() + timeout_s
-    with Publisher(bus_settings(), config, spool=about) as publisher:
+    bus = bus_settings()
+    with Publisher(bus, config, spool=about) as publisher:
         publisher.flush(timeout_s)
         told_at = time.monotonic()
         while (stats := publisher.stats()).spool_messages and time.monotonic() < until:
@@ -220,9 +222,10 @@ def replay(path: Path | None, timeout_s: float) -> int:
     say(f"sent {plural(stats.replayed, 'message')}{left}", err=True)
     if stats.spool_failures:
         say(f"messagebus: brokers refused {plural(stats.spool_failures, 'send')}", err=True)
-    if stays := [each for each in spool.spool_status(folder) if each.messages and not each.in_use]:
-        for each in stays:
-            say(f"messagebus: {each.path} stays: it is for {each.bus or 'any bus'}", err=True)
+    ours = ("", name_of(bus))
+    stays = [each for each in spool.spool_status(folder) if each.messages and each.bus not in ours]
+    for each in stays:
+        say(f"messagebus: {each.path} stays: it is for {each.bus}", err=True)
     if not stats.spool_messages:
         return Exit.PARTLY if stays else Exit.DONE
     return Exit.PARTLY if stats.replayed or stats.broker else Exit.SILENT
