@@ -417,11 +417,11 @@ def test_what_a_spool_still_holds_decides_the_exit_code(
     monkeypatch.setattr("messagebus.publisher.Publisher", Fake)
     monkeypatch.setattr(time, "sleep", lambda _s: None)
     monkeypatch.setenv("MESSAGEBUS_PUBLISHER_SPOOL", str(spooled))
-    monkeypatch.setenv("MESSAGEBUS_BROKER", "127.0.0.1:1")
+    monkeypatch.setitem(ENV, "MESSAGEBUS_BROKER", "127.0.0.1:1")
     done = run("spool", "replay", "--timeout-s", "0")
     assert done.exit_code == code
     assert ("refused 1 send" in done.stderr) == ("spool_failures" in stats)
-    monkeypatch.setenv("MESSAGEBUS_BROKER", "127.0.0.1:2")
+    monkeypatch.setitem(ENV, "MESSAGEBUS_BROKER", "127.0.0.1:2")
     other = run("spool", "replay", "--timeout-s", "0")
     assert other.exit_code in (Exit.PARTLY, Exit.SILENT)
     assert "stays: it is for broker=127.0.0.1:1 vhost=/" in other.stderr
