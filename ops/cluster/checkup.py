@@ -32,7 +32,7 @@ from ops.cluster.view import View, next_file
 from ops.commands import kits
 from ops.commands.kits import CHECKOUT
 from ops.errors import CommandFailed, NoAnswer, OpsError
-from ops.provision.changes import changes
+from ops.provision.changes import changes, obstacles
 from ops.provision.hosts import look, read_secrets, root_of
 from ops.provision.program import pack
 from ops.provision.wanted import BROKER_UNIT, all_users, wanted_host
@@ -273,6 +273,8 @@ def _host(inventory: Inventory, name: str) -> Iterator[Finding]:
             secrets, program = read_secrets(inventory), pack()
             wanted = wanted_host(inventory, name, secrets, program.digest)
             observed = look(wanted, root)
+            for fault in obstacles(wanted, observed):
+                yield Finding(name, fault)
             for change in changes(wanted, observed):
                 yield Finding(name, f"wanted: {change.what}")
             for unit in wanted.units:

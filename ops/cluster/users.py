@@ -26,7 +26,7 @@ from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file
 from ops.errors import NoAnswer, OpsError
 from ops.local.secrets import is_hash_of, password_hash
-from ops.provision.hosts import read_secrets, root_of
+from ops.provision.hosts import check_node, read_secrets, root_of
 from ops.provision.wanted import PASSWORD_FILES, all_users, hosts_of, wanted_host
 from ops.run import shell
 from ops.run.command import confirm, inventory_option, locked, yes_option
@@ -149,9 +149,10 @@ def _write_at_hosts(inventory: Inventory, node: Node, user: User, password: Secr
     """
     known = {**read_secrets(inventory), user.password_file: password}
     for host in sorted(hosts_of(inventory, node)):
-        files = wanted_host(inventory, host, known, program="").files
+        wanted = wanted_host(inventory, host, known, program="")
         with root_of(inventory, host) as root:
-            for file in files:
+            check_node(wanted, root)
+            for file in wanted.files:
                 if file.path in PASSWORD_FILES:
                     root.write(file)
 

@@ -5,12 +5,14 @@ A local node is a part of `ops local`; elsewhere a node is a host with systemd u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from ops.commands import doors, hosts
 from ops.commands.kits import kit
+from ops.provision.changes import HOLD
 from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
 from ops.run.plan import COMMAND_WITHIN_S, Command
@@ -24,11 +26,14 @@ AGENT_UNIT = "messagebus-agent"
 LISTED = "%p %s %T@ %i\\n"
 # Folders with the state of a node: useless for an empty broker.
 STATES = ("/var/lib/rabbitmq/mnesia", "/var/lib/messagebus")
-APT = (
-    *("env", "DEBIAN_FRONTEND=noninteractive"),
-    *("apt-get", "--yes", "--allow-downgrades", "-o", "Dpkg::Options::=--force-confold"),
+APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes")
+# `ops provision` holds the package, so that nothing else installs another version of a running broker.
+INSTALL = (
+    *(*APT, "--allow-downgrades", "--allow-change-held-packages"),
+    *("-o", "Dpkg::Options::=--force-confold", "install"),
 )
 INSTALL_WITHIN_S = 900.0
+SUDO = ("sudo", "-n", "--")
 # A start ends by itself when it fails: by the part's death, by its patience, by systemd's own limit.
 STARTED_WITHIN_S = START_AT_MOST_S + 60.0
 AGENT_USER = "messagebus"
@@ -42,6 +47,7 @@ class Supervisor(Protocol):
     start_broker: the broker runs, and its doors are open. named: fails unless the broker that runs there
     has this address for a name. shut: shuts the doors of such a broker, which must be empty; see
     `ops.commands.doors`.
+    installable: fails unless `reinstall` can install this version on every host of the broker.
     data: prints the files of its broker, one a line, none where there are none.
     broker_state, agent_state: print one of systemd's words for the state of its process.
     """
@@ -54,6 +60,7 @@ class Supervisor(Protocol):
     def start_agent(self, name: str) -> tuple[Command, ...]: ...
     def stop_agent(self, name: str) -> tuple[Command, ...]: ...
     def forget(self, name: str) -> tuple[Command, ...]: ...
+    def installable(self, name: str, version: str) -> tuple[Command, ...]: ...
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]: ...
     def data(self, name: str) -> Command: ...
     def broker_state(self, name: str) -> Command: ...
@@ -90,6 +97,9 @@ class LocalNodes:
     def forget(self, name: str) -> tuple[Command, ...]:
         return self._local("forget", name)
 
+    def installable(self, name: str, version: str) -> tuple[Command, ...]:
+        return ()
+
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
         """Install the broker anew, in the version that this machine has."""
         return (*self._local("forget", name), *self._local("provision", name))
@@ -118,11 +128,13 @@ class SystemdNodes:
     """Nodes on hosts with systemd. hosts: name of the node -> its host.
 
     Hosts are installed before, and wiped after, by hand.
-    sudo: nodes whose SSH user is not root.
+    sudo: nodes whose SSH user is not root. standbys: name of a mirrored node -> its other host, and whether
+    its SSH user is not root; the same version is installed there, since it is the next to run the broker.
     """
 
     hosts: dict[str, str]
     sudo: frozenset[str] = frozenset()
+    standbys: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
     def provision(self, name: str) -> tuple[Command, ...]:
         return ()
@@ -158,15 +170,30 @@ class SystemdNodes:
     def reinstall(self, name: str, version: str) -> tuple[Command, ...]:
         """Install the broker anew.
 
-        The package's user and folders stay; the contents of the folders are deleted.
+        The package's user and folders stay; the contents of the folders are deleted. The other host of a
+        mirror has no disk of the broker then, and gets the package alone.
         """
         host, root = self.hosts[name], self._root(name)
-        package = f"rabbitmq-server={version}" if version else "rabbitmq-server"
         return (
             *self.stop_broker(name),
             *self.stop_agent(name),
             *(Command((*root, "find", each, "-mindepth", "1", "-delete"), host) for each in STATES),
-            Command((*root, *APT, "install", package), host, within_s=INSTALL_WITHIN_S),
+            *self._on_each_host(name, *INSTALL, _package(version)),
+            *self._on_each_host(name, *HOLD),
+        )
+
+    def installable(self, name: str, version: str) -> tuple[Command, ...]:
+        return (
+            *self._on_each_host(name, *APT, "update"),
+            *self._on_each_host(name, *INSTALL, "--simulate", _package(version)),
+        )
+
+    def _on_each_host(self, name: str, *argv: str) -> tuple[Command, ...]:
+        where = [(self.hosts[name], name in self.sudo)]
+        where += [self.standbys[name]] if name in self.standbys else []
+        return tuple(
+            Command((*(SUDO if sudo else ()), *argv), host, within_s=INSTALL_WITHIN_S)
+            for host, sudo in where
         )
 
     def data(self, name: str) -> Command:
@@ -204,7 +231,11 @@ class SystemdNodes:
         return (Command(argv, self.hosts[name], within_s=within_s),)
 
     def _root(self, name: str) -> tuple[str, ...]:
-        return ("sudo", "-n", "--") if name in self.sudo else ()
+        return SUDO if name in self.sudo else ()
+
+
+def _package(version: str) -> str:
+    return f"{BROKER_UNIT}={version}" if version else BROKER_UNIT
 
 
 def _find(above: Path, folder: Path) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ops.mirror.options import (
     proof_options,
 )
 from ops.mirror.view import MirrorView
-from ops.playbooks.inventory_text import with_host
+from ops.playbooks.inventory_text import with_value
 from ops.playbooks.step_commands import inventory
 from ops.run.command import RunOptions, carry, inventory_option, opened, options_of_run
 from ops.run.plan import Plan
@@ -176,4 +176,4 @@ def move(name: str, host: str, file: Path) -> None:
     """
     view = MirrorView(file.absolute(), name)
     of_mirror(view, host)
-    write_whole(file, with_host(file.read_text(), name, host), mode=None)
+    write_whole(file, with_value(file.read_text(), name, "host", host), mode=None)

@@ -41,6 +41,7 @@ class Target:
     """The broker that a playbook is about. name: in the inventory. address: ``host:port``, as in the list.
 
     ssh: SSH address of its host, "" on a local cluster. sudo: the SSH user is not root.
+    standby, standby_sudo: the same for the other host of its mirror, "" where it has none.
     """
 
     name: str
@@ -48,12 +49,16 @@ class Target:
     agent_port: int
     ssh: str = ""
     sudo: bool = False
+    standby: str = ""
+    standby_sudo: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
         """The values that a journal keeps beside the name: the inventory may not know the broker any more."""
         known = {"address": self.address, "agent_port": self.agent_port}
-        return {**known, "ssh": self.ssh, "sudo": self.sudo} if self.ssh else known
+        known |= {"ssh": self.ssh, "sudo": self.sudo} if self.ssh else {}
+        other = {"standby": self.standby, "standby_sudo": self.standby_sudo}
+        return known | (other if self.standby else {})
 
 
 # 5,000 queues are declared and settled in 5 min on a slow disk.

@@ -162,7 +162,12 @@ def restart(
 
 @click.command(short_help="Reinstall the broker NAME in another version.")
 @click.argument("name")
-@click.option("--to", "version", default="", help="Version of RabbitMQ's package.")
+@click.option(
+    "--to",
+    "version",
+    default="",
+    help="Version of RabbitMQ's package; default that of the inventory, which gets it.",
+)
 @_moves
 @_held
 @_dead
@@ -188,6 +193,8 @@ def upgrade(
         target = _resumed(journal, name) or _known_target(view, name)
         if not journal.is_resumed and view.listed.names == {target.address}:
             raise ConfigError(f"{name} is the last broker; add another one before")
+        if not journal.is_resumed:
+            version = _version(view, name, version)
         options = _drain_options(journal, moves=moves, held_within_s=held_within_s, version=version)
         drain = {key: options[key] for key in ("moves", "held_within_s")}
         nodes, how = _nodes(view, [target]), _drain(view, name, **drain)
@@ -234,12 +241,15 @@ def replace(name: str, lose_messages: bool, dead: str, give_up: str, opts: RunOp
             raise ConfigError(f"{name} is the last broker: the list must name another one")
         kept = opts.journals / f"replaced-{name}.toml"
         nodes = _nodes(view, [target])
-        plan = rejoin.replace(target, view, nodes, kept=kept, runner=HostRunner())
+        options = _drain_options(
+            journal, version="" if journal.is_resumed else _version(view, name, "")
+        )
+        plan = rejoin.replace(target, view, nodes, kept=kept, runner=HostRunner(), **options)
         if not (opts.dry_run or lose_messages or journal.is_resumed):
             raise OpsError(
                 f"{name} has no mirror: what lay on its disk is lost for good; say --lose-messages"
             )
-        _carry(plan, journal, opts, view, target, {})
+        _carry(plan, journal, opts, view, target, options)
 
 
 @click.command(short_help="Start a new cluster for the first time.")
@@ -329,6 +339,18 @@ def _drain_options(journal: Journal, **options: Any) -> dict[str, Any]:
     return options_of_run(journal, options, defaults, may_come=("moves",))
 
 
+def _version(view: View, name: str, said: str) -> str:
+    """Return the version to install: this one, else the inventory's. A local cluster has none.
+
+    Raises ConfigError where one is asked for there.
+    """
+    if view.inventory.supervisor != "local":
+        return said or view.node(name).version
+    if said:
+        raise ConfigError("--to: a local cluster runs the version that this machine has")
+    return ""
+
+
 def _resumed(journal: Journal, name: str) -> Target | None:
     """Return the target of a resumed run: the inventory may not know the broker any more, or not yet."""
     return Target(name=name, **journal.facts["target"]) if journal.is_resumed else None
@@ -338,12 +360,17 @@ def _known_target(view: View, name: str) -> Target:
     node = view.node(name)
     inventory = view.inventory
     is_local = inventory.supervisor == "local"
+    ssh = "" if is_local else inventory.ssh_of(node)
+    others = [] if is_local else [each for each in inventory.ssh_hosts(node) if each != ssh]
+    by_sudo = {host.ssh for host in inventory.hosts if host.sudo}
     return Target(
         name=node.name,
         address=str(node.address),
         agent_port=node.agent.port,
-        ssh="" if is_local else inventory.ssh_of(node),
+        ssh=ssh,
         sudo=bool(node.host) and inventory.host(node.host).sudo,
+        standby=others[0] if others else "",
+        standby_sudo=bool(by_sudo.intersection(others)),
     )
 
 
@@ -389,4 +416,9 @@ def _systemd(targets: Iterable[Target]) -> SystemdNodes:
     return SystemdNodes(
         {target.name: target.ssh for target in targets},
         frozenset(target.name for target in targets if target.sudo),
+        {
+            target.name: (target.standby, target.standby_sudo)
+            for target in targets
+            if target.standby
+        },
     )

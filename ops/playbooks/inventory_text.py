@@ -11,7 +11,6 @@ from ops.errors import OpsError
 
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 _KINDS = ("mirrors", "brokers")
-_HOST = re.compile(r"^\s*host\s*=.*$", re.MULTILINE)
 
 
 def broker_table(text: str, name: str) -> str:
@@ -62,29 +61,30 @@ def _without(text: str, kind: str, name: str) -> str:
     raise OpsError(f"cannot take {name} out of the inventory by itself; edit the file")
 
 
-def with_host(text: str, name: str, host: str) -> str:
-    """Return the text with the broker of this name on this host.
+def with_value(text: str, name: str, key: str, value: str) -> str:
+    """Return the text in which the broker of this name has this value: its host, or its version.
 
     Raises OpsError when the rest would change its meaning.
     """
     before = tomllib.loads(text)
     wanted = [
-        {**broker, "host": host} if broker.get("name") == name else broker
+        {**broker, key: value} if broker.get("name") == name else broker
         for broker in before.get("brokers", [])
     ]
     if wanted == before.get("brokers", []):
         return text
-    line = f'host = "{host}"'
+    line = f'{key} = "{value}"'
+    there = re.compile(rf"^\s*{key}\s*=.*$", re.MULTILINE)
     for begin, end in _tables(text, "brokers"):
         table = text[begin:end]
-        if _HOST.search(table):
-            table = _HOST.sub(line, table, count=1)
+        if there.search(table):
+            table = there.sub(line, table, count=1)
         else:
             table = table.replace("]]", f"]]\n{line}", 1)
         edited = text[:begin] + table + text[end:]
         if _parsed(edited) == {**before, "brokers": wanted}:
             return edited
-    raise OpsError(f"cannot write down that {name} is on {host} by itself; edit the file")
+    raise OpsError(f"cannot write {line} for {name} by itself; edit the file")
 
 
 def _parsed(text: str) -> dict[str, Any] | None:

@@ -7,8 +7,9 @@ meanwhile. The order, for each: publishers leave, consumers disconnect (`remove`
 empty), stop, start, the gate, then as in `add`. The next one begins when this one takes publishes again.
 
 Upgrade: brokers share nothing, so it is a removal and an addition. The broker is drained to empty as in
-`remove`, installed with an empty disk, and brought in as in `add`. It stays in the inventory. Other brokers
-may have other versions meanwhile, for any length of time.
+`remove`, installed with an empty disk, and brought in as in `add`. It stays in the inventory, which gets the
+version. Other brokers may have other versions meanwhile, for any length of time. Whether the version can be
+installed is looked at first: a wrong one would show when the broker is drained and erased.
 
 Replacement of a broker that is dead for good by a new, empty one. The messages on its disk are lost; where it
 has a mirror, `ops.mirror.failover` promotes that instead. The order:
@@ -83,6 +84,11 @@ def upgrade(
     return Plan(
         name=f"upgrade {name}",
         steps=(
+            Step(
+                name=f"see that the package can be installed on every host of {name}",
+                commands=nodes.installable(name, version),
+                only_looks=True,
+            ),
             remove.others_serve(target, view, how),
             *remove.unpublished(target, view, how),
             *remove.drained(target, view, how),
@@ -91,15 +97,29 @@ def upgrade(
             remove.erased(
                 f"install {name} anew, empty", target, view, nodes, nodes.reinstall(name, version)
             ),
+            Step(
+                name=f"write down the version of {name}",
+                commands=(kits.ops(view.file, "inventory", "version", name, version),)
+                if version
+                else (),
+            ),
             *_brought_in(target, view, nodes),
         ),
     )
 
 
-def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path, runner: Runner) -> Plan:
+def replace(
+    target: Target,
+    view: View,
+    nodes: Supervisor,
+    *,
+    kept: Path,
+    runner: Runner,
+    version: str = "",
+) -> Plan:
     """Plan the replacement. kept: file that holds its entry of the inventory meanwhile.
 
-    runner: asks its host for what runs there.
+    runner: asks its host for what runs there. version: as in `upgrade`.
     """
     name, address = target.name, target.address
     return Plan(
@@ -135,7 +155,7 @@ def replace(target: Target, view: View, nodes: Supervisor, *, kept: Path, runner
             ),
             Step(
                 name=f"make node {name} anew, empty",
-                commands=nodes.reinstall(name, ""),
+                commands=nodes.reinstall(name, version),
                 guard=checks.every(
                     checks.off_the_list(view, name, address), checks.is_dead(view, name)
                 ),

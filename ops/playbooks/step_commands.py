@@ -21,7 +21,12 @@ from ops.cluster.checks import some
 from ops.cluster.management import Connection, Queue
 from ops.cluster.view import View
 from ops.errors import NoAnswer, OpsError
-from ops.playbooks.inventory_text import broker_table, with_broker, without_broker
+from ops.playbooks.inventory_text import (
+    broker_table,
+    with_broker,
+    with_value,
+    without_broker,
+)
 from ops.run.command import inventory_option
 
 PROGRESS_EVERY_S = 0.5
@@ -250,6 +255,20 @@ def put(kept: Path, file: Path) -> None:
       python -m ops inventory put mb2.toml
     """
     write_whole(file, with_broker(file.read_text(), kept.read_text()), mode=None)
+
+
+@inventory.command(short_help="Record that the broker NAME is of VERSION.")
+@click.argument("name")
+@click.argument("version")
+@inventory_option
+def version(name: str, version: str, file: Path) -> None:
+    """Record that RabbitMQ's package on the hosts of the broker NAME is of VERSION; nothing else is done.
+
+    \b
+    Example:
+      python -m ops inventory version mb2 3.12.1-1
+    """
+    write_whole(file, with_value(file.read_text(), name, "version", version), mode=None)
 
 
 @inventory.command("first-list", short_help="Write the consumer list of a new cluster.")

@@ -4,7 +4,8 @@ Questions are commands, and their answers are parsed here. Every question succee
 that its answer counts and not its exit code.
 
 A running broker is never restarted by a change: one that it reads at its start is reported, and `ops restart`
-applies it without losing anything.
+applies it without losing anything. So its package is installed once and held: another version restarts it, on
+its old data, and is installed by `ops upgrade` alone, broker by broker.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ops.provision.wanted import (
     ETC,
     GATEWAY_UNIT,
     PROGRAMS,
+    RABBIT_ETC,
     WantedFile,
     WantedHost,
 )
@@ -36,7 +38,8 @@ class Observed:
 
     packages: installed, name -> version. files: path -> (digest, mode, owner), folders with digest "".
     users: the wanted users that exist -> their groups. enabled, active: units. program: digest
-    of the agent's program in use. has_cookie: the agent has the broker's.
+    of the agent's program in use. has_cookie: the agent has the broker's. held: packages that apt leaves
+    alone. node_name: the Erlang node of its broker's settings, "" where they name none.
     """
 
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +49,8 @@ class Observed:
     active: frozenset[str] = frozenset()
     program: str = ""
     has_cookie: bool = False
+    held: frozenset[str] = frozenset()
+    node_name: str = ""
 
 
 def observe(wanted: WantedHost, ask: Ask, *, cookie_copy: Path) -> Observed:
@@ -65,8 +70,16 @@ def observe(wanted: WantedHost, ask: Ask, *, cookie_copy: Path) -> Observed:
         enabled=_ask_units(wanted.units, "enabled", ask),
         active=_ask_units(wanted.units, "active", ask),
         program=Path(ask(["readlink", str(PROGRAMS / "current")]).strip()).name,
+        held=frozenset(ask(["apt-mark", "showhold"]).split()),
+        node_name=ask_node_name(ask),
         has_cookie=bool(wanted.users) and not ask(["cmp", str(COOKIE), str(cookie_copy)]).strip(),
     )
+
+
+def ask_node_name(ask: Ask) -> str:
+    """Return the Erlang node that a host's settings name; "" where they name none, or are not there."""
+    output = ask(["grep", "-h", "^NODENAME=", str(SETTINGS)]).strip()
+    return output.removeprefix("NODENAME=") if output.startswith("NODENAME=") else ""
 
 
 def _parse_packages(output: str) -> dict[str, str]:
@@ -111,6 +124,10 @@ def _ask_units(units: Sequence[str], state: str, ask: Ask) -> frozenset[str]:
 
 
 COOKIE_COPY = ETC / "cookie"
+SETTINGS = RABBIT_ETC / "rabbitmq-env.conf"
+# Erlang's other packages want the same version as this one, so that it holds them too.
+HELD = (BROKER_UNIT, "erlang-base")
+HOLD = ("apt-mark", "hold", *HELD)
 APT = (
     *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--no-install-recommends"),
     *("-o", "Dpkg::Options::=--force-confold", "install"),
@@ -152,12 +169,40 @@ def _packages(wanted: WantedHost, observed: Observed) -> Iterator[Change]:
     lacking = [
         f"{name}={version}" if version else name
         for name, version in wanted.packages.items()
-        if name not in observed.packages or version not in ("", observed.packages[name])
+        if name not in observed.packages
+        or (version not in ("", observed.packages[name]) and name != BROKER_UNIT)
     ]
     if lacking:
         yield Change(
             what=f"install {', '.join(lacking)}", argv=(*APT, *lacking), within_s=INSTALL_WITHIN_S
         )
+    if BROKER_UNIT in wanted.packages and not observed.held.issuperset(HELD):
+        yield Change(what=f"hold {', '.join(HELD)}: `ops upgrade` alone changes them", argv=HOLD)
+
+
+def obstacles(wanted: WantedHost, observed: Observed) -> list[str]:
+    """Return why a host must not be set up so, in words: its broker is another one, or of another version."""
+    has, version = observed.packages.get(BROKER_UNIT), wanted.packages.get(BROKER_UNIT)
+    found = []
+    if has and version and has != version:
+        found.append(
+            f"{BROKER_UNIT} {has} is installed, not {version}: `ops upgrade {wanted.broker} --to {version}`"
+            " installs that, drained and empty; or correct the version in the inventory"
+        )
+    if another := of_another(wanted, observed.node_name):
+        found.append(another)
+    return found
+
+
+def of_another(wanted: WantedHost, node_name: str) -> str:
+    """Return that a host's broker is another one than the wanted, in words; "" where it is not."""
+    own = f"{wanted.broker}@localhost"
+    if not wanted.broker or node_name in ("", own):
+        return ""
+    return (
+        f"its broker is node {node_name}, not {own}: is its SSH address that of another host? If not,"
+        f" remove {SETTINGS}"
+    )
 
 
 def _users(wanted: WantedHost, observed: Observed) -> Iterator[Change]:

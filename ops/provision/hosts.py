@@ -14,7 +14,17 @@ from messagebus.errors import ConfigError
 from messagebus.secret import Secret
 from messagebus.terminal import say
 from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, OpsError, SudoRefused
-from ops.provision.changes import COOKIE_COPY, Change, Observed, changes, observe, restart_wanted
+from ops.provision.changes import (
+    COOKIE_COPY,
+    Change,
+    Observed,
+    ask_node_name,
+    changes,
+    observe,
+    obstacles,
+    of_another,
+    restart_wanted,
+)
 from ops.provision.program import Program, pack, unpack_command
 from ops.provision.wanted import WantedFile, WantedHost, secret_files, wanted_host
 from ops.run import shell
@@ -88,6 +98,12 @@ def look(wanted: WantedHost, root: Root) -> Observed:
     return observe(wanted, root.ask, cookie_copy=COOKIE_COPY)
 
 
+def check_node(wanted: WantedHost, root: Root) -> None:
+    """Raise OpsError where the host's broker is another one: its SSH address may be that of another host."""
+    if another := of_another(wanted, ask_node_name(root.ask)):
+        raise OpsError(f"{wanted.name}: {another}")
+
+
 def check_room(root: Root, *, host: str) -> None:
     """Raise NoRoom where the disk has too little room, before a change stops half-way."""
     output = root.run(("df", "--output=avail", "-B1", "/")).split()
@@ -121,7 +137,8 @@ def make(
 def provision(names: tuple[str, ...], dry_run: bool, yes: bool, file: Path) -> None:
     """Set up the hosts NAMES, or all: packages, settings, users, policies, the agent, time.
 
-    Correct settings are left alone, so a second run changes nothing. No broker is started or restarted.
+    Correct settings are left alone, so a second run changes nothing. No broker is started or restarted, and
+    RabbitMQ's package is held: `ops upgrade` alone installs another version.
 
     \b
     Example:
@@ -166,6 +183,8 @@ def _look(
     wanted = wanted_host(inventory, name, secrets, program.digest)
     with root_of(inventory, name) as root:
         observed = look(wanted, root)
+        if faults := obstacles(wanted, observed):
+            raise OpsError(f"{name}: {'; '.join(faults)}")
         wants = changes(wanted, observed)
         if wants:
             check_room(root, host=name)

@@ -94,6 +94,7 @@ class WantedHost:
     packages: name -> version, "" for any. users: system users of ours -> the other group that they
     are in. folders: path -> owner. files: in the order in which they are written.
     units: started at each boot. program: digest of the agent's program, "" where there is no agent.
+    broker: name of its broker, "" where there is none.
     """
 
     name: str
@@ -103,6 +104,7 @@ class WantedHost:
     files: tuple[WantedFile, ...] = ()
     units: tuple[str, ...] = ()
     program: str = ""
+    broker: str = ""
 
 
 def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str) -> WantedHost:
@@ -143,6 +145,7 @@ def wanted_host(inventory: Inventory, name: str, secrets: Secrets, program: str)
         # The storage playbooks decide which host of a mirror starts the broker.
         units=units if is_mirrored else (*units, BROKER_UNIT, AGENT_UNIT),
         program=program,
+        broker=node.name,
     )
 
 

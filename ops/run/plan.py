@@ -66,6 +66,7 @@ class Step:
     may_fail: the playbook reports a check that does not come to hold, and goes on.
     tells: the last line that its commands write is a part of the playbook's proof; so is the result of
         `proof` when the step is done.
+    only_looks: its commands change nothing: a run that fails there was not begun.
     undo: commands that undo `commands`, when the playbook is undone.
     is_final: there is no way back once this was begun; another playbook undoes the whole.
     """
@@ -85,6 +86,7 @@ class Step:
     may_fail: bool = False
     tells: bool = False
     proof: Callable[[], str] | None = None
+    only_looks: bool = False
     undo: tuple[Command, ...] = ()
     is_final: bool = False
 

@@ -63,7 +63,7 @@ def carry_out(
         try:
             remark, proof = _do(step, runner, journal, show)
         except PlanFailed:
-            if not journal.done and not step.commands:
+            if not journal.done and (step.only_looks or not step.commands):
                 journal.finish()  # the step only looked, and nothing was begun
             raise
         took_s = time.monotonic() - began

@@ -480,6 +480,7 @@ class SimulatedView:
             brokers=self.nodes,
             balancers=tuple(SimpleNamespace(name=name, host="") for name in self._cluster.fronts),
             mirrors=(),
+            hosts=(),
             serving_min=1,
         )
 

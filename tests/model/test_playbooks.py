@@ -112,6 +112,7 @@ class World:
         monkeypatch.setattr(
             cli, "find_absent", lambda *words: find_absent(*words, runner=self.cluster)
         )
+        monkeypatch.setattr(cli, "_version", lambda _view, _name, said: said)
         monkeypatch.setattr(cli, "HostRunner", lambda: self.cluster)
         monkeypatch.setattr(command, "HostRunner", lambda _show: self.cluster)
         self.told: list[str] = []

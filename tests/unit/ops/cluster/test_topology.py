@@ -407,6 +407,9 @@ def test_hosts_have_the_new_one_before_their_broker_is_told(
             assert is_hash_of(user["password_hash"], new)
             assert not brokers.has(self.host.replace("h", "mb"), "bus", new)
 
+        def ask(self, _argv: Any) -> str:
+            return f"NODENAME={self.host.replace('h', 'mb')}@localhost\n"
+
     monkeypatch.setattr("ops.cluster.users.root_of", lambda _inventory, host: Root(host))
     view = View(layout.inventory)
     user = User(name="bus", role="application", password_file=layout.secret("bus.password"))

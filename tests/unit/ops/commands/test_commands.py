@@ -47,7 +47,7 @@ def test_a_start_is_ended_by_its_own_patience_and_not_by_the_plan() -> None:
 
 
 def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:
-    *stops, first, second, install = SystemdNodes({"mb4": "mb4.example"}).reinstall(
+    *stops, first, second, install, hold = SystemdNodes({"mb4": "mb4.example"}).reinstall(
         "mb4", "3.12.1-1"
     )
     assert [stop.argv[:2] for stop in stops] == [("systemctl", "stop")] * 2
@@ -56,9 +56,29 @@ def test_installing_anew_leaves_nothing_that_the_node_has_learned() -> None:
         ("find", "/var/lib/messagebus", "-mindepth", "1", "-delete"),
     ]
     assert install.argv[-2:] == ("install", "rabbitmq-server=3.12.1-1")
-    assert {first.host, second.host, install.host} == {"mb4.example"}
+    assert "--allow-change-held-packages" in install.argv
+    assert hold.argv == ("apt-mark", "hold", "rabbitmq-server", "erlang-base")
+    assert {first.host, second.host, install.host, hold.host} == {"mb4.example"}
     local = LocalNodes(Path("/c")).reinstall("mb4", "")
     assert [command.argv[4:6] for command in local] == [("forget", "mb4"), ("provision", "mb4")]
+
+
+def test_a_version_is_looked_up_and_installed_on_both_hosts_of_a_mirror() -> None:
+    """The other host is the next to run the broker, on data of the new version."""
+    nodes = SystemdNodes({"mb4": "db1"}, frozenset(), {"mb4": ("op@db2", True)})
+    *updates, first, second = nodes.installable("mb4", "4.0.5-1")
+    assert [each.argv[-1] for each in updates] == ["update", "update"]
+    assert (first.host, second.host) == ("db1", "op@db2")
+    assert all("--simulate" in each.argv for each in (first, second))
+    assert {each.argv[-1] for each in (first, second)} == {"rabbitmq-server=4.0.5-1"}
+    assert second.argv[:3] == ("sudo", "-n", "--") != first.argv[:3]
+    made = nodes.reinstall("mb4", "4.0.5-1")
+    assert [each.host for each in made if "install" in each.argv] == ["db1", "op@db2"]
+    assert [each.host for each in made if "hold" in each.argv] == ["db1", "op@db2"]
+    assert {each.host for each in made if "find" in each.argv} == {"db1"}
+    (alone,) = SystemdNodes({"mb4": "db1"}).installable("mb4", "")[1:]
+    assert alone.argv[-1] == "rabbitmq-server"
+    assert LocalNodes(Path("/c")).installable("mb4", "") == ()
 
 
 def test_the_files_of_a_broker_are_listed_where_there_may_be_none() -> None:

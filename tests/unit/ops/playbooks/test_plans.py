@@ -266,6 +266,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
 ):
     names = [step.name for step in upgrading("3.12.1-1").steps]
     order = [
+        "see that the package can be installed on every host of mb2",
         "wait until mb2 is empty",
         "take mb2 off the list",
         "see that nothing is left on mb2",
@@ -273,6 +274,7 @@ def test_a_broker_is_empty_before_it_is_installed_anew_and_full_of_topology_befo
         "stop broker mb2",
         "stop the agent of mb2",
         "install mb2 anew, empty",
+        "write down the version of mb2",
         "start broker mb2",
         "bring the topology to mb2",
         "put mb2 on the list",

@@ -17,7 +17,7 @@ from ops.cluster.view import View
 from ops.errors import OpsError
 from ops.local import files, secrets
 from ops.local.layout import Layout
-from ops.playbooks.inventory_text import broker_table, with_broker, with_host, without_broker
+from ops.playbooks.inventory_text import broker_table, with_broker, with_value, without_broker
 
 TEXT = """\
 cluster = "prod"
@@ -49,6 +49,14 @@ def test_a_broker_that_was_dropped_and_kept_is_put_back(inventory: Path, tmp_pat
     assert main(["inventory", "put", str(kept), *where]) == 0
     assert main(["inventory", "put", str(kept), *where]) == 0
     assert inventory.read_text().count('name = "mb1"\naddress = "a:1"') == 1
+
+
+def test_a_version_that_was_installed_is_the_inventorys(inventory: Path) -> None:
+    where = ["--inventory", str(inventory)]
+    assert main(["inventory", "version", "mb2", "4.0.5-1", *where]) == 0
+    assert main(["inventory", "version", "mb2", "4.3.1-1", *where]) == 0
+    brokers = tomllib.loads(inventory.read_text())["brokers"]
+    assert [each.get("version") for each in brokers] == [None, "4.3.1-1"]
 
 
 def test_what_was_not_kept_is_told(inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,6 +150,7 @@ def test_a_dry_run_leaves_no_trace(local_inventory: Path) -> None:
             ("replace", "mb1", "--lose-messages", "--dead", "db1"),
             (2, "mb1 has no mirror that could take over: db1 is neither a broker nor a balancer"),
         ),
+        (("upgrade", "mb2", "--to", "4.0.5"), (2, "a local cluster runs the version that this")),
         (("restart", "mb1", "mb2", "mb1"), (2, "named twice: mb1")),
         (("restart", "mb1", "127.0.0.11:5672"), (2, "named twice: mb1")),
         (("add", "mb3", "--undo", "--yes"), (1, "no unfinished run of 'add mb3' to take back")),
@@ -266,18 +275,18 @@ def test_a_broker_is_moved_and_nothing_else_is_touched() -> None:
         'cluster = "c"  # ours\n\n[[brokers]]\nname = "mb1"\nhost = "db1"\n\n'
         '[[brokers]]\nname = "mb2"\n\n[[hosts]]\nname = "mb1"\n'
     )
-    moved = with_host(text, "mb1", "db2")
+    moved = with_value(text, "mb1", "host", "db2")
     assert moved == text.replace("db1", "db2")
-    given = with_host(text, "mb2", "db2")
+    given = with_value(text, "mb2", "host", "db2")
     assert given == text.replace(
         '[[brokers]]\nname = "mb2"', '[[brokers]]\nhost = "db2"\nname = "mb2"'
     )
-    assert with_host(text, "mb1", "db1") == with_host(text, "mb9", "db1") == text
+    assert with_value(text, "mb1", "host", "db1") == with_value(text, "mb9", "host", "db1") == text
 
 
 def test_a_broker_that_is_written_in_another_way_is_not_guessed_at() -> None:
     with pytest.raises(OpsError, match="edit the file"):
-        with_host('brokers = [{name = "mb1"}]', "mb1", "db2")
+        with_value('brokers = [{name = "mb1"}]', "mb1", "host", "db2")
 
 
 @pytest.mark.parametrize("name", ["mb1", "mb2", "mb3"])

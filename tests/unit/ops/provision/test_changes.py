@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ops.errors import CommandFailed, HostKeyWrong, HostUnreachable, NoRoom, SudoRefused
-from ops.provision.changes import Change, Observed, changes, observe, restart_wanted
+from ops.provision.changes import Change, Observed, changes, observe, obstacles, restart_wanted
 from ops.provision.hosts import Root, check_room, look, make
 from ops.provision.program import Program
 from ops.provision.wanted import WantedFile, WantedHost
@@ -28,6 +28,7 @@ WANTED = WantedHost(
     files=(CONFIG, DEFINITIONS, AGENT, UNIT),
     units=("rabbitmq-server", "messagebus-agent"),
     program="abc",
+    broker="mb1",
 )
 RIGHT = Observed(
     packages={"rabbitmq-server": "3.10.8-1", "chrony": "4.3"},
@@ -40,6 +41,8 @@ RIGHT = Observed(
     active=frozenset(WANTED.units),
     program="abc",
     has_cookie=True,
+    held=frozenset({"rabbitmq-server", "erlang-base"}),
+    node_name="mb1@localhost",
 )
 
 
@@ -54,6 +57,7 @@ def test_a_host_as_it_should_be_is_left_alone() -> None:
 def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
     assert told(Observed()) == [
         "install rabbitmq-server=3.10.8-1, chrony",
+        "hold rabbitmq-server, erlang-base: `ops upgrade` alone changes them",
         "make user messagebus",
         "put messagebus into group rabbitmq",
         "make folder /var/lib/messagebus",
@@ -69,9 +73,23 @@ def test_a_bare_host_gets_everything_in_an_order_that_works() -> None:
     ]
 
 
-def test_a_package_of_another_version_is_installed_in_the_wanted_one() -> None:
+def test_an_installed_broker_is_never_changed_to_another_version() -> None:
+    """Its package would restart it in place, on the data of the old version, host after host."""
     other = replace(RIGHT, packages={**RIGHT.packages, "rabbitmq-server": "3.9.0-1"})
-    assert told(other) == ["install rabbitmq-server=3.10.8-1"]
+    assert told(other) == []
+    assert obstacles(WANTED, RIGHT) == obstacles(WANTED, Observed()) == []
+    (why,) = obstacles(WANTED, other)
+    assert why.startswith(
+        "rabbitmq-server 3.9.0-1 is installed, not 3.10.8-1: `ops upgrade mb1 --to 3.10.8-1`"
+    )
+    (hold,) = changes(WANTED, replace(RIGHT, held=frozenset({"erlang-base"})))
+    assert hold.argv == ("apt-mark", "hold", "rabbitmq-server", "erlang-base")
+
+
+def test_a_host_that_has_the_broker_of_another_is_not_set_up_over_it() -> None:
+    (why,) = obstacles(WANTED, replace(RIGHT, node_name="mb2@localhost"))
+    assert "its broker is node mb2@localhost, not mb1@localhost: is its SSH address that of" in why
+    assert obstacles(replace(WANTED, broker=""), replace(RIGHT, node_name="x@y")) == []
 
 
 @pytest.mark.parametrize(
@@ -155,6 +173,8 @@ def test_a_host_that_has_everything() -> None:
             "is-active rabbitmq-server": "active\n",
             "is-active": "inactive\n",
             "readlink": "abc\n",
+            "apt-mark showhold": "erlang-base\nrabbitmq-server\n",
+            "grep -h ^NODENAME=": "NODENAME=mb1@localhost\n",
         }
     )
     assert found == Observed(
@@ -168,6 +188,8 @@ def test_a_host_that_has_everything() -> None:
         active=frozenset({"rabbitmq-server"}),
         program="abc",
         has_cookie=True,
+        held=frozenset({"erlang-base", "rabbitmq-server"}),
+        node_name="mb1@localhost",
     )
 
 
@@ -180,6 +202,7 @@ def test_a_host_that_has_nothing_and_says_so_in_many_ways() -> None:
             "id -nG": "id: 'messagebus': no such user\n",
             "is-enabled": "Failed to get unit file state: No such file or directory\n",
             "is-active": "inactive\n",
+            "grep": "grep: /etc/rabbitmq/rabbitmq-env.conf: No such file or directory\n",
             "cmp": "cmp: /var/lib/rabbitmq/.erlang.cookie: No such file or directory\n",
         }
     )

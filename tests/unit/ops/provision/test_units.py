@@ -396,6 +396,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "read_secrets": lambda _inventory: {},
         "wanted_host": lambda _inventory, name, *_rest: name,
         "look": lambda _wanted, root: root,
+        "obstacles": lambda _name, _seen: [],
         "changes": lambda name, _seen: [] if name == "b1" else [Change(what="install x")],
         "restart_wanted": lambda wants, _seen: bool(wants),
         "check_room": lambda *_args, **_more: None,

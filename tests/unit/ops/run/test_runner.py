@@ -410,6 +410,21 @@ def test_a_run_whose_journal_was_taken_away_ends_and_begins_no_other(tmp_path: P
     assert not is_open(tmp_path, "add mb4")
 
 
+def test_a_run_that_fails_while_it_only_looks_was_not_begun(tmp_path: Path) -> None:
+    """So a version with a typo is not that of an unfinished run."""
+
+    class Refused:
+        def run(self, command: Command) -> str:
+            raise CommandFailed(command.argv, 100, "E: Version '4' was not found")
+
+    for looks, is_left in ((True, False), (False, True)):
+        step = Step(name="simulate", commands=(Command(("false",)),), only_looks=looks)
+        journal = begun(tmp_path, "upgrade mb2", "mb2")
+        with pytest.raises(PlanFailed):
+            runner.carry_out(Plan(name="upgrade mb2", steps=(step,)), Refused(), journal, say=print)
+        assert is_open(tmp_path, "upgrade mb2") is is_left
+
+
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = begun(tmp_path, "add mb4", "mb4")
 
