@@ -7,11 +7,15 @@ import json
 import pickle
 import re
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import consumer_lists.errors
+import lb.errors
+import ops.errors
 from messagebus import errors
 from messagebus.core.deliveries import Receipt
 from messagebus.destination import Queue
@@ -24,17 +28,27 @@ from messagebus.stats import Durability, Outcome, Published, Status, why_not_run
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
-def test_the_printed_tree_is_the_tree() -> None:
+@pytest.mark.parametrize("told_by", [errors, lb.errors, consumer_lists.errors, ops.errors])
+def test_the_printed_tree_is_the_tree(told_by: ModuleType) -> None:
     told: dict[str, str] = {}
     above: list[tuple[int, str]] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in (told_by.__doc__ or "").splitlines():
         if found := re.match(r"( *)([A-Z]\w+)(?: |$)", line):
             depth, name = len(found[1]), found[2]
             above = [each for each in above if each[0] < depth]
-            if hasattr(errors, name):
+            if hasattr(told_by, name):
                 told[name] = above[-1][1] if above else "Exception"
                 above.append((depth, name))
-    assert told == {kind.__name__: kind.__bases__[0].__name__ for kind in CLASSES}
+    kinds = [
+        kind
+        for kind in vars(told_by).values()
+        if getattr(kind, "__module__", "") == told_by.__name__
+    ]
+    classes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
+    bases = {kind.__name__: [base.__name__ for base in kind.__bases__] for kind in classes}
+    assert told.keys() == bases.keys()
+    root, *_ = told
+    assert [name for name in told if name != root and told[name] not in bases[name]] == []
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -46,6 +46,8 @@ def inner_of(command: click.Group, name: str) -> click.Command:
 
 # CliRunner's.
 WIDTH = 80
+# A group alone; and what a load begins itself.
+UNTYPED = ((), ("worker",))
 EVERY = [(name, path, words) for name, path in GROUPS.items() for words in commands(group(path))]
 
 
@@ -75,6 +77,7 @@ def test_every_command_says_what_it_does_in_whole_words(
     text = context.get_help()
     assert context.command.get_help_option_names(context) == ["-h", "--help"]
     assert text.startswith(f"Usage: {' '.join([name, *words])}")
+    assert "Example" in text or words in UNTYPED
     # None of click's marks is left; click leaves them in a text that it does not take for its own.
     assert "\\b" not in text
     assert "\b" not in text

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from consumer_lists import __main__ as command
-from consumer_lists import errors, listfile
+from consumer_lists import listfile
 from consumer_lists import push as pushing
 from ops.errors import CommandFailed
 from ops.run import shell
@@ -79,13 +78,6 @@ def http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AgentsHttp:
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(command.cli, list(words), prog_name="python -m consumer_lists")
-
-
-def test_every_command_has_help_with_an_example() -> None:
-    for name in command.cli.list_commands(click.Context(command.cli)):
-        asked = run(name, "--help")
-        assert asked.exit_code == 0
-        assert "Example: python -m consumer_lists" in " ".join(asked.output.split())
 
 
 def test_edits_and_their_generations(tmp_path: Path) -> None:
@@ -231,15 +223,3 @@ def test_what_is_shown_to_people(http: AgentsHttp) -> None:
 
 def test_what_is_shown_to_programs() -> None:
     assert json.loads(run("show", "--json").output)["nodes"][0]["same"] is True
-
-
-NAMES = [name for name in errors.__all__ if name != "CODES"]
-
-
-def test_every_error_is_in_the_printed_tree() -> None:
-    told = errors.__doc__ or ""
-    assert all(name in told for name in NAMES)
-
-
-def test_every_error_has_one_root() -> None:
-    assert all(issubclass(getattr(errors, name), errors.ListsError) for name in NAMES)

@@ -168,15 +168,3 @@ def test_without_a_limit_no_run_is_ever_late() -> None:
     run = runs.started("a", 0)
     assert runs.overdue(10**18) == []
     assert runs.ended(run)
-
-
-def test_a_run_that_overran_is_answered_once_and_is_seen_until_it_ends() -> None:
-    runs: Runs[str] = Runs(LIMIT_NS)
-    run, later = runs.started("a", 0), runs.started("b", 1)
-    assert runs.overdue(LIMIT_NS - 1) == []
-    assert runs.overdue(LIMIT_NS) == [run]
-    assert runs.overdue(LIMIT_NS) == []
-    assert (runs.open, runs.overran, len(runs.underway())) == ([later], 1, 2)
-    assert not runs.ended(run)
-    assert runs.ended(later)
-    assert runs.underway() == []

@@ -76,40 +76,6 @@ def fill(made: ConfirmWindow[Sent], *items: Sent, now_ms: int = 0) -> list[Sent]
     return made.fill(deque(items), now_ms)
 
 
-def test_multiple_settles_all_up_to_the_tag_oldest_first() -> None:
-    a, b, c = Sent("a"), Sent("b"), Sent("c")
-    made = window(a, b, c)
-    assert made.answered(2, multiple=True) == ([a, b], [])
-    assert list(made.items()) == [c]
-
-
-def test_tags_go_on_counting_as_the_broker_counts_them() -> None:
-    made = window(Sent("a"), Sent("b"))
-    made.answered(2, multiple=True)
-    c = Sent("c")
-    fill(made, c)
-    assert made.answered(3, multiple=False) == ([c], [])
-
-
-def test_multiple_with_tag_0_settles_all_so_far() -> None:
-    a, b = Sent("a"), Sent("b")
-    assert window(a, b).answered(0, multiple=True) == ([a, b], [])
-
-
-def test_a_single_answer_settles_only_its_own_tag() -> None:
-    a, b, c = Sent("a"), Sent("b"), Sent("c")
-    made = window(a, b, c)
-    assert made.answered(2, multiple=False) == ([b], [])
-    assert made.answered(3, multiple=True) == ([a, c], [])
-
-
-def test_an_answer_given_twice_settles_nothing_the_second_time() -> None:
-    made = window(Sent("a"))
-    made.answered(1, multiple=False)
-    assert made.answered(1, multiple=False) == ([], [])
-    assert made.answered(1, multiple=True) == ([], [])
-
-
 @pytest.mark.parametrize("multiple", [True, False])
 def test_a_tag_that_was_never_sent_costs_nothing(multiple: bool) -> None:
     a = Sent("a")
@@ -125,21 +91,6 @@ def test_a_returned_message_is_told_apart_although_it_is_acked() -> None:
     assert made.answered(2, multiple=True) == ([b], [a])
 
 
-def test_two_returned_publishes_of_one_id_are_both_told_apart() -> None:
-    a, b, c = Sent("a"), Sent("a"), Sent("a")
-    made = window(a, b, c)
-    made.returned("orders", "a")
-    made.returned("orders", "a")
-    assert made.answered(3, multiple=True) == ([c], [a, b])
-
-
-def test_a_return_marks_only_the_destination_that_it_names() -> None:
-    routed, returned = Sent("a", destination="orders"), Sent("a", destination="nowhere")
-    made = window(routed, returned)
-    made.returned("nowhere", "a")
-    assert made.answered(2, multiple=True) == ([routed], [returned])
-
-
 def test_a_return_marks_no_later_publish_of_the_same_id() -> None:
     first, again = Sent("a"), Sent("a")
     made = window(first)
@@ -147,13 +98,6 @@ def test_a_return_marks_no_later_publish_of_the_same_id() -> None:
     made.answered(1, multiple=False)
     fill(made, again)
     assert made.answered(2, multiple=False) == ([again], [])
-
-
-def test_room_is_bounded_by_messages_and_by_bytes() -> None:
-    made = window(Sent("a"), Sent("b"), messages_max=3)
-    assert fill(made, Sent("c", size=81)) == []
-    small = Sent("c", size=80)
-    assert fill(made, small, Sent("d", size=0)) == [small]
 
 
 def test_what_finds_no_room_stays_in_the_queue() -> None:
@@ -169,30 +113,6 @@ def test_a_message_larger_than_all_bytes_goes_alone() -> None:
     assert fill(made, large, small) == [large]
     made.answered(1, multiple=False)
     assert fill(made, Sent("c", size=BYTES_MAX)) != []
-
-
-def test_abandon_gives_back_everything_once_oldest_first() -> None:
-    a, b, c = Sent("a"), Sent("b"), Sent("c")
-    made = window(a, b, c)
-    made.answered(2, multiple=False)
-    assert made.abandon() == [a, c]
-    assert made.abandon() == []
-    assert (len(made), made.oldest_ms()) == (0, None)
-    assert fill(made, Sent("d", size=BYTES_MAX)) != []
-    assert made.answered(3, multiple=True) == ([], [])
-
-
-def test_the_oldest_says_since_when_an_answer_is_missing() -> None:
-    made = window()
-    assert made.oldest_ms() is None
-    fill(made, Sent("a"), now_ms=10)
-    fill(made, Sent("b"), Sent("c"), now_ms=20)
-    made.answered(2, multiple=False)
-    assert made.oldest_ms() == 10
-    made.answered(1, multiple=False)
-    assert made.oldest_ms() == 20
-    made.answered(0, multiple=True)
-    assert made.oldest_ms() is None
 
 
 class AgainstABroker(RuleBasedStateMachine):

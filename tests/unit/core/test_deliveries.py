@@ -23,23 +23,6 @@ def ledger(*tags: int) -> Ledger:
     return made
 
 
-def test_an_ack_is_true_exactly_once() -> None:
-    made = ledger(1)
-    assert made.ack(1)
-    assert not made.ack(1)
-    assert not made.nack(1)
-    assert made.flush() == [Ack(1, False)]
-    assert made.flush() == []
-
-
-def test_a_nacked_delivery_is_never_acked() -> None:
-    made = ledger(1)
-    assert made.nack(1)
-    assert not made.ack(1)
-    assert not made.nack(1)
-    assert made.flush() == []
-
-
 def test_an_answer_to_an_earlier_link_goes_nowhere_although_the_tag_matches() -> None:
     ledgers = Ledgers()
     old, other = ledgers.connected("mb1:5672"), ledgers.connected("mb2:5672")
@@ -81,41 +64,11 @@ def test_acks_are_coalesced_up_to_the_first_gap(
     assert made.flush() == expected
 
 
-def test_multiple_never_reaches_over_a_delivery_without_an_answer() -> None:
-    made = ledger(1, 2, 3)
-    made.ack(1)
-    made.ack(3)
-    made.flush()
-    made.ack(2)
-    assert made.flush() == [Ack(2, False)]
-
-
-def test_owed_counts_what_has_no_answer() -> None:
-    made = ledger(1, 2, 3)
-    made.ack(1)
-    made.nack(2)
-    assert made.owed == 1
-    assert made.end() == 1
-    assert made.owed == 0
-
-
 # Batches.
 def batch(parts: int) -> Ledger:
     made = ledger()
     made.batch_delivered(1, parts, CONTENT)
     return made
-
-
-def test_a_batch_is_acked_when_every_part_has_its_answer() -> None:
-    made = batch(3)
-    made.delivered([2])
-    assert made.ack(1, 1)
-    assert made.ack(1, 3)
-    assert made.ack(2)
-    assert made.flush() == [Ack(2, False)], "the batch still has an open part"
-    assert made.ack(1, 2)
-    assert made.flush() == [Ack(1, False)]
-    assert made.owed == 0
 
 
 def test_a_part_is_answered_exactly_once() -> None:
@@ -156,6 +109,8 @@ def test_only_batches_with_an_answered_and_an_open_part_are_half_answered() -> N
 
 
 # Copies.
+
+
 def test_what_is_claimed_is_answered_by_nobody_else_and_acked_when_it_is_done() -> None:
     made = ledger(1, 2, 3)
     assert made.claim(2, 0)
@@ -356,39 +311,6 @@ def take_all(fanin: FanIn[str]) -> list[str]:
     return taken
 
 
-def test_brokers_take_turns_and_none_starves() -> None:
-    fanin = filled(100, mb1=4, mb2=1, mb3=2)
-    assert take_all(fanin) == ["mb1-1", "mb2-1", "mb3-1", "mb1-2", "mb3-2", "mb1-3", "mb1-4"]
-
-
-def test_a_broker_that_comes_late_waits_for_one_turn_of_the_others_only() -> None:
-    fanin = filled(100, mb1=50)
-    fanin.take()
-    fanin.arrived("mb2", ["late"])
-    assert "late" in [fanin.take(), fanin.take()]
-
-
-def test_the_limit_of_handed_out_deliveries_holds_over_all_brokers_together() -> None:
-    fanin = filled(3, mb1=5, mb2=5)
-    assert len(take_all(fanin)) == 3
-    assert fanin.handed_out == 3
-    fanin.answered("mb1")
-    assert len(take_all(fanin)) == 1
-
-
-def test_what_a_lost_link_delivered_no_longer_counts() -> None:
-    fanin = filled(2, mb1=5, mb2=1)
-    assert take_all(fanin) == ["mb1-1", "mb2-1"]
-    assert fanin.dropped("mb1") == 4
-    assert fanin.handed_out == 1
-    fanin.arrived("mb1", ["again"])
-    assert take_all(fanin) == ["again"]
-
-
-def test_a_broker_that_delivered_nothing_drops_nothing() -> None:
-    assert filled(2).dropped("mb1") == 0
-
-
 def test_what_is_put_back_is_next_again_in_its_order_and_counts_no_more() -> None:
     fanin = filled(3, a=4, b=2)
     assert take_all(fanin) == ["a-1", "b-1", "a-2"]
@@ -419,20 +341,6 @@ def test_an_answer_for_what_was_not_handed_out_is_a_bug() -> None:
 def test_a_limit_below_one_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         FanIn(0)
-
-
-def test_what_is_withdrawn_was_never_handed_out() -> None:
-    fanin = filled(3, a=3, b=2)
-    assert fanin.take() == "a-1"
-    assert (fanin.oldest("a"), fanin.oldest("b"), fanin.oldest("c")) == ("a-2", "b-1", None)
-    assert fanin.withdraw("a") == ["a-2", "a-3"]
-    assert fanin.withdraw("a") == []
-    assert fanin.withdraw("c") == []
-    assert fanin.oldest("a") is None
-    assert (fanin.handed_out, fanin.buffered, fanin.is_full) == (1, 2, False)
-    fanin.arrived("a", ["a-2"])
-    assert take_all(fanin) == ["b-1", "a-2"]
-    assert fanin.is_full
 
 
 class AgainstLists(RuleBasedStateMachine):

@@ -55,21 +55,6 @@ def out(machine: Keyed[Item]) -> list[int]:
 
 
 # Examples.
-def test_the_next_of_a_key_goes_out_when_the_last_one_is_answered_and_other_keys_at_once() -> None:
-    machine = keyed()
-    first, _second, other, _third = arrived(machine, "a", "a", "b", "a")
-    assert out(machine) == [0, 2]
-    assert machine.waiting == 2
-    machine.answered(other)
-    assert out(machine) == []
-    machine.answered(first)
-    assert out(machine) == [1]
-
-
-def test_what_has_no_key_waits_for_nothing() -> None:
-    machine = keyed()
-    arrived(machine, "", "", "")
-    assert out(machine) == [0, 1, 2]
 
 
 def test_a_failed_one_goes_again_before_what_follows_it_and_other_keys_go_on() -> None:
@@ -83,38 +68,6 @@ def test_a_failed_one_goes_again_before_what_follows_it_and_other_keys_go_on() -
     assert (out(machine), machine.resting) == ([4], 1)
     assert machine.due(500) == [first]
     assert (out(machine), machine.resting, machine.wake_ms()) == ([0], 0, None)
-
-
-def test_a_key_goes_on_only_when_a_run_behind_its_limit_has_ended() -> None:
-    machine = keyed()
-    first, _second = arrived(machine, "a", "a")
-    machine.take()
-    machine.overran(first)
-    machine.answered(first)
-    assert out(machine) == []
-    machine.ended_late(first)
-    assert out(machine) == [1]
-    machine.ended_late(first)
-    assert out(machine) == []
-
-
-def test_what_follows_a_parked_key_is_parked_in_order_until_it_is_redriven() -> None:
-    machine = keyed()
-    first, second, third = arrived(machine, "a", "a", "a")
-    machine.take()
-    assert machine.park(first)
-    machine.answered(first)
-    assert machine.take() == ([], [second])
-    assert machine.take() == ([], [])
-    machine.answered(second)
-    assert machine.take() == ([], [third])
-    machine.answered(third)
-    fourth, again = Item(4, "a", "mb1"), Item(5, "a", "mb1", lifts=True)
-    machine.arrived([fourth])
-    assert (machine.take(), machine.parked) == (([], [fourth]), 1)
-    machine.answered(fourth)
-    machine.arrived([again])
-    assert (machine.take(), machine.parked) == (([again], []), 0)
 
 
 def test_too_many_parked_keys_are_refused_and_what_has_no_key_is_not_remembered(
@@ -154,62 +107,7 @@ def test_a_link_is_held_while_something_of_it_waits() -> None:
     assert not machine.holds("mb1")
 
 
-def test_a_claim_that_ran_out_before_the_run_is_handed_out_when_it_is_granted_again() -> None:
-    machine = keyed(claims=True)
-    first, second = arrived(machine, "a", "a")
-    machine.granted([second])
-    assert out(machine) == []
-    machine.granted([first])
-    assert out(machine) == [0]
-    machine.granted([first])
-    assert out(machine) == [0]
-    machine.answered(first)
-    assert out(machine) == [1]
-
-
-def test_what_follows_a_parked_key_is_parked_when_it_is_granted() -> None:
-    machine = keyed(claims=True)
-    first, second, third = arrived(machine, "a", "a", "a")
-    machine.granted([first, third])
-    machine.take()
-    assert machine.park(first)
-    machine.answered(first)
-    assert machine.take() == ([], [])
-    machine.granted([second])
-    assert machine.take() == ([], [second])
-    machine.granted([second])  # its claim had run out before it was parked
-    assert machine.take() == ([], [second])
-    machine.answered(second)
-    assert machine.take() == ([], [third])
-
-
-def test_behind_a_denied_first_nothing_keeps_its_claim_until_the_first_has_its_own() -> None:
-    machine = keyed(claims=True)
-    first, second, third = arrived(machine, "a", "a", "a")
-    machine.granted([second])
-    machine.denied([first])
-    assert machine.take_claims() == ([second], [])
-    machine.granted([third])
-    assert machine.take_claims() == ([third], [])
-    machine.granted([first])
-    assert (out(machine), machine.take_claims()) == ([0], ([], [second, third]))
-    machine.granted([second, third])
-    machine.answered(first)
-    assert (out(machine), machine.take_claims()) == ([1], ([], []))
-
-
-def test_a_denied_first_that_goes_has_the_next_one_asked_for() -> None:
-    machine = keyed(claims=True)
-    first, second = arrived(machine, "a", "a")
-    machine.denied([first])
-    machine.granted([second])
-    assert machine.take_claims() == ([second], [])
-    machine.answered(first)  # somebody else has done it
-    assert machine.take_claims() == ([], [second])
-    machine.granted([second])
-    assert out(machine) == [1]
-
-
+# The naive oracle: a list of all that is here, searched again after each event.
 def test_a_duplicate_behind_others_of_its_key_is_answered_where_it_waits() -> None:
     machine = keyed(claims=True)
     first, second, third = arrived(machine, "a", "a", "a")
@@ -220,7 +118,6 @@ def test_a_duplicate_behind_others_of_its_key_is_answered_where_it_waits() -> No
     assert out(machine) == [2]
 
 
-# The naive oracle: a list of all that is here, searched again after each event.
 @dataclass
 class Entry:
     item: Item

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import settings
 
 from messagebus.core.confirms import Batch, Packing
@@ -64,10 +63,9 @@ def still_open(made: PendingPublishes) -> int:
 
 
 # Accepting.
-def test_publishes_go_out_in_the_order_of_acceptance() -> None:
-    made = accepted(item("1"), item("2"), item("3"))
-    assert ids(made.take(5)) == ["1", "2", "3"]
-    assert (made.waiting, made.waiting_bytes, made.in_flight, still_open(made)) == (0, 0, 3, 3)
+
+
+# Sending.
 
 
 def test_a_publish_waits_until_its_destination_is_registered() -> None:
@@ -79,81 +77,6 @@ def test_a_publish_waits_until_its_destination_is_registered() -> None:
     made.open_destination("a")
     assert made.destination_is_open("a")
     assert ids(made.take(0)) == ["1"]
-
-
-def test_a_held_destination_does_not_hold_the_others() -> None:
-    made = accepted(item("1", destination="b"))
-    made.accept(item("2", destination="a"))
-    made.accept(item("3", destination="b"))
-    assert ids(made.take(0)) == ["1", "3"]
-
-
-def test_a_refused_destination_settles_what_waits_for_it_and_nothing_else() -> None:
-    made = accepted(item("1", destination="b"))
-    made.accept(item("2", destination="a"))
-    assert ends(made.refuse_destination("a", "not allowed")) == [("2", "refused")]
-    assert (made.waiting, made.waiting_bytes, still_open(made)) == (1, 10, 1)
-    assert made.refuse_destination("never seen", "why") == []
-
-
-def test_a_closed_destination_holds_its_publishes_in_order_until_it_opens_again() -> None:
-    made = accepted(item("1"), item("2", destination="b"), item("3"))
-    made.close_destination("a")
-    made.accept(item("4"))
-    assert ids(made.take(0)) == ["2"]
-    made.open_destination("a")
-    made.answered(1, 1, multiple=False, ok=True)
-    assert ids(made.take(0)) == ["1", "3", "4"]
-
-
-def test_what_a_lost_link_left_open_waits_for_its_closed_destination_too() -> None:
-    made = accepted(item("1"), item("2"))
-    list(made.take(0))
-    made.close_destination("a")
-    made.accept(item("3"))
-    made.link_lost(1, 1)
-    made.link_opened(2, after=())
-    assert ids(made.take(2)) == []
-    made.open_destination("a")
-    assert ids(made.take(2)) == ["1", "2", "3"]
-
-
-def test_room_is_bounded_by_messages_and_by_bytes() -> None:
-    made = accepted(item("1"), links=())
-    assert made.has_room(90)
-    assert not made.has_room(91)
-    for number in range(2, 6):
-        made.accept(item(str(number)))
-    assert not made.has_room(0)
-
-
-def test_a_message_larger_than_all_bytes_is_accepted_alone() -> None:
-    made = pending()
-    assert made.has_room(BYTES_MAX * 9)
-    made.accept(item("1", size=BYTES_MAX * 9))
-    assert not made.has_room(1)
-
-
-# Sending.
-def test_the_window_bounds_what_is_in_flight_by_messages() -> None:
-    made = accepted(*[item(str(number)) for number in range(5)])
-    assert ids(made.take(0)) == ["0", "1", "2"]
-    assert ids(made.take(0)) == []
-    made.answered(1, 2, multiple=True, ok=True)
-    assert ids(made.take(0)) == ["3", "4"]
-
-
-def test_the_window_bounds_what_is_in_flight_by_bytes() -> None:
-    made = accepted(item("1", size=50), item("2", size=11), item("3", size=10))
-    assert ids(made.take(0)) == ["1"]
-    made.answered(1, 1, multiple=False, ok=True)
-    assert ids(made.take(0)) == ["2", "3"]
-
-
-def test_nothing_goes_out_without_a_link() -> None:
-    made = accepted(item("1"), links=())
-    assert ids(made.take(0)) == []
-    assert made.waiting == 1
 
 
 def test_the_outcome_is_the_brokers_answer() -> None:
@@ -185,24 +108,6 @@ def test_what_cannot_be_sent_at_all_is_refused_and_counted() -> None:
     assert made.waiting == 0
 
 
-@pytest.mark.parametrize("returned", [False, True])
-def test_what_no_broker_took_is_unknown_where_an_earlier_attempt_may_be_stored(
-    returned: bool,
-) -> None:
-    made = accepted(item("1"))
-    made.take(0)
-    made.link_lost(1, 0)
-    made.accept(item("2"))
-    made.link_opened(2, after=())
-    assert ids(made.take(0)) == ["1", "2"]
-    found = []
-    for tag, name in enumerate(["1", "2"], start=1):
-        if returned:
-            made.returned(2, "a", name)
-        found += made.answered(2, tag, multiple=False, ok=returned)
-    assert ends(found) == [("1", "unknown"), ("2", "unroutable" if returned else "refused")]
-
-
 def test_the_oldest_unanswered_publish_says_how_slow_the_broker_is() -> None:
     made = accepted(item("1"), item("2"), links=())
     assert made.unanswered_ms(50) == 0
@@ -228,28 +133,10 @@ def test_a_retry_carries_the_same_publish_first_and_in_order() -> None:
     assert made.retried == 2
 
 
-def test_after_its_last_attempt_a_publish_is_unknown() -> None:
-    made = accepted(item("1"), attempts_max=2)
-    for link in (2, 3):
-        list(made.take(0))
-        settled = made.link_lost(link - 1, 0)
-        made.link_opened(link, after=())
-    assert ends(settled) == [("1", "unknown")]
-    assert reasons(settled) == {"the link ended"}
-    assert ids(made.take(0)) == []
-
-
 def test_unknown_is_told_at_once_when_retries_are_not_wanted() -> None:
     made = accepted(item("1"), retry_unknown=False)
     list(made.take(0))
     assert ends(made.link_lost(1, 0)) == [("1", "unknown")]
-
-
-def test_a_publish_at_its_deadline_is_not_sent_again() -> None:
-    made = accepted(item("1", deadline_ms=100), item("2", deadline_ms=101))
-    list(made.take(0))
-    assert ends(made.link_lost(1, 100)) == [("1", "unknown")]
-    assert made.waiting == 1
 
 
 REFUSED_406 = "PRECONDITION_FAILED - message size 99 is larger"
@@ -262,19 +149,6 @@ def refused_once(*names: str) -> PendingPublishes:
     assert made.link_lost(1, 0, REFUSED_406, refused=True) == []
     made.link_opened(2, after=())
     return made
-
-
-def test_after_a_refused_publish_its_window_is_sent_again_one_by_one() -> None:
-    made = refused_once("1", "2", "3")
-    made.accept(item("4"))
-    made.accept(item("5"))
-    for tag, name in enumerate(["1", "2", "3"], start=1):
-        assert ids(made.take(0)) == [name]
-        assert made.take(0) == []
-        made.answered(2, tag, multiple=False, ok=True)
-    assert ids(made.take(0)) == ["4", "5"]
-    made.accept(item("6"))
-    assert ids(made.take(0)) == ["6"]
 
 
 def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -> None:
@@ -313,48 +187,10 @@ def test_a_refused_batch_is_split_before_its_messages_are_refused() -> None:
     assert made.waiting == made.waiting_bytes == 0
 
 
-def test_a_suspect_whose_link_ends_for_another_reason_stays_one() -> None:
-    made = refused_once("1", "2")
-    made.take(0)
-    made.link_lost(2, 0, "reset")
-    made.link_opened(3, after=())
-    assert ids(made.take(0)) == ["1"]
-    assert made.take(0) == []
-
-
-def test_suspects_that_ended_meanwhile_hold_up_nobody() -> None:
-    made = accepted(item("1", deadline_ms=5), item("2", deadline_ms=5))
-    made.take(0)
-    made.link_lost(1, 0, REFUSED_406, refused=True)
-    made.expire(5)
-    made.accept(item("3"))
-    made.accept(item("4"))
-    made.link_opened(2, after=())
-    assert ids(made.take(5)) == ["3", "4"]
-    made.accept(item("5"))
-    assert ids(made.take(5)) == ["5"]
-
-
 def test_an_unknown_end_says_why_the_link_ended() -> None:
     made = accepted(item("1"), attempts_max=1)
     made.take(0)
     assert reasons(made.link_lost(1, 0, "reset")) == {"the link ended: reset"}
-
-
-def test_an_earlier_link_keeps_its_answers_when_a_new_one_opens() -> None:
-    made = accepted(item("1"), item("2"))
-    list(made.take(0))
-    made.link_opened(2, after=())
-    made.accept(item("3"))
-    assert ids(made.take(0)) == ["3"]
-    assert not made.is_answered(1)
-    assert ends(made.answered(1, 2, multiple=True, ok=True)) == [
-        ("1", "confirmed"),
-        ("2", "confirmed"),
-    ]
-    assert made.is_answered(1)
-    assert made.is_answered(77)
-    assert ends(made.answered(2, 1, multiple=False, ok=True)) == [("3", "confirmed")]
 
 
 def test_order_on_one_broker_holds_over_a_renewal_of_the_link() -> None:
@@ -364,29 +200,6 @@ def test_order_on_one_broker_holds_over_a_renewal_of_the_link() -> None:
     made.link_opened(2, after=[1])
     assert ids(made.take(0)) == []
     made.answered(1, 1, multiple=False, ok=True)
-    assert ids(made.take(0)) == ["2"]
-
-
-def test_order_on_one_broker_holds_over_two_moves_in_a_row() -> None:
-    made = accepted(item("1"))
-    list(made.take(0))
-    made.accept(item("2"))
-    made.link_opened(2, after=[])
-    made.link_opened(3, after=[1, 2])
-    assert ids(made.take(0)) == []
-    made.link_lost(1, 0)
-    assert ids(made.take(0)) == ["1", "2"]
-
-
-def test_a_link_that_is_lost_while_an_earlier_one_is_waited_for_sends_nothing() -> None:
-    made = accepted(item("1"))
-    list(made.take(0))
-    made.accept(item("2"))
-    made.link_opened(2, after=[1])
-    made.link_lost(2, 0)
-    made.answered(1, 1, multiple=False, ok=True)
-    assert ids(made.take(0)) == []
-    made.link_opened(3, after=[])
     assert ids(made.take(0)) == ["2"]
 
 
@@ -409,31 +222,6 @@ def test_a_deadline_refuses_what_was_never_sent_and_leaves_unknown_what_was() ->
     assert ids(made.take(100)) == ["later"]
 
 
-def test_an_answer_after_the_deadline_settles_nothing_twice_and_tags_stay_counted() -> None:
-    made = accepted(item("1", deadline_ms=100), item("2"))
-    list(made.take(0))
-    made.expire(100)
-    assert ends(made.answered(1, 1, multiple=False, ok=True)) == []
-    assert ends(made.answered(1, 2, multiple=False, ok=True)) == [("2", "confirmed")]
-
-
-def test_a_publish_that_expired_in_flight_is_not_sent_again() -> None:
-    made = accepted(item("1", deadline_ms=100))
-    list(made.take(0))
-    made.expire(100)
-    assert made.link_lost(1, 100) == []
-    assert made.waiting == 0
-
-
-def test_deadlines_are_looked_at_again_after_the_earliest_has_passed() -> None:
-    made = accepted(item("1", deadline_ms=100), item("2", deadline_ms=200))
-    made.expire(100)
-    made.accept(item("3", deadline_ms=150))
-    assert ends(made.expire(150)) == [("3", "refused")]
-    assert ends(made.expire(200)) == [("2", "refused")]
-    assert made.expire(10**9) == []
-
-
 def test_a_clock_that_is_put_forward_brings_deadlines_and_lingering_batches_nearer() -> None:
     sent, waits = item("sent", deadline_ms=1_000), item("waits", deadline_ms=2_000)
     made = accepted(sent, waits, window=1)
@@ -454,21 +242,6 @@ def test_a_clock_that_is_put_forward_brings_deadlines_and_lingering_batches_near
     lingers.put_forward(30)
     assert lingers.take(9) == []
     assert packs(lingers.take(10)) == [["a"]]
-
-
-def test_giving_up_settles_everything_once() -> None:
-    made = accepted(item("sent"))
-    list(made.take(0))
-    made.accept(item("waiting"))
-    made.accept(item("held", destination="b"))
-    assert sorted(ends(made.give_up("stopped"))) == [
-        ("held", "refused"),
-        ("sent", "unknown"),
-        ("waiting", "refused"),
-    ]
-    assert made.give_up("stopped") == []
-    assert (made.waiting, made.waiting_bytes, still_open(made)) == (0, 0, 0)
-    assert list(made.unsettled()) == []
 
 
 # Batches.
@@ -495,45 +268,6 @@ def numbered(*sizes: int) -> list[Item]:
     return [item(str(number), size=size) for number, size in enumerate(sizes, start=1)]
 
 
-def test_what_is_waiting_travels_together_up_to_a_batch_s_bounds() -> None:
-    made = packed(*numbered(10, 10, 10, 10, 30, 30))
-    assert packs(made.take(0)) == [["1", "2", "3"], ["4", "5"], ["6"]]
-    assert (made.waiting, made.waiting_bytes, made.in_flight) == (0, 0, 3)
-
-
-def test_a_batch_that_was_sent_takes_no_more() -> None:
-    made = packed(*numbered(10))
-    assert packs(made.take(0)) == [["1"]]
-    made.accept(item("2"))
-    assert packs(made.take(0)) == [["2"]]
-
-
-def test_a_message_too_large_for_a_batch_goes_alone_and_keeps_its_place() -> None:
-    made = packed(*numbered(10, 50, 10))
-    taken = made.take(0)
-    assert packs(taken) == [["1"], ["2"], ["3"]]
-    assert isinstance(taken[1], Item)
-
-
-def test_a_message_that_asks_for_it_goes_alone() -> None:
-    made = packed(*numbered(10))
-    made.accept(item("2"), alone=True)
-    made.accept(item("3"))
-    assert packs(made.take(0)) == [["1"], ["2"], ["3"]]
-
-
-def test_a_batch_that_lingers_waits_for_more_but_not_longer_and_holds_up_nobody() -> None:
-    made = packed(packing=PACKING._replace(linger_ms=5))
-    made.accept(item("1"))
-    made.accept(item("other", destination="b"))
-    assert packs(made.take(100)) == [["other"]]
-    assert made.lingers_until_ms() == 105
-    made.accept(item("2"))
-    assert packs(made.take(104)) == []
-    assert packs(made.take(105)) == [["1", "2"]]
-    assert made.lingers_until_ms() is None
-
-
 def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     made = packed(*numbered(10), packing=PACKING._replace(linger_ms=1_000))
     made.accept(item("other", destination="b"))
@@ -541,76 +275,6 @@ def test_whoever_waits_for_all_ends_the_wait_of_lingering_batches() -> None:
     assert packs(made.take(0)) == [["other"], ["1"]]
     made.accept(item("2"))
     assert packs(made.take(999)) == []
-
-
-def test_a_full_batch_does_not_linger() -> None:
-    made = packed(*numbered(10, 10, 10, 10), packing=PACKING._replace(linger_ms=1_000))
-    assert packs(made.take(0)) == [["1", "2", "3"]]
-
-
-def test_each_message_of_a_batch_has_its_own_end() -> None:
-    made = packed(*numbered(10, 10))
-    made.accept(item("late", deadline_ms=100))
-    made.take(0)
-    assert ends(made.expire(100)) == [("late", "unknown")]
-    assert ends(made.answered(1, 1, multiple=False, ok=True)) == [
-        ("1", "confirmed"),
-        ("2", "confirmed"),
-    ]
-
-
-def test_a_returned_batch_is_unroutable_as_a_whole() -> None:
-    made = packed(*numbered(10, 10))
-    made.take(0)
-    made.returned(1, "a", "1")
-    assert ends(made.answered(1, 1, multiple=False, ok=True)) == [
-        ("1", "unroutable"),
-        ("2", "unroutable"),
-    ]
-
-
-def test_a_lost_batch_is_sent_again_without_what_has_ended_meanwhile() -> None:
-    made = packed(item("1", deadline_ms=100), *numbered(10, 10)[1:], item("3"))
-    made.take(0)
-    made.expire(100)
-    made.accept(item("4"))
-    assert made.link_lost(1, 100) == []
-    assert (made.waiting, made.waiting_bytes) == (3, 30)
-    made.link_opened(2, after=())
-    assert packs(made.take(100)) == [["2", "3"], ["4"]]
-
-
-def test_attempts_are_counted_for_each_message_of_a_batch() -> None:
-    made = packed(*numbered(10, 10), attempts_max=1)
-    made.take(0)
-    assert ends(made.link_lost(1, 0)) == [("1", "unknown"), ("2", "unknown")]
-
-
-@pytest.mark.parametrize("linger_ms", [0, 1_000])
-def test_a_batch_loses_what_expires_while_it_waits(linger_ms: int) -> None:
-    made = packed(packing=PACKING._replace(linger_ms=linger_ms))
-    for number, deadline_ms in ((1, 100), (2, FAR_MS)):
-        made.accept(item(str(number), deadline_ms=deadline_ms))
-    assert ends(made.expire(100)) == [("1", "refused")]
-    assert (made.waiting, made.waiting_bytes) == (1, 10)
-    made.take(100)
-    assert packs(made.take(1_100)) == ([["2"]] if linger_ms else [])
-
-
-def test_a_batch_of_which_nothing_is_left_is_forgotten() -> None:
-    made = packed(item("1", deadline_ms=100))
-    made.expire(100)
-    made.accept(item("2"))
-    assert packs(made.take(100)) == [["2"]]
-
-
-def test_a_refused_destination_settles_its_batches() -> None:
-    made = pending()
-    made.pack("a", PACKING._replace(linger_ms=1_000))
-    for each in numbered(10, 10, 10, 10):
-        made.accept(each)
-    assert len(made.refuse_destination("a", "not allowed")) == 4
-    assert (made.waiting, made.waiting_bytes) == (0, 0)
 
 
 def bundle(message_id: str, count: int, *, deadline_ms: int = FAR_MS) -> Item:
@@ -631,49 +295,11 @@ def test_a_bundle_is_a_batch_of_its_own_and_counts_as_its_messages() -> None:
     assert made.ended["confirmed"] == 5
 
 
-def test_a_bundle_that_is_lost_is_sent_again_whole_or_ends_whole() -> None:
-    made = packed(attempts_max=2)
-    made.accept_bundle(bundle("b", 3))
-    made.take(0)
-    assert made.link_lost(1, 0) == []
-    assert (made.waiting, made.retried) == (3, 3)
-    made.link_opened(2, after=())
-    assert packs(made.take(0)) == [["b"]]
-    assert ids(made.link_lost(2, 0)) == ["b"]
-    assert (made.waiting, made.ended["unknown"]) == (0, 3)
-
-
-def test_a_bundle_that_expires_before_it_is_sent_leaves_nothing_behind() -> None:
-    made = packed()
-    made.accept_bundle(bundle("b", 3, deadline_ms=10))
-    assert ids(made.expire(10)) == ["b"]
-    assert (made.waiting, made.waiting_bytes, made.ended["refused"]) == (0, 0, 3)
-
-
-def test_where_no_confirm_is_wanted_a_publish_ends_when_it_is_sent() -> None:
-    made = accepted(item("1"), item("2"))
-    first = made.take(0)[0]
-    assert ends(made.unconfirmed(first)) == [("1", "unknown")]
-    assert ends(made.answered(1, 2, multiple=True, ok=True)) == [("2", "confirmed")]
-
-
 # Against an oracle.
 TestAgainstAnOracle = AgainstAnOracle.TestCase
 TestAgainstAnOracle.settings = settings(
     max_examples=examples(150), stateful_step_count=40, deadline=None
 )
-
-
-@pytest.mark.parametrize("count", [1, 200])
-def test_whatever_happens_a_publish_ends_by_its_deadline(count: int) -> None:
-    made = accepted(
-        *[item(str(number), deadline_ms=30_000) for number in range(count)],
-        messages_max=1_000,
-        bytes_max=10**6,
-    )
-    list(made.take(0))  # the broker never answers
-    assert len(made.expire(30_000)) == count
-    assert still_open(made) == 0
 
 
 def test_what_is_withdrawn_is_in_order_and_leaves_the_places_of_its_tags() -> None:

@@ -123,32 +123,6 @@ def lane(window: int = 3, *, packed: bool = False) -> PendingPublishes:
     return made
 
 
-def test_a_copy_never_follows_its_twin_to_a_broker() -> None:
-    first, second = pair("m")
-    ours, other = lane(), lane()
-    ours.accept(first)
-    other.accept(second)
-    ours.link_opened(1, after=())
-    assert ours.displace(A, 0) == []
-    assert ours.take(0) == [first]
-    other.link_opened(1, after=())
-    assert other.displace(A, 0) == [second]
-    assert (other.take(0), other.waiting, other.waiting_bytes) == ([], 0, 0)
-    ours.accept_first(second, alone=True)
-    assert ours.displace(B, 0) == []
-    assert ours.take(0) == [second]
-
-
-def test_both_copies_in_one_backlog_do_not_leave_together() -> None:
-    first, second = pair("m")
-    ours = lane()
-    ours.accept(first)
-    ours.accept(second)
-    ours.link_opened(1, after=())
-    assert ours.displace(A, 0) == [second]
-    assert ours.take(0) == [first]
-
-
 def test_a_barred_copy_leaves_its_batch_and_the_others_stay() -> None:
     (first, twin), (second, _), (third, _) = pair("1"), pair("2"), pair("3")
     twin.place = A

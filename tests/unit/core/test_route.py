@@ -156,15 +156,6 @@ def test_the_end_of_an_unknown_link_changes_nothing() -> None:
     assert made.tick(1) == []
 
 
-def test_a_broker_is_left_only_when_another_one_is_open() -> None:
-    made = on_broker(A)
-    made.leave(1_000)
-    assert made.tick(1_000) == [Dial(2, FIRST_MS)]
-    assert made.current == 1
-    assert made.opened(2, B, 1_100, 0.5) == [Adopt(2)]
-    assert (made.current, made.broker, made.moves) == (2, B, 1)
-
-
 def test_a_dead_link_is_left_for_any_also_while_its_broker_is_being_left() -> None:
     made = on_broker(A)
     made.leave(1_000)
@@ -179,26 +170,6 @@ def test_without_a_link_there_is_none_to_abandon() -> None:
     made = route()
     made.abandon(0)
     assert made.tick(0) == [Dial(1, FIRST_MS)]
-
-
-def test_a_new_link_to_the_broker_that_is_left_is_hung_up_and_tried_again_later() -> None:
-    made = on_broker(A)
-    made.leave(1_000)
-    made.tick(1_000)
-    assert made.opened(2, A, 1_000, 1.0) == [HangUp(2)]
-    assert made.current == 1
-    assert made.next_due_ms() == 1_020
-    assert made.tick(1_019) == []
-    assert made.tick(1_020) == [Dial(3, FIRST_MS)]
-    assert made.moves == 0
-
-
-@pytest.mark.parametrize("name", ["", B])
-def test_a_broker_that_does_not_say_its_name_is_taken_as_another(name: str) -> None:
-    made = on_broker(A)
-    made.leave(1_000)
-    made.tick(1_000)
-    assert made.opened(2, name, 1_000, 1.0) == [Adopt(2)]
 
 
 def test_a_broker_without_a_name_is_left_for_any() -> None:
@@ -276,15 +247,6 @@ def test_a_broker_that_is_to_be_left_is_left_also_while_a_renewal_runs() -> None
     (dial,) = made.tick(due(made))
     assert isinstance(dial, Dial)
     assert made.opened(dial.link, A, 1_100, 0.5) == [HangUp(dial.link)]
-
-
-def test_leaving_and_renewing_without_a_link_change_nothing() -> None:
-    made = route()
-    made.leave(5)
-    made.renew(5)
-    assert made.tick(5) == [Dial(1, FIRST_MS)]
-    assert made.opened(1, A, 6, 0.5) == [Adopt(1)]
-    assert made.tick(7) == []
 
 
 def test_told_to_leave_again_and_again_it_keeps_its_back_off() -> None:

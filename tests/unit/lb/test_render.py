@@ -79,12 +79,6 @@ def test_whoever_needs_no_login_leaves_connections_to_publishers() -> None:
         assert f"tcp-request connection reject if {reject}" in section
 
 
-def test_the_statistics_page_takes_few_connections_from_publishers() -> None:
-    page = render(inventory()).partition("frontend mb_stats")[2]
-    assert "maxconn 64" in page
-    assert "timeout client 30s" in page
-
-
 def test_agents_and_gateways_hear_that_a_client_has_gone() -> None:
     """By the defaults alone: in a backend it does not count for the frontend, which would not look."""
     for rendered in (render(inventory()), render(with_gateways())):

@@ -13,7 +13,6 @@ import pytest
 from messagebus import (
     AlreadySettled,
     BusConfig,
-    ConfigError,
     ConsumerConfig,
     Delivery,
     Hooks,
@@ -35,7 +34,6 @@ from messagebus._io.consume.driver import ConsumeDriver
 from messagebus._io.consume.runs import (
     LINES_MAX,
     Handling,
-    checked_count,
     is_coroutine_handler,
     words_of,
 )
@@ -273,9 +271,6 @@ async def test_a_link_that_is_lost_during_a_stop_is_not_dialled_again() -> None:
     assert wire.dials == 1, "nobody would close its link"
 
 
-S = 1_000_000_000
-
-
 def delivery(attempt: int = 1, body: bytes = b"", received_ns: int = 0) -> Delivery:
     receipt = Receipt("mb1:5672", 1, 1)
     message = Message(body=body, message_id="id")
@@ -390,24 +385,6 @@ def test_what_a_handler_returns_by_mistake_is_a_failed_run_and_no_ack() -> None:
     assert [answer[0] for answer in bench.answers] == ["retry"] * len(mistakes)
 
 
-def test_giving_up_says_why_and_then_drop_acks() -> None:
-    bench = Bench()
-    bench.handling.failed(delivery(), KeyError("x"))
-    assert bench.answers == [("park", "failed for good: KeyError", "KeyError: 'x'")]
-    bench = Bench(RetryPolicy(attempts_max=1, then="drop"))
-    bench.handling.failed(delivery(), ERROR)
-    assert bench.answers == [("ack",)]
-    assert bench.told.handled_ == [("drop", ERROR)]
-    assert (bench.handling.stats()["dropped"], bench.handling.stats()["failed"]) == (1, 1)
-
-
-def test_what_was_answered_before_the_run_cannot_be_run_again() -> None:
-    bench = Bench(None, answers_first=True)
-    bench.handling.failed(delivery(), ERROR)
-    assert bench.answers == [("ack",)]
-    assert bench.told.handled_ == [("drop", ERROR)]
-
-
 def test_stale_answers_and_those_of_the_handler_itself_are_told_as_such() -> None:
     bench = Bench()
     bench.answering.live = False
@@ -421,32 +398,6 @@ def test_stale_answers_and_those_of_the_handler_itself_are_told_as_such() -> Non
     bench.handling.acked(delivery())
     bench.handling.failed(delivery(), ERROR)
     assert [answer for answer, _ in bench.told.handled_] == ["ack", "ack"]
-
-
-def test_a_run_over_its_time_fails_once_and_by_the_policy() -> None:
-    bench = Bench(time_limit_s=2)
-    overran: list[object] = []
-    bench.handling.on_overran = overran.append
-    run = bench.handling.runs.started(delivery(), 0)
-    bench.handling.tick(2 * S - 1)
-    assert bench.answers == []
-    bench.handling.tick(2 * S)
-    bench.handling.tick(3 * S)
-    reason = "TimeoutError: ran longer than its limit of 2 s"
-    assert bench.answers == [("retry", 3_000, 2, reason)]
-    assert overran == [run]
-    assert not bench.handling.runs.ended(run)
-
-
-def test_a_run_near_the_consumer_timeout_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-    bench.handling.runs.started(delivery(received_ns=1), 5 * S)
-    for now_s in (79, 81, 90, 110):
-        bench.handling.tick(now_s * S)
-    assert [line.partition(" handler")[0] for line in caplog.messages] == [
-        "run near the consumer timeout"
-    ]
-    assert "message=id owed_s=81 run_s=76" in caplog.text
 
 
 def test_one_line_is_told_of_a_failed_run_without_passwords(
@@ -477,18 +428,6 @@ def test_a_handler_that_always_fails_fills_no_disk(caplog: pytest.LogCaptureFixt
     assert len(caplog.messages) == LINES_MAX
 
 
-@pytest.mark.parametrize("limit_s", [0, -1, float("nan")])
-def test_a_time_limit_that_makes_no_sense_is_told(limit_s: float) -> None:
-    with pytest.raises(ConfigError, match="time_limit_s"):
-        Bench(time_limit_s=limit_s)
-
-
-@pytest.mark.parametrize("count", [0, -1, 1.5, True, 10_001])
-def test_a_count_that_makes_no_sense_is_told(count: Any) -> None:
-    with pytest.raises(ConfigError, match=r"workers .*1 to 10,000"):
-        checked_count("workers", count)
-
-
 def test_coroutine_functions_are_known_in_every_dress() -> None:
     async def coroutine(_delivery: Delivery) -> None: ...
 
@@ -511,14 +450,6 @@ def test_the_password_of_the_bus_is_hidden_as_it_is_now(tmp_path: Any) -> None:
     assert words_of(bus).short("plain first second") == "*** first ***"
     file.unlink()
     assert words_of(bus).short("plain second") == "*** second"
-
-
-def test_the_statistics_say_how_long_the_oldest_run_has_been() -> None:
-    bench = Bench()
-    assert bench.handling.stats()["oldest_run_s"] == 0
-    bench.handling.runs.started(delivery(), 0)
-    assert bench.handling.stats()["handling"] == 1
-    assert bench.handling.stats()["oldest_run_s"] > 0
 
 
 def test_a_message_id_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -117,19 +117,6 @@ class Bench:
         return found
 
 
-async def test_a_delivery_comes_out_and_its_ack_goes_back() -> None:
-    bench = Bench()
-    bench.transport.on_contents([(1, True, PLAIN, b"body")])
-    (delivery,) = bench.taken()
-    assert (delivery.body, delivery.message_id, delivery.redelivered) == (b"body", "plain", True)
-    assert delivery.receipt == (MB1, bench.epoch, 1, 0)
-    assert bench.inbox.ack(delivery)
-    assert not bench.inbox.ack(delivery)
-    bench.inbox.flush()
-    assert bench.transport.acks == [(1, False)]
-    assert (bench.inbox.counters.acked, bench.inbox.counters.acks_stale) == (1, 1)
-
-
 async def test_acks_of_one_turn_go_together() -> None:
     bench = Bench()
     for tag in range(1, 6):
@@ -140,69 +127,12 @@ async def test_acks_of_one_turn_go_together() -> None:
     assert bench.transport.acks == [(5, True)]
 
 
-async def test_a_nack_goes_at_once() -> None:
-    bench = Bench()
-    bench.transport.on_contents([(1, False, PLAIN, b"")])
-    bench.transport.on_contents([(2, False, PLAIN, b"")])
-    first, second = bench.taken()
-    assert bench.inbox.nack(first, requeue=True)
-    assert bench.inbox.nack(second, requeue=False)
-    assert bench.transport.nacks == [(1, True), (2, False)]
-
-
-async def test_an_answer_after_the_link_has_ended_goes_nowhere() -> None:
-    bench = Bench()
-    bench.transport.on_contents([(1, False, PLAIN, b"")])
-    (delivery,) = bench.taken()
-    bench.inbox.disconnected(MB1)
-    assert bench.inbox.handed_out == 0
-    bench.inbox.connected(MB1, FakeTransport())  # type: ignore[arg-type]
-    assert not bench.inbox.ack(delivery)
-    assert not bench.inbox.nack(delivery, requeue=True)
-    assert bench.inbox.counters.acks_stale == 2
-
-
 async def test_what_is_read_behind_the_end_of_its_link_is_left_to_come_again() -> None:
     bench = Bench()
     bench.inbox.disconnected(MB1)
     bench.transport.on_contents([(1, False, PLAIN, b"")])
     bench.batch(2, b"a", b"b")
     assert bench.taken() == []
-
-
-async def test_a_batch_is_acked_when_all_of_it_is() -> None:
-    bench = Bench()
-    bench.batch(1, b"a", b"b", b"c")
-    found = bench.taken()
-    assert [each.body for each in found] == [b"a", b"b", b"c"]
-    assert [each.message_id for each in found] == ["1-0", "1-1", "1-2"]
-    for each in found[1:]:
-        assert bench.inbox.ack(each)
-    bench.inbox.flush()
-    assert bench.transport.acks == []
-    bench.inbox.ack(found[0])
-    bench.inbox.flush()
-    assert bench.transport.acks == [(1, False)]
-
-
-async def test_what_is_given_back_of_a_batch_is_copied_and_then_the_batch_is_acked() -> None:
-    bench = Bench()
-    bench.batch(1, b"a", b"b")
-    first, second = bench.taken()
-    assert bench.inbox.nack(first, requeue=True)
-    assert bench.inbox.ack(second)
-    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
-    assert bench.copies.given_back == [b"a"]
-    assert bench.transport.nacks == []
-
-
-async def test_a_part_that_is_rejected_is_parked_with_a_reason() -> None:
-    bench = Bench()
-    bench.batch(1, b"a")
-    (only,) = bench.taken()
-    assert bench.inbox.nack(only, requeue=False)
-    await eventually_async(lambda: bench.transport.acks == [(1, False)], within_s=5)
-    assert bench.copies.parked == [(b"a", "rejected")]
 
 
 async def test_a_copy_that_fails_leaves_the_batch_to_be_delivered_again() -> None:
