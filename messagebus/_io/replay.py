@@ -48,8 +48,9 @@ CALL_TIMEOUT_S = 10.0
 BUSY_S = 1.0  # for a stream that has messages by its count, and brings none
 SILENT_S = 10.0  # for what is known to be stored, before it is looked for again
 REDIAL_FIRST_MS, REDIAL_MAX_MS = 100, 5_000
-# A replay that goes on after a gap begins this much before its last message: clocks of publishers differ.
-BEFORE_GAP_MS = 60_000
+# Clocks of publishers and brokers differ by so much at most. A broker finds the messages of a time by its own
+# clock: it is asked for those from this much earlier. So much earlier begins what goes on after a gap.
+CLOCKS_MS = 60_000
 NOT_FOUND = 404
 NOT_LISTED = "not on the list: removed, renamed, or of another bus; what it had is not read"
 # Largest prefetch; a chunk of a stream is smaller.
@@ -251,6 +252,7 @@ class _Reader:
         self._driver, self.broker, self._end = driver, broker, end
         self._ledger = Ledger(broker, 0)
         self.start: Start = start
+        self._since_ms = start if isinstance(start, int) else 0
         self.arrived: list[Replayed] = []
         self.last: Replayed | None = None
         self.is_done = False
@@ -370,7 +372,7 @@ class _Reader:
             raise ReplayGap(self.broker, gap.reason, gap.lost)
         log.warning("gap broker=%s reason=%r lost=%s", self.broker, gap.reason, gap.lost)
         self.last = None
-        self.start = max(1, position.ms - BEFORE_GAP_MS) if position.ms else "first"
+        self.start = max(1, position.ms - CLOCKS_MS) if position.ms else "first"
         return self.start
 
     def _lost(self, why: Exception) -> None:
@@ -389,7 +391,7 @@ class _Reader:
             return
         received_ns, ledger = time.monotonic_ns(), self._ledger
         stream, out = self._driver.stream, self.arrived
-        since_ms = self.start if isinstance(self.start, int) and self.last is None else 0
+        since_ms = self._since_ms
         for tag, _redelivered, raw, body in arrived:
             offset = read_offset(raw)
             if offset != self._next != -1 and self._jump != (self._next, offset):
@@ -414,6 +416,8 @@ class _Reader:
             out += found
         if out:
             self.last = out[-1]
+        else:
+            self.credit()  # nobody takes what is left out
         if self._end is not None and self._next >= self._end:
             self._finish()
         self._driver.wake()
@@ -461,7 +465,7 @@ def _argument(start: Start) -> Any:
         case Position():
             return max(0, start.offset)
         case int():
-            return datetime.fromtimestamp(start / 1000, UTC)
+            return datetime.fromtimestamp(max(0, start - CLOCKS_MS) / 1000, UTC)
         case _:
             return start
 

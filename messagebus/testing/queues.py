@@ -5,13 +5,13 @@ Not thread-safe: its broker holds the lock. Times are milliseconds of the bus's 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
 from messagebus._io.amqp.copy_headers import counted, numbered, read_ttl_ms
-from messagebus._io.amqp.properties import read_stamp_ms
 
 __all__ = ["Address", "Arrived", "MemoryQueue", "MemoryStream", "Stored", "Taker"]
 
@@ -284,10 +284,12 @@ class MemoryStream(MemoryQueue):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.kept: list[Stored] = []
+        self._kept_ms: list[int] = []  # by the broker's clock
         self._next: dict[Taker, int] = {}
 
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
         self.kept.append(stored)
+        self._kept_ms.append(time.time_ns() // 1_000_000)
 
     def read_from(self, taker: Taker, offset: object) -> None:
         """Set the place of a taker: "first", "last", "next", an offset, or a time."""
@@ -299,8 +301,7 @@ class MemoryStream(MemoryQueue):
                 at = offset
             case datetime():
                 since_ms = int(offset.timestamp()) * 1000
-                later = (n for n, each in enumerate(self.kept) if _stamp_ms(each) >= since_ms)
-                at = next(later, end)
+                at = next((n for n, ms in enumerate(self._kept_ms) if ms >= since_ms), end)
             case _:
                 at = 0 if offset == "first" else end
         self._next[taker] = at
@@ -324,7 +325,3 @@ class MemoryStream(MemoryQueue):
             if given:
                 self._next[taker] = at + len(given)
                 taker.bring(given)
-
-
-def _stamp_ms(stored: Stored) -> int:
-    return read_stamp_ms(stored.raw) or 0

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,30 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
         await consumes(link, *settings)
 
     monkeypatch.setattr(replaying, "_consume", consume)
+
+
+@pytest.mark.parametrize("ahead_s", [-40, 0, 40])
+def test_a_time_is_that_of_the_publishers_whose_clocks_differ_from_the_brokers(
+    streamed: MemoryBus, ahead_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers look for a time by their own clocks."""
+    real = time.time
+    moved = SimpleNamespace(**{**vars(time), "time": lambda: real() + ahead_s})
+    with streamed.publisher() as publisher:
+        publisher.send_safe("orders", Message(body=b"before"))
+        for part in ("driver", "publishes"):
+            monkeypatch.setattr(f"messagebus._io.publish.{part}.time", moved)
+        publisher.send_safe("orders", Message(body=b"theirs"))
+    stamp = datetime.now(UTC) + timedelta(seconds=ahead_s)
+    near, behind_it = stamp - timedelta(seconds=10), stamp + timedelta(seconds=10)
+    assert b"theirs" in [each.body for each in streamed.replay("orders", since=near)]
+    assert b"theirs" not in [each.body for each in streamed.replay("orders", since=behind_it)]
+
+
+def test_what_is_left_out_before_a_time_holds_up_nothing(streamed: MemoryBus) -> None:
+    publish(streamed, 200)
+    later = datetime.now(UTC) + timedelta(seconds=30)
+    assert list(streamed.replay("orders", since=later, prefetch=10)) == []
 
 
 @pytest.mark.parametrize("since", ["first", timedelta(minutes=1), timedelta(0)])
