@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from messagebus._io.consume.driver import ConsumeDriver
@@ -645,21 +645,15 @@ class _Arrivals:
         thread = self.thread
         if thread is None:
             return None
-        try:
-            ending = thread.begin(self._stop(timeout_s))
-        except Stopped:  # another call has ended it
-            return None
-        if not waits:
+        ending = thread.begin_stop(self._stop(timeout_s), waits=waits)
+        if ending is not None and not waits:
             _ending.add(self)
-            ending.add_done_callback(lambda _ending: thread.end())
         return ending
 
     def wait_stopped(self, ending: Future[int]) -> int:
         """Wait for a stop, and for the end of the loop. Returns how many were left."""
-        with contextlib.suppress(CancelledError):  # the loop has ended with another call's stop
-            ending.result()
         if self.thread is not None:
-            self.thread.stop()
+            self.thread.wait_stopped(ending)
         return self._left
 
     async def _stop(self, timeout_s: float | None) -> int:

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
@@ -501,23 +501,14 @@ class _Intake:
         if not self.is_here:
             return None
         self.status = Status.STOPPED
-        thread = self.thread
-        if thread is None:
+        if self.thread is None:
             return None
-        try:
-            ending = thread.begin(self._stop(timeout_s))
-        except Stopped:  # another call has ended it
-            return None
-        if not waits:
-            ending.add_done_callback(lambda _ending: thread.end())
-        return ending
+        return self.thread.begin_stop(self._stop(timeout_s), waits=waits)
 
     def wait_stopped(self, ending: Future[int]) -> int:
         """Wait for a stop, and for the end of the loop. Returns how many were left."""
-        with contextlib.suppress(CancelledError):  # the loop has ended with another call's stop
-            ending.result()
         if self.thread is not None:
-            self.thread.stop()
+            self.thread.wait_stopped(ending)
         return self._left
 
     async def _stop(self, timeout_s: float) -> int:

@@ -25,6 +25,7 @@ from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
 from messagebus.terminal import escaped, plural, printable, say
+from messagebus_tools.top import table
 
 TEXT_CHARS_MAX, BODY_CHARS_MAX = 300, 200
 REASONS_SHOWN, HEADERS_SHOWN = 3, 20
@@ -110,18 +111,13 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
 
 
 def _print_counts(found: ParkedCounts) -> None:
-    titles = ("NAME", "BROKER", "COUNT", "OLDEST", "REASONS")
     now_ms = time.time_ns() // 1_000_000
     rows = [
-        (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms), _reasons(each))
-        for each in found.counts
+        (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms)) for each in found.counts
     ]
-    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(4)]
-    for name, broker, count, oldest, reasons in (titles, *rows):
-        say(
-            f"{name:<{widths[0]}}  {broker:<{widths[1]}}  {count:>{widths[2]}}  "
-            f"{oldest:>{widths[3]}}  {reasons}"
-        )
+    lines = table(("NAME", "BROKER", "COUNT", "OLDEST"), rows, texts=2)
+    for line, reasons in zip(lines, ("REASONS", *map(_reasons, found.counts)), strict=True):
+        say(f"{line}  {reasons}")
 
 
 def _many(each: ParkedCount) -> str:

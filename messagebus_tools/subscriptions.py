@@ -64,16 +64,18 @@ def list_subscriptions(as_json: bool) -> int:
         told = {"subscriptions": rows, "unanswered": dict(found.unanswered)}
         click.echo(json.dumps(told, indent=2))
     else:
-        widths = [
-            max([len(title), *(len(getattr(each, title.lower())) for each in found.counts)])
-            for title in ("NAME", "BROKER")
-        ]
-        say(_row(widths, "NAME", "BROKER", "READY", "UNACKED", "CONSUMERS", "OLDEST"))
         ages = _ages(settings)
-        for each in found.counts:
-            unacked = "?" if each.unacked is None else each.unacked
-            age = ages.get((each.broker, each.name), "?")
-            say(_row(widths, each.name, each.broker, each.ready, unacked, each.consumers, age))
+        cells = [
+            (
+                *(each.name, each.broker, str(each.ready)),
+                *("?" if each.unacked is None else str(each.unacked), str(each.consumers)),
+                ages.get((each.broker, each.name), "?"),
+            )
+            for each in found.counts
+        ]
+        titles = ("NAME", "BROKER", "READY", "UNACKED", "CONSUMERS", "OLDEST")
+        for line in top.table(titles, cells, texts=2):
+            say(line)
     return _tell_unanswered(found.unanswered, found.answered)
 
 
@@ -88,10 +90,6 @@ def _ages(settings: BusConfig) -> Mapping[tuple[str, str], str]:
         for row in answer.rows.values()
         if row.kind in SOURCES
     }
-
-
-def _row(widths: list[int], name: str, broker: str, *figures: object) -> str:
-    return f"{name:<{widths[0]}}  {broker:<{widths[1]}}" + "".join(f"{f!s:>11}" for f in figures)
 
 
 @subscriptions.command("delete", short_help="Delete NAMES on all brokers, with their messages.")

@@ -7,6 +7,7 @@ work alive, cancels it together, and lets none of it fail in silence. `now_ms` i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -190,6 +191,25 @@ class LoopThread:
         """End the loop and wait for it. Tasks still running on it are cancelled."""
         self.end()
         self._thread.join(JOIN_TIMEOUT_S)
+
+    def begin_stop(self, work: Coroutine[Any, Any, T], *, waits: bool) -> Future[T] | None:
+        """Run a client's stop on the loop; None once another call has ended the loop.
+
+        waits: the caller waits by `wait_stopped`, as it may not where it interrupted the client.
+        """
+        try:
+            ending = self.begin(work)
+        except Stopped:
+            return None
+        if not waits:
+            ending.add_done_callback(lambda _ending: self.end())
+        return ending
+
+    def wait_stopped(self, ending: Future[T]) -> None:
+        """Wait for a stop, and for the end of the loop."""
+        with contextlib.suppress(CancelledError):  # the loop has ended with another call's stop
+            ending.result()
+        self.stop()
 
     def end(self) -> None:
         """End the loop, as `stop`, without waiting for it."""
