@@ -91,6 +91,8 @@ class Balancer:
     program: HAProxy, or a script that becomes it, on its host.
     probe_password: password of the gate check's login; None where the file cannot be read, which is
         enough to look at a balancer but not to render its configuration.
+    dns: "yes": the DNS servers of its host know the names of brokers, agents and gateways, and HAProxy asks
+        them again and again. "no": HAProxy looks names up, also those of /etc/hosts, at a start or reload.
     sessions_max: connections at the same time, of all kinds together.
     server_sessions_max: the same for one broker, `sessions_max` by default; a connection above it waits for
         `connect_ms` and is refused.
@@ -112,6 +114,7 @@ class Balancer:
     probe_user: forms.UserName
     probe_password_file: forms.FilePath
     probe_password: forms.NoSecret = None
+    dns: forms.YesNo = False
     sessions_max: forms.Count = SESSIONS_MAX
     server_sessions_max: forms.Count = 0
     timers: Timers = dataclasses.field(default_factory=Timers)

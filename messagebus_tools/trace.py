@@ -16,6 +16,7 @@ from messagebus.commands.options import bus_settings, iso
 from messagebus.errors import ConfigError
 from messagebus.terminal import escaped, say
 from messagebus_tools.find import evidence_of
+from messagebus_tools.observing.ask import NO_AGENTS
 from messagebus_tools.observing.trace import Trace, rows_of, trace
 from messagebus_tools.top import observed
 
@@ -49,7 +50,7 @@ def trace_command(
     """
     bus = bus_settings()
     if not bus.list_urls:
-        raise ConfigError("list_urls: must be given, because the agents are asked")
+        raise ConfigError(NO_AGENTS)
     published_ms = None if published_at is None else _time_ms(published_at)
     with ThreadPoolExecutor(1) as beside:
         observing = beside.submit(lambda: asyncio.run(observed(bus)))

@@ -343,10 +343,8 @@ class LogLimit:
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it as asyncio.run, but close a refused coroutine and say what to do instead."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(coroutine)  # outside any handling of errors, which its own would show
     coroutine.close()
     if is_patched_by_gevent():
         raise ConfigError(GEVENT)

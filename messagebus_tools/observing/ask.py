@@ -38,6 +38,7 @@ from messagebus_tools.observing.snapshot import (
     read_answer,
 )
 
+NO_AGENTS = "without list_urls (MESSAGEBUS_LIST_URL) there are no agents, and only agents know this"
 ANSWER_WITHIN_S = 1.5
 LIST_WITHIN_S = 3.0
 TRAIL_WITHIN_S = 3.0
@@ -86,7 +87,7 @@ class Asker:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not bus.list_urls:
-            raise ConfigError("list_urls: must be given, because the agents are asked")
+            raise ConfigError(NO_AGENTS)
         self._bus = bus
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0 * STATE_WAIT_S)
         self._http = http_client(bus, transport=transport, limits=limits, apart=True)

@@ -117,6 +117,7 @@ def _inventory(out: Path, names: list[str], known: dict[str, Secret]) -> Invento
         f'cluster = "{CLUSTER}"\nlist_file = "consumer-list"\ntoken_file = "secrets/token"',
         'admin_user = "admin"\nadmin_password_file = "secrets/admin"\nsupervisor = "systemd"',
         '[balancer]\namqp = "0.0.0.0:5672"\nlist = "0.0.0.0:8081"\nstats = "0.0.0.0:8404"\nhost = "lb"',
+        'dns = "yes"',  # the network of the containers has a resolver that knows them
         'probe_user = "probe"\nprobe_password_file = "secrets/probe"',
         'config = "/usr/local/etc/haproxy/haproxy.cfg"\nsocket = "/tmp/admin.sock"',
         'state_file = "/tmp/state"\nmaster_pid_file = "/tmp/haproxy.pid"',

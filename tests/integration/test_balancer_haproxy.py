@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 
 from inventory.inventory import load
 from lb import agents, runtime
-from lb.apply import apply, save_state
+from lb.apply import apply, prepare_start, save_state
 from lb.errors import ApplyFailed, LbError
 from lb.runtime import SAID
 from messagebus.errors import ConfigError
@@ -59,6 +60,68 @@ def test_a_gate_that_opens_is_seen_within_seconds(rig: Rig) -> None:
     rig.wait(two, mb1="down")
     rig.brokers[0].gate = True
     rig.wait(two, within_s=60, mb1="up")
+
+
+def test_a_broker_whose_name_is_known_late_is_up_after_its_checks_and_not_before(
+    rig: Rig,
+) -> None:
+    with name_server() as (port, names):
+        rig.inventory(2)
+        path = rig.folder / "inventory.toml"
+        text = path.read_text().replace(
+            f"{HOST}:{rig.brokers[1].port}", f"mb2.example:{rig.brokers[1].port}"
+        )
+        path.write_text(text.replace("sessions_max = 400", 'sessions_max = 400\ndns = "yes"'))
+        two = load(path)
+        prepare_start(two)
+        config = two.balancer.config
+        own_dns = f"nameserver own {HOST}:{port}\n    hold valid 1s"
+        config.write_text(config.read_text().replace("parse-resolv-conf", own_dns))
+        rig.launch(two)
+        rig.wait(two, mb1="up", mb2="down")
+        rig.brokers[1].gate = False
+        names["mb2.example"] = HOST
+
+        def is_asked() -> bool:
+            with suppress(OSError), rig.client():
+                pass
+            return "the gate is shut" in rig.servers(two)["mb2"].check
+
+        eventually(is_asked, within_s=120, what="the check of the broker with a name")
+        assert rig.brokers[1].clients == 0
+        rig.brokers[1].gate = True
+        rig.wait(two, within_s=120, mb2="up")
+
+
+@contextmanager
+def name_server() -> Iterator[tuple[int, dict[str, str]]]:
+    """Serve DNS on a port of its own: names -> IPv4 addresses, which may be added while it runs."""
+    names: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind((HOST, 0))
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    asked, client = server.recvfrom(2_048)
+                    end = asked.index(0, 12)
+                    labels, at = list[str](), 12
+                    while at < end:
+                        labels.append(asked[at + 1 : at + 1 + asked[at]].decode())
+                        at += 1 + asked[at]
+                    address, kind = names.get(".".join(labels)), asked[end + 1 : end + 3]
+                    answers = b""
+                    if address is not None and kind == b"\0\1":  # A, IN, 1 s
+                        answers = bytes.fromhex("c00c 0001 0001 00000001 0004")
+                        answers += socket.inet_aton(address)
+                    flags = b"\x81\x80" if address is not None else b"\x81\x83"
+                    counts = bytes([0, 1, 0, bool(answers), 0, 0, 0, 0])
+                    server.sendto(
+                        asked[:2] + flags + counts + asked[12 : end + 5] + answers, client
+                    )
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1], names
 
 
 def test_a_reload_keeps_down_what_was_down_and_drained_what_was_drained(rig: Rig) -> None:

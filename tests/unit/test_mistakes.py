@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from messagebus import BusConfig, ConfigError, Consumer, NameInvalid, count_subscriptions
+from messagebus import (
+    BusConfig,
+    ConfigError,
+    Consumer,
+    LinkLost,
+    NameInvalid,
+    count_subscriptions,
+    declare,
+)
 from messagebus.testing import MemoryBus
 
 
@@ -31,3 +39,9 @@ def test_a_login_in_the_brokers_address_is_sent_to_its_settings_and_not_shown() 
 def test_a_single_broker_is_said_to_have_no_agents() -> None:
     with pytest.raises(ConfigError, match="a single RabbitMQ has none"):
         count_subscriptions(BusConfig())
+
+
+def test_an_error_behind_a_blocking_call_is_shown_alone() -> None:
+    with pytest.raises(LinkLost) as fault:
+        declare(BusConfig(broker="127.0.0.1:1"), ["orders/billing"], timeout_s=1)
+    assert fault.value.__context__ is None, "no 'During handling of the above exception'"

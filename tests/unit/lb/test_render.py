@@ -27,9 +27,41 @@ def _section(text: str, head: str) -> list[str]:
 def test_every_broker_is_a_server_with_two_checks() -> None:
     brokers = _section(render(inventory()), "backend mb_brokers")
     assert [line for line in brokers if line.startswith("server ")] == [
-        "server mb1 10.0.1.1:5672 check agent-check agent-addr 10.0.1.1 agent-port 8082",
-        "server mb2 10.0.1.2:5672 check agent-check agent-addr 10.0.1.2 agent-port 8082",
+        "server mb1 10.0.1.1:5672 check agent-check agent-port 8082",
+        "server mb2 10.0.1.2:5672 check agent-check agent-port 8082",
     ]
+
+
+@pytest.mark.parametrize("dns", [True, False])
+def test_names_are_looked_up_again_and_again_where_dns_knows_them(dns: bool) -> None:
+    read = inventory()
+    text = render(read.at(dataclasses.replace(read.balancer, dns=dns)))
+    assert ("parse-resolv-conf" in text) is dns
+    how = "init-addr last,libc," + ("192.0.2.1 resolvers mb_names" if dns else "none")
+    for backend in ("mb_brokers", "mb_agents"):
+        assert [line.endswith(how) for line in _section(text, f"backend {backend}")].count(
+            True
+        ) == 1
+
+
+def test_no_name_has_to_be_known_when_haproxy_starts() -> None:
+    """HAProxy refuses to start where it cannot look up the address of an agent check or of another check."""
+    values = inventory_values()
+    values["brokers"][1] |= {"address": "mb2:5672", "agent": "mb2:8081", "check": "mb2:8082"}
+    read = dataclasses.replace(parse(values, base=BASE), balancers=inventory().balancers)
+    servers = [line for line in render(read).splitlines() if line.strip().startswith("server mb2")]
+    assert [line.split()[2:] for line in servers] == [
+        ["mb2:5672", "check", "agent-check", "agent-port", "8082"],
+        ["mb2:8081", "check"],
+    ]
+
+
+def test_an_agent_that_answers_elsewhere_is_asked_there() -> None:
+    values = inventory_values()
+    values["brokers"][0]["check"] = "10.0.9.1:8082"
+    read = dataclasses.replace(parse(values, base=BASE), balancers=inventory().balancers)
+    server = "server mb1 10.0.1.1:5672 check agent-check agent-addr 10.0.9.1 agent-port 8082"
+    assert server in _section(render(read), "backend mb_brokers")
 
 
 def test_a_broker_takes_so_many_connections_at_most() -> None:
@@ -201,8 +233,8 @@ def with_gateways(**more: object) -> Inventory:
 def test_a_key_meets_the_same_gateway_again_while_that_is_ready() -> None:
     section = _section(render(with_gateways()), "backend mb_gateways")
     assert [line for line in section if line.startswith("server ")] == [
-        "server gw1 10.0.2.1:8080 check addr 10.0.2.1 port 8081",
-        "server gw2 10.0.2.2:8080 check addr 10.0.2.2 port 8081",
+        "server gw1 10.0.2.1:8080 check port 8081",
+        "server gw2 10.0.2.2:8080 check port 8081",
     ]
     assert {"balance hdr(Idempotency-Key)", "option httpchk GET /readyz"} <= set(section)
     assert "mb_gateways" not in render(inventory())

@@ -377,6 +377,28 @@ async def test_each_time_that_it_is_blocked_is_told(caplog: pytest.LogCaptureFix
     assert "handler=unknown" in caplog.text
 
 
+async def test_a_machine_without_a_free_processor_is_blamed_on_no_handler(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, starved_s = LoopWatch(blocked_s=1), [100.0]
+    monkeypatch.setattr(watch, "starved_s", lambda: starved_s[0])
+    watch.describing += [describe]
+    watch._beaten_s = WHOLE_S
+    watch.look(WHOLE_S)
+    for now_s, starved_s[0] in ((2.0, 101.5), (3.0, 102.0), (4.0, 102.0)):
+        watch.look(WHOLE_S + now_s)
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        "no processor for the loop blocked_s=2.0 starved_s=1.5"
+    ]
+    assert "handler=bill" not in caplog.text
+    watch.look(WHOLE_S + 40)
+    assert "loop blocked blocked_s=40.0 handler=bill" in caplog.text
+
+
+async def test_the_wait_for_a_processor_is_read_from_the_kernel() -> None:
+    assert LoopWatch().starved_s() > 0
+
+
 async def test_one_watch_serves_all_handlers_of_a_loop() -> None:
     with watched(describe):
         (watch,) = _watches.values()

@@ -221,7 +221,6 @@ def test_every_file_that_a_service_mounts_is_there(out: Path) -> None:
 def test_the_balancer_accepts_its_configuration(out: Path, tmp_path: Path) -> None:
     # In a network of containers these names mean something.
     text = re.sub(r"\bmb(\d):", r"127.0.0.\1:", (out / "lb" / "haproxy.cfg").read_text())
-    text = re.sub(r"agent-addr mb(\d)", r"agent-addr 127.0.0.\1", text)
     (tmp_path / "haproxy.cfg").write_text(text)
     checked(program("haproxy", package="haproxy"), "-c", "-f", tmp_path / "haproxy.cfg")
 
