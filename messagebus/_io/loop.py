@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -339,6 +340,15 @@ class LogLimit:
             return False
         self._last_ms = now
         return True
+
+
+def starved_s(native_id: int) -> float:
+    """Return how long a thread of ours has waited for a processor; 0 where Linux keeps no count."""
+    try:
+        counts = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
+        return int(counts[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

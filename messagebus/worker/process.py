@@ -142,7 +142,7 @@ async def _work(
     if parent is not None:
         parent.watch(app)
     pulse.tell(look(app))  # not yet to the parent: a config that is wrong is no work
-    watchdog = Watchdog(pulse, threading.get_ident())
+    watchdog = Watchdog(pulse)
     beating = asyncio.create_task(beat(app, tell))
     watchdog.start()
     for name, handler in app.handlers.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from messagebus._io.consume.runs import OVERRUNNING_MAX
+from messagebus._io.loop import starved_s
 from messagebus.app import App
 from messagebus.stats import ConsumerStats, Status
 
@@ -118,10 +119,12 @@ async def beat(app: App, tell: Callable[[Look], None]) -> None:
 
 
 class Watchdog:
-    """Thread that logs where a loop is stuck, once each time."""
+    """Thread that logs where the loop of the thread that makes it is stuck, once each time."""
 
-    def __init__(self, pulse: Pulse, thread_id: int) -> None:
-        self._pulse, self._thread_id = pulse, thread_id
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._thread_id = pulse, threading.get_ident()
+        self._native_id = threading.get_native_id()
+        self._starved_s = starved_s(self._native_id)
         self._ended = threading.Event()
         self._told = False
 
@@ -137,9 +140,10 @@ class Watchdog:
 
     def check(self) -> None:
         stuck_s = self._pulse.age_s
+        waited_s = starved_s(self._native_id) - self._starved_s
         if stuck_s < STUCK_S:
-            self._told = False
-        elif not self._told:
+            self._told, self._starved_s = False, self._starved_s + waited_s
+        elif not self._told and waited_s < stuck_s / 2:  # else no processor was free for it
             self._told = True
             log.warning(
                 "loop stuck stuck_s=%.1f at=%r: a coroutine handler must await, a plain one may block",

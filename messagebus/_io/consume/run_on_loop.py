@@ -24,11 +24,11 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from messagebus._io.consume.runs import Handling, Job
+from messagebus._io.loop import starved_s
 from messagebus.core.attempts import Run
 from messagebus.terminal import printable
 
@@ -305,8 +305,8 @@ class LoopWatch:
         self._blocked_s = blocked_s
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._starved_s = self.starved_s()
+        self._native_id = threading.get_native_id()
+        self._starved_s = starved_s(self._native_id)
         """Time that the loop's thread waited for a processor, at the last look at a loop that turned."""
         self._beaten_s = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -344,13 +344,13 @@ class LoopWatch:
         """Log, when due, that the loop is blocked."""
         blocked_s = now_s - self._beaten_s
         if blocked_s < self._blocked_s:
-            self._told_s, self._starved_s = 0.0, self.starved_s()
-        elif (starved_s := self.starved_s() - self._starved_s) > blocked_s / 2:
+            self._told_s, self._starved_s = 0.0, starved_s(self._native_id)
+        elif (waited_s := starved_s(self._native_id) - self._starved_s) > blocked_s / 2:
             if not self._told_s:
                 log.warning(
                     "no processor for the loop blocked_s=%.1f starved_s=%.1f: the machine is too busy, no"
                     " handler is at fault",
-                    *(blocked_s, starved_s),
+                    *(blocked_s, waited_s),
                 )
             self._told_s = blocked_s
         elif not self._told_s or blocked_s >= self._told_s * AGAIN:
@@ -360,13 +360,6 @@ class LoopWatch:
                 " again what is answered behind them",
                 *(blocked_s, self._who(), self._where()),
             )
-
-    def starved_s(self) -> float:
-        """Return how long the loop's thread has waited for a processor; 0 where Linux keeps no count."""
-        try:
-            return int(self._schedstat.read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
 
     def _who(self) -> str:
         try:

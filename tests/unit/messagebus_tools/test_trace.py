@@ -123,4 +123,4 @@ def test_bad_words_are_one_line(shell: Shell, words: list[str], told: str) -> No
 def test_without_agents_nothing_can_be_said(shell: Shell) -> None:
     done = shell.trace(ID, MESSAGEBUS_LIST_URL="")
     assert done.exit_code == Exit.USAGE
-    assert "this is a single RabbitMQ without agents" in done.stderr
+    assert "without list_urls (MESSAGEBUS_LIST_URL) there are no agents" in done.stderr

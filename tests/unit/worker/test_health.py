@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 import traceback
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ import pytest
 
 import messagebus
 from messagebus import App, BrokerStats, ConsumerStats, Status
+from messagebus.worker import pulse as pulse_module
 from messagebus.worker.health import answer_of
 from messagebus.worker.pulse import LIVE_S, STUCK_S, Pulse, Watchdog, look, of_application
 
@@ -149,7 +149,7 @@ def test_a_pulse_ages_until_it_is_told_again() -> None:
 def test_a_stuck_loop_is_named_once_each_time(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     pulse = Pulse(clock)
-    watchdog = Watchdog(pulse, threading.get_ident())
+    watchdog = Watchdog(pulse)
     with caplog.at_level(logging.WARNING, "messagebus.worker"):
         watchdog.check()
         clock.now_s += STUCK_S
@@ -162,6 +162,22 @@ def test_a_stuck_loop_is_named_once_each_time(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 2
     assert "loop stuck stuck_s=2.0" in caplog.messages[0]
     assert "test_health.py" in caplog.messages[0]
+
+
+def test_a_loop_that_no_processor_was_free_for_is_not_stuck(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s = [5.0]
+    monkeypatch.setattr(pulse_module, "starved_s", lambda _thread: waited_s[0])
+    clock = Clock()
+    watchdog = Watchdog(Pulse(clock))
+    clock.now_s += STUCK_S
+    waited_s[0] += STUCK_S
+    watchdog.check()
+    assert caplog.messages == []
+    clock.now_s += 2 * STUCK_S
+    watchdog.check()
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
