@@ -1,4 +1,8 @@
-"""The kit's commands as tasks of Fabric: `fab --list` shows them, `fab remove --name mb2 --yes` runs one."""
+"""The kit's commands as tasks of Fabric: `fab --list` shows them, `fab remove --name mb2 --yes` runs one.
+
+What a command takes several of is said several times: `fab restart --name mb1 --name mb3`. Fabric takes any
+other word for the next task.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,17 @@ def _task(name: str, command: click.Command) -> Any:
     params = [param for each in group.values() or [command] for param in each.params]
     words = {_key(each): each.required and not group for each in params if _is_word(each)}
     options = {_key(each): _is_flag(each) for each in params if not _is_word(each)}
+    several = {
+        _key(each) for each in params if each.nargs == -1 or getattr(each, "multiple", False)
+    }
     made = [_parameter("context", Parameter.empty)]
     made += [_parameter("what", Parameter.empty)] if group else []
-    made += [_parameter(key, Parameter.empty if must else "") for key, must in words.items()]
     made += [
-        _parameter(key, False if is_flag else "")
+        _parameter(key, Parameter.empty if must else None if key in several else "")
+        for key, must in words.items()
+    ]
+    made += [
+        _parameter(key, False if is_flag else None if key in several else "")
         # Fabric makes short options of first letters; these two have theirs before all others.
         for key, is_flag in sorted(
             options.items(), key=lambda one: one[0] not in ("dry_run", "yes")
@@ -40,21 +50,25 @@ def _task(name: str, command: click.Command) -> Any:
         if not keyword.iskeyword(key)
     ]
     signature = Signature(made)
+    several = {
+        _key(each) for each in params if each.nargs == -1 or getattr(each, "multiple", False)
+    }
 
     def body(*args: Any, **settings: Any) -> None:
         given = signature.bind(*args, **settings).arguments
         del given["context"]
         argv = [name]
         for key, value in given.items():
-            if value and key in options:
-                argv.append(f"--{key.replace('_', '-')}")
-            if value and not isinstance(value, bool):
-                argv.append(value)
+            for each in value if isinstance(value, list) else [value] if value else []:
+                if key in options:
+                    argv.append(f"--{key.replace('_', '-')}")
+                if not isinstance(each, bool):
+                    argv.append(each)
         sys.exit(main(argv))
 
     body.__name__, body.__doc__ = name, str(command.help).replace("\b\n", "")
     body.__signature__ = signature  # type: ignore[attr-defined]
-    return fabric_task(body)
+    return fabric_task(body, several & {*words, *options})
 
 
 def _parameter(key: str, default: object) -> Parameter:

@@ -15,7 +15,7 @@ import shlex
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -322,8 +322,8 @@ def _ssh_faults() -> tuple[type[Exception], ...]:
     return (OSError, SSHException, EOFError)
 
 
-def fabric_task(function: Callable[..., Any]) -> Any:
-    """Make a function a task of `fab`."""
+def fabric_task(function: Callable[..., Any], several: Collection[str] = ()) -> Any:
+    """Make a function a task of `fab`. several: names of options that may be given more than once."""
     from fabric import task
 
-    return task(function)
+    return task(iterable=sorted(several))(function)

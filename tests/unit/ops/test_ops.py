@@ -49,6 +49,15 @@ from ops.errors import TAIL_LINES, CommandFailed, LockHeld, PlanFailed, tail
             lambda: fab.replace.body(None, "mb1", lose_messages=True),
             ["replace", "mb1", "--lose-messages"],
         ),
+        (lambda: fab.restart.body(None, name=["mb1", "mb3"]), ["restart", "mb1", "mb3"]),
+        (
+            lambda: fab.replace.body(None, "mb1", dead="mb1", lose_messages=True),
+            ["replace", "mb1", "--lose-messages", "--dead", "mb1"],
+        ),
+        (
+            lambda: fab.remove.body(None, "mb1", dead=["mb2", "lb2"]),
+            ["remove", "mb1", "--dead", "mb2", "--dead", "lb2"],
+        ),
         (lambda: fab.topology.body(None, "diff"), ["topology", "diff"]),
         (lambda: fab.check.body(None), ["check"]),
         (lambda: fab.provision.body(None, dry_run=True), ["provision", "--dry-run"]),
@@ -69,6 +78,20 @@ def test_a_task_is_the_command_of_its_name(
         task()
     assert ended.value.code == 3
     assert seen == [ran]
+
+
+def test_several_brokers_are_named_by_as_many_options(tmp_path: Path) -> None:
+    """As typed: Fabric itself parses it."""
+    words = ["restart", "--name", "mb1", "--name", "mb3", "--inventory", str(tmp_path / "none")]
+    told = subprocess.run(
+        [str(Path(sys.executable).with_name("fab")), *words],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 2
+    assert f"{tmp_path}/none" in told.stderr
 
 
 def test_every_task_says_what_it_does_and_is_in_the_fabfile() -> None:
