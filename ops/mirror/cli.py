@@ -121,19 +121,19 @@ def _node_name(view: MirrorView, host: Host) -> str:
 
 def _to_be_erased(
     view: MirrorView, phrases: tuple[str, ...], among: tuple[Host, ...]
-) -> list[Host]:
-    """Return hosts whose disk holds data that the operator gave up.
+) -> dict[str, str]:
+    """Return hosts whose disk holds data that the operator gave up, with what it holds.
 
     Raises OpsError before anything is changed.
     """
-    found, refused = [], []
+    found, refused = dict[str, str](), []
     for host in among:
-        holds = view.output_of(host, argv.signatures(view.mirror.disk)).split()
+        holds = playbooks.held(view.output_of(host, argv.signatures(view.mirror.disk)))
         if not holds or _is_ours(view.status(host)):
             continue
-        phrase = f"destroy {' and '.join(holds)} on {host.name}:{view.mirror.disk}"
+        phrase = f"destroy {holds} on {host.name}:{view.mirror.disk}"
         if phrase in phrases:
-            found.append(host)
+            found[host.name] = holds
         else:
             refused.append(f'--overwrite "{phrase}"')
     if refused:
@@ -160,7 +160,7 @@ def disk(opts: RunOptions, view: MirrorView, host: Host, phrases: tuple[str, ...
     side = view.status(host)
     if side.disk not in ("Diskless", "DUnknown"):
         raise OpsError(f"{host.name} has its disk: {side}")
-    erase = bool(_to_be_erased(view, phrases, (host,)))
+    erase = _to_be_erased(view, phrases, (host,))
     run(playbooks.new_disk(view, host, erase=erase), opts, view)
 
 

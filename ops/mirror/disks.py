@@ -6,7 +6,7 @@ hosts writes their files, and their keys for each other; it touches no disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +30,11 @@ CONNECT_WITHIN_S = 60.0
 COPY_WITHIN_S = 48 * 3600.0
 
 
-def create(view: MirrorView, *, skip_sync: bool, erase: Sequence[Host], agent: bool) -> Plan:
+def create(view: MirrorView, *, skip_sync: bool, erase: Mapping[str, str], agent: bool) -> Plan:
     """Plan a new mirror on two disks, with a file system, mounted on the first host.
 
     The broker's address is taken there, too, so that `ops found` and `ops add` find a host like any other.
-    erase: hosts whose disk holds data that the operator gave up by the exact phrase.
+    erase: host -> what its disk holds, which the operator gave up by the exact phrase.
     agent: the hosts run agents.
     """
     mirror, (home, standby) = view.mirror, view.hosts
@@ -50,9 +50,11 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Sequence[Host], agent: b
             Step(
                 name=f"erase what is on {host.name}:{mirror.disk}",
                 commands=on([host], hosts.erase(mirror.disk)),
+                guard=_holds(view, host, erase[host.name]),
                 is_final=True,
             )
-            for host in erase
+            for host in both
+            if host.name in erase
         ),
         Step(
             name="let no broker start by itself, or without its disk",
@@ -66,6 +68,7 @@ def create(view: MirrorView, *, skip_sync: bool, erase: Sequence[Host], agent: b
                 name=f"make DRBD's metadata on {host.name}",
                 commands=on([host], commands.create_metadata(name)),
                 done=_has_metadata(view, host),
+                guard=_holds(view, host),
                 is_final=True,
             )
             for host in both
@@ -176,21 +179,20 @@ def verify(view: MirrorView, host: Host) -> Plan:
     )
 
 
-def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
-    """Plan a new disk instead of a failed one, on the host that is not primary.
-
-    erase: it holds data that the operator gave up by the exact phrase.
-    """
+def new_disk(view: MirrorView, host: Host, *, erase: Mapping[str, str]) -> Plan:
+    """Plan a new disk instead of a failed one, on the host that is not primary. erase: as in `create`."""
     mirror = view.mirror
     steps = (
         Step(
             name=f"erase what is on {host.name}:{mirror.disk}",
-            commands=on([host], hosts.erase(mirror.disk)) if erase else (),
+            commands=on([host], hosts.erase(mirror.disk)) if host.name in erase else (),
+            guard=_holds(view, host, erase[host.name]) if host.name in erase else None,
         ),
         Step(
             name=f"make DRBD's metadata on {host.name}",
             commands=on([host], commands.create_metadata(mirror.name)),
             done=_has_metadata(view, host),
+            guard=_holds(view, host),
         ),
         Step(
             name="copy everything to it",
@@ -202,6 +204,21 @@ def new_disk(view: MirrorView, host: Host, *, erase: bool) -> Plan:
         _seen_whole(view),
     )
     return Plan(name=f"drbd disk {mirror.name}", steps=steps)
+
+
+@as_check
+def _holds(view: MirrorView, host: Host, given_up: str = "") -> str:
+    """Check that the disk of a host holds nothing, or what was given up, at this moment."""
+    disk = view.mirror.disk
+    holds = held(view.output_of(host, commands.signatures(disk)))
+    return (
+        "" if holds in ("", given_up) else f"{host.name}:{disk} holds {holds}, which nobody gave up"
+    )
+
+
+def held(signatures: str) -> str:
+    """Return what a disk holds, in the words of the phrase that gives it up; "" for a blank one."""
+    return " and ".join(signatures.split())
 
 
 def rate(view: MirrorView, value: str) -> Plan:

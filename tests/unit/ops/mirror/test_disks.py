@@ -23,7 +23,7 @@ from tests.support.mirrors import FakeHosts, mirror_view, mirrored_inventory, ra
 
 def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
     seen = mirror_view(file)
-    plan = playbooks.create(seen, skip_sync=False, erase=[seen.hosts[1]], agent=True)
+    plan = playbooks.create(seen, skip_sync=False, erase={"db2": "ext4"}, agent=True)
     assert ran(plan) == [
         f"here: {sys.executable} -m ops drbd install mb1 --inventory {file}",
         "db1: modprobe drbd",
@@ -49,7 +49,7 @@ def test_what_the_making_of_a_mirror_runs(file: Path) -> None:
 
 
 def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
-    plan = playbooks.create(mirror_view(file), skip_sync=True, erase=[], agent=False)
+    plan = playbooks.create(mirror_view(file), skip_sync=True, erase={}, agent=False)
     assert "db1: drbdadm new-current-uuid --clear-bitmap mb1/0" in ran(plan)
     assert "db1: drbdadm primary mb1" in ran(plan)
     assert not any("--force" in line and "primary" in line for line in ran(plan))
@@ -57,7 +57,7 @@ def test_two_new_disks_may_be_declared_alike(file: Path) -> None:
 
 def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) -> None:
     """The journal may lack a step that was done: metadata and file systems are looked for first."""
-    plan = playbooks.create(mirror_view(file), skip_sync=False, erase=[], agent=False)
+    plan = playbooks.create(mirror_view(file), skip_sync=False, erase={}, agent=False)
     destroys = [
         step
         for step in plan.steps
@@ -65,6 +65,29 @@ def test_what_destroys_data_is_not_repeated_when_a_run_is_resumed(file: Path) ->
     ]
     assert len(destroys) == 4
     assert all(step.done and step.done() for step in destroys)
+
+
+def test_a_disk_is_erased_only_while_it_holds_what_was_given_up(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was looked at before the question, which may have been asked hours ago, or in another run."""
+    seen, holds = mirror_view(file), ["ext4"]
+    monkeypatch.setattr(type(seen), "output_of", lambda *_: "\n".join(holds))
+    plan = playbooks.create(seen, skip_sync=False, erase={"db2": "ext4"}, agent=True)
+    disk = playbooks.new_disk(seen, seen.hosts[1], erase={"db2": "ext4"})
+    erases = [step for step in (*plan.steps, *disk.steps) if step.name.startswith("erase what")]
+    makes = [step for step in (*plan.steps, *disk.steps) if "DRBD's metadata" in step.name]
+    assert (len(erases), len(makes)) == (2, 3)
+    for step in erases:
+        assert step.guard
+        assert step.guard() == ""
+    for step in makes:
+        assert step.guard
+        assert "holds ext4, which nobody gave up" in step.guard()
+    holds.append("crypto_LUKS")
+    assert all("holds ext4 and crypto_LUKS, which" in step.guard() for step in erases if step.guard)
+    holds.clear()
+    assert all(step.guard() == "" for step in (*erases, *makes) if step.guard)
 
 
 def test_a_split_brain_is_ended_by_the_victim_alone(file: Path) -> None:
