@@ -97,7 +97,12 @@ def started(target: Target, view: View, nodes: Supervisor) -> tuple[Step, ...]:
     return (
         dataclasses.replace(
             booted(name, view, nodes),
-            undo=nodes.stop_broker(name),
+            # What is forgotten afterwards is empty by its own word, as in `remove`.
+            undo=(
+                *nodes.start_broker(name),
+                *nodes.shut(name, target.address),
+                *nodes.stop_broker(name),
+            ),
             undo_guard=checks.unused(view, name, target.address),
         ),
         Step(

@@ -538,6 +538,13 @@ def a_client_dials_the_broker_itself(world: World, kill_in: int) -> None:
     world.play("remove", "mb2")
 
 
+def a_client_dials_a_broker_whose_addition_is_undone(world: World, kill_in: int) -> None:
+    world.cluster.dials = ("mb4", "local stop mb4")
+    world.killed(kill_in, "add", "mb4")
+    world.killed(kill_in, "add", "mb4", undo=True)
+    world.play("add", "mb4", undo=True)
+
+
 def a_broker_is_named_twice(world: World, kill_in: int) -> None:
     twice = "mb1 mb3 mb1"
     world.killed(4 * kill_in, "restart", twice)
@@ -621,6 +628,7 @@ def a_line_is_torn(world: World, kill_in: int) -> None:
         (addresses_are_swapped, nobody_asks_who_is_there),
         (hosts_are_swapped, nobody_asks_who_is_there),
         (a_client_dials_the_broker_itself, nobody_asks_who_is_there),
+        (a_client_dials_a_broker_whose_addition_is_undone, nobody_asks_who_is_there),
         (a_broker_is_named_twice, a_name_may_be_there_twice),
         (somebody_rehearses_the_end_of_a_run, a_dry_run_may_close_a_run),
     ],
