@@ -85,6 +85,17 @@ class _Settings:
         return made
 
 
+_FILES = (
+    "user_file",
+    "password_file",
+    "list_cache",
+    "tls_ca_file",
+    "tls_cert_file",
+    "tls_key_file",
+)
+"""Settings of `BusConfig` that are paths."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusConfig(_Settings):
     """Addresses of the bus, and the identity of this client.
@@ -102,6 +113,7 @@ class BusConfig(_Settings):
     heartbeat_s: AMQP heartbeat, 0 turns it off.
     dial_timeout_ms: for TCP connect and AMQP handshake of a first try, together; doubled by each
         failed try up to dial_timeout_max_ms.
+    Relative paths of files mean the folder of the process when the config is made.
     tls: everything is encrypted and verified, the list too; each dial checks that the certificate's name
         is the host's own.
     tls_ca_file: PEM of the authorities that are trusted; "" for the system's.
@@ -134,6 +146,9 @@ class BusConfig(_Settings):
 
     def __post_init__(self) -> None:
         faults = []
+        for name in _FILES:  # dials read them again, wherever the process has gone by then
+            if isinstance(file := getattr(self, name), str) and file:
+                object.__setattr__(self, name, str(Path(file).absolute()))
         password: object = self.password
         if isinstance(password, str):  # a type checker says no, and no repr may show it
             object.__setattr__(self, "password", Secret(password))

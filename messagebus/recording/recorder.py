@@ -114,7 +114,7 @@ class Recorder(Hooks):
         _check(run_id, share, name, rows_max, file_bytes_max, files_max)
         if file_age_s is not None and not file_age_s > 0:
             raise ConfigError(f"Recorder: file_age_s {file_age_s!r}: above 0, or None")
-        self.folder, self.run_id, self.share = Path(folder), run_id, share
+        self.folder, self.run_id, self.share = Path(folder).absolute(), run_id, share
         self.name = name or process_name()
         self._part = RunPart(
             run_id=run_id,

@@ -52,7 +52,9 @@ class SqliteStore:
     def __init__(self, path: str | Path, *, synchronous: str = "FULL") -> None:
         if synchronous.upper() not in SYNCHRONOUS:
             raise ConfigError(f"synchronous {synchronous!r}: {' or '.join(SYNCHRONOUS)}")
-        self._path, self._synchronous = Path(path), synchronous.upper()
+        # A relative path means the folder of this moment, wherever the process goes later.
+        self._path, self._synchronous = Path(path).absolute(), synchronous.upper()
+        self._is_relative = not Path(path).is_absolute()
         self._thread = StoreThread(self._forget_parent)
         self._parents: object = None
         # Used on the thread alone.
@@ -164,7 +166,7 @@ class SqliteStore:
                 pass
             self._disconnect()  # the file was removed or exchanged: others use the new one
         if not self._path.parent.is_dir():
-            hint = "" if self._path.is_absolute() else "; an absolute path has four slashes"
+            hint = "; an absolute path has four slashes" if self._is_relative else ""
             raise StoreAway(f"{self._path}: no such folder: {self._path.parent}{hint}")
         made = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._connection = made

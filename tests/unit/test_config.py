@@ -411,3 +411,15 @@ def test_a_path_that_no_file_system_takes_is_refused(path: str) -> None:
 def test_what_two_brokers_have_to_confirm_has_no_place_in_a_spool() -> None:
     with pytest.raises(ConfigError, match="redundant and spool: "):
         PublisherConfig(redundant=("orders",), spool=Spool("/s"))
+
+
+def test_files_of_settings_are_those_of_the_folder_where_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each dial reads a password again, and each list is kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "password").write_text("sesame")
+    bus = BusConfig(password_file="password", list_cache="cache/list")
+    monkeypatch.chdir("/")
+    assert bus.current_password().reveal() == "sesame"
+    assert bus.list_cache == f"{tmp_path}/cache/list"

@@ -43,7 +43,7 @@ MANY = "9" * 5_000  # more digits than int() takes
     [
         ("memory:", "MemoryStore(max=1000000)"),
         ("memory:?max=10", "MemoryStore(max=10)"),
-        ("sqlite:///claims.db", "SqliteStore('claims.db', synchronous='FULL')"),
+        ("sqlite:///c.db", f"SqliteStore('{Path.cwd()}/c.db', synchronous='FULL')"),
         ("sqlite:////a/b.db?synchronous=normal", "SqliteStore('/a/b.db', synchronous='NORMAL')"),
         ("redis://u:hidden@h/3", "RedisStore('redis://h/3')"),
         ("rediss://h:1?wait_replicas=1", "RedisStore('rediss://h:1')"),
@@ -422,3 +422,19 @@ async def test_work_that_hangs_is_cut_off_at_the_end(monkeypatch: pytest.MonkeyP
     await made.close(lambda: ended.append(True), hangs.set)
     assert await work
     assert ended == [True]
+
+
+@pytest.mark.parametrize("kind", [SqliteStore, SqlStore])
+async def test_a_store_finds_its_file_whatever_folder_its_process_goes_to(
+    kind: type[SqliteStore | SqlStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = kind.from_url("sqlite:///claims.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    if isinstance(store, SqlStore):
+        await store.create()
+    await store.turn(Turn(done=[b"k" * 16]), Rule(30_000, 60_000, 5))
+    await store.close()
+    assert (tmp_path / "claims.db").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
