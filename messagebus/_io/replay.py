@@ -48,6 +48,8 @@ CALL_TIMEOUT_S = 10.0
 BUSY_S = 1.0  # for a stream that has messages by its count, and brings none
 SILENT_S = 10.0  # for what is known to be stored, before it is looked for again
 REDIAL_FIRST_MS, REDIAL_MAX_MS = 100, 5_000
+# Links that end one after the other before a message comes: there is one that cannot be read.
+STUCK_LINKS = 10
 # Clocks of publishers and brokers differ by so much at most. A broker finds the messages of a time by its own
 # clock: it is asked for those from this much earlier. So much earlier begins what goes on after a gap.
 CLOCKS_MS = 60_000
@@ -257,6 +259,7 @@ class _Reader:
         self.last: Replayed | None = None
         self.is_done = False
         self._link: Link | None = None
+        self._was_dialled = False
         self._ended: asyncio.Future[None] | None = None
         self._tag = self._acked = 0
         self._compare: Position | None = None
@@ -266,12 +269,12 @@ class _Reader:
 
     async def run(self) -> None:
         """Read until the end, over as many links as it takes. Raises ReplayGap, NotReady, LoginRefused."""
-        failures, away_s = 0, time.monotonic()
+        failures, stuck, away_s = 0, 0, time.monotonic()
         while not self.is_done:
             self._ended = asyncio.get_running_loop().create_future()
+            began_s, last, self._was_dialled = time.monotonic(), self.last, False
             try:
                 await self._attach()
-                failures = 0
                 try:
                     await self._read()
                 finally:
@@ -279,7 +282,12 @@ class _Reader:
             except (LinkLost, ChannelRefused, TimeoutError) as fault:
                 if isinstance(fault, ChannelRefused) and fault.code != NOT_FOUND:
                     raise
+                if self.last is not last or time.monotonic() - began_s > SILENT_S:
+                    failures = stuck = 0
                 failures += 1
+                stuck = stuck + 1 if self._was_dialled and isinstance(fault, LinkLost) else 0
+                if stuck >= STUCK_LINKS:
+                    raise NotReady(self._stuck_at(fault)) from None
                 self._driver.told_away(self.broker, fault, time.monotonic() - away_s)
                 pause_ms = backoff_ms(
                     failures, first_ms=REDIAL_FIRST_MS, max_ms=REDIAL_MAX_MS, share=random.random()
@@ -290,6 +298,15 @@ class _Reader:
                     await self._link.hang_up()
                 with contextlib.suppress(BaseException):
                     self._ended.exception()  # asyncio reports one that nobody looked at
+
+    def _stuck_at(self, fault: Exception) -> str:
+        """Return the place that no link comes past."""
+        place = "its first message"
+        if self.last is not None:
+            place = f"the message behind offset {self.last.offset}"
+        elif isinstance(self.start, Position):
+            place = f"the message behind offset {self.start.offset}"
+        return f"{self.broker}: {STUCK_LINKS} links ended at {place}: {fault}"
 
     async def _read(self) -> None:
         """Wait for the end of the link. Raises LinkLost, and ends it where what is to be read does not come.
@@ -310,7 +327,7 @@ class _Reader:
         if self.last is not None:
             start = self.last.position
         if isinstance(start, Position) or start == "next" or driver.ends:
-            newest = await look(await driver.dial(self.broker), driver.stream, "last")
+            newest = await look(await self._dial(), driver.stream, "last")
             end = newest.offset + 1 if newest else 0
             if start == "next":
                 # Else what comes while the link is cut before its first message would be left out.
@@ -319,7 +336,7 @@ class _Reader:
         if self._end == 0:
             self._finish()
             return
-        link = self._link = await driver.dial(self.broker)
+        link = self._link = await self._dial()
         transport = link.transport
         transport.on_contents = self._take
         self._tag = self._acked = 0
@@ -335,6 +352,11 @@ class _Reader:
             and await self._is_silent(link, self._end)
         ):
             self._finish()  # nothing is stored from that time on; else something arrives
+
+    async def _dial(self) -> Link:
+        link = await self._driver.dial(self.broker)
+        self._was_dialled = True
+        return link
 
     async def _is_silent(self, link: Link, end: int) -> bool:
         """Return whether a link will bring nothing of what is stored before this offset. Raises LinkError.

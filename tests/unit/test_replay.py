@@ -98,6 +98,37 @@ def test_an_empty_stream_and_one_behind_the_time_asked_for_have_nothing(
     assert len(list(streamed.replay("orders", since=timedelta(minutes=1)))) == 3
 
 
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("away_s", [60.0, None])
+def test_a_replay_that_cannot_pass_a_message_ends_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, at: int, away_s: float | None
+) -> None:
+    bus, consumes = MemoryBus(1), replaying._consume
+    bus.declare(Stream("orders"))
+    ids = publish(bus, 8)
+
+    async def consume(link: Any, *settings: Any) -> None:
+        arrive = link.transport.on_contents
+
+        def until_it_ends(some: list[Any]) -> None:
+            for each in some:
+                if replaying.read_offset(each[2]) == at:
+                    link.abort()
+                    return
+                arrive([each])
+
+        link.transport.on_contents = until_it_ends
+        await consumes(link, *settings)
+
+    monkeypatch.setattr(replaying, "_consume", consume)
+    monkeypatch.setattr(replaying, "REDIAL_MAX_MS", 1)
+    found = list[str]()
+    place = f"behind offset {at - 1}" if at else "at its first message"
+    with pytest.raises(NotReady, match=f"memory-1:5672: 10 links ended .*{place}"):
+        found.extend(each.message_id for each in bus.replay("orders", away_s=away_s))
+    assert found == ids[:at]
+
+
 SERVED_S = 0.03
 
 
