@@ -1,15 +1,14 @@
-"""Grafana dashboards as JSON, made of a table of panels; every query is run against Prometheus by a test.
+"""Grafana dashboards as JSON, made of the panels in dashboards.toml. A test runs each query by Prometheus.
 
-    python -m ops dashboards /etc/grafana/provisioning/dashboards
-
-The queries use the metrics of agents, balancers and clients, and the recording rules of ``records.yml``.
+python -m ops dashboards /etc/grafana/provisioning/dashboards
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,6 @@ SCHEMA = 38  # Grafana 10
 COLUMNS = 24
 HEIGHT = 8
 SOURCE = {"type": "prometheus", "uid": "${source}"}
-QUEUES = r'queue=~"mb\\.(sub|queue)/$queue"'
-PARKED = r'queue=~"mb\\.park/$queue"'
-BROKERS = 'proxy="mb_brokers"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +29,7 @@ class Panel:
     """One panel. queries: (PromQL, legend). unit: Grafana's word. wide: of 24 columns. kind: Grafana's."""
 
     title: str
-    queries: tuple[tuple[str, str], ...]
+    queries: Sequence[Sequence[str]]
     unit: str = "short"
     wide: int = 12
     kind: str = "timeseries"
@@ -50,99 +46,16 @@ class Board:
     has_queue: bool = False
 
 
-def _one(title: str, query: str, unit: str = "short", says: str = "") -> Panel:
-    return Panel(title=title, queries=((query, ""),), unit=unit, wide=4, kind="stat", says=says)
+def _boards() -> tuple[Board, ...]:
+    """Read the table beside this file."""
+    read = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["boards"]
+    return tuple(
+        Board(**{**each, "panels": tuple(Panel(**panel) for panel in each["panels"])})
+        for each in read
+    )
 
 
-BOARDS = (
-    Board(
-        name="messagebus-bus",
-        title="messagebus: the bus",
-        panels=(
-            _one("Brokers that take publishes", "messagebus:ready:ratio", "percentunit"),
-            _one("Agents that answer", "messagebus:agents:ratio", "percentunit",
-                 "Figures are of these alone."),
-            _one("Waiting", "sum(messagebus:waiting:sum)"),
-            _one("Oldest message", "max(messagebus:oldest_seconds:max)", "s"),
-            _one("Parked", "sum(messagebus:parked:sum)"),
-            _one("Clients behind the list", "sum(messagebus_agent_clients_behind)"),
-            Panel(title="Oldest message, the ten worst", unit="s",
-                  queries=(("topk(10, messagebus:oldest_seconds:max)", "{{queue}}"),)),
-            Panel(title="Waiting, the ten largest",
-                  queries=(("topk(10, messagebus:waiting:sum)", "{{queue}}"),)),
-            Panel(title="Publishes by outcome", unit="ops",
-                  queries=(("messagebus:published:rate5m", "{{outcome}}"),),
-                  says="Of publishers that show their metrics. unknown may be stored or not."),
-            Panel(title="Answers of consumers", unit="ops",
-                  queries=(("messagebus:answers:rate5m", "{{answer}}"),)),
-            Panel(title="Connections of publishers by broker",
-                  queries=((f"sum by (server) (haproxy_server_current_sessions{{{BROKERS}}})",
-                            "{{server}}"),)),
-            Panel(title="Room until the disk alarm", unit="bytes",
-                  queries=(("messagebus_agent_disk_free_bytes - messagebus_agent_disk_limit_bytes",
-                            "{{broker}}"),)),
-            Panel(title="Memory of its limit", unit="percentunit",
-                  queries=(("messagebus_agent_memory_used_bytes / messagebus_agent_memory_limit_bytes",
-                            "{{broker}}"),)),
-            Panel(title="State by broker", kind="state-timeline",
-                  queries=(("messagebus_agent_ready + 2 * messagebus_agent_draining"
-                            " + 4 * messagebus_agent_alarm", "{{broker}}"),),
-                  says="1: takes publishes. 2: drained. 4: in alarm. 0: none of it."),
-        ),
-    ),
-    Board(
-        name="messagebus-subscription",
-        title="messagebus: subscriptions and queues",
-        has_queue=True,
-        panels=(
-            Panel(title="Age of the oldest message", unit="s",
-                  queries=((f"messagebus_agent_queue_oldest_age_seconds{{{QUEUES}}}",
-                            "{{queue}} on {{broker}}"),)),
-            Panel(title="Waiting",
-                  queries=((f"messagebus_agent_queue_messages{{{QUEUES}}}",
-                            "{{queue}} on {{broker}}"),)),
-            Panel(title="Consumers",
-                  queries=((f"messagebus_agent_queue_consumers{{{QUEUES}}}",
-                            "{{queue}} on {{broker}}"),)),
-            Panel(title="Parked",
-                  queries=((f"messagebus_agent_queue_messages{{{PARKED}}}",
-                            "{{queue}} on {{broker}}"),)),
-            Panel(title="Seconds until empty, at the rate of the last ten minutes", unit="s",
-                  queries=((f"sum by (queue) (messagebus_agent_queue_messages{{{QUEUES}}}) / clamp_min("
-                            f"-sum by (queue) (deriv(messagebus_agent_queue_messages{{{QUEUES}}}[10m]))"
-                            ", 0.001)", "{{queue}}"),)),
-            Panel(title="Failed runs of handlers", unit="ops",
-                  queries=(("sum by (instance) (rate(messagebus_consumer_failed_runs_total[5m]))",
-                            "{{instance}}"),)),
-        ),
-    ),
-    Board(
-        name="messagebus-clients",
-        title="messagebus: clients",
-        panels=(
-            Panel(title="Backlog of publishers",
-                  queries=(("messagebus_publisher_backlog_messages", "{{instance}}"),),
-                  says="Accepted and not yet sent."),
-            Panel(title="Since the last confirm", unit="s",
-                  queries=(("messagebus_publisher_last_confirm_age_seconds", "{{instance}}"),)),
-            Panel(title="Unknown and refused publishes", unit="ops",
-                  queries=(('sum by (instance, outcome) (rate(messagebus_publisher_messages_total'
-                            '{outcome=~"unknown|refused|unroutable"}[5m]))',
-                            "{{instance}} {{outcome}}"),)),
-            Panel(title="Links lost", unit="ops",
-                  queries=(("rate(messagebus_publisher_links_lost_total[5m])", "{{instance}}"),)),
-            Panel(title="Age of the list", unit="s",
-                  queries=(("messagebus_consumer_list_age_seconds", "{{instance}} consumer"),
-                           ("messagebus_publisher_list_age_seconds", "{{instance}} publisher"))),
-            Panel(title="Handlers at work",
-                  queries=(("messagebus_consumer_handling_messages", "{{instance}}"),)),
-            Panel(title="Oldest run", unit="s",
-                  queries=(("messagebus_consumer_oldest_run_seconds", "{{instance}}"),)),
-            Panel(title="In the disk spool",
-                  queries=(("messagebus_publisher_spool_messages", "{{instance}}"),)),
-        ),
-    ),
-)  # fmt: skip
+BOARDS = _boards()
 
 
 def queries(board: Board, **variables: str) -> Iterator[tuple[str, str]]:
