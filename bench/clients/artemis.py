@@ -23,6 +23,7 @@ from bench.errors import BenchError
 from bench.harness.interface import Delivered, End, Where
 from bench.harness.outcomes import CONFIRMED
 from bench.load.profile import Profile, places
+from inventory.files import Templates
 
 # The environment variable that gives load processes the nodes' addresses.
 NODES = "BENCH_ARTEMIS_NODES"
@@ -37,8 +38,6 @@ MAIN = "org.apache.activemq.artemis.cli.Artemis"
 # How long writes gather before they are synced. `artemis create` measures the disk and chooses a value; on
 # one busy machine it chose 276 to 824 us, so nodes would differ by chance. All of ours have the same value.
 JOURNAL_TIMEOUT_NS = 400_000
-# Clients send no heartbeats; Artemis would disconnect a silent client after a minute.
-SILENT_MS = 24 * 3600 * 1000
 JOINED = b"AMQ221027"
 
 
@@ -56,56 +55,17 @@ def durability(profile: Profile) -> str:
 
 def broker_xml(number: int, hosts: Sequence[str], folder: Path, profile: Profile) -> str:
     """Return the configuration of node `number`, counted from 1."""
-    host = hosts[number - 1]
-    data = "".join(
-        f"<{kind}-directory>{folder}/{kind}</{kind}-directory>"
-        for kind in ("journal", "bindings", "paging", "large-messages")
-    )
-    topics = "".join(
-        f'<address name="{topic}"><multicast>'
-        + "".join(f'<queue name="{t}.{s}"/>' for t, s in places(profile) if t == topic)
-        + "</multicast></address>"
-        for topic in sorted({topic for topic, _ in places(profile)})
-    )
-    syncs = "true" if profile.system.durability == "fsync" else "false"
-    return (
-        '<configuration xmlns="urn:activemq"><core xmlns="urn:activemq:core">'
-        f"<name>node-{number}</name><security-enabled>false</security-enabled>"
-        f"<journal-type>NIO</journal-type><journal-datasync>{syncs}</journal-datasync>"
-        f"<journal-buffer-timeout>{JOURNAL_TIMEOUT_NS}</journal-buffer-timeout>{data}"
-        "<max-disk-usage>-1</max-disk-usage>"
-        f"{_cluster(number, hosts) if is_cluster(profile) else ''}<acceptors>"
-        f'<acceptor name="core">tcp://{host}:{CORE_PORT}?protocols=CORE</acceptor>'
-        f'<acceptor name="stomp">tcp://{host}:{STOMP_PORT}?protocols=STOMP;'
-        f"connectionTtl={SILENT_MS}</acceptor></acceptors>"
-        f"<addresses>{topics}</addresses>{SETTINGS}</core></configuration>\n"
-    )
-
-
-# Messages of a node without consumers go at once to nodes that have some.
-SETTINGS = (
-    '<address-settings><address-setting match="#"><redistribution-delay>0</redistribution-delay>'
-    "<address-full-policy>PAGE</address-full-policy></address-setting></address-settings>"
-)
-
-
-def _cluster(number: int, hosts: Sequence[str]) -> str:
-    connectors = "".join(
-        f'<connector name="node-{n}">tcp://{host}:{CORE_PORT}</connector>'
-        for n, host in enumerate(hosts, 1)
-    )
-    others = "".join(
-        f"<connector-ref>node-{n}</connector-ref>" for n in range(1, len(hosts) + 1) if n != number
-    )
-    return (
-        f"<connectors>{connectors}</connectors>"
-        "<cluster-user>bench</cluster-user><cluster-password>loopback</cluster-password>"
-        '<cluster-connections><cluster-connection name="all">'
-        f"<connector-ref>node-{number}</connector-ref>"
-        "<message-load-balancing>ON_DEMAND</message-load-balancing><max-hops>1</max-hops>"
-        f"<static-connectors>{others}</static-connectors>"
-        "</cluster-connection></cluster-connections>"
-    )
+    topics: dict[str, list[str]] = {}
+    for topic, subscription in places(profile):
+        topics.setdefault(topic, []).append(subscription)
+    words = {
+        **{"number": number, "host": hosts[number - 1], "hosts": hosts, "folder": folder},
+        **{"core_port": CORE_PORT, "stomp_port": STOMP_PORT, "topics": topics},
+        "is_cluster": is_cluster(profile),
+        "is_synced": profile.system.durability == "fsync",
+        "journal_timeout_ns": JOURNAL_TIMEOUT_NS,
+    }
+    return Templates("bench.clients").render("artemis.xml.j2", words)
 
 
 @contextmanager
