@@ -276,6 +276,7 @@ class MemoryBus:
     # Waiting.
     def wait_handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait until every message that somebody consumes has its answer. Raises AssertionError."""
+        __tracebackhide__ = True
         with self._brokers.changed:
             done = self._brokers.changed.wait_for(self._brokers.is_idle, timeout_s)
         if not done:
@@ -283,6 +284,7 @@ class MemoryBus:
 
     async def handled(self, timeout_s: float = TIMEOUT_S) -> None:
         """Wait as `wait_handled` does, for asyncio."""
+        __tracebackhide__ = True
         loop, idle = asyncio.get_running_loop(), asyncio.Event()
 
         def look() -> None:
@@ -311,6 +313,7 @@ class MemoryBus:
         messages that are equal in these: ``body``, ``text``, ``json``, ``key``, ``headers`` and the others of
         `Message`. Raises AssertionError, which says what was published.
         """
+        __tracebackhide__ = True
         return _check_published(self._brokers, _destination(destination), count, where, fields)
 
     def assert_answered(
@@ -322,6 +325,7 @@ class MemoryBus:
         count: int | None = None,
     ) -> list[str]:
         """Check that deliveries had this answer, and return their ids. Raises AssertionError."""
+        __tracebackhide__ = True
         source = _source(destination, subscription)
         return _check_answered(self._brokers, source, answer, count)
 
@@ -333,6 +337,7 @@ class MemoryBus:
         count: int | None = None,
     ) -> list[Message]:
         """Check that messages were parked, and return them. Raises AssertionError."""
+        __tracebackhide__ = True
         return _check_parked(self._brokers, _source(destination, subscription), count)
 
 
@@ -408,6 +413,7 @@ def _check_published(
     fields: Mapping[str, object],
 ) -> list[Message]:
     """Return the matching messages. Raises AssertionError unless there are as many as wanted, TypeError."""
+    __tracebackhide__ = True
     there = brokers.published(destination, "confirmed")
     found = [each for each in there if _matches(each, fields) and (where is None or where(each))]
     if _enough(found, count):
@@ -432,6 +438,7 @@ def _check_answered(
     brokers: MemoryBrokers, source: Source, answer: str, count: int | None
 ) -> list[str]:
     """Return the ids of deliveries with this answer. Raises AssertionError unless as many as wanted."""
+    __tracebackhide__ = True
     if answer not in ANSWERS:
         raise ValueError(f"answer {answer!r}: one of {', '.join(ANSWERS)}")
     there = brokers.answers(source)
@@ -449,6 +456,7 @@ ANSWERS = ("ack", "requeue", "reject", "retry", "park")
 
 def _check_parked(brokers: MemoryBrokers, source: Source, count: int | None) -> list[Message]:
     """Return the parked messages. Raises AssertionError unless there are as many as wanted."""
+    __tracebackhide__ = True
     found = brokers.parked_messages(source)
     if _enough(found, count):
         return found

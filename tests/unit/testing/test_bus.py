@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -621,3 +621,23 @@ async def test_deliveries_that_nobody_saw_are_not_parked_by_a_limit_of_the_whole
             consumer.ack(delivery)
     assert sorted(handled) == sorted(b"%d" % number for number in range(12))
     assert not bus.parked("orders", "billing")
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda bus: bus.assert_published("orders", count=1),
+        lambda bus: bus.assert_answered("orders", "billing"),
+        lambda bus: bus.assert_parked("orders", "billing"),
+    ],
+)
+def test_pytest_shows_the_test_that_failed_and_none_of_our_lines(
+    fails: Callable[[MemoryBus], object],
+) -> None:
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    with pytest.raises(AssertionError) as raised:
+        fails(bus)
+    ours = [each for each in raised.traceback if "messagebus/testing" in str(each.path)]
+    assert ours
+    assert all(each.ishidden(raised) for each in ours)
