@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
+from messagebus._io.loop import LogLimit, LoopThread, OneStop, is_interrupting, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -60,6 +60,8 @@ __all__ = ["Publisher", "raise_unless_confirmed"]
 
 log = logging.getLogger("messagebus.publisher")
 
+# One line a minute for all publishers of the process.
+_waits_in_a_loop = LogLimit(60_000)
 STOP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 10.0
 
@@ -544,9 +546,14 @@ class _Intake:
         return self.thread, self.driver
 
     def refuse_here(self) -> None:
-        """Raise RuntimeError on the loop's own thread, for a call that waits."""
+        """Raise RuntimeError for a call that waits on the loop's own thread; warn on that of another loop."""
         if self.thread is not None:
             self.thread.refuse_here()
+        if asyncio._get_running_loop() is not None and _waits_in_a_loop.allows():
+            log.warning(
+                "a call that waits stops the event loop of this thread: use AsyncPublisher, submit, or"
+                " asyncio.to_thread"
+            )
 
     # On any thread.
     def accept(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from messagebus import (
@@ -13,6 +15,8 @@ from messagebus import (
     count_subscriptions,
     declare,
 )
+from messagebus import publisher as publisher_module
+from messagebus._io.loop import LogLimit
 from messagebus.testing import MemoryBus
 
 
@@ -45,3 +49,19 @@ def test_an_error_behind_a_blocking_call_is_shown_alone() -> None:
     with pytest.raises(LinkLost) as fault:
         declare(BusConfig(broker="127.0.0.1:1"), ["orders/billing"], timeout_s=1)
     assert fault.value.__context__ is None, "no 'During handling of the above exception'"
+
+
+async def test_a_call_that_waits_in_a_coroutine_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher_module, "_waits_in_a_loop", LogLimit(60_000))
+    bus = MemoryBus()
+    bus.declare("orders/billing")
+    with bus.publisher() as publisher:
+        for _ in range(3):
+            publisher.send_safe("orders", b"x")
+        await asyncio.to_thread(publisher.send_safe, "orders", b"x")
+    bus.close()
+    assert [each.partition(":")[0] for each in caplog.messages] == [
+        "a call that waits stops the event loop of this thread"
+    ]

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from messagebus._io.agents.http import http_client
-from messagebus._io.loop import now_ms
+from messagebus._io.loop import LogLimit, now_ms
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
@@ -37,8 +37,10 @@ ANSWER_GRACE_S = 5.0
 RETRY_FIRST_MS, RETRY_MAX_MS = 100, 5_000
 # An agent keeps the request; a server that answers "nothing new" at once is not asked more often.
 ASK_EVERY_MS = 1_000
-# The first fault is logged, then each n-th of a row.
-WARN_EVERY = 20
+# Of faults one in this time is logged.
+WARN_EVERY_MS = 60_000
+# What a web page, a login page or another service answers; a list is any other text.
+NO_LISTS = ("text/html", "application/json", "application/xhtml+xml", "application/xml")
 NOT_MODIFIED = 304
 
 
@@ -69,6 +71,9 @@ async def _read_list(answer: httpx.Response) -> BrokerList | None:
         return None
     if answer.status_code != httpx.codes.OK:
         raise ListUnavailable(f"{answer.url}: HTTP {answer.status_code}")
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in NO_LISTS:
+        raise ListInvalid(f"{answer.url.copy_with(query=None)} answers {kind}: no consumer list")
     text = b""
     async for part in answer.aiter_bytes():
         text += part
@@ -111,6 +116,7 @@ class ListFollower:
         self.until_tried: Callable[[], Awaitable[object]] | None = None
         """Called after `on_list`; ends when the brokers were dialled. Then the list is told as applied."""
         self._applied = -1
+        self._warnings = LogLimit(WARN_EVERY_MS)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -182,7 +188,7 @@ class ListFollower:
     async def _wait_after(self, fault: MessageBusError) -> None:
         keeper = self.keeper
         keeper.failed()
-        if keeper.faults_in_a_row % WARN_EVERY == 1:
+        if self._warnings.allows():
             log.warning("list fault count=%d reason=%r", keeper.faults, str(fault))
         wait_ms = backoff_ms(
             keeper.faults_in_a_row,

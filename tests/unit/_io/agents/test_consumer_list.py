@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -152,14 +153,6 @@ async def test_after_bad_answers_a_good_one_is_believed_again(follow: Follow) ->
     assert [found.generation for found in applied] == [7]
     assert follower.keeper.faults == len(BAD)
     assert follower.keeper.faults_in_a_row == 0
-
-
-async def test_long_trouble_is_told_again_and_again(
-    follow: Follow, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "messagebus.list"):
-        await follow(*[text("", 503)] * 45)
-    assert len(caplog.records) == 3  # the 1st, the 21st, the 41st
 
 
 async def test_a_bad_list_does_not_age_the_good_one(follow: Follow) -> None:
@@ -326,6 +319,24 @@ async def test_the_word_of_a_login_page_is_no_list_of_one_broker(page: str) -> N
         await fetch(text(page))
     assert str(await fetch(text("mb1.example:5672\nMB2.example:5673 draining\n")))
     assert str(await fetch(text("# generation: 1\nmb1.example\n")))
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/json"])
+async def test_a_page_of_another_service_is_named_as_what_it_is(kind: str) -> None:
+    page = httpx.Response(200, text="<!DOCTYPE HTML>", headers={"content-type": kind})
+    told = f"{URL} answers {kind.partition(';')[0]}: no consumer list"
+    with pytest.raises(ListInvalid, match=re.escape(told)):
+        await fetch(page)
+
+
+async def test_a_list_that_stays_away_is_told_again_after_a_minute(
+    follow: Follow, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WARN_EVERY_MS", 0)
+    await follow(*[BAD["empty"]] * 3)
+    assert [each.split()[2] for each in caplog.messages if "list fault" in each] == [
+        f"count={number}" for number in (1, 2, 3)
+    ]
 
 
 async def test_an_address_that_is_none_is_unavailable() -> None:

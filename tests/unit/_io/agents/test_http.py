@@ -73,6 +73,7 @@ def client(url: str) -> httpx.AsyncClient:
     return http_client(BusConfig(broker=f"{NAME}:5672", list_urls=(url,)), timeout=60.0)
 
 
+@pytest.mark.guarantee("names-and-slow-lines")
 async def test_a_first_address_that_accepts_and_says_nothing_holds_up_no_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

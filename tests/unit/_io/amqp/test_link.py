@@ -78,6 +78,7 @@ async def dialled(port: int) -> Link:
     return await dial(Broker.parse(f"{NAME}:{port}"), GUEST, timeout_ms=DIAL_MS)
 
 
+@pytest.mark.guarantee("names-and-slow-lines")
 @pytest.mark.parametrize("first", ["127.0.0.2", "::1"])
 @pytest.mark.parametrize("step", ["connect", "start", "tune"])
 async def test_a_first_address_that_accepts_and_says_nothing_holds_up_no_dial(
@@ -92,6 +93,7 @@ async def test_a_first_address_that_accepts_and_says_nothing_holds_up_no_dial(
         assert bad.accepted == 1
 
 
+@pytest.mark.guarantee("names-and-slow-lines")
 async def test_a_first_address_that_drops_connections_holds_up_no_dial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -37,6 +37,7 @@ def behind_a_slow_line(topic: Topic) -> Iterator[tuple[FakeRabbit, BusConfig]]:
             proxy.close()
 
 
+@pytest.mark.guarantee("names-and-slow-lines")
 def test_a_message_that_needs_long_for_its_line_goes_over_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -50,6 +51,7 @@ def test_a_message_that_needs_long_for_its_line_goes_over_it_once(
     assert "broker slow" not in caplog.text
 
 
+@pytest.mark.guarantee("names-and-slow-lines")
 def test_a_link_that_is_replaced_may_finish_what_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
