@@ -260,12 +260,6 @@ def test_a_grace_is_a_number_of_seconds(grace_s: float) -> None:
         asyncio.run(app_in_memory().run(grace_s=grace_s))
 
 
-@pytest.mark.parametrize("limit_s", [float("inf"), float("nan")])
-def test_no_time_limit_is_infinite(limit_s: float) -> None:
-    with pytest.raises(ConfigError, match="time_limit_s"):
-        App().subscriber("queue:jobs", time_limit_s=limit_s)
-
-
 def test_a_policy_that_at_most_once_cannot_keep_is_refused_where_it_is_declared() -> None:
     config = ConsumerConfig(at_most_once=True)
     for retry in (RetryPolicy(), RetryPolicy(then="drop"), RetryPolicy(attempts_max=1)):

@@ -153,7 +153,7 @@ def test_every_promise_has_a_test_in_the_first_tier_or_is_marked_on_its_page() -
     assert chosen <= {*named}
     for key, tests in elsewhere.items():
         assert chosen.intersection(tests) or guarantees.is_long(marked[key])
-    assert "tests/hosts/" in str(guarantees.marked()["mirrored-survives-the-host"])
+    assert "tests/hosts/" in str(marked["mirrored-survives-the-host"])
 
 
 def test_of_tests_that_show_a_promise_the_quickest_is_chosen_and_one_for_two_promises() -> None:

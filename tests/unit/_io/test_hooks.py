@@ -127,21 +127,6 @@ def test_hooks_hear_the_end_also_when_nobody_else_waits() -> None:
     assert gone.result is None
 
 
-def test_what_was_not_accepted_ends_as_refused() -> None:
-    notes: list[Any] = []
-    _, watched = HookChain([Noting("a", notes)]).publishing(SHAPE, b"", None, None)
-    watched.refused(ValueError("no room"))
-    assert notes == [("a", "refused", True)]
-
-
-def test_ids_are_made_once_and_those_of_the_caller_are_kept() -> None:
-    chain = HookChain([Hooks()])
-    made = [chain.publishing(SHAPE, b"", None, None)[0].message_id for _ in range(1000)]
-    assert len(set(made)) == 1000
-    own = Message(body=b"", message_id="mine")
-    assert chain.publishing(SHAPE, b"", own, None)[0] is own
-
-
 def test_a_hook_that_changes_the_id_is_not_heard() -> None:
     class Renaming(Hooks):
         def publishing(self, destination: str, message: Message) -> Message:

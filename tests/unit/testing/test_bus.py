@@ -210,36 +210,6 @@ async def test_a_slow_broker_answers_and_delivers_by_the_clock(clients: Clients)
     await publisher.send_safe("orders", b"quick again")
 
 
-async def test_a_connection_lost_before_the_confirm_doubles_the_message(clients: Clients) -> None:
-    bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
-    await publisher.send_safe("orders", b"first")
-    await take(consumer)
-    bus.slow(1)
-    future = await publisher.submit("orders", b"twice")
-    await turns()
-    bus.slow(0)
-    assert bus.lose_connection() == 2
-    published = await future
-    assert (published.outcome, published.attempts) == (Outcome.CONFIRMED, 2)
-    bodies = [(await take(consumer)).body for _ in range(3)]
-    assert sorted(bodies) == [b"first", b"twice", b"twice"]
-
-
-async def test_a_connection_lost_before_the_confirm_is_unknown_without_retries(
-    clients: Clients,
-) -> None:
-    bus, publisher = clients.bus, await clients.publisher(retry_unknown=False)
-    bus.declare("orders/billing")
-    bus.slow(1)
-    future = await publisher.submit("orders", b"x")
-    await turns()
-    bus.lose_connection()
-    published = await future
-    assert published.outcome is Outcome.UNKNOWN
-    assert "connection lost" in published.reason
-    assert bus.waiting("orders", "billing") == 1
-
-
 async def test_only_links_to_the_named_broker_are_lost() -> None:
     async with AsyncExitStack() as stack:
         clients = Clients(MemoryBus(brokers=3), stack)
@@ -305,27 +275,6 @@ async def test_answers_are_remembered_in_their_order(clients: Clients) -> None:
     assert [each.message_id for each in bus.parked("orders", "billing")] == [ids[1]]
 
 
-async def test_parts_of_a_batch_are_answered_each(clients: Clients) -> None:
-    bus, consumer = clients.bus, await clients.consumer()
-    publisher = await clients.publisher(batch={"orders": Batching(count_max=3, linger_ms=1_000)})
-    ends = await publisher.send_many("orders", [b"1", b"2", b"3"])
-    ids = [end.message_id for end in ends]
-    assert [each.message_id for each in bus.published("orders")] == ids
-    first, second, third = [await take(consumer) for _ in range(3)]
-    consumer.ack(first)
-    consumer.nack(second, requeue=False)
-    consumer.nack(third)
-    again = await take(consumer)
-    assert (again.body, again.receipt.part) == (b"3", 0)
-    consumer.ack(again)
-    await bus.handled()
-    answers = bus.answers("orders/billing")
-    assert sorted(answers) == sorted(
-        [(ids[0], "ack"), (ids[1], "reject"), (ids[2], "requeue"), (ids[2], "ack")]
-    )
-    assert len(bus.published("orders")) == 3
-
-
 async def test_handled_waits_for_answers_and_says_what_has_none(clients: Clients) -> None:
     bus, consumer, publisher = clients.bus, await clients.consumer(), await clients.publisher()
     await bus.handled()
@@ -385,42 +334,6 @@ async def test_a_retry_waits_for_the_clock_and_is_an_answer(clients: Clients) ->
     assert (handler.runs, bus.due_in_s()) == ([1, 2, 3], None)
     assert bus.answers("orders/billing") == [("one", "retry"), ("one", "retry"), ("one", "ack")]
     assert len(bus.published("orders")) == 1
-
-
-async def test_what_fails_too_often_is_parked_and_that_is_an_answer(clients: Clients) -> None:
-    bus, handler = clients.bus, await handling(clients, failures=9)
-    while (due_s := bus.due_in_s()) is not None:
-        bus.advance(due_s)
-        await bus.handled()
-    assert handler.runs == [1, 2, 3]
-    answers = [answer for _, answer in bus.answers("orders/billing")]
-    assert answers == ["retry", "retry", "park"]
-    (parked,) = bus.assert_parked("orders/billing", count=1)
-    assert (parked.message_id, parked.key) == ("one", "k")
-
-
-async def test_a_link_lost_while_a_handler_runs_brings_its_message_again(
-    clients: Clients,
-) -> None:
-    bus, runs, go_on = clients.bus, list[bool](), asyncio.Event()
-
-    async def handle(delivery: Delivery) -> None:
-        runs.append(delivery.redelivered)
-        if len(runs) == 1:
-            await go_on.wait()
-
-    consumer, publisher = await clients.consumer(), await clients.publisher()
-    clients.keep(asyncio.create_task(consumer.run(handle, concurrency=2)))
-    await publisher.send_safe("orders", b"x")
-    while not runs:
-        await turns(1)
-    bus.lose_connection()
-    await bus.handled()
-    go_on.set()
-    await turns()
-    assert runs == [False, True]
-    assert [answer for _, answer in bus.answers("orders/billing")] == ["ack"]
-    assert consumer.stats().acks_stale == 1
 
 
 async def test_a_refused_copy_for_a_retry_is_tried_again_and_nothing_is_lost(
@@ -605,22 +518,6 @@ async def test_a_publisher_that_would_batch_to_a_plain_subscription_is_refused_w
             await bus.async_publisher(config).start()
         with bus.publisher(PublisherConfig(batch={"clicks": Batching()})) as publisher:
             publisher.send_safe("orders", b"plain")
-
-
-async def test_deliveries_that_nobody_saw_are_not_parked_by_a_limit_of_the_whole_bus() -> None:
-    bus = MemoryBus(delivery_limit=3)
-    bus.declare("orders/billing")
-    async with bus.async_publisher() as publisher:
-        await publisher.send_many("orders", [b"%d" % number for number in range(12)])
-    handled = []
-    for _ in range(12):
-        async with bus.async_consumer("orders", subscription="billing") as consumer:
-            delivery = await consumer.receive(WITHIN_S)
-            assert delivery is not None
-            handled.append(delivery.body)
-            consumer.ack(delivery)
-    assert sorted(handled) == sorted(b"%d" % number for number in range(12))
-    assert not bus.parked("orders", "billing")
 
 
 @pytest.mark.parametrize(

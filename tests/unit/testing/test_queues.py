@@ -51,15 +51,6 @@ def bodies(arrived: list[Arrived]) -> list[str]:
     return [body.decode() for _, _, _, body in arrived]
 
 
-def test_takers_take_turns_and_get_no_more_than_their_prefetch() -> None:
-    bench = Bench()
-    (_, first), (_, second) = bench.taker(2), bench.taker(1)
-    for body in "abcd":
-        bench.put(body)
-    assert sorted(bodies(first) + bodies(second)) == ["a", "b", "c"]
-    assert (len(first), len(second)) == (2, 1)
-
-
 def test_a_prefetch_of_zero_has_no_limit() -> None:
     bench = Bench()
     _, arrived = bench.taker(0)

@@ -36,7 +36,6 @@ FRAME_MAX = 4096
 HOT, COLD = 1, 2
 SHORT = st.text(st.characters(codec="utf-8"), max_size=30)
 # A link has one consumer as a rule: most deliveries begin like the one before.
-CONSUMERS = st.sampled_from(["c1", "c1", "c1", "c2"]) | SHORT
 TAGS = st.integers(1, 2**64 - 1)
 BODIES = st.one_of(
     st.binary(max_size=50),
@@ -185,17 +184,6 @@ def test_a_stream_in_any_pieces_comes_out_in_order(sent: list[Sent], data: st.Da
     stream = marshalled(*[each for frames, _ in sent for each in frames])
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
     assert fed(parser(), stream, cuts) == [item for _, items in sent for item in items]
-
-
-def test_one_byte_at_a_time_is_enough() -> None:
-    sent = [
-        deliver("c", 7, True, spec.BasicProperties(message_id="m"), b"body"),
-        confirm(1, False, True),
-    ]
-    stream = marshalled(*[each for frames, _ in sent for each in frames])
-    assert fed(parser(), stream, list(range(len(stream)))) == [
-        i for _, items in sent for i in items
-    ]
 
 
 def test_deliveries_in_a_row_come_out_together() -> None:

@@ -20,7 +20,6 @@ from messagebus._io.hooks import add_headers
 from messagebus.core.claims import Answer, Rule, Turn, key_of
 from messagebus.core.deliveries import Ledgers, Receipt
 from messagebus.destination import Queue
-from messagebus.handling import Park
 from messagebus.message import Delivery, Message
 from messagebus.stores.memory import MemoryStore
 from messagebus.testing import MemoryBus
@@ -76,33 +75,6 @@ def bodies(batch: Batch | None) -> bytes:
     return b"".join(each.body for each in batch)
 
 
-async def test_a_full_batch_goes_out_at_once_and_in_order() -> None:
-    bench = Bench()
-    bench.put(b"a", b"b", b"c", b"d")
-    assert bodies(bench.gathering.take()) == b"abc"
-    assert bench.gathering.take() is None
-    bench.put(b"e", b"f")
-    assert bodies(await bench.gathering.receive()) == b"def"
-
-
-async def test_what_came_goes_out_when_its_time_is_over() -> None:
-    bench = Bench(linger_s=0.05)
-    waiting = asyncio.create_task(bench.gathering.receive())
-    await asyncio.sleep(0)
-    bench.put(b"a", b"b")
-    assert bodies(await waiting) == b"ab"
-
-
-async def test_a_stop_sends_out_what_was_gathered_and_nothing_is_empty() -> None:
-    bench = Bench()
-    bench.put(b"a")
-    waiting = asyncio.create_task(bench.gathering.receive())
-    await asyncio.sleep(0)
-    bench.stop()
-    assert bodies(await waiting) == b"a"
-    assert await bench.gathering.receive() is None
-
-
 async def test_two_that_take_share_no_delivery_and_none_waits_for_ever() -> None:
     """A run that ends takes the deliveries that the waiting one had begun to gather."""
     bench = Bench(linger_s=0.05)
@@ -113,21 +85,6 @@ async def test_two_that_take_share_no_delivery_and_none_waits_for_ever() -> None
     assert bodies(bench.gathering.take()) == b"abc"
     bench.put(b"d")
     assert bodies(await waiting) == b"d"
-
-
-async def test_a_misfit_is_told_and_takes_no_place() -> None:
-    def read(each: Delivery) -> str:
-        if each.body == b"bad":
-            raise Park("no")
-        return each.body.decode().upper()
-
-    bench = Bench(read=read)
-    bench.put(b"a", b"bad", b"b", b"c")
-    batch = bench.gathering.take()
-    assert bodies(batch) == b"abc"
-    assert batch is not None
-    assert batch.payloads == ["A", "B", "C"]
-    assert [(body, str(error)) for body, error in bench.misfits] == [(b"bad", "no")]
 
 
 async def test_what_its_link_lost_meanwhile_is_left_out_because_it_comes_again() -> None:

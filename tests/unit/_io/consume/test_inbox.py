@@ -171,15 +171,6 @@ async def test_at_the_end_only_the_rest_of_half_answered_batches_is_copied() -> 
     assert bench.inbox.owed(MB1) == 1
 
 
-async def test_after_the_end_nothing_is_handed_out() -> None:
-    bench = Bench()
-    bench.inbox.close()
-    bench.transport.on_contents([(1, False, PLAIN, b"")])
-    bench.batch(2, b"a")
-    assert bench.taken() == []
-    assert bench.inbox.owed(MB1) == 2
-
-
 # Answers by copies.
 async def test_a_retry_is_answered_when_its_copy_is_stored_and_holds_its_place_until_then() -> None:
     bench = Bench()

@@ -15,7 +15,7 @@ from messagebus._io.consume import run_on_loop
 from messagebus._io.consume.ordering import Ordering, key_of
 from messagebus._io.consume.run_in_threads import AHEAD, Bridge
 from messagebus._io.consume.run_on_loop import LoopWatch, _watches, watched
-from messagebus._io.consume.runs import PARK_KEY, STOP_MS
+from messagebus._io.consume.runs import STOP_MS
 from messagebus._io.loop import starved_s
 from messagebus.destination import Queue
 from messagebus.handling import park_headers, retry_headers
@@ -50,23 +50,6 @@ class OrderedBench(Bench):
 
 def again(delivery: Delivery) -> dict[str, object]:
     return dict(retry_headers(delivery, delivery.attempt + 1, "failed"))
-
-
-async def test_an_ack_hands_the_next_of_its_key_out() -> None:
-    bench = OrderedBench()
-    bench.arrive("a1", "a2", "b1")
-    first, _other = bench.taken()
-    assert (bench.inbox.buffered, bench.inbox.handed_out) == (1, 2)
-    assert bench.inbox.ack(first)
-    assert bench.bodies() == ["a2"]
-
-
-async def test_a_partition_is_all_of_a_broker() -> None:
-    bench = OrderedBench("partition")
-    bench.arrive("a1", "b1")
-    (first,) = bench.taken()
-    bench.inbox.ack(first)
-    assert bench.bodies() == ["b1"]
 
 
 async def test_what_handlers_run_of_a_lost_link_keeps_its_key_until_it_ends() -> None:
@@ -169,18 +152,6 @@ async def test_the_next_of_a_key_waits_until_the_copy_of_a_parked_one_is_stored(
     bench.copies.gate.set()
     assert await parking is stored
     assert bench.bodies() == ["a2"]
-
-
-async def test_a_parked_key_takes_what_follows_along() -> None:
-    bench = OrderedBench()
-    bench.arrive("a1", "a2", "b1", "a3")
-    first, _other = bench.taken()
-    headers = park_headers(first, "why", "") | {PARK_KEY: True}
-    assert await bench.inbox.park(first, headers=headers)
-    await eventually_async(lambda: len(bench.copies.parked) == 3, within_s=WITHIN_S)
-    assert [body for body, _why in bench.copies.parked] == [b"a1", b"a2", b"a3"]
-    assert (bench.order.gaps, bench.order.stats()["keys_parked"]) == (3, 1)
-    assert bench.bodies() == []
 
 
 async def test_a_stopped_key_goes_back_with_its_link_and_holds_it_not() -> None:
@@ -290,12 +261,6 @@ async def test_what_is_answered_without_a_thread_makes_no_room_for_more() -> Non
         await asyncio.sleep(0)
     assert len(made.withdraw(None)) == 1 + AHEAD
     feeding.cancel()
-
-
-async def test_all_is_withdrawn_but_the_end() -> None:
-    made = await fed(3)
-    assert tags(made.withdraw(None)) == [1, 2, 3]
-    assert made.receive() is None
 
 
 async def test_one_thread_gets_the_jobs_in_order_while_somebody_looks_for_old_ones() -> None:

@@ -190,20 +190,6 @@ async def test_copies_that_wait_for_a_second_broker_stop_no_plain_publish(
         assert len((await (await one_more)).brokers) == 2
 
 
-def test_blocked_calls_stop_no_plain_publish_of_another_thread(memory: MemoryBus) -> None:
-    config = PublisherConfig(redundant=("orders",), backlog_messages_max=5)
-    with memory.publisher(config) as publisher:
-        publisher.send_safe("orders", b"x")
-        stop_all_but(memory, ONE)
-        waiting = [publisher.submit("orders", b"x") for _ in range(5)]
-        with pytest.raises(BacklogFull):
-            publisher.submit("orders", b"x", timeout_s=0.2)
-        for _ in range(20):
-            publisher.send_safe("orders", b"plain", redundant=False)
-        memory.start_brokers(TWO)
-        assert {len(future.result().brokers) for future in waiting} == {2}
-
-
 @pytest.fixture
 def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers whose cluster_name is no address."""

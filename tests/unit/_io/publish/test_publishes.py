@@ -47,31 +47,11 @@ def read(payload: Any = b"x", destination: Any = "orders", **options: Any) -> An
     return Outgoing().read(destination, payload, options)  # type: ignore[arg-type]
 
 
-def test_bytes_are_nothing_but_a_body() -> None:
-    target, body, message = read(b"x", "queue:jobs")
-    assert (target.destination, target.content_type) == ("mb.to/jobs", "application/octet-stream")
-    assert (body, message) == (b"x", None)
-
-
 @pytest.mark.parametrize("seconds", [-1, -0.001, float("nan"), float("inf")])
 def test_a_time_that_nobody_can_wait_is_refused(seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"timeout_s {seconds}: seconds, 0 or more"):
         whole_timeout_ms(seconds)
     assert whole_timeout_ms(1.5) == 1500
-
-
-def test_a_text_is_nothing_but_a_body_of_its_content_type() -> None:
-    target, body, message = read("ü")
-    assert (target.content_type, body, message) == (
-        "text/plain; charset=utf-8",
-        "ü".encode(),
-        None,
-    )
-
-
-def test_a_message_that_says_more_is_kept_as_it_is() -> None:
-    given = Message(body=b"x", key="k")
-    assert read(given)[2] is given
 
 
 def test_options_are_put_into_the_message_and_the_caller_s_stays_as_it_was() -> None:
@@ -327,12 +307,6 @@ def test_a_bare_message_and_one_with_properties_leave_alike() -> None:
         {"a": 1},
         "text/x",
     )
-
-
-def test_what_was_sent_knows_to_whom_and_when() -> None:
-    one = publish(b"x")
-    sent(one)
-    assert one.sent == ("mb1:5672", 5, ("mb1:5672",))
 
 
 def test_a_batch_leaves_as_one_message_of_whole_messages() -> None:
