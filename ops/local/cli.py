@@ -244,7 +244,7 @@ def shut(dir: Path, name: str, address: str) -> None:
 @_dir_option
 @click.argument("name")
 def start(dir: Path, name: str) -> None:
-    """Start NAME, a part that was killed or stopped; open the doors of a broker that were shut.
+    """Start NAME, a killed or stopped part; open its shut doors.
 
     \b
     Example:

@@ -17,7 +17,6 @@ import pytest
 
 from inventory.inventory import Inventory, load
 from lb import agents, runtime
-from lb.apply import apply
 from lb.runtime import SAID
 from messagebus.broker import Broker
 from messagebus_agent.consumer_list import EXPIRY_MS, LEFT_MS
@@ -51,10 +50,6 @@ def _connected(cluster: LocalCluster) -> Iterator[socket.socket]:
         yield connection
 
 
-def _total(inventory: Inventory, name: str) -> int:
-    return runtime.servers(inventory.balancer.socket)[name].sessions_total
-
-
 def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
     inventory: Inventory,
 ) -> None:
@@ -66,21 +61,6 @@ def test_real_brokers_pass_the_gate_check_and_real_agents_are_understood(
     checks = [each.check for each in runtime.servers(inventory.balancer.socket).values()]
     # With a star in front while the next check is under way.
     assert all(re.fullmatch(r"(\* )?L7OK( \(tcp-check\))?", check) for check in checks)
-
-
-def test_a_drain_holds_over_a_reload_and_is_taken_back(
-    cluster: LocalCluster, inventory: Inventory
-) -> None:
-    assert agents.drain(inventory, "mb1")["haproxy"].drained
-    before = runtime.process(inventory.balancer.socket).pid
-    assert apply(inventory, reload=True).pid != before
-    assert runtime.servers(inventory.balancer.socket)["mb1"].verdict == "drain"
-    total = _total(inventory, "mb1")
-    for _ in range(12):
-        with _connected(cluster):
-            pass
-    assert _total(inventory, "mb1") == total
-    assert agents.ready(inventory, "mb1")["haproxy"].verdict == "up"
 
 
 def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory) -> None:
@@ -98,21 +78,6 @@ def test_agents_that_die_cut_nobody(cluster: LocalCluster, inventory: Inventory)
         verdicts = {each.verdict for each in runtime.servers(inventory.balancer.socket).values()}
         assert verdicts == {"up"}
         assert not any(_ended(connection) for connection in held)
-
-
-def test_a_frozen_broker_is_left_and_comes_back(
-    cluster: LocalCluster, inventory: Inventory
-) -> None:
-    path = inventory.balancer.socket
-    cluster.freeze("mb2")
-    try:
-        eventually(lambda: runtime.servers(path)["mb2"].verdict == "down", within_s=60)
-        for _ in range(6):
-            with _connected(cluster):
-                pass
-    finally:
-        cluster.thaw("mb2")
-    eventually(lambda: runtime.servers(path)["mb2"].verdict == "up", within_s=60)
 
 
 def test_an_agent_hears_through_the_balancer_that_a_waiting_client_has_gone(

@@ -114,26 +114,12 @@ def test_a_message_missing_in_one_of_two_subscriptions_is_lost_there() -> None:
     assert result.faults == ["1 confirmed and never delivered"]
 
 
-def test_a_subscription_that_received_nothing_is_missed() -> None:
-    events = whole_run()
-    events.delivered = [row for row in events.delivered if row["subscription"] != "audit"]
-    assert [each.lost for each in audit(MANIFEST, events).subscriptions] == [0, 10]
-
-
 def test_what_was_confirmed_within_the_grace_is_pending_not_lost() -> None:
     events = whole_run()
     events.delivered = [row for row in events.delivered if int(row["message_id"], 16) < 7]
     result = audit(replace(MANIFEST, end_ns=10 * S, grace_ns=1 * S + S // 2), events)
     assert [(each.lost, each.pending) for each in result.subscriptions] == [(2, 1), (2, 1)]
     assert result.lost_ids[:2] == [f"{7:032x}", f"{8:032x}"]
-
-
-@pytest.mark.parametrize("change", [{"body_hash": "f" * 32}, {"size": 4}])
-def test_another_body_or_size_is_altered(change: dict[str, Any]) -> None:
-    events = whole_run()
-    events.delivered[0] |= change
-    result = audit(MANIFEST, events)
-    assert result.faults == ["1 delivered with another body"]
 
 
 def test_a_delivery_that_nobody_published_is_an_orphan() -> None:

@@ -30,15 +30,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [[], ["demo"], ["audit"], ["figures"], ["readme"], ["worker"]],
-)
-def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command, "--help"]) == 0
-    assert "Usage: python -m bench" in capsys.readouterr().out
-
-
 def test_wrong_use_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["nonsense"], ["audit"], ["worker"], ["demo", "--nonsense"]):
         code, error = run(capsys, *arguments)

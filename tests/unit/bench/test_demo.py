@@ -30,11 +30,6 @@ def test_every_event_of_the_story_happens_in_its_order(looks_s: float) -> None:
     assert len({play.ADDED, play.REMOVED, play.KILLED}) == 3
 
 
-def test_three_consumers_of_one_subscription_and_one_of_another() -> None:
-    assert sorted(stage.CONSUMERS) == ["audit", "billing", "billing", "billing"]
-    assert stage.PUBLISHERS == 4
-
-
 def test_records_are_spread_over_the_time_that_the_steps_need() -> None:
     whole_s = sum(step.needs_s for step in paced())
     assert planned_rate(60_000, paced()) == 60_000 / whole_s

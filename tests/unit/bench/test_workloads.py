@@ -57,11 +57,6 @@ def test_fan_in_is_the_same_load_on_more_brokers() -> None:
     assert len(tables.FAN_IN.told(found).rows) == len(steps)
 
 
-def test_a_shorter_run_still_has_some_seconds() -> None:
-    time = tables.shorter(profile_of("fan-in"), 10).time
-    assert (time.measured_s, time.warm_up_s) == (5.0, 5.0)
-
-
 def test_repetitions_are_whole_rounds_and_figures_their_medians() -> None:
     base = profile_of("fan-in")
     steps = tables.fan_in_steps(base, repeat=3)

@@ -211,11 +211,6 @@ def test_what_processes_counted_adds_up() -> None:
     assert merged.by_broker() == {"a": [4, 2, 0, 2], "b": [0, 2, 0, 0]}
 
 
-def test_nothing_counted_is_no_rate() -> None:
-    assert Counts(0).by_broker() == {}
-    assert Counts(0).total() == 0
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 20), st.integers(0, 30), st.sampled_from([CONFIRMED, UNKNOWN])),

@@ -163,20 +163,6 @@ def test_what_each_side_of_a_split_brain_has_is_shown_before_one_is_given_up(
     assert "ssh db2 'drbdadm connect --discard-my-data mb1'" in shown
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("", "install", "create", "status", "promote", "demote", "connect", "disconnect"),
-        *("verify", "rate", "resolve", "thaw", "disk", "alone"),
-    ],
-)
-def test_every_command_has_help_with_an_example(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["drbd", *words.split(), "--help"]) == 0
-    assert "Example:" in capsys.readouterr().out
-
-
 def test_a_new_disk_gets_metadata_and_everything_is_copied_to_it(
     drbd: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
