@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from consumer_lists.errors import AlreadySo, EditRefused, Locked
-from inventory.files import write_whole
 from messagebus.broker import AGENT_PORT, LIST_BYTES_MAX, Broker, BrokerList, ListedBroker
 from messagebus.errors import ListInvalid
+from messagebus.files import write_whole
 
 Edit = Callable[[str], str]
 """A function from the text of a valid list to that of another. Raises ListInvalid or EditRefused."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from consumer_lists import listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Client, Cluster, Node, Served
-from inventory.files import write_whole
 from messagebus.broker import BrokerList
+from messagebus.files import write_whole
 
 JUMP_MAX = 1_000
 """Generations that a recovery may go up by without confirmation: edits of years."""

@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from inventory.files import write_whole
 from inventory.inventory import DEFAULT_PATH, ENV_PATH, Balancer, Inventory, load
 from lb import agents, fleet, hosts, runtime, view
 from lb.apply import Applied, prepare_start, save_state
@@ -24,6 +23,7 @@ from lb.render import gate_check_steps, render
 from messagebus.commands.exits import Exit, Program
 from messagebus.commands.options import NumberRange, option_anywhere, said
 from messagebus.errors import ConfigError
+from messagebus.files import write_whole
 from messagebus.terminal import plural, say
 from ops.run import shell
 

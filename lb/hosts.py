@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from inventory.files import write_whole
 from inventory.inventory import Balancer, Inventory
 from lb.errors import ApplyFailed, BalancerUnreachable
 from messagebus.errors import MessageBusError
+from messagebus.files import write_whole
 
 STDIN = "/dev/stdin"
 

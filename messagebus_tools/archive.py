@@ -49,6 +49,7 @@ from messagebus.consumer import Consumer, as_source
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
 from messagebus.errors import MessageInvalid
+from messagebus.files import sync_folder
 from messagebus.secret import owner_only
 from messagebus.stats import Durability
 from messagebus.terminal import plural, say
@@ -125,7 +126,7 @@ class Archive:
         file = os.fdopen(owner_only(part, new), "wb")  # bodies are in it
         self._file, self._began_s = file, time.monotonic()
         fcntl.flock(file, fcntl.LOCK_EX)  # a start of another process leaves it alone
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         return file
 
     def rotate(self) -> None:
@@ -138,7 +139,7 @@ class Archive:
         file, self._file = self._file, None
         if file is not None:
             self._path.with_name(self._path.name + PART).rename(self._path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
             file.close()
 
 
@@ -161,7 +162,7 @@ def recover(folder: Path) -> list[Path]:
             path = part.with_name(part.name.removesuffix(PART))
             part.rename(path)
             found.append(path)
-    _sync_folder(folder)
+    sync_folder(folder)
     return found
 
 
@@ -196,14 +197,6 @@ def _whole_blocks(file: IO[bytes], begin: Callable[[], Any]) -> int:
                 whole, block = at, begin()
             chunk = rest
     return whole
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager

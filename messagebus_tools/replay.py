@@ -27,6 +27,7 @@ from messagebus.config import BusConfig, PublisherConfig
 from messagebus.destination import Subscription, parse_destination
 from messagebus.envelope import Layout, as_envelope, write_envelope
 from messagebus.errors import ReplayGap, TopologyError
+from messagebus.files import write_whole
 from messagebus.replay import AsyncReplay, Checkpoint, Replayed, Since
 from messagebus.terminal import plural, say
 from messagebus.topology import parse_wanted
@@ -192,12 +193,7 @@ class _Work:
         self.done += len(group)
         group.clear()
         if self._file is not None:
-            part = self._file.with_name(f"{self._file.name}.part")
-            with part.open("w") as out:
-                out.write(f"{self._reading.checkpoint()}\n")
-                out.flush()
-                os.fsync(out.fileno())
-            part.replace(self._file)
+            write_whole(self._file, f"{self._reading.checkpoint()}\n", mode=None)
 
 
 @contextlib.asynccontextmanager

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from messagebus.errors import ConfigError
+from messagebus.files import sync_folder, write_whole
 from messagebus.topology import OPTION_KINDS, with_options
 from messagebus_agent.topology.register import Entry, Snapshot
 
@@ -34,7 +34,7 @@ def genesis(state_dir: str | Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / MAP_FILE).exists():
         return False
-    write_synced(folder / MAP_FILE, json.dumps(snapshot_to_json(Snapshot(intact=True))))
+    write_whole(folder / MAP_FILE, json.dumps(snapshot_to_json(Snapshot(intact=True))), mode=None)
     return True
 
 
@@ -48,7 +48,7 @@ class Store:
         """Create the folder. Raises ConfigError when it cannot be written to."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_synced(self._folder / "probe", "")
+            write_whole(self._folder / "probe", "")
             (self._folder / "probe").unlink()
         except OSError as fault:
             raise ConfigError(f"state_dir: {fault}") from fault
@@ -65,17 +65,17 @@ class Store:
             return None
 
     def save_map(self, snapshot: Snapshot) -> None:
-        write_synced(self._folder / MAP_FILE, json.dumps(snapshot_to_json(snapshot)))
+        write_whole(self._folder / MAP_FILE, json.dumps(snapshot_to_json(snapshot)), mode=None)
 
     def load_draining(self) -> bool:
         return (self._folder / DRAIN_FILE).exists()
 
     def save_draining(self, draining: bool) -> None:
         if draining:
-            write_synced(self._folder / DRAIN_FILE, "")
+            write_whole(self._folder / DRAIN_FILE, "", mode=None)
         else:
             (self._folder / DRAIN_FILE).unlink(missing_ok=True)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
 
     def load_report(self) -> dict[str, Any]:
         """Return the last report of `save_report`; {} when there is none or it is unreadable."""
@@ -86,31 +86,9 @@ class Store:
         return report if isinstance(report, dict) else {}
 
     def save_report(self, report: Mapping[str, Any]) -> None:
-        _write(self._folder / REPORT_FILE, json.dumps(report), sync=False)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Replace a file so that after a power-off it has the old text or the new one."""
-    _write(path, text, sync=True)
-    _sync_folder(path.parent)
-
-
-def _write(path: Path, text: str, *, sync: bool) -> None:
-    new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    new.replace(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        new = self._folder / f"{REPORT_FILE}.new"
+        new.write_text(json.dumps(report))
+        new.replace(self._folder / REPORT_FILE)
 
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:

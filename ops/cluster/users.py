@@ -17,10 +17,10 @@ from typing import IO, Any
 import click
 
 import lb.hosts
-from inventory.files import write_whole
 from inventory.inventory import NEXT, Inventory, Node, User
 from lb.fleet import apply_all
 from messagebus.errors import ConfigError
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 from messagebus.terminal import did_you_mean, plural, say
 from ops.cluster.view import View, next_file

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from ops.local.layout import CA
 
 CA_DAYS = 3_650

@@ -25,10 +25,10 @@ from typing import Any, Self
 
 import httpx
 
-from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import prepare_start
 from messagebus.broker import BrokerList
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 from messagebus_agent import genesis
 from ops.commands import doors

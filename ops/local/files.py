@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from inventory.files import write_whole
 from inventory.tables import HAPROXY
 from messagebus.broker import Broker, BrokerList, ListedBroker
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 from ops.local.layout import CA, HERE, SERVER_NAME, Layout, NodeLayout
 from ops.local.roots import chrooted

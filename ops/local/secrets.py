@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 
 ADMIN, BUS, PROBE = "admin.password", "bus.password", "probe.password"

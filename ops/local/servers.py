@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 from ops.commands.kits import CHECKOUT
 from ops.errors import LocalFault

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from ops.commands.kits import CHECKOUT
 from ops.local.files import CLIENT
 from ops.local.layout import CA, SERVER_NAME, Layout, Server

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from inventory.files import write_whole
 from inventory.inventory import Host
 from messagebus.errors import ConfigError
+from messagebus.files import write_whole
 from ops.commands import hosts
 from ops.errors import CannotTell, NoAnswer, OpsError
 from ops.mirror.files import partner

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from inventory.files import write_whole
 from inventory.inventory import Host
+from messagebus.files import write_whole
 from ops.cluster.absent import dead_balancers
 from ops.cluster.view import View
 from ops.errors import OpsError

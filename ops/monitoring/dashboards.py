@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from messagebus.terminal import say
 
 SCHEMA = 38  # Grafana 10

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from inventory.files import write_whole
 from inventory.inventory import Inventory, load
 from lb.agents import set_draining
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.config import BusConfig
 from messagebus.destination import SEGMENTS
+from messagebus.files import write_whole
 from messagebus.terminal import plural, say
 from messagebus_tools.moving import MessagesMoved, MovingProgress, move_messages
 from messagebus_tools.partitions import spread

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import click
 
-from inventory.files import write_whole
 from inventory.inventory import Inventory, load
 from lb.render import render
 from messagebus.broker import Broker, BrokerList, ListedBroker
 from messagebus.errors import ConfigError
+from messagebus.files import write_whole
 from messagebus.secret import Secret
 from messagebus.terminal import say
 from messagebus_agent import genesis

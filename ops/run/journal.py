@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from ops.errors import JournalUnreadable
 
 FORMAT = 2

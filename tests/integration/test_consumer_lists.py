@@ -18,9 +18,9 @@ from consumer_lists import listfile, nodes
 from consumer_lists.errors import PushRefused
 from consumer_lists.nodes import Cluster
 from consumer_lists.push import push, recover
-from inventory.files import write_whole
 from inventory.inventory import load
 from messagebus.broker import Broker, BrokerList
+from messagebus.files import write_whole
 from ops.local.cluster import LocalCluster
 from tests.support.eventually import FACTOR, eventually
 from tests.support.sshd import ssh_server

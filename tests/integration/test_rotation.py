@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inventory.files import write_whole
 from messagebus import BusConfig, LoginRefused, Publisher
+from messagebus.files import write_whole
 from ops.local import secrets
 from ops.local.cluster import LocalCluster
 from tests.support.cluster import MakeCluster

@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from bench.faults import close_listed
-from inventory.files import write_whole
 from inventory.inventory import load
 from lb.apply import check
 from messagebus import (
@@ -31,6 +30,7 @@ from messagebus import (
     brokers,
     declare,
 )
+from messagebus.files import write_whole
 from ops.local.certificates import Authority, issue_missing
 from ops.local.cluster import LocalCluster
 from ops.local.files import CHECK_PEM, CLIENT, OPERATOR, PROBE_CERTIFICATE

@@ -20,6 +20,7 @@ NOT_EXPORTED = {
     "messagebus.admin.proof": "what agents and operators prove to each other, for the kits too",
     "messagebus.http": "the servers of the agent, the gateway, the monitor and the health checks",
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
+    "messagebus.files": "files written whole, for the agent, the tools and the kits too",
     "messagebus.databases": "statements in applications' transactions, for outbox, inbox and stores",
     "messagebus.dialects": "what one database says otherwise than the others",
     "messagebus.dsn": "addresses of databases, for outbox and stores",

@@ -38,6 +38,7 @@ from messagebus.core.spool import (
     scan,
     write_cursor,
 )
+from messagebus.files import sync_folder
 from messagebus.message import BODY_BYTES_MAX
 
 log = logging.getLogger("messagebus.publisher")
@@ -120,7 +121,7 @@ class SpoolFolder:
         missing = [each for each in (root, *root.parents) if not each.exists()]
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in missing:
-            _sync_folder(each.parent)
+            sync_folder(each.parent)
         last = max((int(path.name) for path in sub_folders(root)), default=0)
         for number in range(last + 1, last + FOLDERS_MAX):
             path = root / f"{number:08d}"
@@ -131,7 +132,7 @@ class SpoolFolder:
             if (made := cls.lock(path, flags=os.O_CREAT)) is not None:
                 try:
                     made.write_bus(bus)
-                    _sync_folder(root)
+                    sync_folder(root)
                 except BaseException:
                     made.close(remove=True)
                     raise
@@ -199,7 +200,7 @@ class SpoolFolder:
             sync(fd)
         finally:
             os.close(fd)
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
     # Writing.
     def append(self, name: str, header: bytes, data: bytes, end: int) -> None:
@@ -213,7 +214,7 @@ class SpoolFolder:
             _write_all(self._fd, data)
             sync(self._fd)
             if header:
-                _sync_folder(self.path)
+                sync_folder(self.path)
             # A file in a folder that was deleted takes everything, and nobody finds it.
             if os.fstat(self._fd).st_ino != (self.path / name).stat().st_ino:
                 raise FileNotFoundError(errno.ENOENT, "the segment was replaced", name)
@@ -252,7 +253,7 @@ class SpoolFolder:
             os.close(fd)
         new.replace(path)
         if safely:
-            _sync_folder(self.path)
+            sync_folder(self.path)
 
     def delete(self, names: list[str], cursor: bytes) -> None:
         """Delete segments. The cursor first: it tells a deleted segment from a missing one.
@@ -307,14 +308,6 @@ def _write_all(fd: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[write(fd, left) :]
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sub_folders(root: Path) -> list[Path]:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inventory.files import write_whole
 from inventory.inventory import Address, Inventory, load, parse
 from inventory.tables import Provision, Timers, User
 from lb.lint import faults
@@ -407,32 +406,6 @@ def test_a_balancer_is_on_a_host_that_is_reached_as_root() -> None:
     assert told(values).endswith(
         "inventory: balancer haproxy: the SSH user of front1 is not root, as a balancer requires"
     )
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_whole(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_nobody_else_can_read_a_file_unless_it_is_said(tmp_path: Path) -> None:
-    for mode in (0o600, 0o644, 0o400):
-        write_whole(tmp_path / "new" / f"{mode}", "text", mode=mode)
-        assert (tmp_path / "new" / f"{mode}").stat().st_mode & 0o777 == mode
-    write_whole(tmp_path / "secret", "text")
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_file_may_keep_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "inventory.toml"
-    write_whole(path, "old", mode=None)
-    assert path.stat().st_mode & 0o777 == 0o644
-    path.chmod(0o640)
-    write_whole(path, "new", mode=None)
-    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o640)
 
 
 def several(**second: Any) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_what_was_spooled_and_not_sent_is_on_the_disk_at_any_power_off(
         return calling
 
     monkeypatch.setattr(spool_folder, "sync", watched(disk.sync))
-    monkeypatch.setattr(spool_folder, "_sync_folder", watched(disk.sync_folder))
+    monkeypatch.setattr(spool_folder, "sync_folder", watched(disk.sync_folder))
     for name, value in (("SEGMENT_BYTES", 2_000), ("CURSOR_CONFIRMS", 7), ("IDLE_MS", 0)):
         monkeypatch.setattr(spooling, name, value)
     bus, chance = MemoryBus(), random.Random(17)

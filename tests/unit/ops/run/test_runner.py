@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inventory.files import write_whole
+from messagebus.files import write_whole
 from ops.errors import CommandFailed, JournalUnreadable, NoAnswer, PlanFailed
 from ops.run import runner
 from ops.run.journal import Journal, abandon, is_open, open_runs
