@@ -183,6 +183,8 @@ async def look(link: Link, stream: Stream, start: Start) -> Position | None:
         return None
     _tag, _redelivered, raw, body = max(seen, key=_offset_of) if is_last else seen[0]
     offset = read_offset(raw)
+    if offset < 0:
+        raise LinkLost(link.broker, "a message without its offset")
     try:
         return _messages(Ledger("", 0), stream, offset, raw, body, 0)[-1].position
     except BatchDamaged:
@@ -416,6 +418,9 @@ class _Reader:
         since_ms = self._since_ms
         for tag, _redelivered, raw, body in arrived:
             offset = read_offset(raw)
+            if offset < 0:  # its headers are passed over, and nobody knows what follows it
+                self._read_again()
+                break
             if offset != self._next != -1 and self._jump != (self._next, offset):
                 self._jump = self._next, offset
                 self._read_again()

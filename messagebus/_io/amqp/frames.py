@@ -33,6 +33,9 @@ ANSWER_PAYLOAD = ANSWER_SIZE - FRAME_OVERHEAD
 # Bound of a header frame that is read. RabbitMQ adds headers of its own (x-delivery-count, x-death,
 # x-stream-offset) to what filled a frame, and sends a larger one than was agreed.
 HEADER_FRAME_MAX = 1 << 20
+# Stand for the properties of a delivery whose header frame is larger: it is passed over, since the link would
+# end at this message again and again. No broker can count on such an `x-death`: a copy of the body is parked.
+TOO_LONG = b"\x20\x00\x00\x00\x00\x12\x07x-deathA\x00\x00\x00\x05S\x00\x00\x00\x00"
 # Bound of body sizes with a cached piece each; applications have few different sizes.
 SIZES_MAX = 4096
 
@@ -205,12 +208,13 @@ class FrameParser:
     def __init__(self, frame_max: int) -> None:
         """Create a parser. frame_max: as negotiated; a larger frame is malformed.
 
-        Header frames have a bound of their own: HEADER_FRAME_MAX.
+        Header frames have a bound of their own, HEADER_FRAME_MAX; of a delivery, a longer one is passed over.
         """
         self.hot: set[int] = set()
         self.frame_max = frame_max
         self._pieces: list[bytes] = []  # of one incomplete frame
         self._have = self._need = 0
+        self._passing = 0  # bytes to come of a frame that is passed over
         self._open: dict[int, _Open] = {}
         self._usual: _Usual | None = None
         self.fault = ""
@@ -220,6 +224,10 @@ class FrameParser:
         """Return the items complete now, in the order of the stream; bytes are whole frames for pika."""
         if self.fault:
             return []
+        if self._passing:
+            passed = min(self._passing, len(data))
+            self._passing -= passed
+            data = data[passed:]
         if self._pieces:  # joined once, when the frame is whole: linear in its size
             self._pieces.append(data)
             self._have += len(data)
@@ -240,7 +248,7 @@ class FrameParser:
     def _keep(self, rest: bytes) -> None:
         self._pieces, self._have, self._need = [rest], len(rest), FRAME_OVERHEAD
         if len(rest) >= FRAME_OVERHEAD:
-            self._need += _FRAME.unpack_from(rest)[2]
+            self._need += min(_FRAME.unpack_from(rest)[2], max(self.frame_max, HEADER_FRAME_MAX))
 
     def _cut(self, data: bytes, found: list[Item]) -> int:
         """Cut whole frames; return where they end. Raises _Malformed; `found` has the items before it."""
@@ -251,10 +259,20 @@ class FrameParser:
         while end - at >= FRAME_OVERHEAD:
             kind, channel, size = _FRAME.unpack_from(data, at)
             stop = at + 7 + size
-            if kind not in KINDS or (
-                size > limit and (kind != HEADER or size > HEADER_FRAME_MAX or channel == 0)
-            ):
+            if kind not in KINDS or (size > limit and (kind != HEADER or channel == 0)):
                 raise _Malformed(f"frame of kind {kind} and {size} bytes")
+            if size > limit and size > HEADER_FRAME_MAX:
+                under_way = self._open.get(channel)
+                if channel not in hot or under_way is None or under_way.properties is not None:
+                    raise _Malformed(f"frame of kind {kind} and {size} bytes")
+                if end - at < HEADER_OVERHEAD - 1:
+                    break
+                under_way.size = int.from_bytes(data[at + 11 : at + 19])
+                under_way.properties = TOO_LONG
+                self._close_if_whole(found, channel, under_way)
+                self._passing = max(0, stop + 1 - end)
+                at = min(stop + 1, end)
+                continue
             if stop >= end:
                 break
             if data[stop] != FRAME_END:
@@ -341,6 +359,9 @@ class FrameParser:
             under_way.got += len(payload)
         else:
             raise _Malformed("content of another size than announced")
+        self._close_if_whole(found, channel, under_way)
+
+    def _close_if_whole(self, found: list[Item], channel: int, under_way: _Open) -> None:
         if under_way.properties is not None and under_way.got == under_way.size:
             del self._open[channel]
             body = b"".join(under_way.parts)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.connection import Transport
-from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.frames import HEADER_FRAME_MAX, TOO_LONG, Arrived
 from messagebus._io.amqp.properties import (
     ALONE,
     HEADERS,
@@ -47,6 +47,7 @@ log = logging.getLogger("messagebus.consumer")
 DELIVERY_COUNT = "x-delivery-count"
 WITH_HEADERS = HEADERS >> 8
 STRANGE_DEATHS = "x-death that no broker can count on"
+HEADERS_TOO_LONG = f"headers of more than {HEADER_FRAME_MAX} bytes, which are left out"
 """Reason of messages that are parked as they arrive, because their broker must not dead-letter them."""
 # Number of batches kept that a lost link left half answered, until they come again.
 BEGUN_MAX = 1_000
@@ -240,6 +241,9 @@ class Inbox:
                 copying = self._copies.again(original, marks, is_live, delay_ms=early.rest_ms)
             else:
                 reason = STRANGE_DEATHS if strange else "expired"
+                if raw == TOO_LONG:
+                    reason = HEADERS_TOO_LONG
+                    log.error("headers too long broker=%s source=%s", ledger.broker, self._source)
                 copying = self._copies.park(original, {PARK_REASON: reason}, is_live)
             self._copying.spawn(
                 self._answer_when_stored(copying, ledger, tag, 0, may_reject=not strange)

@@ -20,6 +20,8 @@ from messagebus._io.amqp.batch import (
     encode_entry,
 )
 from messagebus._io.amqp.frames import (
+    HEADER_FRAME_MAX,
+    TOO_LONG,
     Confirm,
     Contents,
     FrameParser,
@@ -27,8 +29,9 @@ from messagebus._io.amqp.frames import (
     encode_ack,
     encode_nack,
 )
-from messagebus._io.amqp.properties import IN_BATCH, bare_entry_shape
+from messagebus._io.amqp.properties import IN_BATCH, bare_entry_shape, read_headers
 from messagebus._io.amqp.properties import encode_entry as properties_of
+from messagebus.core.headers import has_strange_deaths
 from messagebus.message import Message
 from tests.support.examples import examples
 
@@ -266,6 +269,34 @@ def test_a_delivery_whose_headers_the_broker_made_longer_than_a_frame_is_read(
         assert found == [Contents(HOT, [(1, True, list_of(properties), b"ok")])]
     else:
         assert found == [each.marshal() for each in (method, header, body)]
+
+
+@pytest.mark.parametrize("body", [b"", b"ok"])
+@pytest.mark.parametrize("cut", [1 << 30, 50, 60, 10_000])
+def test_a_delivery_whose_headers_are_above_every_bound_is_passed_over_and_does_not_end_the_link(
+    body: bytes, cut: int
+) -> None:
+    longest = spec.BasicProperties(headers={"a": "x" * (HEADER_FRAME_MAX + 1)})
+    parts = [frame.Body(HOT, body)] if body else []
+    stream = marshalled(
+        frame.Method(HOT, spec.Basic.Deliver("c", 1, True, "e", "k")),
+        frame.Header(HOT, len(body), longest),
+        *parts,
+        frame.Method(HOT, spec.Basic.Deliver("c", 2, False, "e", "k")),
+        frame.Header(HOT, 4, spec.BasicProperties()),
+        frame.Body(HOT, b"next"),
+    )
+    made, arrived, at = parser(), list[Any](), 0
+    while at < len(stream):
+        step = cut if at < cut else 300_000
+        for each in made.feed(stream[at : at + step]):
+            assert isinstance(each, Contents)
+            arrived += each.arrived
+        at += step
+    assert made.fault == ""
+    assert [(tag, body) for tag, _, _, body in arrived] == [(1, body), (2, b"next")]
+    assert arrived[0][2] == TOO_LONG
+    assert has_strange_deaths(read_headers(TOO_LONG))
 
 
 def test_a_body_longer_than_announced_is_wrong() -> None:

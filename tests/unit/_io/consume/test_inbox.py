@@ -12,11 +12,11 @@ import pytest
 
 from messagebus._io.amqp.batch import BATCH_TYPE, encode_entry
 from messagebus._io.amqp.copy_headers import counted
-from messagebus._io.amqp.frames import Arrived
+from messagebus._io.amqp.frames import TOO_LONG, Arrived
 from messagebus._io.amqp.properties import encode
 from messagebus._io.amqp.properties import encode_entry as properties_of
 from messagebus._io.consume.copies import Original, Stored
-from messagebus._io.consume.inbox import Inbox
+from messagebus._io.consume.inbox import HEADERS_TOO_LONG, Inbox
 from messagebus.destination import Queue, Source, Subscription, Topic
 from messagebus.message import Delivery, Message
 from tests.support.eventually import eventually_async
@@ -276,6 +276,17 @@ async def test_what_left_its_step_too_early_waits_on_and_what_is_too_late_is_par
     assert delivery is not None
     assert delivery.body == b"now"
     assert bench.inbox.take() is None
+
+
+async def test_a_message_whose_headers_were_passed_over_is_parked_by_a_copy_of_its_body() -> None:
+    """Else the link would end at it, again and again."""
+    bench = Bench()
+    bench.transport.on_contents([(1, False, TOO_LONG, b"huge"), (2, False, PLAIN, b"next")])
+    await eventually_async(lambda: bench.inbox.owed(MB1) == 1, within_s=5)
+    assert bench.copies.parked == [(b"huge", HEADERS_TOO_LONG)]
+    delivery = bench.inbox.take()
+    assert delivery is not None
+    assert delivery.body == b"next"
 
 
 STRANGE = {
