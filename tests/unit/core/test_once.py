@@ -711,13 +711,15 @@ def test_a_turn_that_is_over_is_looked_at_in_time() -> None:
 
 def test_a_suspect_that_is_parked_or_let_go_or_goes_back_passes_its_turn_on() -> None:
     store = Store()
-    crashed(store, 5, "a1")
+    crashed(store, 4, "a1")
     crashed(store, 2, "b1", "c1")
     consumer = Consumer(store)
     consumer.arrived("a1", "b1", "c1")
-    assert [item for item, _reason in consumer.talk().park] == ["a1"]  # its parking never ends
-    consumer.later(CALM_MS)
-    assert consumer.talk().hand_out == ["b1"]
+    assert consumer.talk() == Orders()
+    crashed(store, 1, "a1")
+    orders = consumer.talk()
+    assert [item for item, _reason in orders.park] == ["a1"]  # its parking never ends
+    assert orders.hand_out == ["b1"]
     consumer.once.let_go(["b1"])
     assert consumer.talk().hand_out == ["c1"]
 
