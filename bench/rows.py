@@ -6,6 +6,7 @@ a bad line that is counted with its reason. Times become those of the coordinato
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -43,6 +44,7 @@ Row = dict[str, Any]
 BROKEN = "not JSON, or not an object"
 MISSING = "required field missing"
 TYPE = "value of the wrong type"
+RANGE = "number below what it can be"
 FOREIGN = "run, topic or subscription not in the manifest"
 # Names that look like event files, and those of them that are read here or belong to no audit.
 LIKE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)
@@ -98,6 +100,7 @@ class Events:
     """All rows of a run. bad: reason -> lines. files: how many were read.
 
     unread: files that look like event files and were not read. absent: files that are absent between others.
+    copies: files of the content of another one, which were not read either.
     """
 
     published: list[Row] = field(default_factory=list)
@@ -106,6 +109,7 @@ class Events:
     files: int = 0
     unread: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
 
 
 def read_events(folder: Path, manifest: Manifest) -> Events:
@@ -116,8 +120,15 @@ def read_events(folder: Path, manifest: Manifest) -> Events:
         ("delivered", DELIVERED, events.delivered),
     ):
         check = _checker(columns, manifest)
+        seen: set[bytes] = set()
         for path in sorted(folder.glob(f"{kind}-*.ndjson")):
             with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+                if digest in seen and file.tell():
+                    events.copies.append(path.name)
+                    continue
+                seen.add(digest)
+                file.seek(0)
                 if _is_newer(file.readline()):
                     events.unread.append(path.name)
                     continue
@@ -218,6 +229,7 @@ def _checker(columns: Sequence[Column], manifest: Manifest) -> Callable[[Row], s
     fields = [(column.name, _TYPES[column.kind], column.required) for column in columns]
     ids = [column.name for column in columns if column.kind == "id16"]
     words = [(name, _WORDS[name]) for name, _, _ in fields if name in _WORDS]
+    counts = [column.name for column in columns if column.is_count]
     pairs = {(topic, name) for topic, names in manifest.topics.items() for name in names}
 
     def check(row: Row) -> str:
@@ -234,8 +246,13 @@ def _checker(columns: Sequence[Column], manifest: Manifest) -> Callable[[Row], s
         for name, allowed in words:
             if row[name] not in allowed:
                 return TYPE
-        if row.get("outcome") == "confirmed" and row.get("confirmed_ns") is None:
+        is_confirmed = row.get("outcome") == "confirmed"
+        if is_confirmed and row.get("confirmed_ns") is None:
             return MISSING
+        if any((row.get(name) or 0) < 0 for name in counts) or (
+            is_confirmed and not row["attempts"]
+        ):
+            return RANGE
         if row["run_id"] != manifest.run_id or row["topic"] not in manifest.topics:
             return FOREIGN
         if "subscription" in row and (row["topic"], row["subscription"]) not in pairs:

@@ -12,14 +12,12 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from reports.text import COLUMNS, INDENT, ROWS_SHOWN_MAX, Columns, Table, table_of, text_table
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 # Classes of the page's style, look-0 and so on.
 LOOKS = 8
 BARS_MAX = 20
@@ -185,7 +183,7 @@ class Page:
 def render_html(page: Page) -> str:
     """Render a page with its charts inline; nothing is fetched."""
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=PackageLoader("reports"),  # also from an archive
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

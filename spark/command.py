@@ -54,6 +54,7 @@ CODES: Codes = {
     OSError: Exit.FAILED,
     RunInvalid: Exit.USAGE,
     JavaMissing: Exit.FAILED,
+    ImportError: Exit.FAILED,
     DoesNotAddUp: Exit.FAILED,
     PySparkException: Exit.FAILED,
     Py4JError: Exit.FAILED,

@@ -22,7 +22,7 @@ from typing import Any
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import click
 import pyarrow as pa
@@ -40,7 +40,6 @@ from spark.command import exit_code, in_one_line
 from spark.lake.places import PlaceType, address_of, pattern_of, write_whole
 from spark.measures.stored import ARROW, MINUTE_MS, NEEDED, aged, by_minute, merged, spread
 from spark.session import QUICK, spark_session
-from spark.source import SCHEMA, MessageBus, Settings, Streams
 
 log = logging.getLogger("messagebus.spark")
 
@@ -58,7 +57,8 @@ WORDS = {
     "imbalance": "messages of the busiest broker over the mean of all brokers, idle ones too: 1 is even.",
     "age": "mean time from a publish, to the second, until the batch with it began, by two clocks.",
     "oldest": "the longest of these times.",
-    "a second": "mean over the minute; of the minute that has begun, over the part of it that was read.",
+    "a second": "mean over the minute; of the minute that has begun, over the part of it that was read; "
+    "of the first, from its first message on.",
     "waiting": "messages that were stored and not read when the last batch was planned.",
     "behind": "time from the newest publish of the last batch until it was written, by two clocks.",
 }
@@ -162,6 +162,7 @@ def page_of(
     brokers = dict.fromkeys(listed, 0)
     for row in minutes:
         brokers[row["broker"]] = brokers.get(row["broker"], 0) + row["messages"]
+    first_ms = min(filter(None, (row["first_ms"] for row in minutes)), default=0)
     gaps = sum(row["gaps"] for row in minutes)
     total = sum(brokers.values())
     times = [
@@ -169,7 +170,9 @@ def page_of(
             "minute": f"{datetime.fromtimestamp(row['minute'] * MINUTE_MS / 1000, UTC):%d %H:%M}",
             "messages": row["messages"],
             "MB": megabytes(row["bytes"]),
-            "a second": significant(row["messages"] / _seconds_of(row["minute"], read_ms)),
+            "a second": significant(
+                row["messages"] / _seconds_of(row["minute"], first_ms, read_ms)
+            ),
             "imbalance": f"{row['imbalance']:.2f}",
             "age": f"{row['age_ms'] / 1000:.1f} s",
             "oldest": f"{row['age_max_ms'] / 1000:.1f} s",
@@ -210,9 +213,13 @@ def page_of(
     )
 
 
-def _seconds_of(minute: int, read_ms: int) -> float:
-    """Return the seconds of a minute that were read, 1 to 60. read_ms: the time up to which all is read."""
-    return min(60.0, max(1.0, (read_ms - minute * MINUTE_MS) / 1000))
+def _seconds_of(minute: int, first_ms: int, read_ms: int) -> float:
+    """Return the seconds of a minute that were read, 1 to 60.
+
+    first_ms: of the first message of all. read_ms: the time up to which all is read.
+    """
+    begin_ms, end_ms = minute * MINUTE_MS, (minute + 1) * MINUTE_MS
+    return max(1.0, (min(end_ms, read_ms) - max(begin_ms, first_ms)) / 1000)
 
 
 def write_page(out: Path, page: Page) -> None:
@@ -234,6 +241,8 @@ def start(
 
     every_s: seconds between batches; None: what is stored now, then it ends.
     """
+    from spark.source import SCHEMA, MessageBus  # see `command`
+
     session.dataSource.register(MessageBus)
     read = session.readStream.format("messagebus").schema(SCHEMA if sink.keeps else NEEDED)
     rows = read.options(**dict(options)).load()
@@ -367,6 +376,9 @@ def command(
     }
 
     def work() -> int:
+        # Other jobs work with a PySpark that has no such source.
+        from spark.source import Settings, Streams
+
         # A wrong password, right or option is told now: within a query it is the last line of a long trace.
         Streams(Settings.of(options)).ends()
         out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
+# The checkout, or the archive of `spark.pack`.
+ROOT = Path(__file__).resolve().parent.parent
+_OPEN = ExitStack()
+atexit.register(_OPEN.close)
 
 # May be set on a running session.
 SQL = {
@@ -31,7 +35,9 @@ SQL = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",
 }
 # Must be set before the JVM starts, so not under spark-submit, which owns these.
-LOG4J = f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
+LOG4J = "-Dlog4j2.configurationFile={}".format(
+    _OPEN.enter_context(as_file(files("spark") / "log4j2.properties"))
+)
 LOCAL = {
     "spark.master": "local[2]",
     "spark.driver.memory": "4g",
@@ -52,7 +58,11 @@ QUICK = {
 
 
 class JavaMissing(Exception):
-    """Raised when no Java can be started; says which package brings it."""
+    """Raised when no Java can be started, or PySpark is a client of Spark Connect; says what to do."""
+
+
+# What makes PySpark a client of Spark Connect.
+CONNECT = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
 
 
 def java_path(environ: Mapping[str, str]) -> str | None:
@@ -69,6 +79,11 @@ def spark_session(app: str, **local: str) -> SparkSession:
         its command line sets nothing.
     Raises JavaMissing. Cost: 4 to 5 s for the first one of a process.
     """
+    if given := next(filter(os.environ.get, CONNECT), None):
+        raise JavaMissing(
+            f"{given} is set: jobs call the JVM of their driver, and with Spark Connect there is none; unset "
+            "it, and use spark-submit --master"
+        )
     # Python workers are otherwise `python3` of PATH, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if SparkContext._active_spark_context is None:

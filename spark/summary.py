@@ -243,9 +243,9 @@ def _timelines(found: Found) -> dict[str, Any]:
     return {
         "window_s": width_s,
         "throughput": [
-            {key: row[key] for key in ("kind", "broker", "topic", "subscription")}
+            {key: row[key] for key in ("kind", "name")}
             | {"at_s": row["window"], "per_s": row["messages"] / width_s}
-            for row in sorted(rows, key=lambda row: (row["kind"], row["broker"], row["window"]))
+            for row in sorted(rows, key=lambda row: (row["kind"], row["name"], row["window"]))
         ],
         "latency": [
             {

@@ -47,6 +47,11 @@ class Column:
     kind: Kind
     required: bool = True
 
+    @property
+    def is_count(self) -> bool:
+        """Whether it counts something, so that no value is below 0: numbers that are no times."""
+        return self.kind in ("long", "int") and not self.name.endswith("_ns")
+
 
 OUTCOMES = ("confirmed", "refused", "unroutable", "unknown", "spooled")
 # acked: sent while the link lived; stale: the link had ended; none: never answered.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from pyspark.sql import DataFrame
 

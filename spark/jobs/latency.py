@@ -13,7 +13,7 @@ from typing import Any
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -36,7 +36,7 @@ from spark.measures.latency import (
     WHOLE,
 )
 from spark.measures.run import Run
-from spark.pages import collected, marks_and_spans, page_of, since_s
+from spark.pages import collected, marks_and_spans, page_of, since_s, window_for
 
 SHOWN = (50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 100.0)
 TIMELINE = {50: None, 99: DASHED, 100: DOTTED}
@@ -64,7 +64,8 @@ def measure(run: Run) -> Answer:
     published, fates = run.events("published"), run.fates()
     samples = latency.samples(published, fates)
     bins = latency.bins(run, samples)
-    window = throughput.window("intended_ns", run.manifest.start_ns, BIN_WINDOW_S).alias("window")
+    width = _width(run)
+    window = throughput.window("intended_ns", run.manifest.start_ns, width).alias("window")
     without = published.filter(F.col("outcome") != "confirmed").groupBy(window)
     [never] = collected(
         fates.agg(
@@ -75,7 +76,8 @@ def measure(run: Run) -> Answer:
     scopes = ["measure", "scope", "name"]
     found: dict[str, Any] = {
         "percentiles": collected(hdr.percentiles(latency.scoped(bins), scopes, CURVE)),
-        "timeline": timeline(bins),
+        "timeline": timeline(bins.withColumn("window", throughput.whole("window", width))),
+        "window_s": width,
         "clocks": latency.clock_counts(run, samples),
         "unconfirmed": unconfirmed(run),
         "without": collected(without.count().orderBy("window")),
@@ -93,6 +95,11 @@ def measure(run: Run) -> Answer:
             shown = [hdr.shown(row, each, of["error_ns"]) for each in supported]
             of["hidden"] = shown.count(None)
     return Answer(found, _page(run, found))
+
+
+def _width(run: Run) -> int:
+    """Return the width of the windows of the chart, which are whole windows of the stored bins."""
+    return math.ceil(window_for(run.span_s) / BIN_WINDOW_S) * BIN_WINDOW_S
 
 
 def timeline(bins: DataFrame) -> list[dict[str, Any]]:
@@ -246,15 +253,15 @@ def _curves(
 
 def _over_time(run: Run, found: dict[str, Any]) -> str:
     first_s, until_s = (since_s(run, at) for at in (run.start_ns, run.until_ns))
+    width = found["window_s"]
     # Steps hold their value until the next point: one more point ends the last of them.
-    begin_s = int(first_s // BIN_WINDOW_S) * BIN_WINDOW_S
-    every = range(begin_s, math.ceil(until_s) + BIN_WINDOW_S, BIN_WINDOW_S)
+    every = range(int(first_s // width) * width, math.ceil(until_s) + width, width)
     drawn = lines(run, found, found["timeline"], every)
-    panels = [Panel(f"latency, each {BIN_WINDOW_S} s", drawn, "step", "ms", height=3)]
+    panels = [Panel(f"latency, each {width} s", drawn, "step", "ms", height=3)]
     if found["without"]:
         counts = {row["window"]: row["count"] for row in found["without"]}
         missing = Series("publishes", every, [counts.get(at, 0) for at in every], ALARM)
-        panels.append(Panel(f"without a confirm, each {BIN_WINDOW_S} s", [missing], "stack"))
+        panels.append(Panel(f"without a confirm, each {width} s", [missing], "stack"))
     return over_time(panels, until_s=until_s, **marks_and_spans(run))
 
 

@@ -6,14 +6,13 @@ spark-submit spark/jobs/throughput.py --events DIR --out DIR
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
     # spark-submit puts this folder on the path, and not the checkout.
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from pyspark.sql import functions as F
 
@@ -33,8 +32,8 @@ WORDS = {
     "confirmed": "counted in the second in which the confirm came, at the broker that gave it.",
     "delivered": "counted in the second of receipt; repeats are deliveries too.",
     "mean": "over the whole run, or its day: seconds in which nothing was confirmed are in it.",
-    "load": "from the time at which the first message was meant to be sent to the last confirm. A run that "
-    "waits afterwards, for a broker or for consumers, lasts longer.",
+    "load": "from the time at which the first message was meant to be sent to that of the last, or to the "
+    "last confirm. A run that waits afterwards, for a broker or for consumers, lasts longer.",
     "mean of those": "over the seconds in which there were any: a broker that was added late is not "
     "diluted.",
 }
@@ -130,11 +129,9 @@ def _section(run: Run, found: dict[str, Any], key: str, *dims: str) -> Section:
 
 def panels(run: Run, found: Mapping[str, Any]) -> list[Panel]:
     """Return the charts of `measure`: confirms per broker, deliveries per subscription."""
-    confirmed = _series(run, found, CONFIRMED, "broker")
-    delivered = _series(run, found, DELIVERED, "topic", "subscription")
     return [
-        Panel("confirmed per second", confirmed, "stack", height=3),
-        Panel("delivered per second", delivered, "step"),
+        Panel("confirmed per second", _series(run, found, CONFIRMED), "stack", height=3),
+        Panel("delivered per second", _series(run, found, DELIVERED), "step"),
     ]
 
 
@@ -145,13 +142,14 @@ def _rates(run: Run, row: dict[str, Any]) -> str:
     return f"{per_second(rate)} over the run, at best {row['peak_per_s']:,}{of_all}"
 
 
-def _series(run: Run, found: Mapping[str, Any], kind: str, *dims: str) -> list[Series]:
-    """Return rates per second, summed over all other dimensions; to the end of the run, silent or not."""
+def _series(run: Run, found: Mapping[str, Any], kind: str) -> list[Series]:
+    """Return rates per second, to the end of the run, silent or not."""
     width = found["window_s"]
-    sums: dict[tuple[str, int], float] = defaultdict(float)
-    for row in found["timeline"]:
-        if row["kind"] == kind:
-            sums["/".join(row[dim] for dim in dims), row["window"]] += row["messages"] / width
+    sums = {
+        (row["name"], row["window"]): row["messages"] / width
+        for row in found["timeline"]
+        if row["kind"] == kind
+    }
     # The last window is only partly filled and would look like a fall.
     last = max((at for _, at in sums), default=0)
     ended = int(since_s(run, run.until_ns) // width * width)

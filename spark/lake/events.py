@@ -6,8 +6,7 @@ nanoseconds by the clock anchor of each file. `messagebus.recording.events` alon
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column as Expr
@@ -51,7 +50,8 @@ MISSING = "required field missing"
 MALFORMED_ID = "id is not 32 hex digits"
 FOREIGN = "run, topic or subscription not in the manifest"
 WORD = "outcome or ack is not one of the known words"
-REASONS = (EMPTY, CUT, BROKEN, STRAY, MISSING, MALFORMED_ID, WORD, FOREIGN)
+RANGE = "number below what it can be"
+REASONS = (EMPTY, CUT, BROKEN, STRAY, MISSING, MALFORMED_ID, WORD, RANGE, FOREIGN)
 EXAMPLE_CHARACTERS = 160
 
 
@@ -76,9 +76,12 @@ def rows_of(
 
 def read_lines(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
     """Read source, value (one line as text), offset_ns (of its file), row, of files of one kind and form."""
-    read = _read_text if files[0].form == NDJSON else _read_parquet
-    groups = _by_offset(files).items()
-    return reduce(DataFrame.unionAll, [read(session, group, offset) for offset, group in groups])
+    rows = (_read_text if files[0].form == NDJSON else _read_parquet)(session, files)
+    offsets = {file.source: file.offset_ns for file in files}
+    if len(known := {*offsets.values()}) == 1:
+        return rows.withColumn("offset_ns", F.lit(known.pop()).cast("long"))
+    clocks = session.createDataFrame([*offsets.items()], f"{SOURCE} string, offset_ns long")
+    return rows.join(F.broadcast(clocks), SOURCE)
 
 
 def parse(lines: DataFrame, kind: str, manifest: Manifest, files: Sequence[EventFile]) -> DataFrame:
@@ -193,8 +196,17 @@ def _reason_of_row(columns: Sequence[Column], manifest: Manifest, *, is_text: bo
         F.when(reduce(Expr.__or__, required), MISSING)
         .when(reduce(Expr.__or__, ids, F.lit(False)), MALFORMED_ID)
         .when(reduce(Expr.__or__, wrong_words, F.lit(False)), WORD)
+        .when(_is_too_low(columns), RANGE)
         .when(~_in_manifest(columns, manifest), FOREIGN)
     )
+
+
+def _is_too_low(columns: Sequence[Column]) -> Expr:
+    """Return whether a count is below 0, or a message was confirmed and never sent."""
+    low = [F.col(f"row.{c.name}") < 0 for c in columns if c.is_count]
+    if "attempts" in {column.name for column in columns}:
+        low.append((F.col("row.outcome") == "confirmed") & (F.col("row.attempts") < 1))
+    return reduce(Expr.__or__, low)
 
 
 def _not_hex(text: Expr) -> Expr:
@@ -215,7 +227,7 @@ def _in_manifest(columns: Sequence[Column], manifest: Manifest) -> Expr:
     return own & (pair.isin(*known) if known else F.lit(False))
 
 
-def _read_text(session: SparkSession, files: Sequence[EventFile], offset_ns: int) -> DataFrame:
+def _read_text(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
     # A line could hold columns of other kinds: only those of its own kind are read.
     fields = [StructField(column.name, JSON_TYPES[column.kind]) for column in EVENTS[files[0].kind]]
     fields.append(StructField(ANCHOR, StructType([StructField("host", StringType())])))
@@ -228,12 +240,11 @@ def _read_text(session: SparkSession, files: Sequence[EventFile], offset_ns: int
     return lines.select(
         _source(),
         "value",
-        F.lit(offset_ns).cast("long").alias("offset_ns"),
         F.explode(F.array(row)).alias("row"),
     )
 
 
-def _read_parquet(session: SparkSession, files: Sequence[EventFile], offset_ns: int) -> DataFrame:
+def _read_parquet(session: SparkSession, files: Sequence[EventFile]) -> DataFrame:
     columns = EVENTS[files[0].kind]
     schema = StructType([StructField(column.name, TYPES[column.kind]) for column in columns])
     read = session.read.schema(schema).parquet(*[pattern_of(file.path) for file in files])
@@ -242,7 +253,6 @@ def _read_parquet(session: SparkSession, files: Sequence[EventFile], offset_ns: 
     return read.select(
         _source(),
         F.to_json(F.struct(*shown)).alias("value"),
-        F.lit(offset_ns).cast("long").alias("offset_ns"),
         row.alias("row"),
     )
 
@@ -253,10 +263,3 @@ def _source() -> Expr:
     digest = F.substring(F.sha2(name, 256), 1, DIGEST)
     escaped = F.concat(F.regexp_replace(name, NOT_PLAIN, "_"), F.lit("."), digest)
     return F.when(name.rlike(f"^{PLAIN}*$"), name).otherwise(escaped).alias(SOURCE)
-
-
-def _by_offset(files: Iterable[EventFile]) -> dict[int, list[EventFile]]:
-    groups: dict[int, list[EventFile]] = defaultdict(list)
-    for file in files:
-        groups[file.offset_ns].append(file)
-    return groups

@@ -1,6 +1,7 @@
 """The event files of a run: the clock of each, the files to read, and the skipped files with the reason.
 
-Reads the first and the last line of each file and its digest, on the driver; rows are not moved.
+Reads the first and the last line of each file and its digest, on the driver; rows are not moved. A file whose
+time, size and etag are those of an earlier look is not opened again.
 All files of one boot of a host share one clock, so they share one anchor too: a wall clock
 that is adjusted during the run then moves nothing. The choice of that anchor depends neither on the order in
 which files are ingested nor on which of them are still there.
@@ -8,12 +9,16 @@ which files are ingested nor on which of them are still there.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,7 @@ import pyarrow.parquet as pq
 from messagebus.recording.events import EVENTS, SCHEMA, Column
 from messagebus.recording.files import Anchor
 from messagebus.recording.manifest import Manifest, RunInvalid, parse_anchor
-from spark.lake.places import digest_of
+from spark.lake.places import SETTLED_NS, digest_of, stamps_of
 
 ANCHOR = "anchor"
 NDJSON, PARQUET = "ndjson", "parquet"
@@ -40,6 +45,7 @@ SAME_BOOT_NS = 60 * 1_000_000_000
 ADJUSTED_NS = 10 * 1_000_000_000
 # A line is a row of some 400 bytes; a longer one is no row, and its end is not looked for further.
 TAIL_BYTES = 64 * 1024
+LOOKS_AT_ONCE = 8
 
 ARROW_TYPES = {"text": ("string", "large_string"), "long": ("int64",), "int": ("int32",)}
 ID_TYPES = ("binary", "fixed_size_binary[16]", "large_binary")
@@ -85,7 +91,7 @@ class Files:
     missing: skipped files whose rows are in no number, so that a report on the run cannot hold.
     clock_spread_ns: largest difference between the anchors of one host: the adjustment of its wall clock
     while processes started. clock_doubt_ns: possible error of times by one clock, or by two clocks of hosts
-    of one name; 0 for certain.
+    of one name; 0 for certain. looks: file name -> the look at it, for the next `find_files`.
     """
 
     used: tuple[EventFile, ...]
@@ -93,6 +99,7 @@ class Files:
     missing: tuple[str, ...]
     clock_spread_ns: int
     clock_doubt_ns: int = 0
+    looks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def of(self, kind: str, form: str = NDJSON) -> list[EventFile]:
         return [file for file in self.used if (file.kind, file.form) == (kind, form)]
@@ -100,7 +107,11 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A file before its clock is known. wrong: why its rows cannot be read, "" if they can."""
+    """A file before its clock is known.
+
+    head: schema and clock of its first line. wrong: why its rows cannot be read, "" if they can. stamp: of
+    `stamps_of`, from before the look; empty where the next look must read the file again.
+    """
 
     path: Path
     kind: str
@@ -111,16 +122,25 @@ class _Seen:
     tail: str = ""
     tail_bytes: int = 0
     wrong: str = ""
+    stamp: Sequence[Any] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
 
 
 def find_files(
-    folder: Path, manifest: Manifest, known: Mapping[str, Mapping[str, Any]] | None = None
+    folder: Path,
+    manifest: Manifest,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+    looks: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Files:
     """List the event files of a run: copies, empty, unreadable and too new ones are not read.
 
-    known: `EventFile.source` -> the note on a file that was read before (`anchor_noted`).
-    Raises RunInvalid when there are none. Cost: reads every file once, for its digest.
+    known: `EventFile.source` -> the note on a file that was read before (`anchor_noted`). looks: of the
+    `Files` before.
+    Raises RunInvalid when there are none. Cost: one listing, and new files are read once, for their digests.
     """
+    stamps = stamps_of(folder)
     paths = [
         path
         for kind in EVENTS
@@ -129,7 +149,9 @@ def find_files(
     ]
     if not paths:
         raise RunInvalid(f"{folder}: no events in it (published-*.ndjson, delivered-*.ndjson)")
-    seen = [_look(path) for path in paths]
+    look = partial(_looked, stamps, looks or {})
+    with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+        seen = list(pool.map(look, paths))
     copies = _copies(seen)
     kept = [one for one in seen if one.size and not one.wrong and one.path not in copies]
     anchors = {one.path: _anchor(one.head) for one in kept}
@@ -148,7 +170,8 @@ def find_files(
         )
         for one in kept
     ]
-    beside = sorted(path.name for path in folder.iterdir() if _is_beside(path, paths))
+    known_paths = {*paths}
+    beside = sorted(path.name for path in folder.iterdir() if _is_beside(path, known_paths))
     return Files(
         tuple(used),
         (
@@ -158,6 +181,7 @@ def find_files(
         (*(one.path.name for one in seen if one.size and one.wrong), *beside),
         _spread(anchors.values()),
         max((_doubt(anchor, clocks) for anchor in anchors.values()), default=0),
+        {one.path.name: one.as_json() for one in seen if one.stamp},
     )
 
 
@@ -177,7 +201,7 @@ def anchor_noted(anchor: Anchor | None, offset_ns: int) -> dict[str, Any] | None
     return anchor._asdict() | {"offset_ns": offset_ns} if anchor else None
 
 
-def _is_beside(path: Path, paths: Sequence[Path]) -> bool:
+def _is_beside(path: Path, paths: Collection[Path]) -> bool:
     """Return whether a file was packed, rotated by others or renamed: its rows would be missed."""
     return path not in paths and path.is_file() and bool(BESIDE.match(path.name))
 
@@ -186,6 +210,20 @@ def _why(one: _Seen, copies: Mapping[Path, str]) -> str:
     if not one.size:
         return "empty file"
     return one.wrong or f"same content as {copies[one.path]}"
+
+
+def _looked(
+    stamps: Mapping[str, list[Any]], looks: Mapping[str, Mapping[str, Any]], path: Path
+) -> _Seen:
+    """Return the look of before at a file with the stamp of before, or else a new one."""
+    stamp = stamps.get(path.name, [])
+    before = looks.get(path.name)
+    if before is not None and before["stamp"] == stamp:
+        return _Seen(path, **before)
+    now_ns = time.time_ns()
+    seen = _look(path)
+    is_settled = bool(stamp) and stamp[0] < now_ns - SETTLED_NS
+    return dataclasses.replace(seen, stamp=stamp if is_settled else ())
 
 
 def _look(path: Path) -> _Seen:
@@ -200,8 +238,10 @@ def _look(path: Path) -> _Seen:
         start = max(0, size - TAIL_BYTES)
         file.seek(start)
         cut = file.read(size - start).rpartition(b"\n")[2]
-    head, tail = _object(first), cut.decode(errors="ignore")
-    return _Seen(path, kind, size, digest, head, first, tail, len(cut), _too_new(head))
+    head, tail = _head(first), cut.decode(errors="ignore")
+    return _Seen(
+        path, kind, size, digest, head, first if head else "", tail, len(cut), _too_new(head)
+    )
 
 
 def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
@@ -210,7 +250,7 @@ def _look_parquet(path: Path, kind: str, size: int, digest: str) -> _Seen:
             schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as fault:
         return _Seen(path, kind, size, digest, {}, wrong=f"not Parquet: {str(fault).split('.')[0]}")
-    head = _object((schema.metadata or {}).get(METADATA, b""))
+    head = _head((schema.metadata or {}).get(METADATA, b""))
     wrong = _too_new(head) or _wrong_columns(schema, EVENTS[kind])
     return _Seen(path, kind, size, digest, head, wrong=wrong)
 
@@ -236,12 +276,15 @@ def _too_new(head: Mapping[str, Any]) -> str:
     return f"of schema {schema}, newer than {SCHEMA}: read it with the version that wrote it"
 
 
-def _object(text: bytes | str) -> Mapping[str, Any]:
+def _head(text: bytes | str) -> Mapping[str, Any]:
+    """Return schema and anchor of a first line; empty where it has none."""
     try:
         found = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: found[name] for name in ("schema", ANCHOR) if name in found}
 
 
 def _anchor(head: Mapping[str, Any]) -> Anchor | None:

@@ -33,10 +33,10 @@ from spark.lake.events import (
 )
 from spark.lake.files import ANCHOR, EventFile, Files, anchor_noted, find_files
 from spark.lake.manifests import manifest_of
-from spark.lake.tables import DATE, RUN, SOURCE, Lake
+from spark.lake.tables import DATE, RUN, SOURCE, Lake, partitions_of
 
 QUARANTINE = "quarantine"
-NOTE = "ingested"
+NOTE, LOOKS = "ingested", "looks"
 SEVERAL = "several at once"
 QUARANTINE_SCHEMA = StructType(
     [StructField(name, StringType()) for name in ("kind", "reason", "value", DATE, RUN, SOURCE)]
@@ -126,7 +126,7 @@ def plan(folder: Path, lake: Lake) -> Plan:
     _refuse_namesake(lake, folder, manifest)
     noted = lake.note(manifest.run_id, NOTE)
     known: dict[str, Any] = noted.get("files", {})
-    files = find_files(folder, manifest, known)
+    files = find_files(folder, manifest, known, lake.note(manifest.run_id, LOOKS))
     named = _named(manifest)
     before = noted.get("named", named)
     new = [
@@ -192,6 +192,7 @@ def ingest(session: SparkSession, lake: Lake, plan: Plan) -> Ingested:
     }
     _manifest, values = manifest_of(plan.folder)
     lake.take_note(manifest.run_id, "manifest", values)
+    lake.take_note(manifest.run_id, LOOKS, dict(files.looks))
     lake.take_note(manifest.run_id, NOTE, noted)
     return _told(manifest, noted, tuple(file.source for file in new))
 
@@ -305,8 +306,8 @@ def _by_file(
     is_whole: bool,
 ) -> dict[str, dict[str, Any]]:
     wanted = F.col(SOURCE).isin(*[file.source for file in files])
-    partitions = f"{DATE}=*/{RUN}={run_id}"
-    kept = lake.read(session, kind, schema_of(kind), partitions).filter(wanted)
+    partitions = partitions_of(run_id, [file.source for file in files])
+    kept = lake.read(session, kind, schema_of(kind), *partitions).filter(wanted)
     pairs = [F.collect_set(F.array("topic", "subscription")).alias("pairs")]
     counts = kept.groupBy(SOURCE).agg(
         F.count(F.lit(1)).alias("n"), *(pairs if kind == "delivered" else [])
@@ -316,7 +317,7 @@ def _by_file(
     bad: dict[str, dict[str, int]] = {file.source: {} for file in files}
     examples: dict[str, dict[str, str]] = {file.source: {} for file in files}
     if not is_whole:
-        wrong = lake.read(session, QUARANTINE, QUARANTINE_SCHEMA, partitions).filter(wanted)
+        wrong = lake.read(session, QUARANTINE, QUARANTINE_SCHEMA, *partitions).filter(wanted)
         counted = wrong.groupBy(SOURCE, "reason").agg(
             F.count(F.lit(1)).alias("n"), F.min("value").alias("example")
         )

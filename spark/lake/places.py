@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import click
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
@@ -28,6 +29,8 @@ NOT_THERE = ("java.io.FileNotFoundException", "java.nio.file.NoSuchFileException
 # Stores without a rename that replaces: an object is written whole, or not at all.
 OBJECTS = ("s3a", "s3", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn")
 CHUNK = 4 * 1024 * 1024
+# S3 and FAT count the time of a file in steps of one and two seconds.
+SETTLED_NS = 3 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -140,13 +143,12 @@ class Remote:
 
     def identity(self) -> tuple[Any, ...]:
         """Return what changes when Spark replaces the folder: names, sizes and times of its files."""
+        return tuple(sorted((name, *stamp) for name, stamp in self.stamps().items()))
+
+    def stamps(self) -> dict[str, list[Any]]:
+        """Return name -> time in ns, size, and the etag where the store has one, of what is in a folder."""
         found = self._asked(lambda system, path: system.listStatus(path))
-        return tuple(
-            sorted(
-                (each.getPath().getName(), each.getLen(), each.getModificationTime())
-                for each in found
-            )
-        )
+        return {each.getPath().getName(): _stamp_of(each) for each in found}
 
     def _status(self) -> Any:
         with contextlib.suppress(FileNotFoundError):
@@ -207,6 +209,23 @@ def digest_of(place: Place) -> tuple[str, int]:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
+def stamps_of(folder: Place) -> dict[str, list[Any]]:
+    """Return name -> stamp of the files in a folder; its first number is the file's time in ns.
+
+    A file with the stamp of before has the content of before, if its time was `SETTLED_NS` ago by then: file
+    systems count time in steps. Cost: one listing.
+    """
+    if isinstance(folder, Remote):
+        return folder.stamps()
+    found = {}
+    with os.scandir(folder) as entries:
+        for each in entries:
+            with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                stat = each.stat()
+                found[each.name] = [stat.st_mtime_ns, stat.st_size, stat.st_ctime_ns, stat.st_ino]
+    return found
+
+
 def identity_of(place: Place) -> tuple[Any, ...]:
     """Return the identity of a folder: it changes when Spark replaces the folder."""
     if isinstance(place, Remote):
@@ -231,6 +250,14 @@ def write_whole(place: Place, content: bytes) -> None:
     candidate = place.with_name(f".{place.name}.{os.getpid()}")
     candidate.write_bytes(content)
     candidate.replace(place)
+
+
+def _stamp_of(status: Any) -> list[Any]:
+    stamp = [status.getModificationTime() * 1_000_000, status.getLen()]
+    gateway = cast(Any, SparkContext)._gateway
+    if is_instance_of(gateway, status, "org.apache.hadoop.fs.EtagSource"):
+        stamp.append(status.getEtag())
+    return stamp
 
 
 class _Stream(io.RawIOBase):

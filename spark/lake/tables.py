@@ -26,8 +26,16 @@ from messagebus.recording.manifest import RunInvalid
 from spark.lake.places import address_of, identity_of, pattern_of, remove, write_whole
 
 DATE, RUN, SOURCE = "date", "run_id", "source"
+# Up to so many files are found by the folders of their rows, more of them among all of their run.
+FEW = 64
 # A note for each run and table: the source of its rows.
 NOTES = "runs"
+
+
+def partitions_of(run_id: str, sources: Sequence[str]) -> list[str]:
+    """Return patterns of the partitions with the rows of files, of more than `FEW` those of all files."""
+    whole = f"{DATE}=*/{RUN}={run_id}"
+    return [f"{whole}/{SOURCE}={each}" for each in sources] if len(sources) <= FEW else [whole]
 
 
 def utc_day(ns: Column) -> Column:
@@ -46,19 +54,19 @@ class Lake:
         return self.root / name
 
     def read(
-        self, session: SparkSession, name: str, schema: StructType, partitions: str = ""
+        self, session: SparkSession, name: str, schema: StructType | str, *partitions: str
     ) -> DataFrame:
-        """Read the rows of a table, with their partitions as text. partitions: a pattern, "" for all.
+        """Read the rows of a table, with their partitions as text. partitions: patterns, none for all.
 
         Returns no rows where there is no such partition: a kind that was not recorded has none.
         """
         folder = self.folder(name)
-        if not any(folder.glob(partitions or "*=*")):
+        there = [each for each in partitions or ("*=*",) if any(folder.glob(each))]
+        if not there:
             return session.createDataFrame([], schema)
-        # The folder's own name is no pattern, that of the partitions is.
-        pattern = f"{pattern_of(folder)}/{partitions}" if partitions else pattern_of(folder)
+        # The folder's own name is no pattern, those of the partitions are.
         reader = session.read.schema(schema).option("basePath", address_of(folder))
-        return reader.parquet(pattern)
+        return reader.parquet(*[f"{pattern_of(folder)}/{each}" for each in there])
 
     def write(
         self, name: str, rows: DataFrame, *, by: Sequence[str], replaces: Sequence[str]
@@ -118,6 +126,17 @@ class Lake:
             path for name in names for path in self.folder(name).glob(f"{DATE}=*/{RUN}={run_id}")
         )
         return sorted({path.parent.name.partition("=")[2] for path in found})
+
+    def days_of(self, run_id: str, name: str, sources: Sequence[str]) -> dict[str, list[str]]:
+        """Return source -> the days of its rows in a table, in order."""
+        found: dict[str, list[str]] = {source: [] for source in sources}
+        below = "" if len(sources) <= FEW else f"/{SOURCE}=*"
+        for pattern in partitions_of(run_id, sources):
+            for path in self.folder(name).glob(f"{pattern}{below}"):
+                source, day = (each.name.partition("=")[2] for each in (path, path.parent.parent))
+                if source in found:
+                    found[source].append(day)
+        return {source: sorted(days) for source, days in found.items()}
 
     def run_folder(self, run_id: str) -> Path:
         return self.folder(NOTES) / run_id

@@ -65,6 +65,15 @@ OF_PAIR = (
     *("first_ns", "first_broker", "first_consumer", "first_redelivered"),
 )
 
+# Columns of `fates`, as the lake keeps them.
+FATES = (
+    "message_id binary, ordinal int, date string, verdict string, attempts long, topic string, "
+    "subscription string, publisher string, broker string, key string, sequence long, outcome string, "
+    "intended_ns long, sent_ns long, confirmed_ns long, expected boolean, lost boolean, pending boolean, "
+    "unexpected boolean, deliveries int, altered int, repeats array<struct<broker:string,why:string>>, "
+    "first_ns long, first_broker string, first_consumer string, first_redelivered int, since string, "
+    "until string"
+)
 # Subject of counts -> its columns.
 TOTALS = {
     "subscription": ("topic", "subscription"),
@@ -113,7 +122,8 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
     Columns: message_id, ordinal (0-based within the message; one without any subscription has one
     row, of null subscription), date (of the publish, of the delivery for an orphan), verdict (of the
     message), attempts (of all its publishes), topic, subscription; of the publish, null for an
-    orphan: `OF_PUBLISH`; of the pair: `OF_PAIR`. pending: not delivered yet, by the manifest's grace.
+    orphan: `OF_PUBLISH`; of the pair: `OF_PAIR`; since, until: the first and the last day with a row of the
+    message. pending: not delivered yet, by the manifest's grace.
     altered: deliveries. repeats: array of broker, why. first_...: of the first delivery.
     """
     messages = _grouped(published, delivered)
@@ -123,7 +133,11 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
     judged = paired.withColumn("pairs", F.when(F.col("plain"), _plain_pairs()).otherwise(every))
     verdict = F.when(F.col("plain"), "ok").otherwise(_verdict()).alias("verdict")
     exploded = judged.select(
-        "message_id", "date", "attempts", verdict, "best", F.posexplode_outer("pairs")
+        "message_id",
+        *("date", "attempts", "since", "until"),
+        verdict,
+        "best",
+        F.posexplode_outer("pairs"),
     )
     return exploded.select(
         "message_id",
@@ -135,6 +149,8 @@ def fates(published: DataFrame, delivered: DataFrame, manifest: Manifest) -> Dat
         "col.subscription",
         *[f"best.{name}" for name in OF_PUBLISH],
         *[f"col.{name}" for name in OF_PAIR],
+        "since",
+        "until",
     )
 
 
@@ -148,11 +164,27 @@ def totals(fates: DataFrame) -> DataFrame:
     confirmed = F.col("outcome") == "confirmed"
     known = F.col("outcome").isNotNull()
     came = F.col("deliveries") > 0
-    lead = {of: dims[-1] for of, dims in TOTALS.items()}
-    of = F.coalesce(*[F.when(F.grouping(column) == 0, name) for name, column in lead.items()])
     columns = [column for dims in TOTALS.values() for column in dims]
-    counted = fates.groupingSets(list(TOTALS.values()), *columns).agg(
-        of.alias("of"),
+    # As grouping sets, which PySpark 3.5 does not have.
+    none = F.lit(None).cast("string")
+    sets = [
+        F.struct(
+            F.lit(name).alias("of"),
+            *[(F.col(each) if each in dims else none).alias(each) for each in columns],
+        )
+        for name, dims in TOTALS.items()
+    ]
+    needed = ("ordinal", "expected", "deliveries", "lost", "pending", "altered", "unexpected")
+    spread = fates.select(
+        *needed,
+        "repeats",
+        confirmed.alias("confirmed"),
+        known.alias("known"),
+        came.alias("came"),
+        F.inline(F.array(*sets)),
+    )
+    confirmed, known, came = (F.col(name) for name in ("confirmed", "known", "came"))
+    counted = spread.groupBy("of", *columns).agg(
         F.count_if(F.col("ordinal") == 0).alias("messages"),
         F.count_if(F.col("expected")).alias("expected"),
         F.count_if(F.col("expected") & came).alias("delivered"),
@@ -244,13 +276,14 @@ def over_time(fates: DataFrame, start_ns: int, width_s: int) -> DataFrame:
 
 
 def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
-    """Group to message_id, best (publish), attempts, copies, reused, since_ns, date, had (deliveries).
+    """Group to message_id, best (publish), attempts, copies, reused, since_ns, date, since, until, had.
 
     copies: number that brokers may have stored. reused: confirmed twice, or of several bodies or topics under
-    one id. since_ns: before that no delivery can have come. The only shuffle. `had` holds a message's
-    deliveries of all subscriptions, a handful.
+    one id. since_ns: before that no delivery can have come. since, until: the days of its rows. The only
+    shuffle. `had` holds a message's deliveries of all subscriptions, a handful.
     """
-    rank = F.array_position(F.array(*map(F.lit, OUTCOME_ORDER)), F.col("outcome")).alias("rank")
+    order = F.array(*map(F.lit, OUTCOME_ORDER))
+    rank = F.call_function("array_position", order, F.col("outcome")).alias("rank")
     sent = F.struct(
         rank,
         *("confirmed_ns", "intended_ns", "topic", "outcome", "attempts"),
@@ -281,6 +314,8 @@ def _grouped(published: DataFrame, delivered: DataFrame) -> DataFrame:
         .otherwise(F.min("sent.intended_ns"))
         .alias("since_ns"),
         F.coalesce(F.min("sent.date"), F.min("had.date")).alias("date"),
+        F.least(F.min("sent.date"), F.min("had.date")).alias("since"),
+        F.greatest(F.max("sent.date"), F.max("had.date")).alias("until"),
         F.collect_list("had").alias("had"),
     )
 

@@ -2,6 +2,9 @@
 
 In a run, and around each incident, per publisher and per broker: no confirm, or no first
 delivery, while one was waited for. Repeats are no deliveries here: they trail behind and would fill it.
+
+One publisher may have all rows of a run. So rows are sorted within pieces of time alone; a row of each piece
+says what the pieces before and behind it have.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ from pyspark.sql import functions as F
 
 from messagebus.recording.manifest import FOLLOWS_NS, Incident
 
+# A task sorts as many rows at once as a group has in so much time.
+PIECE_NS = 60_000_000_000
+OF_PIECE = ("later_end", "later_first", "later_last", "closed_before")
 INCIDENT = "number int, kind string, broker string, from_ns long, to_ns long"
 
 
@@ -21,27 +27,61 @@ def every(
 ) -> DataFrame:
     """Return dims, until_ns, gap_ns: one row per end, with the silence that it closed.
 
-    rows: each waited from `start` to `end`, in ns; a row without an end waited for the next end of
-    its group, or to until_ns, when the run was over (None: it is left out). Every end closes a gap; the
-    gap began at the end before it or, where nothing was waiting then, at the first start since.
-    Cost: one sort per group.
+    rows: each waited from `start` to `end`, in ns, and has all dims; a row without an end waited for the
+    next end of its group, or to until_ns, when the run was over (None: it is left out). Every end closes a
+    gap; the gap began at the end before it or, where nothing was waiting then, at the first start since.
+    Cost: one sort per group and piece of time, and a join with one row for each of these.
     """
     if until_ns is None:
         rows, until_ns = rows.filter(F.col(end).isNotNull()), 0
+    at = F.coalesce(end, start)
+    piece = F.call_function("div", at, F.lit(PIECE_NS)).alias("piece")
+    waits = rows.select(*dims, F.col(start).alias("start"), F.col(end).alias("end"), piece)
+    known = waits.join(_pieces(waits, dims, until_ns), [*dims, "piece"])
     # Latest first: the frame "this row and all later ones" then begins at the partition's start, which
     # Spark sums up in one pass; the same frame written forwards costs a pass per row.
-    at = F.coalesce(end, start)
-    latest_first = Window.partitionBy(*dims).orderBy(at.desc(), F.col(end).asc_nulls_first())
-    not_yet_ended = latest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    over = F.greatest(F.lit(until_ns), F.max(start).over(not_yet_ended))
-    closed = rows.withColumn(
-        "closed_ns", F.coalesce(F.col(end), F.min(end).over(not_yet_ended), over)
+    latest_first = Window.partitionBy(*dims, "piece").orderBy(
+        F.coalesce("end", "start").desc(), F.col("end").asc_nulls_first()
     )
-    before = F.lead("closed_ns").over(latest_first)
-    # The first end has none before it: greatest() skips nulls.
-    since = F.greatest(before, F.min(start).over(not_yet_ended))
+    not_yet_ended = latest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    next_end = F.least(F.min("end").over(not_yet_ended), "later_end")
+    over = F.greatest(F.lit(until_ns), F.max("start").over(not_yet_ended), "later_last")
+    closed = known.withColumn("closed_ns", F.coalesce("end", next_end, over))
+    before = F.coalesce(F.lead("closed_ns").over(latest_first), "closed_before")
+    # The first end has none before it: greatest() and least() skip nulls.
+    since = F.greatest(before, F.least(F.min("start").over(not_yet_ended), "later_first"))
     gap = F.greatest(F.col("closed_ns") - since, F.lit(0))
     return closed.select(*dims, F.col("closed_ns").alias("until_ns"), gap.alias("gap_ns"))
+
+
+def _pieces(waits: DataFrame, dims: Sequence[str], until_ns: int) -> DataFrame:
+    """Return dims, piece, and `OF_PIECE`, null where there is none.
+
+    later_end, later_first, later_last: of the pieces behind it the first end, the first and the last start.
+    closed_before: when the last row before the piece was closed.
+    """
+    # Of rows of one time, one without an end is the last.
+    last = F.max(F.struct(F.coalesce("end", "start").alias("at"), F.isnull("end").alias("open")))
+    each = waits.groupBy(*dims, "piece").agg(
+        F.min("end").alias("end"),
+        F.min("start").alias("first"),
+        F.max("start").alias("start"),
+        last.alias("last"),
+    )
+    backwards = Window.partitionBy(*dims).orderBy(F.col("piece").desc())
+    behind = backwards.rowsBetween(Window.unboundedPreceding, -1)
+    told = each.select(
+        *dims,
+        "piece",
+        "last",
+        F.min("end").over(behind).alias("later_end"),
+        F.min("first").over(behind).alias("later_first"),
+        F.max("start").over(behind).alias("later_last"),
+    )
+    over = F.greatest(F.lit(until_ns), "last.at", "later_last")
+    closed = F.when(F.col("last.open"), F.coalesce("later_end", over)).otherwise(F.col("last.at"))
+    before = F.lead(closed).over(backwards).alias("closed_before")
+    return told.select(*dims, "piece", *OF_PIECE[:-1], before)
 
 
 def longest(

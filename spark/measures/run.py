@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -17,11 +15,8 @@ from messagebus.recording.manifest import Manifest
 from spark.lake.events import schema_of
 from spark.lake.ingest import Ingested
 from spark.lake.tables import DATE, RUN, Lake
-from spark.measures import audit, throughput
+from spark.measures import fates, throughput
 
-FATES = "fates"
-# Version of the rules of `audit.fates`; with other rules kept fates are made again.
-RULES = 2
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS
 
@@ -81,17 +76,12 @@ class Run:
         return [row.asDict() for row in counts.collect()]
 
     def fates(self) -> DataFrame:
-        """Return `audit.fates`, with the day of the publish; made once for unchanged events.
+        """Return `audit.fates`, with the day of the publish; made for days alone whose events have changed.
 
         For a day: the messages that were published on it, whenever they were delivered.
         """
-        session = self._audit_session()
-        planned = self._plan_fates(session)
-        made_from = self._digest()
-        if self.lake.note(self.manifest.run_id, FATES).get("made_from") != made_from:
-            self.whole._write(FATES, planned)
-            self.lake.take_note(self.manifest.run_id, FATES, {"made_from": made_from})
-        return self.lake.read(self.session, FATES, planned.schema, self._partitions())
+        fates.made_anew(self.session, self.lake, self.ingested)
+        return self.lake.read(self.session, fates.FATES, fates.SCHEMA, self._partitions())
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
         """Keep a table of this run or day in place of the kept one, and return it as kept.
@@ -107,14 +97,6 @@ class Run:
 
     def _partitions(self) -> str:
         return f"{DATE}={self.day or '*'}/{RUN}={self.manifest.run_id}"
-
-    def _plan_fates(self, session: SparkSession) -> DataFrame:
-        published, delivered = (
-            self.lake.read(session, kind, schema_of(kind), self.whole._partitions())
-            for kind in ("published", "delivered")
-        )
-        fates = audit.fates(published, delivered, self.manifest)
-        return fates.withColumn(RUN, F.lit(self.manifest.run_id))
 
     @property
     def _midnight_ns(self) -> int | None:
@@ -132,22 +114,3 @@ class Run:
         ]
         found = [row.last for rows in asked for row in rows.collect() if row.last is not None]
         return max(found, default=self.manifest.start_ns)
-
-    def _audit_session(self) -> SparkSession:
-        """Return a session without partial aggregation, since settings belong to a session.
-
-        Ids hardly ever repeat, so in this one group-by a partial aggregation before the shuffle
-        only costs, 10 to 25 % of its CPU.
-        """
-        session = self.session.newSession()
-        session.conf.set("spark.sql.execution.bypassPartialAggregation", "true")
-        return session
-
-    def _digest(self) -> str:
-        """Return a digest that changes with the events and with the manifest."""
-        files: dict[str, Any] = {
-            source: file["sha256"] for source, file in self.ingested.files.items()
-        }
-        noted = self.lake.note(self.manifest.run_id, "manifest")
-        text = json.dumps([RULES, files, noted], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()

@@ -195,12 +195,7 @@ class Sifted:
 
     def late(self) -> DataFrame:
         """Return `order.out_of_order`; for a day, the late messages of that day."""
-        arrivals = self.arrivals()
-        streams = held(order.shaken(arrivals))
-        doubtful = order.of_streams(arrivals, streams)
-        if not streams.isEmpty():
-            doubtful = order.by_time(doubtful, self.published, order.renumbered(self.published))
-        return self._of_day(order.out_of_order(doubtful))
+        return self._of_day(late(self.arrivals(), self.published))
 
     def _of_day(self, rows: DataFrame) -> DataFrame:
         return rows.filter(F.col(DATE) == self.run.day) if self.run.day else rows
@@ -218,12 +213,17 @@ class Unsifted:
         return audit.totals(self.fates).limit(0)
 
     def late(self) -> DataFrame:
-        """Return `order.out_of_order`. Cost: one sort of all arrivals."""
-        arrivals = order.arrivals(self.fates)
-        if not order.out_of_order(arrivals).isEmpty():
-            published = self.run.events("published")
-            arrivals = order.by_time(arrivals, published, order.renumbered(published))
-        return order.out_of_order(arrivals)
+        """Return `order.out_of_order`."""
+        return late(order.arrivals(self.fates), self.run.events("published"))
+
+
+def late(arrivals: DataFrame, published: DataFrame) -> DataFrame:
+    """Return `order.out_of_order`. Cost: only streams with a late message are sorted whole."""
+    streams = held(order.shaken(arrivals))
+    doubtful = order.of_streams(arrivals, streams)
+    if not streams.isEmpty():
+        doubtful = order.by_time(doubtful, published, order.renumbered(published))
+    return order.out_of_order(doubtful)
 
 
 def sifted(run: Run) -> Sifted:

@@ -14,11 +14,13 @@ BY = ("minute", "broker")
 # What `by_minute` needs of a stored message.
 NEEDED = "broker string, published_ms long, bytes long, gap string"
 SUMS, HIGHEST = ("messages", "bytes", "gaps", "age_ms"), ("last_ms", "age_max_ms")
+# 0 where no message says when it was published.
+LOWEST = "first_ms"
 # A row of the live tables: sums over the messages of a minute and a broker.
 ARROW = pa.schema(
     [
         (name, pa.string() if name == "broker" else pa.int64())
-        for name in (*BY, *SUMS[:2], "last_ms", "gaps", "age_ms", "age_max_ms")
+        for name in (*BY, *SUMS[:2], "last_ms", "gaps", "age_ms", "age_max_ms", LOWEST)
     ]
 )
 
@@ -67,6 +69,7 @@ def merged(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             had[name] = had.get(name, 0) + part[name]
         for name in HIGHEST:
             had[name] = max(had.get(name, 0), part[name])
+        had[LOWEST] = min(filter(None, (had.get(LOWEST), part[LOWEST])), default=0)
     return [found[key] for key in sorted(found)]
 
 

@@ -59,21 +59,24 @@ def totals(seconds: DataFrame, dims: Sequence[str]) -> DataFrame:
 
 
 def windows(seconds: DataFrame, width_s: int) -> DataFrame:
-    """Return kind, broker, topic, subscription, window (its first second), messages, bytes."""
+    """Return kind, name, window (its first second), messages.
+
+    name: the broker of confirms, topic/subscription of deliveries.
+    """
+    of = F.when(F.col("kind") == CONFIRMED, F.col("broker"))
+    name = of.otherwise(F.concat_ws("/", "topic", "subscription")).alias("name")
     window = whole("second", width_s).alias("window")
-    return seconds.groupBy("kind", "broker", "topic", "subscription", window).agg(
-        F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
-    )
+    return seconds.groupBy("kind", name, window).agg(F.sum("messages").alias("messages"))
 
 
 def load_s(published: DataFrame) -> float:
-    """Return the seconds from the first intended publish to the last confirm; 0.0 without a confirm.
+    """Return the seconds from the first intended publish to the last, or to the last confirm.
 
-    A run lasts longer where it waits for a broker or for consumers after its load.
+    A run lasts longer where it waits for a broker or for consumers after its load. 0.0 without a publish.
     """
-    [span] = published.agg(
-        (F.max("confirmed_ns") - F.min(F.coalesce("intended_ns", "sent_ns"))).alias("ns")
-    ).collect()
+    at = F.coalesce("intended_ns", "sent_ns")
+    last = F.greatest(F.max("confirmed_ns"), F.max(at))
+    [span] = published.agg((last - F.min(at)).alias("ns")).collect()
     return max(0, span["ns"] or 0) / SECOND_NS
 
 

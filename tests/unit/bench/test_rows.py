@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.load.bodies import Filler, stamped
-from bench.rows import BROKEN, FOREIGN, MISSING, TYPE, Rows, Tail, read_events
+from bench.rows import BROKEN, FOREIGN, MISSING, RANGE, TYPE, Rows, Tail, read_events
 from messagebus import Delivery, Durability, Message, Outcome, Published, Subscription, Topic
 from messagebus.core.deliveries import Receipt
 from messagebus.recording.events import body_hash
@@ -77,6 +77,8 @@ def test_good_rows_are_read_as_they_are(tmp_path: Path) -> None:
         ({**PUBLISHED, "message_id": "xyz"}, TYPE),
         ({**PUBLISHED, "message_id": "F" * 32}, TYPE),
         ({**PUBLISHED, "outcome": "maybe"}, TYPE),
+        ({**PUBLISHED, "size": -1}, RANGE),
+        ({**PUBLISHED, "attempts": 0}, RANGE),
         ({**PUBLISHED, "confirmed_ns": None}, MISSING),
         ({**PUBLISHED, "run_id": "other"}, FOREIGN),
         ({**PUBLISHED, "topic": "other"}, FOREIGN),
@@ -126,6 +128,14 @@ def test_what_is_like_an_event_file_and_is_not_read_is_told(tmp_path: Path) -> N
     events = read_events(tmp_path, MANIFEST)
     assert set(events.unread) == {"published-p2.ndjson", *beside}
     assert events.files == 1
+
+
+def test_a_file_that_is_there_twice_is_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "published-a.ndjson", PUBLISHED)
+    for name in ("published-b.ndjson", "delivered-a.ndjson"):
+        (tmp_path / name).write_bytes((tmp_path / "published-a.ndjson").read_bytes())
+    events = read_events(tmp_path, MANIFEST)
+    assert (len(events.published), events.copies) == (1, ["published-b.ndjson"])
 
 
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_what_confirms_less_or_nothing_is_worse_than_any(
     there.read(none)
     outage = there("compare", "", "base", "faulty")
     assert outage.code == 7
-    assert "confirmed per second: 48% less" in outage.text
+    assert "confirmed per second of the load: 48% less" in outage.text
     assert "unconfirmed: 60 after 0" in outage.text
     assert "incomplete: 1 after 0" in outage.text
     assert there.counts("faulty") == there.counts_without_spark("faulty")

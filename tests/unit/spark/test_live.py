@@ -108,11 +108,26 @@ def test_the_minute_that_has_begun_has_the_rate_of_the_part_that_was_read(
         {
             **{"minute": minute, "broker": "mb1", "messages": seconds * 2_000, "bytes": 1},
             **{"last_ms": minute * MINUTE_MS + seconds * 1_000, "gaps": 0},
-            **{"age_ms": 0, "age_max_ms": 0},
+            **{"first_ms": minute * MINUTE_MS + 1, "age_ms": 0, "age_max_ms": 0},
         }
         for minute, seconds in ((0, 60), (1, 5))
     ]
     page = page_of("orders", minutes, left=left, behind_ms=0, now_ms=now_s * 1_000)
+    [table] = page.sections[0].tables
+    assert [row[table.head.index("a second")] for row in table.rows] == ["2,000", "2,000"]
+
+
+def test_the_first_minute_has_the_rate_of_its_part_from_the_first_message_on() -> None:
+    """Steady 2,000/s from the last 15 s of a minute on; three batches, the earliest last."""
+    parts = [
+        {
+            **{"minute": minute, "broker": "mb1", "messages": seconds * 2_000, "bytes": 1},
+            **{"first_ms": minute * MINUTE_MS + from_s * 1_000, "gaps": 0, "age_ms": 0},
+            **{"last_ms": minute * MINUTE_MS + 60_000, "age_max_ms": 0},
+        }
+        for minute, from_s, seconds in ((8, 0, 60), (7, 50, 10), (7, 45, 5))
+    ]
+    page = page_of("orders", merged(parts), left=0, behind_ms=0, now_ms=20 * MINUTE_MS)
     [table] = page.sections[0].tables
     assert [row[table.head.index("a second")] for row in table.rows] == ["2,000", "2,000"]
 

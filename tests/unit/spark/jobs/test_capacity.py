@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,19 @@ from pyspark.sql import functions as F
 
 from bench.commands import profile_of
 from bench.workloads.tables import capacity_steps
+from messagebus.recording.manifest import RunInvalid
 from reports.page import render_text
 from spark.jobs import failover
-from spark.jobs.capacity import Load, Measured, command, error_of, fitted, read_runs, unseen
+from spark.jobs.capacity import (
+    Load,
+    Measured,
+    at_ends,
+    command,
+    error_of,
+    fitted,
+    read_runs,
+    unseen,
+)
 from spark.lake.ingest import ingest
 from spark.lake.ingest import plan as ingest_plan
 from spark.lake.tables import Lake
@@ -35,6 +48,7 @@ from tests.support.events import (
 )
 from tests.unit.spark.conftest import Planted
 
+MEASURING = Path(__file__).resolve().parents[4] / "docs" / "MEASURING.md"
 COSTS = (0.05, 60.0, 25.0, 4.0, 6.0, 300.0)
 
 
@@ -94,8 +108,45 @@ def test_the_costs_that_runs_were_made_with_are_found_and_predict_each_run(runs:
     pages = [run for run in found if run.durability == "page-cache"]
     assert fitted(pages).costs == pytest.approx(COSTS)
     assert max(error_of(*each) for each in unseen(pages)) < 1e-6
+    assert {name: rate for name, (rate, _) in at_ends(unseen(pages)).items()} == {
+        "lowest": 100,
+        "highest": 1_000,
+    }
     synced = [run for run in found if run.durability == "fsync"]
     assert 0.05 < max(error_of(*each) for each in unseen(synced)) < 0.15
+
+
+def test_a_cost_that_grows_with_the_rate_is_an_error_at_the_highest_rate() -> None:
+    """A broker whose messages cost twice as much at ten times the rate: no run alone shows it."""
+    runs = [
+        Measured(name="", durability="", load=load, cpu_us=cost_us(load), written_bytes=0)
+        for rate in (100, 300, 500)
+        for size, fan_out in ((100, 1), (1_000, 2), (8_000, 3), (16_000, 4))
+        for load in [
+            Load(rate_per_s=rate, size=size, fan_out=fan_out, syncs=fan_out * size % 7 / 10)
+        ]
+    ]
+    assert at_ends(unseen(runs))["highest"] == (500, pytest.approx(0, abs=1e-6))
+    dear = [
+        dataclasses.replace(
+            run, load=dataclasses.replace(run.load, rate_per_s=1_000), cpu_us=2 * run.cpu_us
+        )
+        for run in runs[:4]
+    ]
+    rate, error = at_ends(unseen([*runs, *dear]))["highest"]
+    assert rate == 1_000
+    assert error > 0.4
+    with pytest.raises(RunInvalid, match="all runs are at 1,000/s: add others"):
+        unseen(dear)
+
+
+def test_the_documented_example_holds(runs: Path, tmp_path: Path) -> None:
+    [line] = re.findall(r"^python -m spark capacity (.*)$", MEASURING.read_text(), re.MULTILINE)
+    words = shlex.split(line)
+    kept = [each for each in words if each not in ("--runs", "out/capacity", "--out", "out/plan")]
+    code, text = plan(runs, tmp_path / "out", *kept, "--syncs", "100")
+    assert code == 0, text
+    assert "at the highest rate, 1,000/s" in text
 
 
 def test_a_cost_is_never_below_nothing() -> None:
@@ -164,7 +215,7 @@ def test_what_says_nothing_of_a_message_is_left_out_by_name_and_too_few_runs_are
     path.write_text(json.dumps(made))
     found, left = read_runs([runs])
     assert left == ["fsync-100-x1-1000: with disturbances"]
-    assert len(found) == 2 * 12 - 1
+    assert len(found) == 2 * 13 - 1
     code, text = plan(runs, tmp_path / "a", "--rate", "10", "--durability", "none")
     assert code != 0
     assert "0 runs with durability none: 7 at least are wanted; there are runs of: fsync" in text

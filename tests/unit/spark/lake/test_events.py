@@ -20,6 +20,7 @@ from spark.lake.events import (
     FOREIGN,
     MALFORMED_ID,
     MISSING,
+    RANGE,
     STRAY,
     WORD,
 )
@@ -120,6 +121,9 @@ def test_every_bad_publish_has_its_reason(
         (json.dumps(PUBLISH | {"message_id": ID[1:]}), MALFORMED_ID),
         (json.dumps(PUBLISH | {"body_hash": "g" * 32}), MALFORMED_ID),
         (json.dumps(PUBLISH | {"outcome": "maybe"}), WORD),
+        (json.dumps(PUBLISH | {"size": -1}), RANGE),
+        (json.dumps(PUBLISH | {"attempts": 0}), RANGE),
+        (json.dumps(PUBLISH | {"attempts": 0, "outcome": "refused"}), None),
         (json.dumps(PUBLISH | {"run_id": "run-2"}), FOREIGN),
         (json.dumps(PUBLISH | {"topic": "orders"}), FOREIGN),
         (json.dumps(PUBLISH)[:-3], CUT),
@@ -233,6 +237,24 @@ def test_lines_are_anchors_and_good_and_bad(session: SparkSession, tmp_path: Pat
         (path.name, BROKEN, "nonsense"),
         (path.name, CUT, '{"run'),
     }
+
+
+def test_files_of_many_clocks_are_one_read_and_each_row_has_the_time_of_its_own(
+    session: SparkSession, tmp_path: Path, manifest: Manifest
+) -> None:
+    files = []
+    for number in range(30):
+        path = tmp_path / f"published-host-{number}.ndjson"
+        path.write_text(f"{HEAD}\n{json.dumps(PUBLISH)}\n")
+        files.append(
+            EventFile(path, "published", None, number * 1_000, path.stat().st_size, "", HEAD)
+        )
+    read = events.read_lines(session, files)
+    rows = events.parse(read, "published", manifest, files).filter("reason is null").collect()
+    assert {row.source: row.sent_ns for row in rows} == {
+        f"published-host-{number}.ndjson": number * 1_000 + 2 for number in range(30)
+    }
+    assert "Union" not in read._jdf.queryExecution().analyzed().toString()
 
 
 def test_parquet_gives_the_same_rows_as_json(

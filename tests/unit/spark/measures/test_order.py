@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -230,8 +231,11 @@ def test_what_has_no_end_waits_for_the_next_one_or_until_the_run_is_over(
     }
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_gaps_agree_with_the_oracle(session: SparkSession, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "piece_ns"), [(0, gaps.PIECE_NS), (1, 70)])
+def test_gaps_agree_with_the_oracle_in_pieces_of_any_length(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch, seed: int, piece_ns: int
+) -> None:
+    monkeypatch.setattr(gaps, "PIECE_NS", piece_ns)
     chance = random.Random(seed)
     starts = [(chance.choice("ab"), chance.randrange(1_000)) for _ in range(150)]
     spans: list[Span] = [
@@ -239,6 +243,15 @@ def test_gaps_agree_with_the_oracle(session: SparkSession, seed: int) -> None:
         for who, start in starts
     ]
     assert {who: gap for who, (gap, _) in found(session, spans).items()} == oracle(spans)
+
+
+def test_no_task_sorts_all_rows_of_a_publisher(session: SparkSession) -> None:
+    rows = session.createDataFrame([("a", 1, 2)], "who string, begin long, done long")
+    every = gaps.every(rows, ["who"], start="begin", end="done", until_ns=9)
+    plan = every._jdf.queryExecution().analyzed().toString()
+    windows = re.findall(r"windowspecdefinition\((.*?) (?:ASC|DESC)", plan)
+    assert windows
+    assert all("piece" in window for window in windows)
 
 
 def test_the_gap_around_an_incident_is_its_own(session: SparkSession) -> None:
