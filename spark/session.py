@@ -79,10 +79,10 @@ def spark_session(app: str, **local: str) -> SparkSession:
         its command line sets nothing.
     Raises JavaMissing. Cost: 4 to 5 s for the first one of a process.
     """
-    if given := next(filter(os.environ.get, CONNECT), None):
+    if client := next(filter(os.environ.get, CONNECT), None):
         raise JavaMissing(
-            f"{given} is set: jobs call the JVM of their driver, and with Spark Connect there is none; unset "
-            "it, and use spark-submit --master"
+            f"{client} is set: jobs call the JVM of their driver, and with Spark Connect there is none; "
+            "unset it, and use spark-submit --master"
         )
     # Python workers are otherwise `python3` of PATH, which lacks our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

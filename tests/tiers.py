@@ -49,7 +49,10 @@ TIERS = ("test", "rest")
 # Folders and files that a part collects.
 PARTS = {
     "unit": ("contract", "model", "unit"),
-    "spark": ("integration/test_spark_hdfs.py", "integration/test_spark_jobs.py", "unit/spark"),
+    "spark": (
+        *(f"integration/test_spark_{name}.py" for name in ("hdfs", "jobs", "versions")),
+        "unit/spark",
+    ),
     "real": ("contract", "fault", "hosts", "integration"),
 }
 # What the tier `test` shows beside promises, each on the real thing.

@@ -54,7 +54,11 @@ LONGEST_GAP = (
 
 def measure(run: Run) -> Answer:
     """Report on a run. Raises DoesNotAddUp."""
-    found = ask(run)
+    return answer_of(ask(run))
+
+
+def answer_of(found: Found) -> Answer:
+    """Return the report of what the other jobs have found. Raises DoesNotAddUp."""
     check(found)
     summary = summarize(found)
     return Answer(summary, _page(found, summary), audit.BROKEN, audit.UNSHOWN)

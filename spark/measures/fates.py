@@ -48,15 +48,16 @@ def made_anew(session: SparkSession, lake: Lake, ingested: Ingested) -> None:
     """Bring the kept fates of a run up to its events and its manifest."""
     manifest, noted = ingested.manifest, lake.note(ingested.manifest.run_id, FATES)
     run_id = manifest.run_id
-    now = {
+    files = _files(lake, ingested, noted.get("files", {}))
+    now: dict[str, Any] = {
         "rules": _digest([RULES, manifest.pairs, sorted(manifest.topics)]),
         "owed_ns": manifest.last_owed_ns,
         "kills": [list(each) for each in manifest.kills],
-        "files": _files(lake, ingested, noted.get("files", {})),
+        "files": files,
     }
     if all(noted.get(name) == value for name, value in now.items()):
         return
-    every = sorted({day for _, days in now["files"].values() for day in days})
+    every = sorted({day for _, days in files.values() for day in days})
     is_known = noted.get("rules") == now["rules"]
     kept: Days = noted["days"] if is_known else {}
     days = _touched(session, lake, ingested, noted, now) if is_known else set(every)
@@ -71,7 +72,7 @@ def made_anew(session: SparkSession, lake: Lake, ingested: Ingested) -> None:
 
 def _files(lake: Lake, ingested: Ingested, noted: Mapping[str, Any]) -> dict[str, Any]:
     """Return source -> what it is read as, and the days of its rows."""
-    found = {}
+    found: dict[str, Any] = {}
     for kind in KINDS:
         read_as = {
             source: f"{file['sha256']} {file.get('offset_ns')}"

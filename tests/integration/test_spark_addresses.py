@@ -60,7 +60,6 @@ SETTINGS = {
 # Jobs in turn in one session: each ends with a line of JSON, its exit code and what it said.
 IN_TURN = """
 import contextlib, io, json, runpy, sys
-sys.path.insert(0, sys.argv[2])  # pages are made from the checkout
 from spark.session import spark_session
 import pyspark.sql
 spark_session("tests")

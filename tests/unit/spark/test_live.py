@@ -81,7 +81,7 @@ def test_the_page_loads_itself_again_and_a_gap_fails_it(tmp_path: Path) -> None:
     minutes = [
         {
             **{"minute": 1, "broker": "<mb1>", "messages": 30, "bytes": 3, "last_ms": 1, "gaps": 1},
-            **{"age_ms": 72_000, "age_max_ms": 9_000},
+            **{"first_ms": 1, "age_ms": 72_000, "age_max_ms": 9_000},
         }
     ]
     page = page_of("orders", minutes, left=1_234, behind_ms=1_500, listed={"idle", "<mb1>"})

@@ -117,7 +117,7 @@ def planted(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     )
     with pytest.raises(DoesNotAddUp, match="399 publishes of 400 good lines"):
         check(fewer)
-    return Reported(truth, run, report.measure(run))
+    return Reported(truth, run, report.answer_of(found))
 
 
 def test_every_planted_fault_is_counted(planted: Reported) -> None:
