@@ -247,3 +247,16 @@ def test_an_interrupt_while_the_jvm_starts_takes_effect_when_it_has_started() ->
         start()
     assert done == ["started"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_client_of_spark_connect_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    write_run(tmp_path / "run", messages=4)
+    argv = ["audit", "--events", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    assert main(argv) == Exit.FAILED
+    assert capsys.readouterr().err == (
+        "audit: SPARK_REMOTE is set: jobs call the JVM of their driver, and with Spark Connect there is "
+        "none; unset it, and use spark-submit --master\n"
+    )
