@@ -202,6 +202,7 @@ def added_is_consumed(stage: Stage) -> str:
         asks = [each for each in stage.lists.asked if each.subscription]
         must(all(a.client and len(a.client) <= 255 for a in asks), "client= is empty or too long")
         must(any(a.subscription == stage.subscription for a in asks), "subscription= is not told")
+        must(all(a.has_login for a in asks), "client= is told without a login: no agent counts it")
         stage.nothing_left(program)
     return f"attached in {took_s:.2f} s"
 

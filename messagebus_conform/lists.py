@@ -33,13 +33,17 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Request for the list. at_s: monotonic time. applied, generation: -1 when it did not say."""
+    """Request for the list. at_s: monotonic time. applied, generation: -1 when it did not say.
+
+    has_login: it has user and password, without which an agent does not count its client.
+    """
 
     at_s: float
     client: str
     subscription: str
     applied: int
     generation: int
+    has_login: bool
 
 
 class ListServer:
@@ -124,6 +128,7 @@ class ListServer:
             query.get("subscription", ""),
             int(query.get("applied", "-1")),
             known,
+            request.headers.get("Authorization", "").startswith("Basic "),
         )
         self.asked.append(asked)
         self.on_asked(asked)

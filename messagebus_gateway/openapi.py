@@ -105,10 +105,10 @@ def _publish() -> Json:
 
 def _batch() -> Json:
     whole = _parameter("query", "whole", {"enum": ["0", "1"]}, "Check all before anything is sent.")
-    events = {"type": "array", "items": {"type": "object"}}
+    events = {"type": "array", "minItems": 1, "items": _ref("CloudEvent")}
     return {
         "summary": "Publish many messages; 201 means that all are confirmed.",
-        "description": "A line of NDJSON is an Envelope. Any other end has the same list of messages.",
+        "description": "A line of NDJSON is an Envelope; at most 10,000. Any other end has the same list.",
         "parameters": [*_TIMEOUT, whole],
         "requestBody": {
             "required": True,
@@ -230,6 +230,17 @@ def _schemas() -> Json:
             "body_base64": TEXT,
         }
     )
+    some = {"type": "string", "minLength": 1}
+    event = {
+        "type": "object",
+        "properties": {
+            **{"specversion": {"const": "1.0"}, "id": some, "source": some, "type": some},
+            **{"data": {}, "data_base64": TEXT, "datacontenttype": TEXT},
+        },
+        "required": ["specversion", "id", "source", "type"],
+        "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
+        "additionalProperties": {"type": ["string", "boolean"]},
+    }
     delivery = _object(
         {
             "id": TEXT,
@@ -265,6 +276,7 @@ def _schemas() -> Json:
         "Problem": problem,
         "Published": published,
         "Envelope": envelope,
+        "CloudEvent": event,
         "Batch": _object(
             {
                 "confirmed": _whole(0, 10_000),

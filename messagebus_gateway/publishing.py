@@ -66,6 +66,8 @@ _FIELDS = {"id", "priority", "headers", *FIELDS_OF_MESSAGE}
 _OWN, _OWN_TOLD = "amq.", "reply_to: names that begin with amq. are the broker's own"
 # The reason of a broker, or an agent, for what the user's own rights do not cover; no try later helps.
 _FORBIDDEN = re.compile("(403 )?ACCESS_REFUSED")
+# Shows that no page of another site has sent a request; see messagebus.http.guard.
+_CLIENT = "mb-client"
 _IGNORED = {"destination", "time_ms", "received"}
 
 
@@ -98,7 +100,7 @@ def read_wanted(headers: Iterable[tuple[str, str]], body: bytes) -> Wanted:
             events.append((name, value))
         elif name in _CODINGS and value.lower() != _CODINGS[name]:
             raise _bad(f"{name.title()} {value[:40]!r}: send the body as it is")
-        elif not name.startswith("mb-"):
+        elif not name.startswith("mb-") or name == _CLIENT:
             continue
         elif name in _TEXT_HEADERS:
             fields[_TEXT_HEADERS[name]] = value

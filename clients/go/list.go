@@ -138,6 +138,7 @@ func (s Settings) fetch(ctx context.Context, subscription string, known *List, a
 	if err != nil {
 		return nil, err
 	}
+	request.SetBasicAuth(s.User, s.password()) // without a login nobody is counted
 	answer, err := client.Do(request)
 	if err != nil {
 		return nil, err

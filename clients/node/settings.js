@@ -67,11 +67,10 @@ export class Backoff {
 
 // Asks an agent. Rejects on anything but a whole answer.
 export async function ask(s, { path, method = 'GET', body, timeoutMs, signal }) {
-  const options = { method, ...tlsOptions(s), agent: false, signal };
+  const options = { method, ...tlsOptions(s), agent: false, signal, auth: `${s.user}:${password(s)}` };
   if (s.serverName) options.servername = s.serverName;
   if (body) {
     options.headers = { 'Content-Type': 'application/json', 'Content-Length': Buffer.byteLength(body) };
-    options.auth = `${s.user}:${password(s)}`;
   }
   const request = (s.tls ? https : http).request(new URL(path, s.listUrl), options);
   request.setTimeout(timeoutMs, () => request.destroy(new Error('no answer')));

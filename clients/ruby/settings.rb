@@ -93,8 +93,8 @@ class Settings
       http.key = OpenSSL::PKey.read(File.read(@key))
     end
     request = (body ? Net::HTTP::Post : Net::HTTP::Get).new(at)
+    request.basic_auth(@user, password)
     if body
-      request.basic_auth(@user, password)
       request["Content-Type"] = "application/json"
       request.body = body
     end

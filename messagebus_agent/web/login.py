@@ -98,6 +98,7 @@ class Login:
         self._waiting_strangers = 0
         self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
         self._made: dict[str, set[str]] = {}
+        self._proving: dict[bytes, asyncio.Task[Judged]] = {}
 
     def is_operator(self, header: str) -> bool:
         """Return whether the header carries the operators' token."""
@@ -108,6 +109,21 @@ class Login:
             return Secret(text.strip()) == self.token()
         except ConfigError:
             return False
+
+    async def is_user(self, header: str) -> bool:
+        """Return whether a header has a good login; those that ask by one at the same time share its try."""
+        basic = _read_basic(header)
+        if basic is None:
+            return self.is_operator(header)
+        mark = self._mark(*basic)
+        known = self._good.get(mark)
+        if known is not None and known.until_s > time.monotonic():
+            return True
+        proving = self._proving.get(mark)
+        if proving is None:
+            proving = self._proving[mark] = asyncio.create_task(self.admit(header, {}))
+            proving.add_done_callback(lambda _: self._proving.pop(mark))
+        return (await asyncio.shield(proving)).admission is Admission.YES
 
     async def admit(self, header: str, wanted: Mapping[str, Wanted]) -> Judged:
         """Judge a header: the operators' token, or a good broker login, and its rights on all of these."""

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
 # Generations that a client may be ahead of the list here, which was restored from an old backup.
 APPLIED_AHEAD_MAX = 1_000
+# Wait for the proof of a login, 25 ms commonly, so that a client is counted when it has its answer.
+PROOF_WAIT_S = 0.2
 NAMES_MAX = 1_000
 # A page of a monitor.
 OBSERVED_NAMES_MAX = 200
@@ -155,12 +157,26 @@ def application(parts: Parts) -> Starlette:
     )
 
 
+@dataclass(slots=True)
+class _Reader:
+    """Client that asks for the list. who: its id and subscription. login: its header `Authorization`.
+
+    is_counted: its login was good.
+    """
+
+    who: tuple[str, str]
+    applied: int
+    login: str
+    is_counted: bool = False
+
+
 class _Web:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._challenges = Challenges(parts.login.token)
         self._waiting = self._observing = 0
         self._waiting_as = Counter[tuple[str, str]]()
+        self._tasks = set[asyncio.Task[None]]()
         names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
         self._anything = {name: parse_wanted(name) for name in names}
 
@@ -170,37 +186,41 @@ class _Web:
         lists, query = self._parts.lists, request.query_params
         generation = _whole(query.get("generation", "-1"), "generation")
         wait_s = min(_seconds(query.get("wait_s", "0")), WAIT_S_MAX)
-        self._seen(request)
+        reader = self._reader(request)
         if lists.current is None:
             return PlainTextResponse(f"no consumer list: {lists.fault}\n", 503)
         if "generation" in query and lists.current.generation <= generation:
-            return await self._wait_for_list(request, generation, wait_s)
+            return await self._wait_for_list(request, reader, generation, wait_s)
+        if reader is not None:
+            await asyncio.wait({self._spawn(self._count(reader))}, timeout=PROOF_WAIT_S)
         return self._list(request)
 
-    async def _wait_for_list(self, request: Request, generation: int, wait_s: float) -> Response:
+    async def _wait_for_list(
+        self, request: Request, reader: _Reader | None, generation: int, wait_s: float
+    ) -> Response:
         if self._waiting >= WAITING_MAX:
             return PlainTextResponse("too many clients wait here\n", 503)
-        who = self._who(request)
         self._waiting += 1
-        self._waiting_as[who] += 1
+        counting = self._spawn(self._count_waiting(reader)) if reader is not None else None
         try:
             ended = await _first_of(
                 self._parts.lists.newer_than(generation), _disconnected(request), timeout_s=wait_s
             )
+            if ended != 1 and counting is not None:
+                await asyncio.wait({counting}, timeout=PROOF_WAIT_S)
         finally:
             self._waiting -= 1
-            self._waiting_as[who] -= 1
-            is_last = not self._waiting_as[who]
-            if is_last:
-                del self._waiting_as[who]
+            if counting is not None:
+                counting.cancel()
+            is_last = reader is not None and self._waits_no_more(reader)
         if ended == 1:
-            # Clients may share an id, and none proves it: one that still waits here is not dropped.
-            if is_last:
-                self._parts.clients.left(*who, _monotonic_ms())
+            # Clients may share an id: one that still waits here is not dropped.
+            if reader is not None and is_last:
+                self._parts.clients.left(*reader.who, _monotonic_ms())
             return Response(status_code=499)
-        self._seen(request)
-        if who[0]:
-            self._parts.clients.answered(*who, _monotonic_ms())
+        if reader is not None and reader.is_counted:
+            self._seen(reader)
+            self._parts.clients.answered(*reader.who, _monotonic_ms())
         current = self._parts.lists.current
         if current is not None and current.generation > generation:
             return self._list(request)
@@ -225,25 +245,54 @@ class _Web:
             "Cache-Control": "no-cache",
         }
 
-    def _seen(self, request: Request) -> None:
-        client_id, subscription = self._who(request)
-        if not client_id:
-            return
-        applied = _whole(request.query_params.get("applied", "0"), "applied")
-        if not applied and "generation" not in request.query_params:
-            return  # It has no list yet, so none that is old; where it ends now, nobody would hear of it.
-        current = self._parts.lists.current
-        # The caller's id is not proved: a generation that no client can have applied must not hold up a push.
-        if current is not None and applied > current.generation + APPLIED_AHEAD_MAX:
-            return
-        self._parts.clients.seen(client_id, subscription, applied, _monotonic_ms())
-
-    @staticmethod
-    def _who(request: Request) -> tuple[str, str]:
-        """Return client and subscription. Raises BadRequest."""
+    def _reader(self, request: Request) -> _Reader | None:
+        """Return who asks, None for one that says no id or has no list yet. Raises BadRequest."""
         query = request.query_params
         client_id = _id(query.get("client", ""), "client")
-        return client_id, _id(query.get("subscription", ""), "subscription") if client_id else ""
+        if not client_id:
+            return None
+        subscription = _id(query.get("subscription", ""), "subscription")
+        applied = _whole(query.get("applied", "0"), "applied")
+        if not applied and "generation" not in query:
+            return None  # It has no list that is old; where it ends now, nobody would hear of it.
+        header = request.headers.get("Authorization", "")
+        return _Reader((client_id, subscription), applied, header)
+
+    async def _count(self, reader: _Reader) -> None:
+        """Count a client once its login is proved. While the broker is away nobody can prove one."""
+        login = self._parts.login
+        if self._parts.upkeep.condition.linked and not await login.is_user(reader.login):
+            return
+        self._seen(reader)
+        reader.is_counted = True
+
+    async def _count_waiting(self, reader: _Reader) -> None:
+        await self._count(reader)
+        if reader.is_counted:
+            self._waiting_as[reader.who] += 1
+
+    def _waits_no_more(self, reader: _Reader) -> bool:
+        """Return whether nobody else that is counted waits under this id."""
+        if not reader.is_counted:
+            return False
+        self._waiting_as[reader.who] -= 1
+        if self._waiting_as[reader.who]:
+            return False
+        del self._waiting_as[reader.who]
+        return True
+
+    def _seen(self, reader: _Reader) -> None:
+        current = self._parts.lists.current
+        # A generation that no client can have applied must not hold up a push.
+        if current is not None and reader.applied > current.generation + APPLIED_AHEAD_MAX:
+            return
+        self._parts.clients.seen(*reader.who, reader.applied, _monotonic_ms())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def clients(self, _request: Request) -> Response:
         now_ms = _monotonic_ms()

@@ -548,7 +548,7 @@ def test_a_waiting_fetch_hears_of_a_new_list_within_a_second(broken: LocalCluste
 
     def wait() -> None:
         query = f"generation={generation}&wait_s=9&client=c7&subscription=a/b&applied={generation}"
-        answer = get(broken, "mb2", f"/consumer-list?{query}")
+        answer = get(broken, "mb2", f"/consumer-list?{query}", auth=bus_login(broken))
         heard.append((time.monotonic(), answer))
 
     waiting = threading.Thread(target=wait)

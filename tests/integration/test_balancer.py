@@ -88,7 +88,8 @@ def test_an_agent_hears_through_the_balancer_that_a_waiting_client_has_gone(
     generation = cluster.consumer_list().generation
     query = f"client={client}&generation={generation}&applied={generation}&wait_s={WAIT_S}"
     with suppress(httpx.ReadTimeout):
-        httpx.get(f"{cluster.list_url}?{query}", timeout=GONE_AFTER_S, trust_env=False)
+        login = ("bus", cluster.password.reveal())
+        httpx.get(f"{cluster.list_url}?{query}", auth=login, timeout=GONE_AFTER_S, trust_env=False)
 
     def seen() -> list[dict[str, object]]:
         answers = [agent_answer(cluster, name, "/clients")["clients"] for name in cluster.names]

@@ -51,9 +51,14 @@ def test_an_edit_is_pushed_and_served_by_every_agent(lists: Cluster) -> None:
 def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> None:
     generation = BrokerList.parse(listfile.read(lists.list_file)).generation
     url = f"{cluster.list_url}?generation={generation}&wait_s=30&client=w&subscription=t/s"
-    fetch = "import httpx, sys; print(httpx.get(sys.argv[1], timeout=60, trust_env=False).text)"
+    fetch = (
+        "import httpx, os, sys;"
+        " login = 'bus', os.environ['PASSWORD'];"
+        " print(httpx.get(sys.argv[1], auth=login, timeout=60, trust_env=False).text)"
+    )
     argv = [sys.executable, "-c", fetch, url]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
+    env = {**os.environ, "PASSWORD": cluster.password.reveal()}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as waiting:
         try:
             eventually(lambda: _is_heard_of(lists, "w"), within_s=60)
             listfile.change(lists.list_file, lambda text: listfile.drain(text, _last(text)))
@@ -64,14 +69,24 @@ def test_a_push_wakes_those_who_wait(cluster: LocalCluster, lists: Cluster) -> N
     assert BrokerList.parse(told).generation == generation + 1
 
 
-def test_what_clients_have_applied_is_the_union_over_agents(lists: Cluster) -> None:
+def test_what_clients_have_applied_is_the_union_over_agents(
+    cluster: LocalCluster, lists: Cluster
+) -> None:
     first, second = lists.nodes[0].agent, lists.nodes[1].agent
+    login = ("bus", cluster.password.reveal())
     for agent, applied in ((first, 1), (second, 2)):
-        query = f"client=roamer&subscription=t/s&applied={applied}"
-        httpx.get(f"http://{agent}/consumer-list?{query}", trust_env=False).raise_for_status()
-    known, silent = nodes.clients(lists.nodes)
-    assert [one.applied for one in known if one.id == "roamer"] == [2]
-    assert silent == {}
+        for client, auth in (("roamer", login), ("stranger", ("bus", "wrong"))):
+            query = f"client={client}&subscription=t/s&applied={applied}"
+            url = f"http://{agent}/consumer-list?{query}"
+            httpx.get(url, auth=auth, timeout=60, trust_env=False).raise_for_status()
+
+    def applied_by(client: str) -> list[int]:
+        known, silent = nodes.clients(lists.nodes)
+        assert silent == {}
+        return [one.applied for one in known if one.id == client]
+
+    eventually(lambda: applied_by("roamer") == [2], within_s=60)
+    assert applied_by("stranger") == [], "a client counts with a good login only"
 
 
 def test_an_older_list_is_refused_and_recovered(lists: Cluster) -> None:

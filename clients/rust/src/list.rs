@@ -119,6 +119,8 @@ async fn fetch(settings: &Settings, source: &str, have: u64, applied: u64) -> Re
         asked = asked.query(&[("generation", &have), ("wait_s", &wait)]);
     }
     if !source.is_empty() {
+        // Without a login nobody is counted.
+        asked = asked.basic_auth(&settings.user, Some(settings.password()));
         asked = asked.query(&[("client", settings.client.as_str()), ("subscription", source), ("applied", &applied)]);
     }
     let mut answer = asked.send().await?;

@@ -45,11 +45,18 @@ NOT_MODIFIED = 304
 
 
 async def fetch_list(
-    http: httpx.AsyncClient, url: str, *, wait_s: float = 0, generation: int = -1, **who: str
+    http: httpx.AsyncClient,
+    url: str,
+    *,
+    wait_s: float = 0,
+    generation: int = -1,
+    login: httpx.BasicAuth | None = None,
+    **who: str,
 ) -> BrokerList | None:
     """Fetch the list that consumers connect to; any agent may answer.
 
     wait_s: time in s for which the agent may keep the request until it has a newer list than `generation`.
+    login: user and password in the bus; without them an agent does not count who asks.
     who: client, subscription, applied: told to the agent.
     Returns None when there is nothing newer. Raises ListUnavailable (keep the last list) or
     ListInvalid (an answer that is not a list: keep the last list and report it).
@@ -60,7 +67,7 @@ async def fetch_list(
     timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=wait_s + ANSWER_GRACE_S)
     try:
         async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S + ANSWER_GRACE_S):
-            async with http.stream("GET", url, params=query, timeout=timeout) as answer:
+            async with http.stream("GET", url, params=query, timeout=timeout, auth=login) as answer:
                 return await _read_list(answer)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as fault:
         raise ListUnavailable(f"{url}: {reason_of(fault)}") from fault
@@ -153,6 +160,7 @@ class ListFollower:
             url,
             wait_s=self._interval_s,
             generation=keeper.generation if self.brokers else -1,
+            login=self._login(),
             client=self._bus.client_id,
             subscription=self._subscription,
             applied=str(max(self._applied, 0)),
@@ -178,6 +186,12 @@ class ListFollower:
                 return
         # A list without generation cannot be waited for: ask again after the interval.
         await asyncio.sleep(self._interval_s)
+
+    def _login(self) -> httpx.BasicAuth | None:
+        try:
+            return httpx.BasicAuth(self._bus.current_user(), self._bus.current_password().reveal())
+        except ConfigError:
+            return None  # a password's file that cannot be read now holds up no list
 
     def _apply(self, found: BrokerList) -> None:
         self.brokers = found

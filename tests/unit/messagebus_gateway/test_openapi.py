@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
+from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
@@ -87,6 +89,29 @@ def address() -> Iterator[str]:
 def test_the_document_is_openapi() -> None:
     validate(document())
     assert OPERATIONS > 15
+
+
+def test_a_batch_of_events_is_what_the_document_says(address: str) -> None:
+    event = document()["components"]["schemas"]["CloudEvent"]
+    whole = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "made", "data": [1]}
+    assert set(event["required"]) < set(whole)
+    cases = [(whole, True), (whole | {"subject": "x", "sampled": True}, True), ({}, False)]
+    cases += [(whole | {name: ""}, False) for name in event["required"]]
+    cases += [(whole | {"NAME": "x"}, False), (whole | {"more": {}}, False)]
+    for sent, is_right in cases:
+        assert OAS31Validator(event).is_valid(sent) is is_right
+        request = urllib.request.Request(
+            f"{address}/v1/topics/orders/messages:batch",
+            json.dumps([sent]).encode(),
+            {"Content-Type": "application/cloudevents-batch+json", "MB-Client": "test"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                status = answer.status
+        except urllib.error.HTTPError as fault:
+            status = fault.code
+            fault.close()
+        assert (status == 400) is not is_right, (sent, status)
 
 
 def test_the_gateway_serves_this_document(address: str) -> None:

@@ -55,6 +55,8 @@ async def test_an_image_over_plain_http_says_nothing_and_takes_nothing() -> None
         assert answer.status_code == 403
         assert "MB-Client" in answer.json()["detail"]
         assert bus.waiting(BILLING) == 1
+        # Whoever sends that header with all requests publishes, too.
+        assert (await served.publish("more", MB_Client="report")).status_code == 201
 
 
 @pytest.mark.parametrize(

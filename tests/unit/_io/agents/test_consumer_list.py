@@ -240,6 +240,26 @@ async def test_without_addresses_the_configured_broker_is_the_whole_list() -> No
     await follower.stop()
 
 
+async def test_who_asks_says_its_login_so_that_agents_count_it(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("geheim")
+    agent = Agent(text(GOOD), text(NEWER))
+    bus = BusConfig(list_urls=(URL,), client_id="c", user="shop", password_file=str(password))
+    follower = ListFollower(
+        bus,
+        subscription="orders/billing",
+        interval_s=0,
+        on_list=lambda _: password.unlink(missing_ok=True),
+        transport=httpx.MockTransport(agent),
+    )
+    follower.start()
+    await asyncio.wait_for(agent.idle.wait(), 60)
+    await follower.stop()
+    shown = [request.headers.get("Authorization") for request in agent.requests]
+    assert shown[0] == "Basic c2hvcDpnZWhlaW0="
+    assert set(shown[1:]) == {None}, "a password that is gone holds up no list"
+
+
 # The cache.
 async def test_the_last_good_list_is_kept_on_disk_and_read_at_the_start(
     follow: Follow, tmp_path: Path

@@ -34,6 +34,7 @@ from messagebus_agent.web.routes import Parts, application
 from messagebus_tools.observing.snapshot import read_answer
 
 ENTRY = Entry(wanted="orders", number=1, origin="a:5672", alive=True, tomb=0)
+USER = httpx.BasicAuth("bus", "pw")
 OPERATOR = {"Authorization": "Bearer token"}
 DONE = Completion(complete=True, held=("a:5672",), later=(), missing={})
 
@@ -213,11 +214,12 @@ async def test_a_newer_list_than_asked_for_comes_at_once(rig: Rig) -> None:
 async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
     rig.serve(17)
     path = "/consumer-list?generation=17&wait_s=30&client=me&subscription=a/b&applied=17"
-    waiting = asyncio.ensure_future(rig.http.get(path))
+    waiting = asyncio.ensure_future(rig.http.get(path, auth=USER))
 
     await asyncio.sleep(0)
     clients: list[Any] = []
     while not clients:
+        await asyncio.sleep(0)
         clients = (await rig.http.get("/clients")).json()["clients"]
     assert (clients[0]["id"], clients[0]["subscription"], clients[0]["applied"]) == (
         "me",
@@ -234,19 +236,21 @@ async def test_a_waiting_fetch_ends_with_the_new_list(rig: Rig) -> None:
 async def test_a_waiting_fetch_ends_with_nothing_new_when_the_agent_stops(rig: Rig) -> None:
     rig.serve(17)
     path = "/consumer-list?generation=17&wait_s=30&client=me&subscription=a/b&applied=17"
-    waiting = asyncio.ensure_future(rig.http.get(path))
+    waiting = asyncio.ensure_future(rig.http.get(path, auth=USER))
     await asyncio.sleep(0)  # it waits from here on
     assert not waiting.done()
     rig.lists.end()
     assert (await waiting).status_code == 304
 
 
-async def hang_up(rig: Rig, query: str) -> list[Any]:
+async def hang_up(rig: Rig, query: str, *, login: bytes = b"Basic YnVzOnB3") -> list[Any]:
     """Return the events sent to a client that disconnects while it waits for a list."""
     sent: list[Any] = []
     events = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
 
     async def receive() -> Any:
+        for _ in range(10):
+            await asyncio.sleep(0)  # its login is proved meanwhile
         return next(events)
 
     async def send(message: Any) -> None:
@@ -257,7 +261,7 @@ async def hang_up(rig: Rig, query: str) -> list[Any]:
         "method": "GET",
         "path": "/consumer-list",
         "query_string": query.encode(),
-        "headers": [],
+        "headers": [(b"authorization", login)],
     }
     transport = rig.http._transport
     assert isinstance(transport, httpx.ASGITransport)
@@ -280,8 +284,11 @@ async def test_who_waits_under_the_id_of_one_who_hung_up_is_not_forgotten(rig: R
 
     rig.serve(17)
     query = "generation=17&wait_s=60&client=me&subscription=a/b&applied=17"
-    other = asyncio.ensure_future(rig.http.get(f"/consumer-list?{query}"))
-    await asyncio.sleep(0)  # the other one waits from here on
+    other = asyncio.ensure_future(rig.http.get(f"/consumer-list?{query}", auth=USER))
+    known: list[Any] = []
+    while not known:
+        await asyncio.sleep(0)
+        known = (await rig.http.get("/clients")).json()["clients"]
     await hang_up(rig, query)
     forgotten_s = (EXPIRY_MS - LEFT_MS) / 1000
     assert await age_s() < forgotten_s
@@ -289,6 +296,37 @@ async def test_who_waits_under_the_id_of_one_who_hung_up_is_not_forgotten(rig: R
     await other
     await hang_up(rig, query.replace("17", "18"))
     assert await age_s() >= forgotten_s
+
+
+async def test_ids_of_clients_count_with_a_login_only(rig: Rig) -> None:
+    async def ids() -> set[str]:
+        return {each["id"] for each in (await rig.http.get("/clients")).json()["clients"]}
+
+    async def ask(name: str, **how: Any) -> int:
+        query = f"generation=16&client={name}&subscription=a/b&applied=16"
+        return (await rig.http.get(f"/consumer-list?{query}", **how)).status_code
+
+    rig.serve(17)
+    for number in range(50):
+        assert await ask(f"stranger-{number}") == 200, "the list is for everybody"
+        assert await ask(f"junk-{number}", auth=httpx.BasicAuth("bus", f"{number}")) == 200
+    assert await ids() == set()
+    assert await ask("mine", auth=USER) == 200
+    assert await ask("operators", headers=OPERATOR) == 200
+    assert await ids() == {"mine", "operators"}
+    rig.upkeep.condition = Condition(linked=False, gate_open=False)
+    assert await ask("while-the-broker-is-away") == 200
+    assert "while-the-broker-is-away" in await ids(), "a playbook must not overlook a client"
+
+
+async def test_a_stranger_who_hangs_up_under_an_id_drops_nobody(rig: Rig) -> None:
+    rig.serve(17)
+    query = "generation=17&wait_s=0&client=me&subscription=a/b&applied=17"
+    assert (await rig.http.get(f"/consumer-list?{query}", auth=USER)).status_code == 304
+    for shown in (b"", b"Basic YnVzOndyb25n"):
+        await hang_up(rig, query.replace("wait_s=0", "wait_s=60"), login=shown)
+    (client,) = (await rig.http.get("/clients")).json()["clients"]
+    assert client["age_s"] < (EXPIRY_MS - LEFT_MS) / 1000
 
 
 async def test_who_hangs_up_in_the_middle_of_a_request_is_no_error(rig: Rig) -> None:
@@ -571,11 +609,11 @@ async def test_who_has_a_list_is_known_to_it_by_the_longest_name_too(
 ) -> None:
     rig.serve(17)
     params = {"client": "me", "subscription": str(source)}
-    assert (await rig.http.get("/consumer-list", params=params)).status_code == 200
+    assert (await rig.http.get("/consumer-list", params=params, auth=USER)).status_code == 200
     # Who has no list yet has no old one, and may end before it asks again.
     assert (await rig.http.get("/clients")).json()["clients"] == []
     params |= {"generation": "17", "applied": "17"}
-    assert (await rig.http.get("/consumer-list", params=params)).status_code == 304
+    assert (await rig.http.get("/consumer-list", params=params, auth=USER)).status_code == 304
     (client,) = (await rig.http.get("/clients")).json()["clients"]
     assert client["subscription"] == str(source)
 
@@ -585,7 +623,7 @@ async def test_a_generation_that_nobody_can_have_applied_is_not_believed(rig: Ri
     margin = routes.APPLIED_AHEAD_MAX
     for client, applied in (("real", 17 + margin), ("forged", 18 + margin), ("evil", 10**17)):
         params: dict[str, str | int] = {"client": client, "applied": applied}
-        served = await rig.http.get("/consumer-list", params=params)
+        served = await rig.http.get("/consumer-list", params=params, auth=USER)
         assert served.status_code == 200
     told = (await rig.http.get("/clients")).json()["clients"]
     assert [(one["id"], one["applied"]) for one in told] == [("real", 17 + margin)]

@@ -26,12 +26,12 @@ final class Http {
                 secure.setHostnameVerifier((host, session) -> names(session).contains(s.serverName));
             }
         }
+        String login = Base64.getEncoder().encodeToString((s.user + ":" + s.password()).getBytes(StandardCharsets.UTF_8));
+        connection.setRequestProperty("Authorization", "Basic " + login);
         if (body != null) {
             connection.setRequestMethod("POST");
             connection.setDoOutput(true);
             connection.setRequestProperty("Content-Type", "application/json");
-            String login = Base64.getEncoder().encodeToString((s.user + ":" + s.password()).getBytes(StandardCharsets.UTF_8));
-            connection.setRequestProperty("Authorization", "Basic " + login);
             connection.getOutputStream().write(body.getBytes(StandardCharsets.UTF_8));
         }
         try {
