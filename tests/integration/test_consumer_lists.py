@@ -74,9 +74,10 @@ def test_what_clients_have_applied_is_the_union_over_agents(
 ) -> None:
     first, second = lists.nodes[0].agent, lists.nodes[1].agent
     login = ("bus", cluster.password.reveal())
-    for agent, applied in ((first, 1), (second, 2)):
+    newest = BrokerList.parse(listfile.read(lists.list_file)).generation
+    for agent, applied in ((first, newest - 1), (second, newest)):
         for client, auth in (("roamer", login), ("stranger", ("bus", "wrong"))):
-            query = f"client={client}&subscription=t/s&applied={applied}"
+            query = f"client={client}&subscription=t/s&generation={applied - 1}&applied={applied}"
             url = f"http://{agent}/consumer-list?{query}"
             httpx.get(url, auth=auth, timeout=60, trust_env=False).raise_for_status()
 
@@ -85,7 +86,7 @@ def test_what_clients_have_applied_is_the_union_over_agents(
         assert silent == {}
         return [one.applied for one in known if one.id == client]
 
-    eventually(lambda: applied_by("roamer") == [2], within_s=60)
+    eventually(lambda: applied_by("roamer") == [newest], within_s=60)
     assert applied_by("stranger") == [], "a client counts with a good login only"
 
 
