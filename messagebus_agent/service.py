@@ -18,6 +18,7 @@ from typing import Any
 
 from messagebus._io.amqp.control import Right, rights_of
 from messagebus._io.amqp.link import Credentials
+from messagebus.clock import monotonic_ms
 from messagebus.errors import ConfigError
 from messagebus.http.connections import Bounds, connections_below_descriptors
 from messagebus.http.listening import Tls, listen
@@ -28,7 +29,7 @@ from messagebus_agent.broker.loads import Counting, Loads
 from messagebus_agent.broker.losses import Loss
 from messagebus_agent.broker.management import Management, ManagementUnavailable
 from messagebus_agent.broker.settle import Settler
-from messagebus_agent.broker.upkeep import Upkeep, monotonic_ms
+from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.config import AgentConfig, read_secret
 from messagebus_agent.consumer_list import Clients, ListFile
 from messagebus_agent.gate import Condition, Verdict, VerdictKind, verdict
@@ -172,7 +173,7 @@ class Service:
             self._kept("moves", self.moves.run),
             self._kept("alarms", self._watch_alarms),
             self._kept("policies", self._watch_policies),
-            self._kept("loads", lambda: self._loads.watch(_now_ms)),
+            self._kept("loads", lambda: self._loads.watch(monotonic_ms)),
             self._kept("reports", self._write_reports),
             self._kept("verdicts", self._tell_verdicts),
             self._kept("certificates", self._renew_certificates),
@@ -363,7 +364,7 @@ class Service:
         )
 
     def _subscriptions_of_clients(self) -> list[tuple[str, float]]:
-        return [(c.subscription, c.age_ms / 1000) for c in self.clients.living(_now_ms())]
+        return [(c.subscription, c.age_ms / 1000) for c in self.clients.living(monotonic_ms())]
 
     async def _try_login(
         self, user: str, password: Secret, rights: Collection[Right]
@@ -391,7 +392,7 @@ class Service:
         yield from self.expiry.figures()
         yield from self._peers.figures()
         yield from self.lists.figures()
-        yield from self.clients.figures(_now_ms(), self.lists.generation)
+        yield from self.clients.figures(monotonic_ms(), self.lists.generation)
         yield from self._loads.figures()
         yield from figures_of_mirror(self._config.mirror_device)
         yield from self._figures_of_certificates()
@@ -459,7 +460,3 @@ def _settler(config: AgentConfig) -> Settler:
     if not settler.erl_call:
         log.warning("no erl_call, node_name or cookie_file: settling a queue takes seconds")
     return settler
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

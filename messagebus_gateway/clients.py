@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +27,7 @@ from messagebus import (
 )
 from messagebus._io.agents.registration import credentials
 from messagebus._io.amqp.control import Right, rights_of
+from messagebus.clock import monotonic_ms
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem
 
@@ -42,11 +42,6 @@ STOP_S = 10.0
 COUNT_EVERY_MS = 1_000
 # A login that the bus has taken is believed for so long, as agents believe it.
 PROVEN_MS, PROVEN_MAX = 60_000, 1_000
-
-
-def now_ms() -> int:
-    """Return the time of a monotonic clock in ms."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class Bus(Protocol):
@@ -89,11 +84,11 @@ class RealBus:
 
     async def exists(self, source: Source) -> bool:
         """Ask all agents, at most once in COUNT_EVERY_MS for all callers."""
-        asked_ms = now_ms()
+        asked_ms = monotonic_ms()
         async with self._counting:
             if self._counted_ms < asked_ms:
                 await asyncio.sleep(max(0, self._counted_ms + COUNT_EVERY_MS - asked_ms) / 1000)
-                self._counted_ms, self._there = now_ms(), await self._count()
+                self._counted_ms, self._there = monotonic_ms(), await self._count()
         return self._there is None or str(source) in self._there
 
     async def takes(self, user: str, password: Secret) -> bool:
@@ -168,7 +163,7 @@ class Publishers:
             yield used.publisher
         finally:
             used.users -= 1
-            used.free_ms = now_ms()
+            used.free_ms = monotonic_ms()
 
     async def prove(self, principal: Principal) -> None:
         """Have the bus take a login again, unless it did so within PROVEN_MS. Raises Problem 401.
@@ -186,7 +181,7 @@ class Publishers:
             except MessageBusError:
                 return
             if takes:
-                self._proven_ms[name] = now_ms()
+                self._proven_ms[name] = monotonic_ms()
                 self._proven_ms.move_to_end(name)
                 if len(self._proven_ms) > PROVEN_MAX:
                     self._proven_ms.popitem(last=False)
@@ -199,7 +194,7 @@ class Publishers:
         raise Problem(401, "the bus refuses this login", outcome="not sent")
 
     def _is_proven(self, name: str) -> bool:
-        return now_ms() - self._proven_ms.get(name, -PROVEN_MS) < PROVEN_MS
+        return monotonic_ms() - self._proven_ms.get(name, -PROVEN_MS) < PROVEN_MS
 
     async def _open(self, principal: Principal) -> _Used:
         if len(self._others) >= LOGINS_MAX:
@@ -214,12 +209,12 @@ class Publishers:
             raise Problem(
                 503, str(fault), outcome="not sent", retry=True, retry_after_s=1
             ) from None
-        used = self._others[principal.name] = _Used(publisher, free_ms=now_ms())
+        used = self._others[principal.name] = _Used(publisher, free_ms=monotonic_ms())
         return used
 
     async def close_idle(self) -> None:
         """End publishers of logins that nobody used for long. Called now and then."""
-        before_ms = now_ms() - round(IDLE_S * 1000)
+        before_ms = monotonic_ms() - round(IDLE_S * 1000)
         idle = [
             n for n, each in self._others.items() if not each.users and each.free_ms < before_ms
         ]

@@ -33,9 +33,9 @@ from messagebus import (
     Stopped,
     WrongPayload,
 )
+from messagebus.clock import monotonic_ms
 from messagebus.envelope import FIELDS_OF_MESSAGE
 from messagebus.message import decode_json
-from messagebus_gateway.clients import now_ms
 from messagebus_gateway.problems import Problem, encoded, seconds
 from messagebus_integrations import cloudevents
 
@@ -256,7 +256,7 @@ class Replays:
         Raises Problem 422 for another message under this key.
         """
         used = self._used.get(place)
-        if used is None or used.until_ms < now_ms():
+        if used is None or used.until_ms < monotonic_ms():
             return None
         if used.print != _print(wanted):
             raise Problem(422, "this key was used for another message", outcome="not sent")
@@ -267,10 +267,10 @@ class Replays:
         self, place: tuple[str, str, str], wanted: Wanted, end: asyncio.Future[Published]
     ) -> None:
         """Note a publish under way."""
-        self._used[place] = _Used(_print(wanted), end, now_ms() + REPLAY_MS)
+        self._used[place] = _Used(_print(wanted), end, monotonic_ms() + REPLAY_MS)
         self._used.move_to_end(place)
         while len(self._used) > REPLAYS_MAX or (
-            next(iter(self._used.values())).until_ms < now_ms()
+            next(iter(self._used.values())).until_ms < monotonic_ms()
         ):
             self._used.popitem(last=False)
 

@@ -25,8 +25,9 @@ from messagebus import (
     Source,
     Status,
 )
+from messagebus.clock import monotonic_ms
 from messagebus.envelope import tagged
-from messagebus_gateway.clients import Bus, now_ms
+from messagebus_gateway.clients import Bus
 from messagebus_gateway.config import Limits
 from messagebus_gateway.demand import LINGER_MS, TICK_MS, Demand, LetGo, Rest
 from messagebus_gateway.leases import Lease, Leases
@@ -61,7 +62,7 @@ class Reader:
 
     def __init__(self, consumer: AsyncConsumer, prefetch: int, source: str = "") -> None:
         self.consumer, self.source = consumer, source
-        self.demand = Demand(now_ms(), ahead_max=AHEAD_MAX)
+        self.demand = Demand(monotonic_ms(), ahead_max=AHEAD_MAX)
         # All that waits may lie on one broker: more than its prefetch is not counted on.
         self.demand.credit = self._prefetch = prefetch
         self.held = 0
@@ -92,7 +93,7 @@ class Reader:
         finally:
             self.held += len(found)
             self._used.update(each.receipt.broker for each in found)
-            demand.goes(most, len(found), now_ms(), size)
+            demand.goes(most, len(found), monotonic_ms(), size)
         return found
 
     def ended(self, delivery: Delivery) -> None:
@@ -111,7 +112,7 @@ class Reader:
 
     def look(self) -> bool:
         """Give back, grow or end as the demand says. Returns False when it is to end."""
-        at_ms, buffered = now_ms(), self.consumer.stats().buffered
+        at_ms, buffered = monotonic_ms(), self.consumer.stats().buffered
         if not buffered:
             self.buffered_since_ms = None
         elif self.buffered_since_ms is None:
@@ -207,7 +208,7 @@ class Pulls:
         """
         leases = self.leases
         deliveries = await reader.take(most, wait_s, bytes_max, lambda: leases.room(principal.name))
-        at_ms, lease_ms = now_ms(), round(lease_s * 1000)
+        at_ms, lease_ms = monotonic_ms(), round(lease_s * 1000)
         self._unheld.clear()
         made = [
             leases.grant(principal.name, Held(reader, each, freed), at_ms, lease_ms, len(each.body))
@@ -261,7 +262,7 @@ class Pulls:
         """
         if what == "extend":
             lease_ms = round(how["lease_s"] * 1000)
-            ends = [self.leases.extend(t, principal.name, now_ms(), lease_ms) for t in tokens]
+            ends = [self.leases.extend(t, principal.name, monotonic_ms(), lease_ms) for t in tokens]
             return [each if isinstance(each, str) else "done" for each in ends]
         taken = [self.leases.take(token, principal.name, what) for token in tokens]
         if what == "ack" and how.get("confirmed"):
@@ -336,13 +337,13 @@ class Pulls:
     def buffered_oldest_s(self) -> float:
         """Time for which something has been buffered at most."""
         since = [s for each in self.readers.values() if (s := each.buffered_since_ms) is not None]
-        return (now_ms() - min(since)) / 1000 if since else 0.0
+        return (monotonic_ms() - min(since)) / 1000 if since else 0.0
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_MS / 1000)
             try:
-                for lease in self.leases.run_out(now_ms()):
+                for lease in self.leases.run_out(monotonic_ms()):
                     self.expired += 1
                     self._released(lease)
                 for place, reader in list(self.readers.items()):
@@ -453,5 +454,5 @@ def as_json(lease: Lease[Held]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)  # of all deliveries of a pull it is the same
 def _written(until_ms: int) -> str:
     """Return a time of the monotonic clock as text, by the clock of now."""
-    until = datetime.now(UTC) + timedelta(milliseconds=until_ms - now_ms())
+    until = datetime.now(UTC) + timedelta(milliseconds=until_ms - monotonic_ms())
     return until.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from messagebus.clock import monotonic_ms
 from messagebus.http.connections import Bounds, connections_below_descriptors
 from messagebus.http.guard import Guard, ProgramsOnly, is_loopback
 from messagebus.http.listening import Tls, listen, parse_listen
 from messagebus.http.server import Server
 from messagebus.tls import TlsFiles
-from messagebus_gateway.clients import Bus, Publishers, RealBus, now_ms
+from messagebus_gateway.clients import Bus, Publishers, RealBus
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.metrics import Metrics
 from messagebus_gateway.peers import Peers
@@ -51,7 +52,7 @@ class Gateway:
             bus_login=config.bus_login,
             anonymous=config.anonymous,
             limits=config.limits,
-            now_ms=now_ms(),
+            now_ms=monotonic_ms(),
         )
         self.pulls = Pulls(bus, config.name, config.limits)
         self.metrics = Metrics(self.pulls)
@@ -139,7 +140,7 @@ class Gateway:
         """Take from principals what is theirs no more, whether they send requests or not."""
         while True:
             await asyncio.sleep(LOOK_EVERY_MS / 1000)
-            self._people.look(now_ms())
+            self._people.look(monotonic_ms())
             for principal in self._people.logins_in_use():
                 with contextlib.suppress(Problem):  # one that is refused is over
                     await self._publishers.prove(principal)

@@ -32,10 +32,11 @@ from messagebus import (
     Subscription,
     Topic,
 )
+from messagebus.clock import monotonic_ms
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
 from messagebus.http.server import NAMES
 from messagebus_gateway import streaming
-from messagebus_gateway.clients import Bus, Publishers, now_ms
+from messagebus_gateway.clients import Bus, Publishers
 from messagebus_gateway.config import GatewayConfig
 from messagebus_gateway.leases import Lease
 from messagebus_gateway.metrics import Metrics
@@ -194,7 +195,7 @@ class _Web:
             try:
                 login = request.headers.get("authorization", "")
                 self._check_sender(request)
-                principal = people.principal(login, now_ms(), request.scope.get(NAMES, ()))
+                principal = people.principal(login, monotonic_ms(), request.scope.get(NAMES, ()))
                 if not principal.requests.enter():
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
@@ -253,7 +254,7 @@ class _Web:
                 await turn.enter_async_context(self._replays.turn(place))
                 if end := await self._replays.before(place, wanted):
                     return json_response(told(end), 201, headers={"Idempotent-Replayed": "true"})
-            principal.charge(1, now_ms())
+            principal.charge(1, monotonic_ms())
             async with self._parts.publishers.of(principal) as publisher:
                 ending = await submit(publisher, destination, wanted, self._limits.admit_wait_s)
                 if message_id:
@@ -304,7 +305,7 @@ class _Web:
                 if media == cloudevents.BATCH:
                     async with self._turn(request):
                         for each in await read_events(request, timeout_s):
-                            principal.charge(1, now_ms())
+                            principal.charge(1, monotonic_ms())
                             await batch.add(each)
                 elif media in (NDJSON, "application/ndjson", "application/jsonl"):
                     whole = request.query_params.get("whole", "") in ("1", "true")
@@ -385,7 +386,7 @@ class _Web:
             for _, payload, options in read:
                 try:
                     if has_rate:
-                        principal.charge(1, now_ms())
+                        principal.charge(1, monotonic_ms())
                 except Problem:
                     await batch.add_all(together)
                     raise
@@ -542,7 +543,7 @@ class _Web:
                 raise Problem(403, "this origin may not open a socket here")
             self._check_sender(socket)
             login = socket.headers.get("authorization", "")
-            principal = parts.people.principal(login, now_ms(), socket.scope.get(NAMES, ()))
+            principal = parts.people.principal(login, monotonic_ms(), socket.scope.get(NAMES, ()))
             source = _source(socket)
             principal.check("consume", str(source))
             await parts.publishers.prove(principal)
@@ -593,7 +594,7 @@ class _Web:
         except (MessageInvalid, NameInvalid, TypeError) as fault:
             raise Problem(400, str(fault), outcome="not sent") from None
         principal.check("publish", str(destination))
-        principal.charge(1, now_ms())
+        principal.charge(1, monotonic_ms())
         async with self._parts.publishers.of(principal) as publisher:
             wanted = Wanted(message, options, TIMEOUT_S)
             end = await (await submit(publisher, destination, wanted, self._limits.admit_wait_s))

@@ -27,6 +27,7 @@ from messagebus import (
     purge_subscriptions,
     redrive_parked,
 )
+from messagebus.clock import wall_ms
 from messagebus.terminal import plural
 from messagebus.topology import parse_wanted
 from messagebus_monitor.config import MonitorConfig
@@ -99,7 +100,7 @@ class Actions:
     async def plan(self, order: Order, who: Principal) -> Plan:
         """Look afresh, and return what an order would touch. Raises NotDone."""
         self._allowed(order, who)
-        found, made_ms = await self._look(order), _now_ms()
+        found, made_ms = await self._look(order), wall_ms()
         token = token_of(self._key, order, found, who.name, made_ms)
         plan = Plan(token[:16], order, found, who.name, made_ms, token)
         self._plans[plan.id] = plan
@@ -126,7 +127,7 @@ class Actions:
                     f"{other.run_by} is at it: {other.kind.title.lower()} of"
                     f" {other.order.about} has not ended."
                 )
-        plan.state, plan.run_by, plan.began_ms = "checking", who.name, _now_ms()
+        plan.state, plan.run_by, plan.began_ms = "checking", who.name, wall_ms()
         task = asyncio.create_task(self._to_its_end(plan, f"{who.name} from {peer}"))
         self._runs[task] = plan
         task.add_done_callback(self._runs.pop)
@@ -178,13 +179,13 @@ class Actions:
 
     async def _to_its_end(self, plan: Plan, by: str) -> None:
         state, result = await self._run(plan, by)
-        plan.result, plan.ended_ms = result[:RESULT_CHARS_MAX], _now_ms()
+        plan.result, plan.ended_ms = result[:RESULT_CHARS_MAX], wall_ms()
         plan.state = state
         await self._told(plan, by, f"{_title(plan)}, plan {plan.id}: {state}: {plan.result}")
 
     async def _run(self, plan: Plan, by: str) -> tuple[State, str]:
         try:
-            if _now_ms() - plan.made_ms > PLAN_S * MS_PER_S:
+            if wall_ms() - plan.made_ms > PLAN_S * MS_PER_S:
                 raise NotDone(f"the plan is older than {PLAN_S // 60} minutes: make another")
             if changed := differs(plan.found, await self._look(plan.order)):
                 raise NotDone(f"not run, because it is no longer as planned: {changed}")
@@ -266,7 +267,7 @@ class Actions:
             await self._watch.next(self._watch.number, within_s=1.0)
 
     async def _told(self, plan: Plan, by: str, text: str) -> bool:
-        event = Event(_now_ms(), ACTION, plan.order.about, text, by)
+        event = Event(wall_ms(), ACTION, plan.order.about, text, by)
         return await asyncio.to_thread(self._watch.events.add, [event])
 
 
@@ -294,7 +295,3 @@ def _title(plan: Plan) -> str:
     order, total = plan.order, plan.found.total
     many = f" ({plural(total, 'message')} on {plural(len(plan.found.lines), 'broker')})"
     return f"{plan.kind.title.lower()} of {order.about}{many if total else ''}"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from messagebus import MessageBusError
+from messagebus.clock import wall_ms
 from messagebus_monitor.board import Board, Source, View, board
 from messagebus_monitor.concluding import Concluding
 from messagebus_monitor.eventlog import EventLog
@@ -56,8 +57,8 @@ class Watch:
         """Number of the observation; pages are rendered once for each."""
         self.board = board(
             View(
-                bus=Bus(at_ms=_now_ms(), brokers=()),
-                now_ms=_now_ms(),
+                bus=Bus(at_ms=wall_ms(), brokers=()),
+                now_ms=wall_ms(),
                 history=self.history,
                 fault="nothing was asked yet",
             )
@@ -158,7 +159,3 @@ def course_of(source: Source) -> tuple[float | None, ...]:
         known(each.came, each.is_least),
         known(each.left, each.is_least),
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -28,6 +28,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from messagebus import MessageBusError
+from messagebus.clock import wall_ms
 from messagebus.http.allowance import Allowances
 from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard
@@ -276,7 +277,7 @@ class Monitor:
         asked = asked_for(self, of, who)
         self._seen(asked)
         since = request.query_params.get("since", "")
-        body = self._feed(of, asked).since(since, self.watch.number, _now_ms())
+        body = self._feed(of, asked).since(since, self.watch.number, wall_ms())
         return Response(body, media_type="application/json")
 
     async def stream(self, request: Request, who: Principal) -> Response:
@@ -305,7 +306,7 @@ class Monitor:
                 self._seen(asked)
                 if self.watch.number != number:
                     number = self.watch.number
-                    body = feed.since(version, number, _now_ms())
+                    body = feed.since(version, number, wall_ms())
                     version = feed.at(number).version
                     yield b"event: part\nid: %s\ndata: %s\n\n" % (version.encode(), body)
                 elif not await self.watch.next(number, within_s=BEAT_S):
@@ -337,7 +338,7 @@ async def _series(monitor: Monitor, request: Request, who: Principal) -> Respons
     series = monitor.watch.history.of(f"source:{name}")
     if series is None:
         return Response("{}", 404, media_type="application/json")
-    now_s = _now_ms() / 1_000
+    now_s = wall_ms() / 1_000
     courses = [series.read(figure, now_s, span_s) for figure in range(4)]
     begin, step = courses[0].begin_s, courses[0].step_s
     told: dict[str, Any] = {"at": [begin + i * step for i in range(len(courses[0].values))]}
@@ -487,7 +488,3 @@ class _Static(StaticFiles):
         if b"v=" in scope.get("query_string", b""):
             answer.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return answer
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+from messagebus.clock import wall_ms
 from messagebus.core.claims import STATE_NAMES, Answer, Record, Rule, Turn, apply
 from messagebus.errors import ConfigError, StoreAway
 from messagebus.secret import split_address
@@ -88,7 +89,7 @@ class SqliteStore:
         connection.execute("BEGIN IMMEDIATE")
         before = _read(connection, keys)
         after = dict(before)
-        answer = apply(after, turn, rule, _now_ms())
+        answer = apply(after, turn, rule, wall_ms())
         changed = [(key, *record) for key, record in after.items() if record is not before.get(key)]
         connection.executemany(PUT, changed)
         self._delete_expired(connection)
@@ -104,7 +105,7 @@ class SqliteStore:
         end = high.to_bytes(2) if high < 1 << 16 else b"\xff" * 17
         connection.execute(
             "DELETE FROM messagebus_claims WHERE key >= ? AND key < ? AND expires_ms <= ?",
-            (low.to_bytes(2), end, _now_ms()),
+            (low.to_bytes(2), end, wall_ms()),
         )
 
     async def forget(self, keys: Sequence[bytes]) -> int:
@@ -120,7 +121,7 @@ class SqliteStore:
 
     async def show(self, keys: Sequence[bytes]) -> list[Record | None]:
         found = await self._run(lambda connection: _read(connection, set(keys)))
-        now_ms = _now_ms()
+        now_ms = wall_ms()
         records = [found.get(key) for key in keys]
         return [record if record and record.expires_ms > now_ms else None for record in records]
 
@@ -129,7 +130,7 @@ class SqliteStore:
         rows = await self._run(
             lambda connection: connection.execute(
                 "SELECT state, count(*) FROM messagebus_claims WHERE expires_ms > ? GROUP BY state",
-                (_now_ms(),),
+                (wall_ms(),),
             ).fetchall()
         )
         for state, number in rows:
@@ -207,7 +208,3 @@ def _read(connection: sqlite3.Connection, keys: Iterable[bytes]) -> dict[bytes, 
         )
         found |= {row[0]: Record._make(row[1:]) for row in rows}
     return found
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

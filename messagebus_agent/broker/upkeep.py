@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from messagebus._io.amqp.control import Control, mismatch_text, node_is_gone, port_refuses
 from messagebus._io.amqp.link import NOT_FOUND, Credentials, Link, dial
+from messagebus.clock import monotonic_ms, wall_ms
 from messagebus.destination import UNDELIVERED_QUEUE
 from messagebus.errors import ChannelRefused, ConfigError, LinkError, LinkLost, TopologyError
 from messagebus.topology import STREAM_PREFIX, Declarations, Wanted, declarations, topic_of
@@ -630,7 +631,7 @@ class Upkeep:
             raise NotBroughtAbout("; ".join(self.refusals.reasons(entries)))
         self._brought_version = version
         self._behind_since_ms = None if version == self._register.version else monotonic_ms()
-        self.losses.repaired(_now_ms())
+        self.losses.repaired(wall_ms())
         self._note_held(entries)
 
     async def _find_births(self, control: Control, unsure: Iterable[Entry]) -> None:
@@ -686,7 +687,7 @@ class Upkeep:
                 await control.bind(declarations, "unbind")
                 log.info("sealed segment=%s", declarations.bindings[0].queue)
             case Declare(entry):
-                self._deletions.declaring(step.declarations, _now_ms())
+                self._deletions.declaring(step.declarations, wall_ms())
                 if not await self._declare(control, step):
                     return False
                 for queue in step.declarations.queues:
@@ -813,7 +814,7 @@ class Upkeep:
         self._brought_version = 0
         if self._births is not None:
             self._births.pop(name, None)
-        self.losses.noticed(entry.wanted, what, name, how=how, now_ms=_now_ms())
+        self.losses.noticed(entry.wanted, what, name, how=how, now_ms=wall_ms())
         self.wake()
 
     def _note_held(self, entries: Mapping[str, Entry]) -> None:
@@ -825,13 +826,3 @@ class Upkeep:
 
 def _topic_of(segment: str) -> str:
     return topic_of(segment.partition(MARK)[0].removeprefix(STREAM_PREFIX))
-
-
-def monotonic_ms() -> int:
-    """Return ms of the clock of `Condition.behind_since_ms` and verdicts, which cannot be set."""
-    return time.monotonic_ns() // 1_000_000
-
-
-def _now_ms() -> int:
-    """Return ms of the wall clock, for people and for comparison with events of the same host."""
-    return time.time_ns() // 1_000_000

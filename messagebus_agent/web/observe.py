@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from messagebus import __version__
+from messagebus.clock import monotonic_ms, wall_ms
 from messagebus.destination import UNDELIVERED_QUEUE, Delay, Queue, Subscription
 from messagebus.errors import LinkError
 from messagebus.topology import DUE, parse_wanted, with_options
 from messagebus_agent.broker.loads import Loads, Sweep
-from messagebus_agent.broker.upkeep import Upkeep, monotonic_ms
+from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import Clients, ListFile
 from messagebus_agent.gate import Condition, Verdict
 from messagebus_agent.topology.register import Register
@@ -185,7 +185,7 @@ class Observer:
         `mark` of an earlier answer; only rows that have changed since, unless some are gone. state_only:
         no rows.
         """
-        now_ms, wall_ms, wanted = monotonic_ms(), _wall_ms(), set(names)
+        now_ms, at_ms, wanted = monotonic_ms(), wall_ms(), set(names)
         self._read_map()
         if not state_only:
             self._parts.loads.hurry(now_ms)
@@ -199,7 +199,7 @@ class Observer:
         answer = Answer(
             broker=self._parts.broker,
             life=f"{self._parts.started}-{max(0, self._life)}",
-            at_ms=wall_ms,
+            at_ms=at_ms,
             mark=f"{self._numbers_of}-{self._number}",
             received_at_ms=now_ms,
             state=self._state(),
@@ -428,7 +428,3 @@ def _totals(sweep: Sweep) -> Totals:
         returned=told.get("return_unroutable", 0),
         redelivered=told.get("redeliver", 0),
     )
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from starlette.routing import Route
 
 from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
 from messagebus.broker import WIRE_VERSION, Broker
+from messagebus.clock import monotonic_ms
 from messagebus.destination import Topic
 from messagebus.errors import (
     ConfigError,
@@ -216,11 +216,11 @@ class _Web:
         if ended == 1:
             # Clients may share an id: one that still waits here is not dropped.
             if reader is not None and is_last:
-                self._parts.clients.left(*reader.who, _monotonic_ms())
+                self._parts.clients.left(*reader.who, monotonic_ms())
             return Response(status_code=499)
         if reader is not None and reader.is_counted:
             self._seen(reader)
-            self._parts.clients.answered(*reader.who, _monotonic_ms())
+            self._parts.clients.answered(*reader.who, monotonic_ms())
         current = self._parts.lists.current
         if current is not None and current.generation > generation:
             return self._list(request)
@@ -286,7 +286,7 @@ class _Web:
         # A generation that no client can have applied must not hold up a push.
         if current is not None and reader.applied > current.generation + APPLIED_AHEAD_MAX:
             return
-        self._parts.clients.seen(*reader.who, reader.applied, _monotonic_ms())
+        self._parts.clients.seen(*reader.who, reader.applied, monotonic_ms())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -295,7 +295,7 @@ class _Web:
         return task
 
     async def clients(self, _request: Request) -> Response:
-        now_ms = _monotonic_ms()
+        now_ms = monotonic_ms()
         return JSONResponse(
             {
                 "clients": [
@@ -840,7 +840,3 @@ async def _first_of(*waits: Awaitable[object], timeout_s: float) -> int | None:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

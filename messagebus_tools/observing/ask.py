@@ -10,7 +10,6 @@ import asyncio
 import csv
 import json
 import math
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ import httpx
 from messagebus._io.agents.consumer_list import fetch_list
 from messagebus._io.agents.http import http_client
 from messagebus.broker import BrokerList, ListedBroker
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, ListError, ListUnavailable, LoginRefused, reason_of
 from messagebus_tools.observing.rules import UNKNOWN_QUERY
@@ -175,7 +175,7 @@ class Asker:
 
     def bus(self) -> Bus:
         """Return the bus by the last answers."""
-        now_ms, listed = _now_ms(), self._list
+        now_ms, listed = wall_ms(), self._list
         return Bus(
             at_ms=now_ms,
             brokers=tuple(self._seen(each) for each in listed or ()),
@@ -200,7 +200,7 @@ class Asker:
         )
 
     async def _current_list(self) -> BrokerList:
-        if _now_ms() - self._list_tried_ms < LIST_EVERY_MS and self._list:
+        if wall_ms() - self._list_tried_ms < LIST_EVERY_MS and self._list:
             return self._list
         fault: ListError = ListUnavailable("no answer in time")
         for url in self._bus.list_urls:
@@ -213,7 +213,7 @@ class Asker:
                 continue
             else:
                 assert found is not None, "only a waiting fetch is answered with nothing newer"
-                self._list, self._list_at_ms, self._list_fault = found, _now_ms(), ""
+                self._list, self._list_at_ms, self._list_fault = found, wall_ms(), ""
                 self._agents = {
                     name: self._agents.get(name) or _Agent()
                     for name in (each.broker.name for each in found)
@@ -223,7 +223,7 @@ class Asker:
             if self._list is None:
                 raise fault
             self._list_fault = str(fault)
-        self._list_tried_ms = _now_ms()
+        self._list_tried_ms = wall_ms()
         return self._list
 
     # One agent.
@@ -232,7 +232,7 @@ class Asker:
         agent = self._agents[listed.broker.name]
         if agent.last and "names" not in query:
             query = {**query, "since": agent.last.mark}
-        began_ms = _now_ms()
+        began_ms = wall_ms()
         new = await self._ask(listed, agent, query, within_s=ANSWER_WITHIN_S)
         if new is None:
             return
@@ -268,7 +268,7 @@ class Asker:
             async with asyncio.timeout(within_s):
                 status, body = await self._get(url, self._auth())
             if status == httpx.codes.OK:
-                answer = read_answer(json.loads(body), received_at_ms=_now_ms())
+                answer = read_answer(json.loads(body), received_at_ms=wall_ms())
                 if answer.broker != listed.broker.name:
                     fault, answer = f"the agent of {answer.broker!r} answers there", None
             elif status == httpx.codes.SERVICE_UNAVAILABLE and _has_no_link(body):
@@ -282,7 +282,7 @@ class Asker:
         except (httpx.HTTPError, ConfigError) as trouble:
             fault = reason_of(trouble)
         if fault and not agent.silent_since_ms:
-            agent.silent_since_ms = _now_ms()
+            agent.silent_since_ms = wall_ms()
         elif not fault:
             agent.silent_since_ms = None
         agent.fault, agent.is_refused_for_broker = fault, is_refused_for_broker
@@ -326,16 +326,16 @@ class Asker:
         except (httpx.HTTPError, ValueError, zlib.error, csv.Error) as trouble:
             fault = reason_of(trouble)
         if fault:
-            since_ms = known.silent_since_ms or _now_ms()
+            since_ms = known.silent_since_ms or wall_ms()
             self._balancers[url] = replace(known, fault=fault, silent_since_ms=since_ms)
         else:
             self._balancers[url] = Balancer(url=known.url, servers=servers)
 
     async def _unknown_outcomes(self) -> None:
         """Ask Prometheus, which looks at clients every some seconds, not more often than that."""
-        if self._outcomes is None or _now_ms() - self._outcomes_at_ms < OUTCOMES_EVERY_MS:
+        if self._outcomes is None or wall_ms() - self._outcomes_at_ms < OUTCOMES_EVERY_MS:
             return
-        self._outcomes_at_ms, fault = _now_ms(), ""
+        self._outcomes_at_ms, fault = wall_ms(), ""
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 query = urlencode({"query": UNKNOWN_QUERY})
@@ -427,7 +427,3 @@ def _trail(body: bytes) -> list[dict[str, Any]]:
 @lru_cache(maxsize=512)
 def _parsed(url: str) -> httpx.URL:
     return httpx.URL(url)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from messagebus.clock import monotonic_ms
 from messagebus.errors import LinkLost
 from messagebus_agent.broker.loads import ATTACHED_OLD_MS, Loads
 from messagebus_agent.broker.losses import Losses
@@ -22,7 +23,7 @@ from messagebus_agent.broker.management import (
     Overview,
     Room,
 )
-from messagebus_agent.broker.upkeep import Upkeep, monotonic_ms
+from messagebus_agent.broker.upkeep import Upkeep
 from messagebus_agent.consumer_list import Clients, ListFile
 from messagebus_agent.gate import Condition, verdict
 from messagebus_agent.topology.register import Entry, Register, Snapshot
