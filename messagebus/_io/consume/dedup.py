@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -45,6 +46,8 @@ CHECK_TIMEOUT_S = 2.0
 LAPSE_EVERY_S = 1.0
 FINISH_EVERY_S = 0.005
 FENCE_AGAIN_S = 0.5
+# The claim of a delivery that waits for its turn in an ordered queue. DENIED: somebody else runs its message.
+ASKED, GRANTED, DENIED, LET_GO = range(4)
 # The least that `Dedup.remember_s` may be: what is younger is never too old.
 REMEMBER_MS_MIN = 1_000
 _REDRIVEN = REDRIVEN.encode()
@@ -162,7 +165,7 @@ class Deduplication:
         self._talking = False
         self._timer: asyncio.TimerHandle | None = None
         # Arrived and not handed out, in that order, by link; in ordered queues also those that are granted.
-        self._pending: dict[Ledger, dict[Delivery, bool]] = {}
+        self._pending: dict[Ledger, dict[Delivery, int]] = {}
         self._held: set[Delivery] = set()  # by the application
         self._plain: set[Delivery] = set()  # without an id, so without a claim
         self._acking: set[Delivery] = set()
@@ -202,7 +205,7 @@ class Deduplication:
                 self._without_id += 1
                 self._inbox.hand_out([delivery])
         if known:
-            self._pending.setdefault(ledger, {}).update(dict.fromkeys(known, False))
+            self._pending.setdefault(ledger, {}).update(dict.fromkeys(known, ASKED))
             self._once.arrived(zip(keys, known, strict=True), now_ms())
             self._carry_out()
             self.talk()
@@ -213,7 +216,7 @@ class Deduplication:
         if not message_id:
             self.arrived(delivery._ledger, [delivery])
             return
-        self._pending.setdefault(delivery._ledger, {})[delivery] = False
+        self._pending.setdefault(delivery._ledger, {})[delivery] = ASKED
         self._once.comes_again(self._key_of(message_id), delivery, now_ms())
         self._carry_out()
         self.talk()
@@ -283,7 +286,7 @@ class Deduplication:
         return False
 
     def _claim_anew(self, delivery: Delivery) -> None:
-        self._pending.setdefault(delivery._ledger, {})[delivery] = False
+        self._pending.setdefault(delivery._ledger, {})[delivery] = ASKED
         self.talk()
 
     def put_back(self, deliveries: Iterable[Delivery]) -> None:
@@ -513,7 +516,10 @@ class Deduplication:
         if orders.held and self.lanes is not None:
             self.lanes.denied(orders.held)
         if inbox.in_order and self.lanes is None:
-            self._hand_out_in_order(orders.hand_out)
+            self._note(orders.hand_out, GRANTED)
+            self._note(orders.held, DENIED)
+            for of_link in self._pending.values():
+                self._hand_out_in_order(of_link)
         elif orders.hand_out:
             pending = self._pending
             for delivery in orders.hand_out:
@@ -522,21 +528,27 @@ class Deduplication:
             inbox.hand_out(orders.hand_out)
         self._on_turn()
 
-    def _hand_out_in_order(self, granted: Iterable[Delivery]) -> None:
-        """Hand out what is granted and has nothing before it on its link that still waits."""
-        for delivery in granted:
-            if delivery in (pending := self._pending.get(delivery._ledger, {})):
-                pending[delivery] = True
-        for pending in self._pending.values():
-            ready = []
-            for delivery, is_granted in pending.items():
-                if not is_granted:
-                    break
-                ready.append(delivery)
-            for delivery in ready:
-                del pending[delivery]
-            if ready:
-                self._inbox.hand_out(ready)
+    def _note(self, deliveries: Iterable[Delivery], claim: int) -> None:
+        for delivery in deliveries:
+            pending = self._pending.get(delivery._ledger)
+            if pending is not None and delivery in pending:
+                pending[delivery] = claim
+
+    def _hand_out_in_order(self, pending: dict[Delivery, int]) -> None:
+        """Hand out what is granted and has nothing before it on its link that still waits.
+
+        Nothing behind a first that somebody else runs keeps its claim: as in `core.keyed`, both would wait.
+        """
+        ready = list(itertools.takewhile(lambda each: pending[each] == GRANTED, pending))
+        for delivery in ready:
+            del pending[delivery]
+        if ready:
+            self._inbox.hand_out(ready)
+        is_denied = next(iter(pending.values()), ASKED) == DENIED
+        claim, becomes = (GRANTED, LET_GO) if is_denied else (LET_GO, ASKED)
+        if found := [each for each in pending if pending[each] == claim]:
+            self._note(found, becomes)
+            (self._once.let_go if is_denied else self._once.ask)(found)
 
     def _is_next(self, delivery: Delivery) -> bool:
         """Return whether a delivery would go to the application if it were granted."""
