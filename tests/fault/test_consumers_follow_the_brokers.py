@@ -227,9 +227,5 @@ def _wait_state(consumer: Consumer, cluster: LocalCluster, name: str, state: str
     _wait(lambda: _state(consumer, cluster, name) == state, f"{name} is {state or 'gone'}")
 
 
-def _wait_generation(consumer: Consumer, generation: int) -> None:
-    _wait(lambda: consumer.stats().list_generation >= generation, f"generation {generation}")
-
-
 def _wait(condition: Callable[[], bool], what: str) -> None:
     eventually(condition, within_s=SEEN_WITHIN_S, what=what)
