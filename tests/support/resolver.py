@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from messagebus._io import loop
+
 
 def resolve(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[str]]) -> list[str]:
     """Have these names resolved to these addresses, others as before. Returns a list of what is asked."""
@@ -24,6 +26,8 @@ def resolve(monkeypatch: pytest.MonkeyPatch, names: Mapping[str, Sequence[str]])
         return [_found(address, port) for address in names[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    # uvloop has a resolver of its own.
+    monkeypatch.setattr(loop, "_new_loop", loop._Loop)
     return asked
 
 

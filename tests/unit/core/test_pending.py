@@ -165,6 +165,58 @@ def test_the_publish_that_is_refused_alone_ends_and_costs_the_others_nothing() -
     assert (last.message_id, last.attempts) == ("3", 2)
 
 
+class Together(Item):
+    """Three messages that were given together."""
+
+    def __init__(self) -> None:
+        super().__init__("1", "a", 30, 1_000, count=3)
+
+    def taken_apart(self) -> list[Item]:
+        parts = [Item(name, "a", 10, 1_000) for name in ("1", "bad", "3")]
+        for each in parts:
+            each.attempts = self.attempts
+        return parts
+
+
+def test_a_refused_bundle_is_split_before_its_messages_are_refused() -> None:
+    made = pending()
+    made.pack("a", Packing(10, 1_000, 0))
+    made.accept_bundle(Together())
+    made.open_destination("a")
+    for link in (1, 2):  # in the window, then alone
+        made.link_opened(link, after=())
+        assert len(made.take(0)) == 1
+        assert made.link_lost(link, 0, REFUSED_406, refused=True) == []
+    assert (made.waiting, made.waiting_bytes) == (3, 30)
+    made.link_opened(3, after=())
+    assert ids(made.take(0)) == ["1"]
+    made.answered(3, 1, multiple=False, ok=True)
+    assert ids(made.take(0)) == ["bad"]
+    assert ends(made.link_lost(3, 0, REFUSED_406, refused=True)) == [("bad", "refused")]
+    made.link_opened(4, after=())
+    assert ids(made.take(0)) == ["3"]
+    assert ends(made.answered(4, 1, multiple=False, ok=True)) == [("3", "confirmed")]
+    assert made.waiting == made.waiting_bytes == 0
+
+
+def test_a_destination_is_forgotten_when_it_is_closed_and_empty() -> None:
+    made = pending()
+    made.pack("a", Packing(10, 1_000, 0))
+    made.accept(item("1"))
+    made.forget_destination("a")
+    assert made.holds("a"), "a message waits for it"
+    made.open_destination("a")
+    made.forget_destination("a")
+    assert made.destination_is_open("a")
+    made.link_opened(1, after=())
+    made.take(0)
+    made.close_destination("a")
+    made.forget_destination("a")
+    made.accept(item("2"))
+    made.open_destination("a")
+    assert [type(each) for each in made.take(0)] == [Item], "it is not packed any more"
+
+
 def test_a_refused_batch_is_split_before_its_messages_are_refused() -> None:
     made = pending()
     made.pack("a", Packing(10, 1_000, 0))
