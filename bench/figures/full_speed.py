@@ -109,9 +109,8 @@ def group(
     *,
     brokers: int = 1,
     path: str = DIRECT,
-    repeats: bool = True,
 ) -> Group:
-    """Return the group of a table's figures. repeats: whether its command names the repetitions."""
+    """Return the group of a table's figures."""
 
     def measure(setup: Setup) -> Iterator[Figure]:
         task = direct_task(setup)
@@ -122,19 +121,19 @@ def group(
             tasks = {name: each for name, each in tasks.items() if name not in java}
         turns = interleaved(setup, tasks, lambda _name, each: prepare(setup, each))
         purge(setup, task)
-        yield from made.figures(name, turns, repeat_command(name, setup.repeat * repeats))
+        yield from made.figures(name, turns, repeat_command(name, setup.repeat))
 
     return Group(name, brokers, path, measure)
 
 
-def direct_task(setup: Setup, topic: str = TOPIC, subscription: str = SUBSCRIPTION) -> Task:
+def direct_task(setup: Setup, topic: str = TOPIC) -> Task:
     """Return a task at the first broker itself: neither HAProxy nor another broker in the path."""
     cluster = setup.cluster
     node, env = cluster.node(cluster.names[0]), cluster.client_env()
-    declare(BusConfig.from_env(env), [f"{topic}/{subscription}"])
+    declare(BusConfig.from_env(env), [f"{topic}/{SUBSCRIPTION}"])
     env["MESSAGEBUS_BROKER"] = node.broker
     env["MESSAGEBUS_LIST_URL"] = f"http://{node.agent}/consumer-list"
-    return Task(verb="publish", env=env, topic=topic, subscription=subscription)
+    return Task(verb="publish", env=env, topic=topic, subscription=SUBSCRIPTION)
 
 
 def sized(task: Task, setup: Setup, messages: int) -> Task:

@@ -350,7 +350,7 @@ def page_of(found: Results) -> Iterator[str]:
                 yield found.row(id, FIRST.get(id, found.figures[id].what))
 
 
-def counted_now(results: Path = RESULTS) -> None:
+def counted_now() -> None:
     """Count the commits since each group was measured, up to this checkout's commit, in the file."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    Results.load(results).counted(at, commit().rstrip("+")).save(results)
+    Results.load(RESULTS).counted(at, commit().rstrip("+")).save(RESULTS)

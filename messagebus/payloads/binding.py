@@ -12,7 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast, get_args, get_origin
 
-from messagebus._io.consume.runs import Batch, BatchHandler
+from messagebus._io.consume.runs import Batch, BatchHandler, is_coroutine_handler
 from messagebus.errors import BindingError, WrongPayload
 from messagebus.handling import Park
 from messagebus.message import Delivery
@@ -55,7 +55,7 @@ def bind(
     call = _call(handler, read, payload, delivery)
     if once is not None:
         call = _call_once(handler, read, payload, delivery, once.name)
-    if _is_coroutine_function(handler):
+    if is_coroutine_handler(handler):
 
         async def run(given: Delivery) -> object:
             return await cast(Awaitable[object], call(given))
@@ -71,8 +71,8 @@ def bind(
 def _around(run: Any, name: str, middleware: Sequence[Middleware]) -> Any:
     """Wrap a bound handler, the first of middleware outermost. Raises BindingError."""
     for each in reversed(middleware):
-        if _is_coroutine_function(each) != _is_coroutine_function(run):
-            kind = "a coroutine function" if _is_coroutine_function(run) else "a plain function"
+        if is_coroutine_handler(each) != is_coroutine_handler(run):
+            kind = "a coroutine function" if is_coroutine_handler(run) else "a plain function"
             raise BindingError(f"middleware {name_of(each)}: handler {name} wants {kind}")
         run = functools.partial(each, run)
     return run
@@ -108,7 +108,7 @@ def bind_batch(
             given[deliveries.name] = list(batch)
         return handler(**given)
 
-    if _is_coroutine_function(handler):
+    if is_coroutine_handler(handler):
 
         async def run(batch: Batch) -> object:
             return await cast(Awaitable[object], call(batch))
@@ -209,12 +209,6 @@ def _reader(payload: inspect.Parameter, name: str, codecs: Sequence[Codec]) -> R
         return reader(payload.annotation, codecs)
     except Exception as fault:  # its parts are the application's own
         raise BindingError(f"handler {name}: parameter {payload.name!r}: {fault}") from fault
-
-
-def _is_coroutine_function(handler: Callable[..., object]) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - of an object of a class with a __call__
-    )
 
 
 def _call(
