@@ -119,6 +119,8 @@ class BrokerList:
         """
         if len(text.encode("utf-8", "replace")) > LIST_BYTES_MAX:
             raise ListInvalid(f"more than {LIST_BYTES_MAX} bytes")
+        if text.startswith("\ufeff"):
+            raise ListInvalid("it begins with a byte order mark: save it without one", line=1)
         headers: dict[str, str] = {}
         listed: dict[Broker, ListedBroker] = {}
         for number, line in enumerate(text.splitlines(), start=1):

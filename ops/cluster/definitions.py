@@ -29,7 +29,7 @@ LOSING = {
 # Plug-ins that take connections, move messages by themselves, or decide who may log in.
 OPEN = re.compile(r"rabbitmq_(auth_|federation|mqtt|shovel|stomp|stream|trust_store|web_|amqp1_0)")
 # Written by RabbitMQ itself.
-GLOBAL = ("cluster_name", "internal_cluster_id", "imported_definition_hash_value")
+GLOBAL = ("cluster_name", "cluster_tags", "internal_cluster_id", "imported_definition_hash_value")
 
 
 class Foreign(NamedTuple):

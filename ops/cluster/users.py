@@ -45,6 +45,17 @@ def find_user(inventory: Inventory, name: str) -> User:
     return users[name]
 
 
+def sharing(inventory: Inventory, user: User) -> list[str]:
+    """Return the names of other users whose password file is this user's, under another name."""
+    return [
+        other.name
+        for other in all_users(inventory)
+        if other.name != user.name
+        and other.password_file.exists()
+        and other.password_file.samefile(user.password_file)
+    ]
+
+
 def change_password(
     view: View,
     user: User,
@@ -205,6 +216,10 @@ def password(
     view = View(file)
     user = find_user(view.inventory, name)
     kept = user.password_file
+    if others := sharing(view.inventory, user) if kept.exists() else []:
+        raise ConfigError(
+            f"{kept} is the password file of {', '.join(others)}, too: give each its own"
+        )
     given = Secret(source.read().strip()) if source else None
     if given is not None and not given.reveal():
         raise ConfigError(f"--from {source.name if source else ''}: empty")

@@ -27,7 +27,7 @@ Held = fun(Queue) ->
     case amqqueue:get_type(Queue) of
         rabbit_quorum_queue ->
             {{ok, {{_, Count}}, _}} =
-                ra:leader_query(amqqueue:get_pid(Queue), fun rabbit_fifo:query_messages_total/1),
+                ra:leader_query(amqqueue:get_pid(Queue), {{rabbit_fifo, query_messages_total, []}}),
             Count;
         rabbit_mqtt_qos0_queue -> 0;
         _ -> [{{messages, Count}}] = rabbit_amqqueue:info(Queue, [messages]), Count

@@ -303,7 +303,7 @@ def verify(opts: RunOptions, view: MirrorView) -> int:
     Example:
       python -m ops drbd verify mb1
     """
-    for host, side in both_answer(view).items():
+    for host, side in both_answer(view, dry_run=opts.dry_run).items():
         if not side.is_whole:
             raise OpsError(f"only a whole mirror is verified; {host} says {side}")
     home = view.hosts[0]
@@ -351,15 +351,15 @@ def resolve(opts: RunOptions, view: MirrorView, victim: str) -> None:
         began = journal.facts.get("decided")
         if began and victim not in ("", began["victim"]):
             raise RunOpen(f"the unfinished run gives up {began['victim']}, not {victim}")
-        facts = began or _choose_victim(view, victim)
+        facts = began or _choose_victim(view, victim, opts)
         how = {key: value for key, value in facts.items() if key != "victim"}
         plan = playbooks.resolve(view, view.inventory.host(facts["victim"]), **how)
         carry(plan, journal, opts, {"decided": facts}, brokers=[view.name])
 
 
-def _choose_victim(view: MirrorView, victim: str) -> dict[str, Any]:
+def _choose_victim(view: MirrorView, victim: str, opts: RunOptions) -> dict[str, Any]:
     """Show the data of each side, and ask a person which is given up."""
-    sides = both_answer(view)
+    sides = both_answer(view, dry_run=opts.dry_run)
     if not is_split(sides):
         raise OpsError(f"no split brain of {view.name}: {'; '.join(map(str, sides.values()))}")
     for host in view.hosts:

@@ -73,13 +73,17 @@ def of_mirror(view: MirrorView, name: str) -> Host:
     return host
 
 
-def both_answer(view: MirrorView) -> dict[str, Status]:
-    """Return the state of each host. Raises NoAnswer when one of them cannot be asked."""
+def both_answer(view: MirrorView, *, dry_run: bool) -> dict[str, Status]:
+    """Return the state of each host. A whole mirror is recorded, unless this is a dry run.
+
+    Raises NoAnswer when one of them cannot be asked.
+    """
     sides = view.sides()
     for side in sides.values():
         if isinstance(side, NoAnswer):
             raise side
-    clear_alone(view, sides)
+    if not dry_run:
+        clear_alone(view, sides)
     return {name: side for name, side in sides.items() if isinstance(side, Status)}
 
 

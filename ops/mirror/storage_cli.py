@@ -82,7 +82,7 @@ def failback(opts: RunOptions, view: MirrorView, consume_only: bool) -> None:
     """
 
     def decide() -> dict[str, Any]:
-        for each, side in both_answer(view).items():
+        for each, side in both_answer(view, dry_run=opts.dry_run).items():
             if not side.is_whole:
                 raise OpsError(f"only a whole mirror is moved; {each} says {side}")
         host = partner(view.inventory, view.mirror, _where(view))

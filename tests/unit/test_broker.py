@@ -71,6 +71,11 @@ def test_an_agent_has_its_own_port() -> None:
         ("mb1\nmb2 drainin\n", 2, "unknown attribute 'drainin'; allowed: draining, agent=PORT"),
         ("mb1 agent=x\n", 1, "not a port"),
         ("mb1\nmb1:5672\n", 2, "mb1:5672 is listed twice"),
+        (
+            "\ufeff# generation: 1\nmb1\n",
+            1,
+            "it begins with a byte order mark: save it without one",
+        ),
         ("# generation: x\nmb1\n", 1, "not a generation: 'x'"),
         ("# generation: -1\nmb1\n", 1, "not a generation"),
         ("# generation: 1234567890123456789\nmb1\n", 1, "not a generation"),

@@ -454,6 +454,17 @@ def test_a_given_password_is_read_and_never_printed(
     assert "horse" not in "".join(capsys.readouterr())
 
 
+def test_a_password_file_that_another_user_has_under_another_name_is_not_changed(
+    changed: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = tmp_path / "secrets" / "probe.password"
+    probe.unlink()
+    probe.symlink_to("bus.password")
+    assert main(["users", "password", "bus", "--yes"]) == 2
+    assert "is the password file of probe, too" in capsys.readouterr().err
+    assert changed == []
+
+
 def test_an_empty_password_is_refused(changed: list[Any], tmp_path: Path) -> None:
     (tmp_path / "new").write_text("\n")
     words = ["users", "password", "bus", "--from", str(tmp_path / "new"), "--yes"]

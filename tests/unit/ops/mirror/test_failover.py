@@ -167,9 +167,9 @@ def test_a_host_of_another_mirror_is_refused(plain_file: Path) -> None:
 
 
 def test_what_needs_both_hosts_says_which_is_silent(plain_file: Path) -> None:
-    assert set(both_answer(view_of(plain_file, "06 A", "06 B"))) == {"db1", "db2"}
+    assert set(both_answer(view_of(plain_file, "06 A", "06 B"), dry_run=True)) == {"db1", "db2"}
     with pytest.raises(NoAnswer, match="db2"):
-        both_answer(view_of(plain_file, "06 A", ""))
+        both_answer(view_of(plain_file, "06 A", ""), dry_run=True)
 
 
 def test_a_silent_host_is_not_taken_for_dead(plain_file: Path) -> None:
@@ -212,7 +212,9 @@ def test_only_both_hosts_together_end_that_one_went_on_alone(plain_file: Path, t
     clear_alone(seen, seen.sides())
     assert seen.alone == noted
     whole = view_of(plain_file, "06 A", "06 B")
-    both_answer(whole)
+    both_answer(whole, dry_run=True)
+    assert whole.alone == noted, "a dry run writes nothing"
+    both_answer(whole, dry_run=False)
     assert whole.alone is None
 
 
