@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from messagebus.core.relay import Exchange, Failure
 from messagebus.core.shards import SHARDS
-from messagebus.dialects import SQLITE, dialect_named
+from messagebus.dialects import MYSQL, dialect_named
 from messagebus.errors import ConfigError
 
 __all__ = [
@@ -173,9 +173,10 @@ class Table:
             (known if isinstance(message_ids[each], str) else others).append(each)
         conditions = []
         if known:
-            # The ids alone are what every database looks up in its index.
+            # The ids alone are what every database looks up in its index. Of pairs SQLite and PostgreSQL look
+            # up those of VALUES, MySQL those of a list.
             pairs = ", ".join([f"({each}, ?)" for each in known])
-            values = "VALUES " if self.database.name == SQLITE else ""
+            values = "" if self.database.name == MYSQL else "VALUES "
             conditions.append(
                 f"(id IN ({_numbers(known)}) AND (id, message_id) IN ({values}{pairs}))"
             )

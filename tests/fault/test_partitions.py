@@ -18,11 +18,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from messagebus import Publisher, Topic, declare
+from messagebus import AsyncPublisher, Message, Publisher, RelayConfig, Topic, declare
+from messagebus.databases import SQLITE
 from messagebus.errors import MessageBusError
 from messagebus.stores.sql import SqlStore
 from ops.local.cluster import LocalCluster
-from tests.support.eventually import eventually
+from tests.support.connections import Database
+from tests.support.eventually import eventually, eventually_async
 from tests.support.faults import bus_config, reload_balancer, unregister
 from tests.support.killed import Killed
 from tests.support.moves import begin, rotated, settled
@@ -36,6 +38,7 @@ from tests.support.ordered_load import (
     out_of_order,
     write_deliveries,
 )
+from tests.support.outboxes import Shop
 from tests.support.playbooks import ops
 from tests.support.servers import SingleServer
 
@@ -260,6 +263,43 @@ def test_the_late_write_of_a_consumer_that_was_frozen_is_refused_by_its_fence(
         told(first, "begun 1", "changed 0")
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT fence FROM account").fetchall() == [(2,)]
+
+
+@pytest.mark.guarantee("outbox-home-away")
+async def test_a_home_that_is_killed_holds_up_its_own_keys_of_an_outbox_and_no_others(
+    broken: LocalCluster, topic: str, tmp_path: Path
+) -> None:
+    bus, keys = bus_config(broken), [f"customer-{number}" for number in range(30)]
+    wanted: list[Topic | str] = [
+        Topic(topic, partitions=3),
+        f"{topic}/ledger",
+        f"{topic}-mails/send",
+    ]
+    await asyncio.to_thread(declare, bus, wanted, timeout_s=60)
+    shop = Shop(Database(SQLITE, path=tmp_path / "shop.db"), bus)
+    await shop.make_tables()
+    async with AsyncPublisher(bus) as publisher:
+        firsts = [Message(body=b"first", key=key) for key in keys]
+        ends = [await publisher.send_safe(topic, each, timeout_s=WITHIN_S) for each in firsts]
+    away = ends[0].broker
+    of_away = {key for key, end in zip(keys, ends, strict=True) if end.broker == away}
+    async with shop.relay(RelayConfig(poll_ms=20, in_flight_max=5)) as relay:
+        await shop.add(b"0", destination=f"{topic}-mails")
+        await shop.add(b"0", destination=topic, key=keys[0])
+        assert await relay.drained(WITHIN_S)
+        broken.kill(broken.name_of(away))
+        for key in sorted(keys, key=lambda key: key not in of_away):
+            await shop.add(b"1", b"2", destination=topic, key=key)
+        await shop.add(b"1", destination=f"{topic}-mails")
+        going = 2 + 2 * (len(keys) - len(of_away)) + 1
+        await eventually_async(lambda: relay.stats().published == going, within_s=WITHIN_S)
+        assert await shop.count() >= 2 * len(of_away)  # what is confirmed is deleted a moment later
+        broken.start(broken.name_of(away))
+        broken.wait_ready()
+        async with asyncio.timeout(WITHIN_S):
+            while await shop.count():  # each row waits some seconds in the table
+                await relay.drained(1)
+        assert (relay.stats().failed, relay.stats().parked) == (0, 0)
 
 
 def told(by: Path, *lines: str) -> None:
