@@ -21,7 +21,7 @@ from messagebus._io.admin.queues import CALL_TIMEOUT_S, NOT_FOUND, answered, ope
 from messagebus._io.agents.subscriptions import homes_by
 from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.frames import Arrived
-from messagebus._io.amqp.link import Link
+from messagebus._io.amqp.link import Link, line_ms
 from messagebus._io.amqp.properties import (
     KEY_HEADER,
     read_content_type,
@@ -445,11 +445,12 @@ class _Putting:
         self._answer, self._is_returned = asyncio.get_running_loop().create_future(), False
         frames.add(self._link.transport.out, raw, body)
         self._link.transport.flush()
+        within_s = PUT_TIMEOUT_S + line_ms(len(body)) / 1000
         try:
-            async with asyncio.timeout(PUT_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 stored = await self._answer
         except TimeoutError:
-            late = f"no confirm within {PUT_TIMEOUT_S:g} s: one message may come twice"
+            late = f"no confirm within {within_s:g} s: one message may come twice"
             raise LinkLost(broker, late) from None
         if self._is_returned:
             gone = f"{exchange} has no subscription" if exchange else f"{key} is not there any more"

@@ -51,6 +51,8 @@ SLOW_LINE_BYTES = 4_096
 # For all links of a client that stops; each takes at most CLOSE_TIMEOUT_MS and ABORT_TIMEOUT_MS together,
 # but for a slow line.
 CLOSING_TIMEOUT_S = 5.0
+# The slowest line that a message of any size has time for, where nobody gave its publish a deadline: 32 KB/s.
+LINE_BYTES_PER_MS = 32
 # For an abort, which needs no answer, only turns of the loop.
 ABORT_TIMEOUT_MS = 500
 # pika's own deadlines of a dial come this much after ours. It fails when two end in one turn of the loop:
@@ -84,6 +86,11 @@ class Credentials:
     client_id: str = "messagebus"
     tls: ssl.SSLContext | None = None
     tls_names: Mapping[Broker, str] = field(default_factory=dict)
+
+
+def line_ms(body_bytes: int) -> int:
+    """Return the time in ms that a body of this size may need for its line, beside all other waits."""
+    return body_bytes // LINE_BYTES_PER_MS
 
 
 class Link:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from messagebus._io.amqp.copy_headers import PROPERTIES_BYTES_MAX, copied
+from messagebus._io.amqp.link import line_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import Address, Target, message_ids
 from messagebus._io.wire import Wire
@@ -156,7 +157,8 @@ class Copies:
         self, target: Target, body: bytes, message_id: str, properties: bytes
     ) -> Published:
         done: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        self._started().submit_encoded(target, body, message_id, properties, COPY_TIMEOUT_MS, done)
+        timeout_ms = COPY_TIMEOUT_MS + line_ms(len(body))
+        self._started().submit_encoded(target, body, message_id, properties, timeout_ms, done)
         return await done
 
     def _try_elsewhere(self) -> None:

@@ -141,3 +141,14 @@ async def test_a_name_that_nobody_knows_is_a_lost_link(monkeypatch: pytest.Monke
     resolve(monkeypatch, {NAME: []})
     with pytest.raises(LinkLost, match="not known"):
         await dialled(5672)
+
+
+async def test_an_ipv6_address_is_dialled_by_its_number_and_by_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_rabbit("::1", manners=Manners(cluster_name="mb1:5672")) as rabbit:
+        resolve(monkeypatch, {NAME: ["127.0.0.2", "::1"]})
+        for host in ("[::1]", NAME):
+            link = await dial(Broker.parse(f"{host}:{rabbit.port}"), GUEST, timeout_ms=DIAL_MS)
+            assert link.broker == "mb1:5672"
+            await link.close()

@@ -5,13 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 
-from messagebus import BusConfig, Durability, Outcome, Publisher, PublisherConfig, Topic
+from messagebus import (
+    BusConfig,
+    Durability,
+    Outcome,
+    Published,
+    Publisher,
+    PublisherConfig,
+    Queue,
+    Topic,
+)
 from messagebus._io.amqp import link
+from messagebus._io.consume.copies import Copies, Original, Stored
 from messagebus._io.loop import now_ms
 from messagebus._io.publish import driver
+from messagebus._io.publish.driver import PublishDriver
+from messagebus._io.wire import Wire
 from messagebus.testing import MemoryBus
 from messagebus_conform.proxies import Proxy
 from tests.support.eventually import eventually
@@ -23,6 +36,7 @@ BYTES_PER_S = 4 << 20
 # A small part of the time that the body needs.
 SLOW_MS = RETIRE_MS = 1_000
 WITHIN_S = 120.0
+CONFIRMED = Published("m", Outcome.CONFIRMED, Durability.FSYNC, "mb1:5672", 1, 0, 0, "")
 
 
 @contextmanager
@@ -100,3 +114,23 @@ async def test_a_slow_broker_that_answers_now_and_then_is_not_logged_each_time(
         bus.thaw()
     bus.close()
     assert caplog.text.count("broker slow") == 1
+
+
+async def test_a_copy_has_the_time_that_its_body_needs_on_a_slow_line() -> None:
+    """A copy that ends before it is stored is tried again permanently, and its original is never answered."""
+    times_ms: dict[int, int] = {}
+
+    class Driver:
+        def submit_encoded(self, *given: Any) -> None:
+            _target, body, _id, _properties, times_ms[len(body)], waiter = given
+            waiter.set_result(CONFIRMED)
+
+    copies = Copies(BusConfig(), Queue("jobs"), cast(Wire, None))
+    copies._driver = cast(PublishDriver, Driver())
+    for size in (0, 16 << 20):
+        original = Original(
+            properties=b"\0\0", body=bytes(size), message_id="m", entry=False, stamp_ms=0
+        )
+        assert await copies.again(original, {}, lambda: True) is Stored.STORED
+    added_ms = times_ms[16 << 20] - times_ms[0]
+    assert (16 << 20) / added_ms < 500, "bytes a millisecond: the line may be slower than 0.5 MB/s"
