@@ -721,10 +721,6 @@ def test_a_taken_port_is_told_in_one_line() -> None:
             asyncio.run(serve())
 
 
-def test_a_problem_names_no_secret() -> None:
-    assert "detail" in Problem(400, "x").told
-
-
 async def test_a_name_in_a_clients_certificate_is_a_principal(tmp_path: Path) -> None:
     issue_missing(tmp_path, {"gateway": ("127.0.0.1",), "shop": (), "stranger": ()})
     issue_missing(tmp_path / "other", {"shop": ()})

@@ -638,12 +638,6 @@ async def test_a_webhook_whose_answer_has_no_end_holds_nothing_up(
     assert [answer for _, answer in bus.answers(BILLING)] == ["ack"] * 3 + ["park"]
 
 
-async def test_no_webhook_goes_to_a_private_address_unless_it_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not public; private = true allows it"):
-        async with pushed(make_bus(), tmp_path, private=False):
-            raise AssertionError
-
-
 async def test_a_gateway_that_may_not_start_listens_no_longer(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
