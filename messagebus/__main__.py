@@ -179,6 +179,8 @@ def declare(
     done = directory.declare(bus_settings(), asked, timeout_s=timeout_s)
     later = f"; later, before they take publishes: {', '.join(done.later)}" if done.later else ""
     say(f"declared {' '.join(wanted)} on {', '.join(done.held)}{later}")
+    if any(name.startswith("stream:") for name in wanted):
+        say("a stream keeps no headers that are lists or tables: docs/replay.md")
     return 0
 
 

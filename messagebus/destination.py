@@ -294,7 +294,8 @@ class Stream:
 
     topic: the topic, or its name. keep_s: seconds, 60 to 10 years. keep_bytes: bytes on each broker, from
     1 MB; what is reached first counts. Whole segments are dropped, of a twentieth of keep_bytes each.
-    Its messages survive a kill of the broker; a power-off may take the last of them.
+    Its messages survive a kill of the broker; a power-off may take the last of them. It keeps no headers that
+    are lists or tables, but those of messages in batches.
     """
 
     topic: Topic

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from messagebus import (
     Batching,
     BusConfig,
     Checkpoint,
+    Consumer,
     Message,
     NotReady,
     Outcome,
@@ -106,6 +108,32 @@ def test_a_replay_returns_each_message_of_all_brokers_and_goes_on_behind_a_check
     later = datetime.now(UTC) + timedelta(hours=1)
     assert list(Replay(bus, topic, since=later)) == []
     assert rest
+
+
+@pytest.mark.guarantee("replay")
+def test_a_replay_has_each_header_of_a_message_that_is_no_list_and_no_table(
+    bus: BusConfig, topic: str
+) -> None:
+    """Those of messages in batches are a part of the stored body, and whole."""
+    declare(bus, [Stream(topic), f"{topic}/all"])
+    plain: dict[str, Any] = {"text": "a", "number": 1 << 40, "yes": True, "raw": b"\x00"}
+    nested: dict[str, Any] = {"list": ["a", 1], "table": {"a": 1}}
+    message = Message(body=b"", headers={**plain, **nested})
+    with Publisher(bus) as publisher:
+        publisher.send_safe(topic, message)
+    with Publisher(bus, PublisherConfig(batch={topic: Batching(linger_ms=200)})) as publisher:
+        publisher.send_many(topic, [message] * 2)
+    with Consumer(bus, topic, subscription="all") as consumer:
+        for _ in range(3):
+            delivery = consumer.receive(WITHIN_S)
+            assert delivery is not None
+            assert delivery.headers == message.headers
+            consumer.ack(delivery)
+    for replayed in Replay(bus, topic):
+        assert {key: replayed.headers.get(key) for key in plain} == plain
+        assert {key: replayed.headers.get(key) for key in nested} == (
+            nested if replayed.part else dict.fromkeys(nested)
+        )
 
 
 @pytest.mark.guarantee("replay")
