@@ -256,6 +256,10 @@ class Once(Generic[D]):
             self._orders = Orders()
         return self._orders
 
+    def keep_all(self) -> None:
+        """Hold every copy from now on: in an ordered queue none may come again behind others."""
+        self._deferred_max = NEVER_MS
+
     # Deliveries come and go.
     def arrived(self, deliveries: Iterable[tuple[bytes, D]], now_ms: int) -> None:
         """Enter deliveries, each with the key of its message in its subscription (`key_of`)."""

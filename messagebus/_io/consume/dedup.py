@@ -191,6 +191,10 @@ class Deduplication:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
                     await self._store.turn(Turn(), self._rule)
 
+    def keep_order(self) -> None:
+        """Hold all copies, bounded by the prefetch: one at the end of the queue would be overtaken."""
+        self._once.keep_all()
+
     # Arriving.
     def arrived(self, ledger: Ledger, deliveries: Sequence[Delivery]) -> None:
         """Claim deliveries of one link; they are handed out when they are granted."""

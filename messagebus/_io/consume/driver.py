@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import random
@@ -64,8 +63,6 @@ DELETE_TIMEOUT_MS = 2_000
 # Bound of concurrent dials: many clients that start together would delay each other's handshakes. A dial
 # that takes longer than its turn goes on beside others: a broker that never answers must not block the rest.
 DIALS_AT_ONCE, DIAL_TURN_S = 8, 0.1
-# Copies that another consumer runs wait here where order is kept, bounded by the prefetch of all brokers.
-DEFERRED_MAX = 100_000
 ENDED_EARLY = "ended while attaching"
 # A loop without a turn for two heartbeats has lost its links, and reads that first: until then no answer is
 # written. A shorter time since the last answers needs no look.
@@ -162,9 +159,6 @@ class ConsumeDriver:
     def _deduplicate(self, dedup: Dedup, chain: HookChain | None) -> Deduplication:
         from messagebus._io.consume.dedup import Deduplication  # only where it is used
 
-        # A copy to the end of the queue would overtake, or be overtaken.
-        if self._config.order != "none" or self._inbox.in_order:
-            dedup = dataclasses.replace(dedup, deferred_max=DEFERRED_MAX)
         made = Deduplication(
             dedup,
             self._source,
@@ -175,6 +169,8 @@ class ConsumeDriver:
             timeout_s=self._config.consumer_timeout_s,
         )
         self._inbox.deduplicate(made)
+        if self._config.order != "none" or self._inbox.in_order:
+            made.keep_order()
         return made
 
     def _keep_order(self, order: str) -> None:

@@ -123,7 +123,10 @@ class Inbox:
         """Take over the source's existing options, where its consumer asked for fewer."""
         limit = options.get("delivery_limit")
         self.delivery_limit = limit if isinstance(limit, int) else self.delivery_limit
-        self.in_order = self.in_order or options.get("single_active") is True
+        if options.get("single_active") is True and not self.in_order:
+            self.in_order = True
+            if self.dedup is not None:
+                self.dedup.keep_order()
 
     def deduplicate(self, dedup: Deduplication) -> None:
         """Hand out only what this grants, and ack only what it has stored. Called before the first link."""

@@ -377,6 +377,13 @@ def test_copies_above_the_limit_come_again_later() -> None:
 # -- what another consumer runs
 
 
+def test_where_order_is_kept_every_copy_is_held() -> None:
+    consumer = Consumer(deferred_max=0)
+    consumer.once.keep_all()
+    consumer.arrived("a1", "a2", "a3")
+    assert consumer.took() == Orders(held=["a2", "a3"])
+
+
 def held(deferred_max: int = 100, items: Iterable[str] = ("a2",)) -> tuple[Consumer, Consumer]:
     """Return one consumer that runs messages, and another that has asked for them."""
     store = Store()
