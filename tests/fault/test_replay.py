@@ -116,9 +116,10 @@ def test_a_replay_has_each_header_of_a_message_that_is_no_list_and_no_table(
 ) -> None:
     """Those of messages in batches are a part of the stored body, and whole."""
     declare(bus, [Stream(topic), f"{topic}/all"])
-    plain: dict[str, Any] = {"text": "a", "number": 1 << 40, "yes": True, "raw": b"\x00"}
+    plain: dict[str, Any] = {"text": "a", "number": 1 << 40, "yes": True}
     nested: dict[str, Any] = {"list": ["a", 1], "table": {"a": 1}}
-    message = Message(body=b"", headers={**plain, **nested})
+    raw = {"raw": b"\x00"}
+    message = Message(body=b"", headers={**plain, **nested, **raw})
     with Publisher(bus) as publisher:
         publisher.send_safe(topic, message)
     with Publisher(bus, PublisherConfig(batch={topic: Batching(linger_ms=200)})) as publisher:
@@ -130,10 +131,9 @@ def test_a_replay_has_each_header_of_a_message_that_is_no_list_and_no_table(
             assert delivery.headers == message.headers
             consumer.ack(delivery)
     for replayed in Replay(bus, topic):
-        assert {key: replayed.headers.get(key) for key in plain} == plain
-        assert {key: replayed.headers.get(key) for key in nested} == (
-            nested if replayed.part else dict.fromkeys(nested)
-        )
+        found = dict(replayed.headers)
+        assert found.pop("raw") in (b"\x00", "\x00")  # RabbitMQ 4 makes it a text
+        assert found == {**plain, **(nested if replayed.part else {})}
 
 
 @pytest.mark.guarantee("replay")
