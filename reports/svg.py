@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from importlib.resources import as_file, files
 
 import matplotlib
 
@@ -43,37 +43,8 @@ COLOURS = (
 # Colour is never the only difference: layers have a hatch, lines a mark now and then.
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "oo", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-SETTINGS: Any = {
-    "svg.fonttype": "none",
-    # A name with two dollars is no formula.
-    "text.parse_math": False,
-    "svg.hashsalt": "messagebus",
-    "font.size": 8.0,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "hatch.linewidth": 0.5,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3.6,
-    "lines.solid_capstyle": "round",
-}
+with as_file(files("reports") / "charts.mplstyle") as _style:  # which may lie in an archive
+    SETTINGS = dict(matplotlib.rc_params_from_file(_style, use_default_template=False))
 WIDTH_IN = 10.2
 
 
