@@ -55,6 +55,8 @@ DECLARE_TIMEOUT_S = 30.0
 # Time after which a command says that nobody answers.
 REACH_S = 3.0
 REACH_AGAIN_S = 0.2
+# For each address of a name: the first one may belong to a host that is off.
+REACH_ONE_S = 1.0
 
 
 def declare(
@@ -87,7 +89,7 @@ def reach(bus: BusConfig, *, publishing: bool = False, timeout_s: float = REACH_
         for host, port in places:
             left_s = max(REACH_AGAIN_S, until_s - time.monotonic())
             try:
-                socket.create_connection((host, port), timeout=left_s).close()
+                socket.create_connection((host, port), timeout=min(left_s, REACH_ONE_S)).close()
             except OSError as fault:
                 faults[f"{host}:{port}"] = fault.strerror or reason_of(fault)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +27,7 @@ from messagebus import (
 from messagebus.__main__ import cli
 from messagebus._io.admin.parking import SCAN_MAX, Inspection
 from messagebus._io.publish import spool_folder
-from messagebus.admin import parked, spool
+from messagebus.admin import directory, parked, spool
 from messagebus.admin.proof import ASK, Challenges, NotProven, TokenProof, answer_proof
 from messagebus.secret import Secret
 from messagebus.testing import MemoryBus
@@ -308,3 +309,17 @@ def test_an_export_has_all_of_a_message(tmp_path: Path) -> None:
     row = json.loads(run("show", str(tmp_path / "spool"), "--json").stdout)
     assert {name: row[name] for name in fields} == fields
     assert row["headers"] == {"raw": {"$bytes": "00ff"}, "deep": {"list": [1, None]}}
+
+
+def test_a_host_that_is_off_leaves_time_for_the_next_address_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times_s: list[float] = []
+
+    def connect(_address: object, timeout: float) -> socket.socket:
+        times_s.append(timeout)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    directory.reach(BusConfig(), timeout_s=60)
+    assert times_s == [directory.REACH_ONE_S]
