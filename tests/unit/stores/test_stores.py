@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import SSLConnection
 
 from messagebus.core.claims import ENDED, KEY_BYTES, LATER, RUN, TOKEN_BYTES, Rule, Turn
 from messagebus.errors import ConfigError, StoreAway
 from messagebus.secret import Secret
 from messagebus.stores import Dedup, Store, open_store, sqlite, thread
 from messagebus.stores.memory import MemoryStore
+from messagebus.stores.redis import RedisStore
 from messagebus.stores.sql import SqlStore, dedup_ddl
 from messagebus.stores.sqlite import SqliteStore
 from messagebus.stores.thread import StoreThread
@@ -438,3 +440,14 @@ async def test_a_store_finds_its_file_whatever_folder_its_process_goes_to(
     await store.close()
     assert (tmp_path / "claims.db").exists()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+async def test_tls_of_redis_verifies_the_name_of_each_host_and_of_each_sentinel() -> None:
+    plain: Any = RedisStore("rediss://h:1")._make().connection_pool
+    master: Any = RedisStore("rediss+sentinel://u:p@h,i:2/bus")._make().connection_pool
+    sentinels = [each.connection_pool for each in master.sentinel_manager.sentinels]
+    assert len(sentinels) == 2
+    for pool in (plain, master, *sentinels):
+        assert issubclass(pool.connection_class, SSLConnection)
+        assert pool.connection_kwargs["ssl_check_hostname"] is True
+    assert [each.connection_kwargs.get("password") for each in sentinels] == [None, None]
