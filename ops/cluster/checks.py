@@ -53,15 +53,17 @@ def some(names: Sequence[str]) -> str:
 def answers(view: View, name: str) -> str:
     """Check that the broker's management API answers, which it does last of all in its boot.
 
-    Its start has returned by now, so that it listens for AMQP. Raises Blocked when nobody does: it has ended.
+    Under its own name, too: what was started may be another broker's. Its start has returned by now, so that
+    it listens for AMQP. Raises Blocked when nobody does: it has ended.
     """
     try:
         view.queues(name)
+        own, found = str(view.node(name).address), view.overview(name)["cluster_name"]
     except NoAnswer:
         if view.is_shut(name):
             raise Blocked(f"{name} has ended: nobody listens there; see its log") from None
         raise
-    return ""
+    return "" if found == own else f"the broker at its addresses calls itself {found}, not {own}"
 
 
 @as_check

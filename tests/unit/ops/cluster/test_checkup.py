@@ -358,6 +358,20 @@ def test_silence_proves_no_name_and_contradicts_none() -> None:
     assert checks.is_itself(cast(View, Named(OWN, OWN)), "mb2")() == ""
 
 
+def test_what_was_started_is_the_broker_of_these_addresses() -> None:
+    node = SimpleNamespace(address=OWN)
+    for called in (OWN, "127.0.0.13:5672"):
+        view = SimpleNamespace(
+            queues=lambda _name: [],
+            node=lambda _name: node,
+            overview=lambda _name, called=called: {"cluster_name": called},
+        )
+        told = checks.answers(cast(View, view), "mb2")()
+        assert told == (
+            "" if called == OWN else f"the broker at its addresses calls itself {called}, not {OWN}"
+        )
+
+
 def test_whoever_was_stopped_listens_nowhere_any_more() -> None:
     listens = {"address": True, "management": False, "agent": True}
     view = cast(View, SimpleNamespace(is_shut=lambda _name, what: not listens[what]))

@@ -138,6 +138,31 @@ def test_a_dry_run_leaves_no_trace(local_inventory: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "version"),
+    [
+        (("upgrade", "mb2"), "3.10.8-1.1"),
+        (("upgrade", "mb2", "--to", "4.0.5-1"), "4.0.5-1"),
+        (("replace", "mb2", "--lose-messages"), "3.10.8-1.1"),
+    ],
+)
+def test_the_version_that_is_installed_is_the_inventorys_unless_another_is_said_and_is_written_there(
+    local_inventory: Path,
+    words: tuple[str, ...],
+    version: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = local_inventory.read_text().replace('supervisor = "local"', 'supervisor = "systemd"')
+    pinned = 'name = "mb2"\nversion = "3.10.8-1.1"'
+    local_inventory.write_text(text.replace('name = "mb2"', pinned))
+    assert run(local_inventory, *words, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert f"install rabbitmq-server={version}" in printed
+    if words[0] == "upgrade":
+        assert f"inventory version mb2 {version}" in printed
+        assert printed.index("--simulate") < printed.index(" lb --inventory")
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("add", "mb1"), (2, "mb1 is on the list already")),
