@@ -25,6 +25,7 @@ from typing import Any
 from messagebus.destination import Subscription
 from messagebus.errors import MessageInvalid, WrongPayload
 from messagebus.message import Delivery, Message, decode_json
+from messagebus.numbers import read_number
 from messagebus.terminal import did_you_mean, printable
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
 FIELDS_OF_MESSAGE = (
     *("key", "content_type", "content_encoding", "type", "correlation_id", "reply_to", "app_id"),
 )
+SECONDS_MAX = 1e10
 KNOWN = frozenset(
     {*FIELDS_OF_MESSAGE, "id", "destination", "priority", "expires_s", "delay_s", "time_ms"}
     | {"headers", "body", "body_base64", "received"}
@@ -159,9 +161,10 @@ def _seconds(told: Mapping[str, Any], name: str) -> float | None:
     value = told.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
-        raise MessageInvalid(f"{name}: seconds, 0 or more")
-    return float(value)
+    try:
+        return read_number(None if isinstance(value, str) else value, 0, SECONDS_MAX)
+    except ValueError:
+        raise MessageInvalid(f"{name}: seconds, 0 or more") from None
 
 
 def tagged(value: Any) -> Any:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["sync_folder", "write_whole"]
+__all__ = ["owner_only", "sync_folder", "write_whole"]
 
 SECRET_MODE, OPEN_MODE = 0o600, 0o644
 
@@ -35,6 +35,14 @@ def write_whole(path: Path, text: str, *, mode: int | None = SECRET_MODE) -> Non
             raise OSError(fault.errno, fault.strerror, str(path)) from fault
         raise
     sync_folder(path.parent)
+
+
+def owner_only(path: str | os.PathLike[str], flags: int) -> int:
+    """Return a descriptor of a file; a new file is for its owner alone, whatever the umask is.
+
+    flags: of `os.open`. Also an ``opener`` of `open`. Raises OSError.
+    """
+    return os.open(path, flags | os.O_CLOEXEC, SECRET_MODE)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,22 +1,13 @@
-"""A text that is never shown, and files that only their owner reads."""
+"""A text that is never shown."""
 
 from __future__ import annotations
 
 import hmac
-import os
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from messagebus.errors import ConfigError
 
-__all__ = ["Secret", "owner_only", "split_address"]
-
-
-def owner_only(path: str | os.PathLike[str], flags: int) -> int:
-    """Return a descriptor of a file; a new file is for its owner alone, whatever the umask is.
-
-    flags: of `os.open`. Also an ``opener`` of `open`.
-    """
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+__all__ = ["Secret", "split_address"]
 
 
 class Secret:

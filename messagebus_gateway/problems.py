@@ -18,6 +18,7 @@ from messagebus import (
     NameInvalid,
     TopologyMismatch,
 )
+from messagebus.numbers import read_number
 
 MEDIA = "application/problem+json"
 
@@ -101,9 +102,7 @@ def encoded(value: Any) -> bytes:
 def seconds(text: str, what: str, low: float, high: float) -> float:
     """Read a number of seconds. Raises Problem 400."""
     try:
-        found = float(text)
+        return read_number(text, low, high)
     except ValueError:
-        found = math.nan
-    if not low <= found <= high:
-        raise Problem(400, f"{what} {text[:40]!r}: {low:g} to {high:g} seconds", outcome="not sent")
-    return found
+        told = f"{what} {text[:40]!r}: {low:g} to {high:g} seconds"
+        raise Problem(400, told, outcome="not sent") from None

@@ -36,6 +36,7 @@ from messagebus import (
 from messagebus.clock import monotonic_ms
 from messagebus.envelope import FIELDS_OF_MESSAGE
 from messagebus.message import decode_json
+from messagebus.numbers import read_number
 from messagebus_gateway.problems import Problem, encoded, seconds
 from messagebus_integrations import cloudevents
 
@@ -441,11 +442,11 @@ def read_entry(found: Any) -> tuple[bytes | Message, Options]:
             fields["message_id" if name == "id" else name] = value
         elif name in ("delay_s", "expires_s"):
             most = DELAY_S_MAX if name == "delay_s" else EXPIRES_S_MAX
-            if isinstance(value, bool) or not (
-                isinstance(value, int | float) and 0 <= value <= most
-            ):
-                raise MessageInvalid(f"{name}: 0 to {most:,} seconds")
-            options["deliver_after_s" if name == "delay_s" else "ttl_s"] = value
+            try:
+                said_s = read_number(None if isinstance(value, str) else value, 0, most)
+            except ValueError:
+                raise MessageInvalid(f"{name}: 0 to {most:,} seconds") from None
+            options["deliver_after_s" if name == "delay_s" else "ttl_s"] = said_s
         elif name not in _IGNORED:
             raise MessageInvalid(f"{name[:40]!r}: no such member")
     if str(fields.get("reply_to", "")).startswith(_OWN):

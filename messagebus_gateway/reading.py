@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from messagebus import MessageInvalid, WrongPayload
 from messagebus.message import decode_json
+from messagebus.numbers import read_number, read_whole
 from messagebus_gateway.problems import Problem
 from messagebus_gateway.publishing import BATCH_MAX, BODY_BYTES_MAX, Wanted
 from messagebus_integrations import cloudevents
@@ -79,19 +80,18 @@ async def read_object(request: Request, known: set[str]) -> dict[str, Any]:
     return found
 
 
-def read_whole(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    value = given.get(name, default)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value[:10])
-    if type(value) is not int or not low <= value <= high:
-        raise Problem(400, f"{name}: {low:,} to {high:,}")
-    return value
+def read_count(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    try:
+        return read_whole(given.get(name, default), low, high)
+    except ValueError:
+        raise Problem(400, f"{name}: {low:,} to {high:,}") from None
 
 
-def read_number(
+def read_seconds(
     given: Mapping[str, Any], name: str, default: float, low: float, high: float
 ) -> float:
     value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise Problem(400, f"{name}: {low:g} to {high:g} seconds")
-    return float(value)
+    try:
+        return read_number(None if isinstance(value, str) else value, low, high)
+    except ValueError:
+        raise Problem(400, f"{name}: {low:g} to {high:g} seconds") from None

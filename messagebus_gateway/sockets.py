@@ -20,9 +20,12 @@ from messagebus.message import decode_json
 from messagebus_gateway.people import Principal
 from messagebus_gateway.problems import Problem, encoded, problem_of_fault
 from messagebus_gateway.pulling import Holding, Pulls, Reader, as_json
+from messagebus_gateway.reading import read_count
 
 PROTOCOL = "messagebus.v1"
 CREDIT_MAX = 1_000
+# More credit than that is no mistake: it is bounded, since it adds up.
+COUNT_MAX = 1 << 53
 ROOM_S = 1.0  # between looks for room, where the principal holds all it may
 # Publishes of one socket that wait for their ends; then its frames are not read.
 PUBLISHES_MAX = 100
@@ -100,7 +103,12 @@ class Socket:
             frame = decode_json((await self._socket.receive_text()).encode())
             kind = frame.pop("t")
             if kind == "credit":
-                self._credit = min(CREDIT_MAX, self._credit + max(0, int(frame["n"])))
+                try:
+                    more = read_count({"n": frame["n"]}, "n", 0, 0, COUNT_MAX)
+                except Problem as problem:
+                    await self._tell("error", problem.told)
+                    continue
+                self._credit = min(CREDIT_MAX, self._credit + more)
                 self._changed.set()
             elif kind == "publish":
                 if len(self._publishing) >= PUBLISHES_MAX:

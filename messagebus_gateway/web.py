@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -43,7 +44,13 @@ from messagebus_gateway.metrics import Metrics
 from messagebus_gateway.openapi import document
 from messagebus_gateway.peers import FORWARDED, Peers
 from messagebus_gateway.people import People, Principal
-from messagebus_gateway.problems import Problem, json_response, problem_of_fault, seconds
+from messagebus_gateway.problems import (
+    Problem,
+    encoded,
+    json_response,
+    problem_of_fault,
+    seconds,
+)
 from messagebus_gateway.publishing import (
     BATCH_MAX,
     BODY_BYTES_MAX,
@@ -66,12 +73,12 @@ from messagebus_gateway.publishing import (
 from messagebus_gateway.pulling import LEASE_S_MAX, LEASE_S_MIN, Held, Pulls, as_json
 from messagebus_gateway.reading import (
     read_body,
+    read_count,
     read_events,
     read_length,
-    read_number,
     read_object,
+    read_seconds,
     read_texts,
-    read_whole,
     too_large,
 )
 from messagebus_gateway.sockets import PROTOCOL, Socket
@@ -162,8 +169,14 @@ def _shortcut(whole: ASGIApp, publish: Callable[[Request], Awaitable[Response]])
     return application
 
 
+@functools.cache
+def _document() -> bytes:
+    """Return the document as it is sent: whoever asks for it has not logged in, so it costs little."""
+    return encoded(document())
+
+
 async def _openapi(_request: Request) -> Response:
-    return json_response(document())
+    return Response(_document(), media_type="application/json")
 
 
 async def _not_there(_request: Request, fault: Exception) -> Response:
@@ -408,10 +421,10 @@ class _Web:
         source = _source(request)
         principal.check("consume", str(source))
         how = await read_object(request, {"max", "wait_s", "lease_s", "bytes_max"})
-        most = read_whole(how, "max", 1, 1, PULL_MAX)
-        wait_s = read_number(how, "wait_s", WAIT_S, 0, WAIT_S_MAX)
-        lease_s = read_number(how, "lease_s", LEASE_S, LEASE_S_MIN, LEASE_S_MAX)
-        bytes_max = read_whole(how, "bytes_max", PULL_BYTES, 1, PULL_BYTES_MAX)
+        most = read_count(how, "max", 1, 1, PULL_MAX)
+        wait_s = read_seconds(how, "wait_s", WAIT_S, 0, WAIT_S_MAX)
+        lease_s = read_seconds(how, "lease_s", LEASE_S, LEASE_S_MIN, LEASE_S_MAX)
+        bytes_max = read_count(how, "bytes_max", PULL_BYTES, 1, PULL_BYTES_MAX)
         pulls = self._parts.pulls
         most = min(most, pulls.leases.room(principal.name))
         if not most:
@@ -457,7 +470,7 @@ class _Web:
         source = _source(request)
         principal.check("consume", str(source))
         asked = request.query_params
-        in_flight = read_whole(dict(asked), "in_flight", 100, 1, PULL_MAX)
+        in_flight = read_count(dict(asked), "in_flight", 100, 1, PULL_MAX)
         lease_s = seconds(asked.get("lease_s", str(LEASE_S)), "lease_s", LEASE_S_MIN, LEASE_S_MAX)
         if asked.get("ack", "") not in ("", "sent"):
             raise Problem(400, "ack: sent, or nothing")
@@ -502,9 +515,9 @@ class _Web:
             raise Problem(400, f"leases: 1 to {LEASES_MAX:,}")
         given: dict[str, Any] = {}
         if what == "retry":
-            given["after_s"] = read_number(how, "after_s", 0.0, 0, 7 * 86_400)
+            given["after_s"] = read_seconds(how, "after_s", 0.0, 0, 7 * 86_400)
         if what == "extend":
-            given["lease_s"] = read_number(how, "lease_s", LEASE_S, LEASE_S_MIN, LEASE_S_MAX)
+            given["lease_s"] = read_seconds(how, "lease_s", LEASE_S, LEASE_S_MIN, LEASE_S_MAX)
         if what in ("retry", "park"):
             reason = how.get("reason", "")
             if not isinstance(reason, str):

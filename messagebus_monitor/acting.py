@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from messagebus.numbers import read_whole
 from messagebus_monitor.actions import NotDone
 from messagebus_monitor.people import Principal
 from messagebus_monitor.plans import KINDS, RATE_MAX_PER_S, RATE_PER_S, Order
@@ -74,14 +74,15 @@ def _order(fields: dict[str, str]) -> Order:
         raise NotDone(f"There is no such action: {kind[:20]}")
     if not 0 < len(about) <= ABOUT_CHARS_MAX:
         raise NotDone("What is it about? A name of 1 to 1,000 characters is wanted.")
-    rate = fields.get("rate", "") or str(RATE_PER_S)
-    if not (re.fullmatch("[0-9]{1,9}", rate) and 0 < int(rate) <= RATE_MAX_PER_S):
-        raise NotDone(f"Messages a second: 1 to {RATE_MAX_PER_S:,}.")
+    try:
+        rate = read_whole(fields.get("rate", "") or RATE_PER_S, 1, RATE_MAX_PER_S)
+    except ValueError:
+        raise NotDone(f"Messages a second: 1 to {RATE_MAX_PER_S:,}.") from None
     reason = fields.get("reason", "").strip()[:REASON_CHARS_MAX]
     return Order(
         kind=kind,
         about=about,
         broker=fields.get("broker", "").strip(),
         reason=reason,
-        rate_per_s=int(rate),
+        rate_per_s=rate,
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from messagebus.secret import owner_only
+from messagebus.files import owner_only
 
 KEPT_MS = 30 * 86_400_000
 # Of all events but actions: whoever makes many of the others pushes out no record of what was done.

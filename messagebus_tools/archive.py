@@ -49,8 +49,7 @@ from messagebus.consumer import Consumer, as_source
 from messagebus.destination import parse_destination
 from messagebus.envelope import delivered, write_envelope
 from messagebus.errors import MessageInvalid
-from messagebus.files import sync_folder
-from messagebus.secret import owner_only
+from messagebus.files import owner_only, sync_folder
 from messagebus.stats import Durability
 from messagebus.terminal import plural, say
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from messagebus.errors import RecordingFailed
+from messagebus.files import owner_only
 from messagebus.message import Delivery
 from messagebus.recording.events import SCHEMA
-from messagebus.secret import owner_only
 from messagebus.stats import Outcome, Published
 
 __all__ = [

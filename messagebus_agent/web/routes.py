@@ -33,6 +33,7 @@ from messagebus.errors import (
     TopologyMismatch,
 )
 from messagebus.http.guard import Guard, ProgramsOnly
+from messagebus.numbers import read_number, read_whole
 from messagebus.topology import Wanted, options_of, parse_wanted, read_item, topic_of
 from messagebus_agent.broker.loads import Count, Counting
 from messagebus_agent.broker.plan import expires_s_of
@@ -56,6 +57,8 @@ WAIT_S_MAX = 60.0
 # 10,000 consumers on a single agent; one more is refused, and asks another agent.
 WAITING_MAX = 12_000
 BODY_BYTES_MAX = 4 << 20
+# Of generations and versions; of waits, before they are bounded.
+WHOLE_MAX, SECONDS_MAX = 10**18 - 1, 1e9
 # Generations that a client may be ahead of the list here, which was restored from an old backup.
 APPLIED_AHEAD_MAX = 1_000
 # Wait for the proof of a login, 25 ms commonly, so that a client is counted when it has its answer.
@@ -810,20 +813,17 @@ def _topic(request: Request) -> str:
 
 
 def _whole(text: str, key: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        raise BadRequest(f"{key}: a whole number")
-    return int(text)
+    try:
+        return read_whole(text, -WHOLE_MAX, WHOLE_MAX)
+    except ValueError as fault:
+        raise BadRequest(f"{key}: {fault}") from None
 
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise BadRequest("wait_s: seconds, 0 or more")
-    return seconds
+        return read_number(text, 0, SECONDS_MAX)
+    except ValueError as fault:
+        raise BadRequest(f"wait_s: {fault}") from None
 
 
 async def _disconnected(request: Request) -> None:

@@ -28,6 +28,7 @@ from messagebus._io.amqp.properties import ALONE, in_batch, is_batch
 from messagebus.destination import Subscription, Topic
 from messagebus.envelope import as_envelope, write_envelope
 from messagebus.errors import LinkError, LinkLost, MessageBusError, NameInvalid
+from messagebus.numbers import read_whole
 from messagebus.topology import Wanted, parse_wanted
 from messagebus_agent.topology.register import Entry
 from messagebus_agent.web.login import REMEMBERED_S, Judged
@@ -73,8 +74,8 @@ class Taps:
             query = request.query_params
             try:
                 topic = parse_wanted(query.get("destination", ""))
-                length = _bounded(query.get("length_max", str(LENGTH)), LENGTH_MAX)
-                rate = _bounded(query.get("rate_max", str(RATE)), RATE_MAX)
+                length = read_whole(query.get("length_max", LENGTH), 1, LENGTH_MAX)
+                rate = read_whole(query.get("rate_max", RATE), 1, RATE_MAX)
             except (NameInvalid, ValueError) as fault:
                 return _error(400, str(fault))
             if not isinstance(topic, Topic):
@@ -313,12 +314,6 @@ class _Tap:
         except (LinkError, TimeoutError):
             pass
         return False
-
-
-def _bounded(text: str, at_most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= at_most and len(text) < 9):
-        raise ValueError(f"length_max and rate_max: whole numbers, here 1 to {at_most:,}")
-    return int(text)
 
 
 def _error(code: int, text: str) -> JSONResponse:

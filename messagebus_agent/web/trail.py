@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from messagebus.secret import owner_only
+from messagebus.files import owner_only
 from messagebus.topology import Wanted
 from messagebus_agent.web.login import Judged
 

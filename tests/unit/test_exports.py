@@ -21,6 +21,7 @@ NOT_EXPORTED = {
     "messagebus.http": "the servers of the agent, the gateway, the monitor and the health checks",
     "messagebus.recording.events": "columns of recorded events, for bench and spark",
     "messagebus.clock": "the two clocks, for the agent and the tools too",
+    "messagebus.numbers": "numbers from outside, for the services too",
     "messagebus.files": "files written whole, for the agent, the tools and the kits too",
     "messagebus.databases": "statements in applications' transactions, for outbox, inbox and stores",
     "messagebus.dialects": "what one database says otherwise than the others",
@@ -70,7 +71,7 @@ INSIDE = {
     "messagebus.message": {"BODY_BYTES_MAX", "Header", "Reading"},
     "messagebus.payloads": {"Codec", "Reader", "as_payload", "reader"},
     "messagebus.publisher": {"raise_unless_confirmed"},
-    "messagebus.secret": {"owner_only", "split_address"},
+    "messagebus.secret": {"split_address"},
 }
 # Re-exported from inside, because public values hold it.
 FROM_INSIDE = {"Dedup", "Receipt"}

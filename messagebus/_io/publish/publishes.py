@@ -137,7 +137,14 @@ def _delay_ms(options: Options) -> int:
         if at.tzinfo is None:
             raise MessageInvalid("deliver_at without a time zone")
         at = at.timestamp()
-    return _whole_ms("deliver_at", max(0, at - time.time()))
+    return _whole_ms("deliver_at", max(0, _finite("deliver_at", at) - time.time()))
+
+
+def _finite(name: str, at: object) -> float:
+    """Return a time in seconds. Raises MessageInvalid for what is none."""
+    if isinstance(at, bool) or not isinstance(at, int | float) or not -math.inf < at < math.inf:
+        raise MessageInvalid(f"{name} {at!r}: a time in seconds since 1970, or a datetime")
+    return at
 
 
 def _whole_ms(name: str, seconds: object) -> int:

@@ -98,6 +98,17 @@ async def test_a_frame_that_is_none_ends_it_and_nothing_is_lost(frame: str | byt
         await eventually_async(lambda: bus.waiting(BILLING) == 1, within_s=60)
 
 
+@pytest.mark.parametrize("number", [-1, 1.5, "x", True, None, 1e308, 10**30])
+async def test_a_credit_that_is_no_number_is_an_error_and_the_next_one_counts(number: Any) -> None:
+    async with gateway_on(make_bus()) as served, opened(served) as socket:
+        await served.publish("a")
+        await say(socket, "credit", n=number)
+        told = await hear(socket, "error")
+        assert (told["status"], told["detail"]) == (400, "n: 0 to 9,007,199,254,740,992")
+        await say(socket, "credit", n=1)
+        assert (await hear(socket, "deliver"))["body"] == "a"
+
+
 async def test_it_ends_with_the_gateway() -> None:
     async with gateway_on(make_bus()) as served, opened(served) as socket:
         await served.gateway.stop(0, 0)

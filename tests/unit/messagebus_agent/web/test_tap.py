@@ -83,10 +83,10 @@ async def make_rig() -> AsyncIterator[Rig]:
         ("", "destination|name"),
         ("destination=queue:jobs", "a tap is of a topic"),
         ("destination=orders/billing", "a tap is of a topic"),
-        ("destination=orders&rate_max=0", "whole numbers"),
-        ("destination=orders&length_max=10001", "whole numbers"),
-        ("destination=orders&length_max=-1", "whole numbers"),
-        ("destination=orders&rate_max=%D9%A3", "whole numbers"),
+        ("destination=orders&rate_max=0", "a whole number from 1 to"),
+        ("destination=orders&length_max=10001", "a whole number from 1 to"),
+        ("destination=orders&length_max=-1", "a whole number from 1 to"),
+        ("destination=orders&rate_max=%D9%A3", "a whole number from 1 to"),
     ],
 )
 async def test_a_request_that_makes_no_sense_is_refused(rig: Rig, query: str, told: str) -> None:
