@@ -371,7 +371,7 @@ async def test_every_message_is_posted_at_least_once_and_ends_once() -> None:
                 await publisher.send_safe("orders", name.encode())
         policy = RetryPolicy(first_delay_s=0, jitter=0)
         running = asyncio.ensure_future(consumer.run(sent.__call__, concurrency=4, retry=policy))
-        await eventually_async(lambda: sent.posted == 20, within_s=20)
+        await eventually_async(lambda: sent.posted == 20, within_s=60)
         await consumer.stop()
         await running
     assert seen == {name: 2 if name.startswith("again") else 1 for name in names}
