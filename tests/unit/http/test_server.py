@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import shutil
 import socket
 import ssl
@@ -20,7 +21,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from messagebus import ConfigError
-from messagebus.http.connections import Bounds
+from messagebus.http.connections import Bounds, connections_below_descriptors
 from messagebus.http.listening import Tls, listen
 from messagebus.http.server import Server
 from messagebus.tls import TlsFiles
@@ -296,6 +297,18 @@ async def test_junk_writes_no_log(serve: Serve, caplog: pytest.LogCaptureFixture
             got = await serving.ended(b"\x16\x03\x01junk\r\n\r\n")
             assert got.startswith(b"HTTP/1.1 400")
     assert caplog.records == []
+
+
+@pytest.mark.guarantee("slow-connections-are-bounded")
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [(200, 72), (65_536, 10_000), (resource.RLIM_INFINITY, 10_000), (64, 1)],
+)
+def test_connections_leave_descriptors_for_links_files_and_other_listeners(
+    limit: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+    assert connections_below_descriptors(10_000) == found
 
 
 def test_a_port_that_cannot_be_had_is_named() -> None:
