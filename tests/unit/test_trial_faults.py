@@ -11,13 +11,14 @@ from messagebus import BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
 from tests.support.trials.outer_faults import OUTER_FAULTS, lying, set_clock
+from tests.support.trials.soak import STRANGE_FAULTS
 
 YEAR_S = 365 * 86_400
 
 
-@pytest.mark.parametrize("name", sorted(OUTER_FAULTS))
+@pytest.mark.parametrize("name", sorted(OUTER_FAULTS | STRANGE_FAULTS))
 def test_a_fault_says_what_it_does_before_it_does_anything(name: str, tmp_path: Path) -> None:
-    fault = OUTER_FAULTS[name](LocalCluster(tmp_path), "mb2")
+    fault = (OUTER_FAULTS | STRANGE_FAULTS)[name](LocalCluster(tmp_path), "mb2")
     assert str(fault) == f"{name} mb2"
     assert fault.cuts in ("", "cut")
     assert fault.lasts_s <= 5

@@ -272,9 +272,10 @@ def lying(host: str, port: int, broker: str, cluster: str) -> Iterator[tuple[int
             server.shutdown()
 
 
-def _fault(
+def fault_of(
     name: str, lasts_s: float, cuts: str, story: Story, cluster: LocalCluster, target: str
 ) -> Fault:
+    """Return the fault of a story. cuts: as of `Fault`."""
     running = ExitStack()
 
     def begin() -> None:
@@ -293,6 +294,4 @@ _STORIES: dict[str, tuple[float, str, Story]] = {
     "deleted": (3.0, "", _deleted),
     "liar": (4.0, "", _liar),
 }
-OUTER_FAULTS: dict[str, Callable[[LocalCluster, str], Fault]] = {
-    name: partial(_fault, name, *story) for name, story in _STORIES.items()
-}
+OUTER_FAULTS = {name: partial(fault_of, name, *story) for name, story in _STORIES.items()}

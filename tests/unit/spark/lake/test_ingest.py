@@ -86,45 +86,6 @@ def test_only_new_files_are_opened_and_one_that_was_changed_in_place(
     assert opened == ["published-z-copy.ndjson"]
 
 
-def test_one_more_day_costs_the_rows_of_its_file_however_long_the_run_is(
-    session: SparkSession, run: Path, lake: Lake
-) -> None:
-    """The second day, and the seventh: rows are read from the file, and counted from what was written."""
-    head, *lines = (run / PUBLISHER).read_text().splitlines()
-    for path in run.glob("*.ndjson"):
-        path.unlink()
-
-    def days(*numbers: int) -> int:
-        """Ingest days; return the rows that Spark has read for it."""
-        for day in numbers:
-            shift = dict.fromkeys(("intended_ns", "sent_ns", "confirmed_ns"), day * 86400 * SECOND)
-            written = [head]
-            for row in map(json.loads, lines):
-                moved = {name: row[name] + by for name, by in shift.items() if row[name]}
-                own = {"message_id": f"{day:016}{row['message_id'][16:]}"}
-                written.append(json.dumps(row | moved | own))
-            (run / f"published-day-{day}.ndjson").write_text("\n".join([*written, ""]))
-        before = rows_read(session)
-        assert len(ingest(session, lake, plan(run, lake)).read) == len(numbers)
-        return sum(read for stage, read in rows_read(session).items() if stage not in before)
-
-    days(0)
-    second = days(1)
-    days(2, 3, 4, 5)
-    assert days(6) == second >= 2 * len(lines)
-    assert rows(session, lake, "published") == 7 * len(lines)
-
-
-def rows_read(session: SparkSession) -> dict[int, int]:
-    """Return stage -> the rows that it has read of files, of the last thousand, by Spark's own record."""
-    context: Any = session.sparkContext
-    gateway = context._gateway
-    store, none = context._jsc.sc().statusStore(), gateway.new_array(gateway.jvm.double, 0)
-    stages = store.stageList(None, False, False, none, gateway.jvm.java.util.ArrayList())
-    every = map(stages.apply, range(stages.size()))
-    return {stage.stageId(): stage.inputRecords() for stage in every}
-
-
 def test_a_file_that_grows_is_read_again_in_place_of_what_it_gave(
     session: SparkSession, run: Path, lake: Lake
 ) -> None:
