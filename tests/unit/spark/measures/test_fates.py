@@ -26,7 +26,7 @@ from spark.measures.run import Run
 RUN_ID, DAYS, DAY_NS, HOUR_NS = "run-1", 6, 86_400_000_000_000, 3_600_000_000_000
 FIRST = date(2026, 11, 20)
 FIRST_NS = (FIRST - date(1970, 1, 1)).days * DAY_NS
-# All have been tried up to 20.
+# Each costs as much as a report; more of them are for a change of these rules.
 SEEDS = range(1)
 Row = dict[str, Any]
 TYPES = {
