@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +37,7 @@ from messagebus._io.amqp.properties import read_library_headers
 from messagebus.broker import Broker
 from messagebus.destination import Destination, Source
 from messagebus.testing import MemoryBus
+from messagebus_conform.proxies import Proxy
 from tests.support.eventually import FACTOR
 from tests.support.together import call
 
@@ -72,6 +74,7 @@ class Bus:
     def __init__(self, face: str, config: BusConfig | None, stack: AsyncExitStack) -> None:
         self.face, self._config, self._stack = face, config, stack
         self._memory = MemoryBus(brokers=3)
+        self._entry: Proxy | None = None
         self.topic = f"contract-{uuid.uuid4().hex[:12]}"
 
     @property
@@ -107,11 +110,20 @@ class Bus:
         """Return a publisher that finds no broker; `brokers_are_back` for those that follow."""
         if self._config is None:
             self._memory.stop_brokers()
-        nowhere = None if self._config is None else BusConfig(broker=NOWHERE)
-        return await self._made(self._publisher(PublisherConfig(**settings), nowhere, ()), True)
+        elif self._entry is None:
+            # The same entry before and after: a spool belongs to the bus behind it.
+            self._entry = Proxy(self._config.broker)
+            self._entry.refusing = True
+            self._stack.callback(self._entry.close)
+            self._config = replace(self._config, broker=self._entry.address)
+        return await self._made(
+            self._publisher(PublisherConfig(**settings), self._config, ()), True
+        )
 
     def brokers_are_back(self) -> None:
         self._memory.start_brokers()
+        if self._entry is not None:
+            self._entry.refusing = False
 
     def _publisher(
         self, config: PublisherConfig, bus: BusConfig | None, hooks: Sequence[Hooks]
