@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from messagebus import App, ConfigError, Message, NotReady, Outcome, PublisherConfig, Spool, Topic
 from messagebus.__main__ import cli
+from messagebus.core import relay as core_relay
+from messagebus.core.relay import End
 from messagebus.dialects import dialect_named
 from messagebus.outbox import AsyncRelay, Outbox, RelayConfig
 from messagebus.outbox.table import Table
@@ -321,8 +323,8 @@ async def test_rows_that_want_two_brokers_hold_up_no_others_while_there_is_one(
         await eventually_async(lambda: shop.count(waiting) == shop.count() == 20, within_s=60)
         assert relay.stats().published == 5
     assert 1 <= shop.count("reason LIKE 'stored on 1 of 2 brokers%'") <= 4
-    for module in ("core", "outbox"):
-        monkeypatch.setattr(f"messagebus.{module}.relay.SECOND_MS", 50)
+    monkeypatch.setattr("messagebus.outbox.relay.SECOND_MS", 50)
+    monkeypatch.setitem(core_relay._WAITS_MS, End.NO_SECOND, 50)
     with closing(shop.connect()) as connection, connection:
         connection.execute("UPDATE messagebus_outbox SET not_before_ms = 0, reason = ''")
     async with shop.relay(config) as relay:
