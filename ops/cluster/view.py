@@ -101,6 +101,13 @@ class View:
     def node(self, name: str) -> Node:
         return self.inventory.find(name)
 
+    def has_forgotten(self, name: str) -> bool:
+        """Return whether a local cluster has no such node any more: it forgets the entry before the files."""
+        inventory = self.inventory
+        return inventory.supervisor == "local" and name not in {
+            node.name for node in inventory.brokers
+        }
+
     @property
     def brokers(self) -> tuple[Node, ...]:
         """The brokers that are not absent."""

@@ -138,12 +138,13 @@ def erased(
     name: str, target: Target, view: View, nodes: Supervisor, commands: tuple[Command, ...]
 ) -> Step:
     """Make the step of this name, which erases the broker's files: unchanged since it was stopped."""
+    silent = checks.fell_silent(view, target.name, *ENDS, "agent")
     return Step(
         name=name,
         commands=commands,
         guard=checks.every(
             checks.off_the_list(view, target.name, target.address),
-            checks.fell_silent(view, target.name, *ENDS, "agent"),
+            lambda: "" if view.has_forgotten(target.name) else silent(),
         ),
         seal=nodes.data(target.name),
         sealed_by=f"stop broker {target.name}",

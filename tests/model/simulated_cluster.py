@@ -627,6 +627,9 @@ class SimulatedView:
             raise NoAnswer(f"agent of {name}")
         return SimpleNamespace(broker=address(name))
 
+    def has_forgotten(self, _name: str) -> bool:
+        return False  # its nodes are hosts: the inventory has a step of its own
+
     def is_shut(self, name: str, what: str = "address") -> bool:
         self._cluster.tick()
         if what == "management":

@@ -9,6 +9,8 @@ import pytest
 
 from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
+from ops.local import files, secrets
+from ops.local.layout import Layout
 from ops.playbooks import add, rejoin, remove
 from ops.playbooks.add import Target
 from ops.playbooks.remove import Drain
@@ -214,6 +216,26 @@ def test_what_a_removal_erases_was_seen_empty_by_whoever_stopped_it() -> None:
     assert erases.sealed_by == "stop broker mb2"
     assert erases.seal == steps["stop broker mb2"].seal
     assert erases.guard
+
+
+def test_a_removal_that_was_killed_behind_a_local_clusters_forgetting_may_forget_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the node out of the inventory at once, and the journal does not know yet."""
+    monkeypatch.setattr(remove.checks, "off_the_list", lambda *_: lambda: "")
+    layout = Layout(dir=tmp_path, numbers=(1, 2))
+    secrets.ensure(layout.secrets_dir)
+    for file in (layout.list_file, layout.inventory):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    left = layout.without_node("mb2")
+    layout.list_file.write_text(files.first_list(left, 2).render())
+    layout.inventory.write_text(files.inventory_toml(left))
+    target = Target(name="mb2", address=layout.node("mb2").broker, agent_port=8081)
+    nodes, how = LocalNodes(tmp_path), Drain(statistics_s=1.5)
+    steps = remove.plan(target, View(layout.inventory), nodes, how).steps
+    (erases,) = (step for step in steps if step.name == "clear node mb2 away")
+    assert erases.guard
+    assert erases.guard() == ""
 
 
 TARGETS = [Target(name=f"mb{n}", address=f"127.0.0.1{n}:5672", agent_port=8081) for n in (1, 2)]
