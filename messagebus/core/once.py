@@ -33,6 +33,9 @@ Messages whose last runs never ended are *suspects*: one runs at a time, so that
 A suspect waits for that without a claim. It gets its turn when nothing of its lane or link stands before
 it; the turn passes on when its run ends or overruns its limit, when it is parked or goes back, or when it
 has been granted for as long as a lease: a run that never ends holds nothing else up.
+
+One with too many of them is parked when nothing of its lane or link stands before it, so that the parking
+queue keeps the order, too. Until then it waits without a claim, and for no turn.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ D = TypeVar("D", bound=Hashable)
 
 # Steps of a message.
 WANTED = 1  # to be asked for, or asked for in the turn that is on its way
-SUSPECT = 2  # several of its runs never ended: waits for its turn
+SUSPECT = 2  # several of its runs never ended: waits for its turn, or for its place to be parked
 HELD = 3  # another consumer runs it
 GRANTED = 4  # claimed, and handed out to wait for its run
 RUNNING = 5
@@ -133,9 +136,10 @@ class _Message(Generic[D]):
     """One message that is here. item: the delivery that runs; copies: others, which wait for its end.
 
     token: of the claim that we have, or may have; b"" when we surely have none. until_ms: end of its lease.
+    parks: waits as a suspect does, but to be parked.
     """
 
-    __slots__ = ("asked", "copies", "end", "item", "key", "step", "token", "until_ms")
+    __slots__ = ("asked", "copies", "end", "item", "key", "parks", "step", "token", "until_ms")
 
     def __init__(self, key: bytes, item: D) -> None:
         self.key, self.item = key, item
@@ -145,6 +149,7 @@ class _Message(Generic[D]):
         self.until_ms = 0
         self.asked = 0
         self.end = ""
+        self.parks = False
 
 
 @dataclass(slots=True)
@@ -552,26 +557,30 @@ class Once(Generic[D]):
                 self._waiting -= 1
                 self._want(message)
         if self._suspects:
-            self._next_suspect(now_ms)
+            self._want_suspects(now_ms)
 
-    def _next_suspect(self, now_ms: int) -> None:
-        """Ask for the first suspect that could go out, unless another has its turn."""
-        if now_ms >= self._calm_ms and (self._alone is None or now_ms >= self._alone_until_ms):
+    def _want_suspects(self, now_ms: int) -> None:
+        """Ask for those that can be parked, and for the first that can run, unless another has its turn."""
+        if now_ms >= self._alone_until_ms:
             self._alone, self._alone_until_ms = None, NEVER_MS
-            for message in self._suspects:
-                if self._is_next(message.item):
-                    del self._suspects[message]
-                    self._alone = message
-                    self._want(message)
-                    return
+        may_run = self._alone is None and now_ms >= self._calm_ms
+        for message in list(self._suspects):
+            if (message.parks or may_run) and self._is_next(message.item):
+                del self._suspects[message]
+                if not message.parks:
+                    self._alone, may_run = message, False
+                self._want(message)
 
     def _suspect(self, message: _Message[D]) -> None:
         """Have a message wait for its turn, without a claim."""
+        self._wait_to_be_next(message, parks=False)
+        self._calm_ms = self._now_ms + CALM_MS
+
+    def _wait_to_be_next(self, message: _Message[D], *, parks: bool) -> None:
         self._withdraw(message)
         self._pass_on(message)
-        message.step = SUSPECT
+        message.step, message.parks = SUSPECT, parks
         self._suspects[message] = None
-        self._calm_ms = self._now_ms + CALM_MS
 
     def _pass_on(self, message: _Message[D]) -> None:
         """End the turn of a suspect, if it is this one's."""
@@ -634,7 +643,7 @@ class Once(Generic[D]):
             self._alone_until_ms = message.until_ms
         if verdict.is_first and self._age_ms(message.item) > self._rule.remember_ms:
             self.counters.too_old += 1
-            if self._park_too_old:
+            if self._park_too_old:  # at once: the store knows it from now on, and would let it run
                 age_s = self._rule.remember_ms // 1000
                 self._park(message, f"older than {age_s} s, and unknown to the store")
                 return False
@@ -648,6 +657,8 @@ class Once(Generic[D]):
         elif verdict.kind == LATER:
             message.token = b""
             self._hold(message, verdict.ms)
+        elif not self._is_next(message.item):
+            self._wait_to_be_next(message, parks=True)
         else:
             self.counters.unended += 1
             self._park(message, f"{verdict.unended} runs never ended")

@@ -24,6 +24,7 @@ WORLDS = {
         claims=True, suspects=True, hangs=1, keys=8, prefetch=24, consumers=1, dies=False
     ),
     "suspects, in order": World(claims=True, suspects=True, keys=1, messages=16),
+    "messages too old, in order": World(claims=True, old=8, keys=1, messages=16),
 }
 # Rule -> a world that shows why it is there, and the fault that is found without it.
 NEEDED = {

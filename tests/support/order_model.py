@@ -6,7 +6,8 @@ fail, overrun, and go on behind a link that has ended; acks are applied later or
 real `core.once` too, and all share the records of one store; there are handlers that never return, and
 messages that kill each process that runs them. Checked at each step:
 
-    ORDER     a message completes or is parked first only after all before it of its key and broker
+    ORDER     a message completes or is parked first only after all before it of its key and broker, but one
+              that is parked because it is too old
     SERIAL    no consumer runs two messages of one key at the same time
     PARKED    while a key is parked nothing of it runs
     STUCK     when all faults are over, everything completes or is parked, but keys with an endless run
@@ -45,6 +46,7 @@ class World:
 
     suspects: each message was in two processes that were killed. hangs: runs that never end. killers:
     messages that kill each process that runs them. dies: processes are killed whatever they run.
+    old: messages that are too old where the store does not know them; they are parked then.
     """
 
     brokers: int = 2
@@ -59,6 +61,7 @@ class World:
     hangs: int = 0
     killers: int = 0
     dies: bool = True
+    old: int = 0
     rules: Rules = Rules()
     naive: bool = False
     steps: int = 260
@@ -85,9 +88,9 @@ class Link:
 
 
 class Consumer:
-    """One process. seed: another one of each process."""
+    """One process. seed: another one of each process. old: the messages that are too old."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, old: set[int]) -> None:
         self.keyed: Keyed[Delivery] = Keyed(
             lane_of=lambda each: each.key, link_of=lambda each: each.link, claims=world.claims
         )
@@ -101,6 +104,7 @@ class Consumer:
         self.answer: Answer | None = None
         self.acking: list[Delivery] = []  # ended here; acked when the store knows
         self.unseen: list[Delivery] = []  # to be parked, and never handed out
+        self.too_old: set[Delivery] = set()  # of these
         self.telling: list[Delivery] = []  # whose rest is over before the store knows
         if world.claims:
             rules = world.rules
@@ -108,7 +112,8 @@ class Consumer:
                 RULE,
                 seed.to_bytes(SEED_BYTES),
                 deferred_max=1_000,
-                age_ms=lambda _item: 0,
+                park_too_old=True,
+                age_ms=lambda item: RULE.remember_ms + (item.number in old),
                 is_next=self.keyed.is_next if rules.next_of_its_lane else lambda _item: True,
             )
             if not rules.alone:
@@ -136,12 +141,16 @@ class Walk:
             self.records = {_key_of(number): record for number in range(world.messages)}
         self.hangs = world.hangs
         self.killers = set(self.rng.sample(range(world.messages), world.killers))
+        self.old = set(self.rng.sample(range(world.messages), world.old))
         self.ended: set[int] = set()
         self.links: list[dict[int, Link]] = [
             {} for _ in range(world.brokers)
         ]  # consumer -> link, in turn
-        self.consumers = [Consumer(world, next(self.seeds)) for _ in range(world.consumers)]
+        self.consumers = [self.start() for _ in range(world.consumers)]
         self.published = 0
+
+    def start(self) -> Consumer:
+        return Consumer(self.world, next(self.seeds), self.old)
 
     # Steps; each returns False when there is nothing to do.
     def publish(self) -> bool:
@@ -192,6 +201,8 @@ class Walk:
             for each, reason in orders.park:
                 self.judge_parking(each, reason)
                 consumer.unseen.append(each)
+                if reason.startswith("older"):
+                    consumer.too_old.add(each)
             keyed.denied(orders.held)
             keyed.granted(orders.hand_out)
         if not self.world.naive:
@@ -263,9 +274,9 @@ class Walk:
             consumer.keyed.answered(delivery)
             self.take(consumer)
 
-    def end(self, delivery: Delivery, what: str) -> None:
+    def end(self, delivery: Delivery, what: str, *, in_order: bool = True) -> None:
         number = delivery.number
-        if number not in self.ended:
+        if number not in self.ended and in_order:
             for other in range(number):
                 same = (self.keys[other], self.home[other]) == (delivery.key, self.home[number])
                 if same and other not in self.ended:
@@ -351,7 +362,7 @@ class Walk:
             self.parked(consumer, delivery)
 
     def parked(self, consumer: Consumer, delivery: Delivery) -> None:
-        self.end(delivery, "is parked")
+        self.end(delivery, "is parked", in_order=delivery not in consumer.too_old)
         if consumer.once is None:
             self.answered(consumer, delivery)
         else:  # answered when the store knows
@@ -452,7 +463,7 @@ class Walk:
             if (link := self.links[broker].pop(number, None)) is not None:
                 link.live = False
                 self.queues[broker] = link.unacked + self.queues[broker]
-        self.consumers[number] = Consumer(self.world, next(self.seeds))
+        self.consumers[number] = self.start()
         if self.world.claims and self.rng.random() < 0.5:
             self.pass_lease()
 

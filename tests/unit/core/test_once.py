@@ -784,6 +784,33 @@ def test_a_suspect_that_another_runs_makes_room_for_the_next() -> None:
     assert crashed_alone.talk().hand_out == []
 
 
+@pytest.mark.guarantee("key-order-inside-a-consumer")
+def test_a_message_whose_runs_never_end_is_parked_when_nothing_of_its_lane_stands_before_it() -> (
+    None
+):
+    """It waits for no turn: a suspect of another lane runs all the time."""
+    store, lane = Store(), ["a1", "b1"]
+    crashed(store, 5, "b1")
+    crashed(store, 2, "c1", "d1")
+    consumer = Consumer(store, is_next=lambda item: item not in lane[1:])
+    consumer.arrived("a1", "b1", "c1", "d1")
+    assert consumer.talk() == Orders(hand_out=["a1"])
+    assert store.state("b1") == WAITING
+    consumer.later(CALM_MS)
+    assert consumer.talk() == Orders(hand_out=["c1"])
+    assert all(consumer.once.may_start(item, consumer.now_ms) for item in ("a1", "c1"))
+    consumer.once.ended("a1")
+    assert consumer.talk() == Orders(ack=["a1"])
+    assert consumer.once.has_suspects
+    del lane[0]
+    assert consumer.talk() == Orders(park=[("b1", "5 runs never ended")])
+    assert consumer.once.counters.unended == 1
+    consumer.once.parked("b1")
+    assert consumer.talk() == Orders(ack=["b1"])
+    consumer.once.ended("c1")
+    assert consumer.talk() == Orders(ack=["c1"], hand_out=["d1"])
+
+
 # -- old messages
 
 
