@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.cluster import checks
 from ops.cluster.view import View
 from ops.commands.supervise import LocalNodes, SystemdNodes
 from ops.local import files, secrets
@@ -222,7 +223,7 @@ def test_a_removal_that_was_killed_behind_a_local_clusters_forgetting_may_forget
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the node out of the inventory at once, and the journal does not know yet."""
-    monkeypatch.setattr(remove.checks, "off_the_list", lambda *_: lambda: "")
+    monkeypatch.setattr(checks, "off_the_list", lambda *_: lambda: "")
     layout = Layout(dir=tmp_path, numbers=(1, 2))
     secrets.ensure(layout.secrets_dir)
     for file in (layout.list_file, layout.inventory):
