@@ -16,8 +16,8 @@ from tests.support.events import Faults, write_run
 from tests.support.eventually import FACTOR
 
 ROOT = Path(__file__).resolve().parents[2]
-# The oldest one, and the first of 4; the newest is that of all other tests.
-VERSIONS = ("3.5.7", "4.0.1")
+# The oldest one; the newest is that of all other tests. 4.0.1 passes too, for 350 MB more.
+VERSIONS = ("3.5.7",)
 INSTALL_WITHIN_S, JOBS_WITHIN_S = 900, 600 * FACTOR
 pytestmark = pytest.mark.timeout(3600)
 OF_LAKE = ("--lake", "lake", "--run", "run-1", "--max-bad", "1")
