@@ -29,7 +29,8 @@ from ops.provision.wanted import (
 Argv = Sequence[str]
 Ask = Callable[[Argv], str]
 """Runs a command on the host, and returns its output, whatever its exit code. Raises CommandFailed."""
-INSTALLED = "install ok installed"
+# dpkg's status of a package that is there; "hold" before it for one that apt leaves alone.
+INSTALLED = " ok installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def _parse_packages(output: str) -> dict[str, str]:
     for line in output.splitlines():
         name, _, rest = line.partition(" ")
         version, _, status = rest.partition(" ")
-        if status.strip() == INSTALLED:
+        if status.strip().endswith(INSTALLED):
             found[name] = version
     return found
 

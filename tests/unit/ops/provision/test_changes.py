@@ -164,7 +164,7 @@ def observed(answers: dict[str, str]) -> Observed:
 def test_a_host_that_has_everything() -> None:
     found = observed(
         {
-            "dpkg-query": "rabbitmq-server 3.10.8-1 install ok installed\n"
+            "dpkg-query": "rabbitmq-server 3.10.8-1 hold ok installed\n"
             "chrony 4.3 deinstall ok config-files\n",
             "stat": f"644 root:root {FILE}\n750 messagebus:messagebus {FOLDER}\n",
             "sha256sum": f"{DIGEST}  {FILE}\n",
