@@ -18,7 +18,6 @@ from messagebus._io.agents.subscriptions import topology
 from messagebus.errors import MessageBusError
 from ops.local.cluster import LocalCluster
 from tests import tiers
-from tests.support.beside import wait_for_room
 from tests.support.cluster import MakeCluster, cluster_factory, end
 from tests.support.examples import examples
 from tests.support.fake_amqp import FakeRabbit
@@ -143,13 +142,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         stash[ENDED] = True
     elif nextitem.path != item.path and _shares(item):
         _empty(stash[SHARED])
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Wait before the time of a test begins."""
-    wait_for_room()
-    return (yield)
 
 
 def _empty(cluster: LocalCluster) -> None:

@@ -31,18 +31,14 @@ from pathlib import Path
 
 from messagebus.errors import MessageBusError
 from tests import tiers, versions
-from tests.support import beside, eventually, starts
+from tests.support import eventually, starts
 from tests.support.examples import THOROUGH
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # The part that waits for brokers. The others run one after the other beside it.
 WAITS = "real"
-# Several files of a part run at once, the longest first (tests/conftest.py). In the second tier two more that
-# wait for brokers run when all else is done: beside style, types and other releases nothing would be in time.
-FILES_AT_ONCE = {
-    "test": {WAITS: 3, "unit": 3},
-    "rest": {WAITS: beside.FIRST_LATE + 2, "unit": 2},
-}
+# Several files of a part run at once, the longest first (tests/conftest.py): most of their time is waiting.
+FILES_AT_ONCE = {WAITS: 3, "unit": 3}
 CHECKS = ("make", "--no-print-directory", "lint", "types")
 SOME_FAILED, NO_TESTS = 1, 5  # pytest's exit codes
 LATE_MAX = 2  # tests of a whole run that may pass at their second try only
@@ -234,7 +230,7 @@ def _parts(tier: str, scratch: Path) -> list[Part]:
     """Return the parts of a tier, the one that waits for brokers first."""
     parts = []
     for name in (WAITS, *(each for each in tiers.PARTS if each != WAITS)):
-        at_once = FILES_AT_ONCE[tier].get(name)
+        at_once = FILES_AT_ONCE.get(name)
         in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
         several = ("-n", str(at_once), *in_order) if at_once else ()
         options = (f"--tier={tier}", f"--part={name}", *several, *tiers.paths_of(name))
@@ -256,23 +252,13 @@ def _run(
     *,
     style: bool = False,
 ) -> None:
-    """Run the first part beside the others, which go one after the other; print what each has printed.
-
-    style: of the second tier, which checks it and has late workers.
-    """
-    busy = scratch / "busy"
-    if style:
-        busy.touch()
-    os.environ[beside.BUSY_FILE] = str(busy)
+    """Run the first part beside the others, which go one after the other; print what each has printed."""
     said = scratch / "style.txt"
 
     def in_turn() -> None:
-        try:
-            if style:
-                codes["style and types"] = running.style(said)
-            running.one_by_one(parts[1:], codes)
-        finally:
-            busy.unlink(missing_ok=True)
+        if style:
+            codes["style and types"] = running.style(said)
+        running.one_by_one(parts[1:], codes)
 
     chain = threading.Thread(target=in_turn)
     chain.start()
