@@ -123,7 +123,7 @@ async def test_the_balancer_speaks_tls_for_gateways_and_takes_nothing_in_the_cle
     authority.save(rig.folder)
     certificate = rig.folder / "gateway.pem"
     certificate.write_text("".join(authority.issue("gateway", (NAME,))))
-    async with gateway_on(bus, name="gw1") as served:
+    async with gateway_on(bus, name="gw1", url=f"https://{NAME}") as served:
         inventory = with_gateways(rig, port, [served], certificate)
         prepare_start(inventory)
         await asyncio.to_thread(rig.launch, inventory)
