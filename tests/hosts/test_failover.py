@@ -26,6 +26,9 @@ from tests.support.eventually import FACTOR, eventually
 from tests.support.load import Load, drain, publishing
 from tests.support.raw import count_messages, declare_queue, publish_to_young_queue
 
+# Hosts are made in it, and RabbitMQ is installed.
+pytestmark = pytest.mark.timeout(1800)
+
 CONFIRMED_BEFORE = 300
 # A broker boots in 12 s on an idle machine, and in 100 s beside three clusters.
 AGAIN_WITHIN_S = 90.0

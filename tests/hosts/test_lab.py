@@ -10,6 +10,9 @@ from ops.errors import CommandFailed
 from ops.run import shell
 from tests.hosts.lab import DATA_DISK, Lab
 
+# Hosts are made in it, and RabbitMQ is installed.
+pytestmark = pytest.mark.timeout(1800)
+
 
 def test_a_bare_host_installs_packages_without_the_internet(bare_lab: Lab) -> None:
     host = bare_lab["mbA"]

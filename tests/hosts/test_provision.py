@@ -19,6 +19,9 @@ from tests.hosts.lab import ROOT, SUITE, Host, Lab
 from tests.support.eventually import FACTOR, eventually
 from tests.support.playbooks import AuditedLoad
 
+# Hosts are made in it, and RabbitMQ is installed.
+pytestmark = pytest.mark.timeout(1800)
+
 OPS_WITHIN_S = 900.0
 DEADLINE_S = 60.0
 USERS = {

@@ -227,7 +227,10 @@ def removed_beside_a_client(
             f"/api/queues/%2F/{queue}/get",
             json={"count": 2 * count, "ackmode": "ack_requeue_false", "encoding": "auto"},
         ).json()
-    assert len(got) == count
+    assert len(got) - count in (
+        0,
+        1,
+    )  # the last one may be stored and lose its confirm with the link
     removed = ops(cluster, "remove", leaving, *how, "--yes")
     assert "its doors are shut, and it counts 0 messages in" in proofs(removed.stderr)
     return removed
