@@ -12,12 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from messagebus import Message, MessageInvalid, parse_destination
+from messagebus.core.headers import OF_BROKERS
 from messagebus.envelope import Layout, as_envelope, delivered, read_envelope, write_envelope
 from messagebus.message import EXPIRES_MAX_MS
 from messagebus.testing import MemoryBus
 
 SHORT = st.text(max_size=40)
-NAMES = st.text(min_size=1, max_size=20).filter(lambda name: not name.startswith(("mb-", "x-")))
+NAMES = st.text(min_size=1, max_size=20).filter(
+    lambda name: not name.startswith(("mb-", "x-")) and name not in OF_BROKERS
+)
 VALUES = st.recursive(
     st.none()
     | st.booleans()
