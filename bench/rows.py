@@ -44,7 +44,7 @@ Row = dict[str, Any]
 BROKEN = "not JSON, or not an object"
 MISSING = "required field missing"
 TYPE = "value of the wrong type"
-RANGE = "number below what it can be"
+RANGE = "number below its minimum"
 FOREIGN = "run, topic or subscription not in the manifest"
 # Names that look like event files, and those of them that are read here or belong to no audit.
 LIKE = re.compile(rf"(?!\.)(({'|'.join(EVENTS)})[-_.]|.*\.ndjson)", re.IGNORECASE)

@@ -1,10 +1,13 @@
-"""Two clocks in whole ms: one that nobody sets, by which all is decided, and the wall's, for people."""
+"""Two clocks in whole ms: one that nobody sets, by which all is decided, and the wall's, for people.
+
+`LogLimit` bounds log lines by the first one.
+"""
 
 from __future__ import annotations
 
 import time
 
-__all__ = ["monotonic_ms", "wall_ms"]
+__all__ = ["LogLimit", "monotonic_ms", "wall_ms"]
 
 
 def monotonic_ms() -> int:
@@ -15,3 +18,19 @@ def monotonic_ms() -> int:
 def wall_ms() -> int:
     """Return ms since 1970, as the host's clock is set: for people, and for times of other processes."""
     return time.time_ns() // 1_000_000
+
+
+class LogLimit:
+    """At most one log line within interval_ms, of all that share this object."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._last_ms: int | None = None
+
+    def allows(self) -> bool:
+        """Return whether a line may be logged now, and count it as logged if so."""
+        now = monotonic_ms()
+        if self._last_ms is not None and now - self._last_ms < self._interval_ms:
+            return False
+        self._last_ms = now
+        return True

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
+from messagebus.clock import wall_ms
 from messagebus.core.attempts import Action, Drop, End, ParkKey, ParkNow, Rule, StopKey
 from messagebus.destination import DELAY_STEPS_MS
 from messagebus.errors import ConfigError
@@ -326,6 +326,6 @@ def park_headers(delivery: Delivery, reason: str, exception: str) -> dict[str, H
         "mb-park-exception": exception,
         "mb-park-attempts": delivery.attempt,
         "mb-park-first-ms": delivery.first_ms,
-        "mb-park-ms": time.time_ns() // 1_000_000,
+        "mb-park-ms": wall_ms(),
         "mb-park-broker": delivery.broker,
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from messagebus._io.hooks import HookChain, Watched, hook_chain
-from messagebus._io.loop import LogLimit, LoopThread, OneStop, is_interrupting, now_ms
+from messagebus._io.loop import LoopThread, OneStop, is_interrupting, now_ms
 from messagebus._io.publish.driver import PublishDriver
 from messagebus._io.publish.publishes import (
     Address,
@@ -31,6 +31,7 @@ from messagebus._io.publish.publishes import (
     whole_timeout_ms,
 )
 from messagebus._io.wire import Wire, amqp_wire
+from messagebus.clock import LogLimit
 from messagebus.config import BusConfig, PublisherConfig, Spool
 from messagebus.core.pending import CONFIRMED, REFUSED, SPOOLED, UNKNOWN, UNROUTABLE, Item
 from messagebus.core.redundancy import REQUIRED

@@ -16,6 +16,7 @@ from messagebus import (
     count_parked,
     read_parked,
 )
+from messagebus.clock import wall_ms
 from messagebus_monitor import figures
 from messagebus_monitor.eventlog import Event, EventLog
 from messagebus_monitor.people import Principal, Role
@@ -100,7 +101,7 @@ class ParkedReader:
         self._looked.move_to_end(key)
         if len(self._looked) > LOOKS_MAX:
             self._looked.popitem(last=False)
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms()
         event = Event(now_ms, "look", name, f"looked at parked messages of {name}", who.name)
         await asyncio.to_thread(self._events.add, [event])
 

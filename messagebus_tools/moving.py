@@ -22,6 +22,7 @@ from messagebus._io.admin.queues import answered, opened, ready_messages
 from messagebus._io.amqp.copy_headers import copied
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import read_headers, read_message_id, read_stamp_ms
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.parking import DELAYS, Spread, parked_marks, read_facts, rest_of_delay
 from messagebus.destination import PARKING_PREFIX, Delay
@@ -363,7 +364,7 @@ async def _steps(link: Link) -> tuple[Delay, ...]:
 
 def _way(queue: str, taken: _Taken, steps: Sequence[Delay]) -> _Way:
     """Choose exchange and key: the queue of the same name; for a delayed message one of these steps."""
-    raw, now_ms = taken.raw, time.time_ns() // 1_000_000
+    raw, now_ms = taken.raw, wall_ms()
     headers, stamp_ms = read_headers(raw), read_stamp_ms(raw)
     marks: dict[str, Any] = {}
     if queue.startswith(PARKING_PREFIX):

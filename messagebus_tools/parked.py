@@ -21,6 +21,7 @@ from messagebus.admin.parked import (
     ParkedMoved,
     ParkedProgress,
 )
+from messagebus.clock import wall_ms
 from messagebus.commands.exits import Exit, code_of
 from messagebus.commands.options import Duration, NumberRange, bus_settings, iso
 from messagebus.envelope import tagged
@@ -111,7 +112,7 @@ def list_parked(names: tuple[str, ...], where: ParkedFilter, as_json: bool) -> i
 
 
 def _print_counts(found: ParkedCounts) -> None:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     rows = [
         (each.name, each.broker, _many(each), _age(each.oldest_ms, now_ms)) for each in found.counts
     ]

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from messagebus._io.agents.http import http_client
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.errors import ConfigError, MessageBusError, reason_of
 from messagebus.hooks import Hooks
@@ -108,7 +109,7 @@ class Trail(Hooks):
             {
                 **{"message_id": id, "name": name, "what": what, "broker": broker},
                 **{"client": self._client, "error": error[:300], "attempt": attempt},
-                "at_ms": time.time_ns() // 1_000_000,
+                "at_ms": wall_ms(),
             }
         )
 

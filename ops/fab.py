@@ -50,9 +50,6 @@ def _task(name: str, command: click.Command) -> Any:
         if not keyword.iskeyword(key)
     ]
     signature = Signature(made)
-    several = {
-        _key(each) for each in params if each.nargs == -1 or getattr(each, "multiple", False)
-    }
 
     def body(*args: Any, **settings: Any) -> None:
         given = signature.bind(*args, **settings).arguments

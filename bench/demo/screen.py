@@ -1,4 +1,4 @@
-"""The lines that the demo prints: what it does, and how many messages have passed."""
+"""The lines that the demo prints: its steps, and the numbers of messages that have passed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Screen:
         self._next_s = 0.0
 
     def show(self, view: View) -> None:
-        """Print what has changed since the last view."""
+        """Print the changes since the last view."""
         for line in self._changes(view):
             self.say(f"{view.elapsed_s:6.1f} s {line}")
 

@@ -249,8 +249,8 @@ FAN_IN = Table(
 )
 
 DURABILITIES = ("fsync", "page-cache")
-# Bytes, subscriptions, messages a second. Rates ten times apart tell the cost of a broker at rest from that
-# of messages, and what the model is worth at a rate that it has not seen.
+# Bytes, subscriptions, messages a second. Rates ten times apart separate the cost of a broker at rest from
+# that of messages, and show the model's error at a rate that it has not seen.
 GRID = (
     *((100, 1, 1000), (100, 1, 300), (100, 1, 100), (100, 2, 900), (100, 4, 500)),
     *((1_000, 1, 1000), (2_000, 2, 300), (2_000, 4, 500), (4_000, 1, 600)),

@@ -1,7 +1,7 @@
 """Asyncio loops of the clients: a thread with a loop, background tasks, the clock, one blocking call.
 
 `LoopThread` is a loop in a thread of its own, for the blocking clients. `Tasks` keeps a driver's background
-work alive, cancels it together, and lets none of it fail in silence. `now_ms` is the drivers' one clock.
+work alive, cancels it together, and lets none of it fail in silence. `now_ms` is the clock of the drivers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextvars import Context
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from messagebus.clock import monotonic_ms
 from messagebus.errors import ConfigError, Stopped
 
 T = TypeVar("T")
@@ -321,25 +321,7 @@ class Tasks:
         await asyncio.gather(*left, return_exceptions=True)
 
 
-def now_ms() -> int:
-    """Return whole milliseconds of the monotonic clock."""
-    return time.monotonic_ns() // 1_000_000
-
-
-class LogLimit:
-    """At most one log line within interval_ms, of all that share this object."""
-
-    def __init__(self, interval_ms: int) -> None:
-        self._interval_ms = interval_ms
-        self._last_ms: int | None = None
-
-    def allows(self) -> bool:
-        """Return whether a line may be logged now, and count it as logged if so."""
-        now = now_ms()
-        if self._last_ms is not None and now - self._last_ms < self._interval_ms:
-            return False
-        self._last_ms = now
-        return True
+now_ms = monotonic_ms
 
 
 def starved_s(native_id: int) -> float:

@@ -20,6 +20,7 @@ from messagebus._io.admin.parking import SCAN_MAX, Inspection, Parking
 from messagebus._io.agents import subscriptions
 from messagebus._io.loop import run_blocking
 from messagebus.admin import directory
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.parking import UNDELIVERED, Choice, Facts, Parked
 from messagebus.destination import Queue, Source, Subscription
@@ -300,7 +301,7 @@ class _Work:
         self.brokers = [name for name in listed if not where.brokers or name in where.brokers]
         if strange := sorted(set(where.brokers) - set(listed)):
             raise ConfigError(f"not in the consumer list: {', '.join(strange)}")
-        self.choice = where._choice(time.time_ns() // 1_000_000)
+        self.choice = where._choice(wall_ms())
         self.faults: dict[str, str] = {}
         self.causes: list[MessageBusError] = []
         self.looked: set[str] = set()

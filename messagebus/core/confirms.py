@@ -94,7 +94,7 @@ ItemT = TypeVar("ItemT", bound=Identified)
 
 @dataclass(slots=True)
 class _Fill:
-    """What was sent at once. end: its place in the stream of bytes of its link, 0 where that has none."""
+    """Publishes sent at once. end: their place in the stream of bytes of the link, 0 where it has none."""
 
     last_tag: int
     sent_ms: int

@@ -11,9 +11,10 @@ import asyncio
 import ipaddress
 import logging
 import resource
-import time
 from collections import Counter
 from dataclasses import dataclass
+
+from messagebus.clock import LogLimit
 
 __all__ = [
     *("Bounded", "Bounds", "Connection", "Connections"),
@@ -25,7 +26,7 @@ log = logging.getLogger("messagebus.http")
 # For links to brokers, peers, files and other listeners of the process.
 DESCRIPTORS_KEPT = 128
 # One log line for all connections closed within this time.
-LOG_EVERY_S = 60.0
+LOG_EVERY_MS = 60_000
 # Progress of a client that is sent more than it reads, in each `write_s`: 2 KiB a second.
 WRITTEN_BYTES_MIN = 64 << 10
 
@@ -81,7 +82,7 @@ class Connections:
         # The one that has waited longest first; of all, and of each source.
         self._waiting: dict[Connection, None] = {}
         self._waiting_of: dict[str, dict[Connection, None]] = {}
-        self._closed, self._logged_s = 0, 0.0
+        self._closed, self._lines = 0, LogLimit(LOG_EVERY_MS)
 
     def __len__(self) -> int:
         return len(self._sources)
@@ -134,12 +135,11 @@ class Connections:
             del self._waiting_of[source]
 
     def log_closed(self, source: str, why: str) -> None:
-        """Count a connection that was closed, and log it; one line for all within LOG_EVERY_S."""
+        """Count a connection that was closed, and log it; one line for all within LOG_EVERY_MS."""
         self._closed += 1
-        now_s = time.monotonic()
-        if not self._logged_s or now_s - self._logged_s >= LOG_EVERY_S:
+        if self._lines.allows():
             log.warning("connections closed count=%d last=%s reason=%r", self._closed, source, why)
-            self._closed, self._logged_s = 0, now_s
+            self._closed = 0
 
 
 class Connection:

@@ -14,11 +14,12 @@ import enum
 import ipaddress
 import json
 import logging
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
+
+from messagebus.clock import LogLimit
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +34,7 @@ __all__ = [
 # A page of another site that sets one asks for leave first, by a request of its own (CORS).
 OWN_HEADERS = "mb-"
 # One log line for all refused requests within this time.
-LOG_EVERY_S = 60.0
+LOG_EVERY_MS = 60_000
 NAME_CHARS_MAX = 253
 
 
@@ -160,7 +161,7 @@ class ProgramsOnly:
 
     def __init__(self, inner: ASGIApp, guard: Guard) -> None:
         self._inner, self._guard = inner, guard
-        self._logged_s = 0.0
+        self._lines = LogLimit(LOG_EVERY_MS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -168,16 +169,12 @@ class ProgramsOnly:
                 name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
             }
             if (fault := self._guard.fault_of_page(headers)) is not None:
-                self._log(headers.get("host", ""), fault.text)
+                if self._lines.allows():
+                    host = headers.get("host", "")[:NAME_CHARS_MAX]
+                    log.warning("request refused host=%r reason=%r", host, fault.text)
                 body = json.dumps({"error": fault.text}).encode()
                 kind = [(b"content-type", b"application/json")]
                 await send({"type": "http.response.start", "status": fault.code, "headers": kind})
                 await send({"type": "http.response.body", "body": body})
                 return
         await self._inner(scope, receive, send)
-
-    def _log(self, host: str, reason: str) -> None:
-        now_s = time.monotonic()
-        if not self._logged_s or now_s - self._logged_s >= LOG_EVERY_S:
-            log.warning("request refused host=%r reason=%r", host[:NAME_CHARS_MAX], reason)
-            self._logged_s = now_s

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
 from messagebus._io.hooks import hook_chain, with_id
 from messagebus._io.publish.publishes import Outgoing
+from messagebus.clock import wall_ms
 from messagebus.databases import AsyncConnection, Connection, Executed, Pending, recognise
 from messagebus.destination import Destination
 from messagebus.dsn import Address
@@ -129,7 +129,7 @@ class Outbox:
             watched.set_result(
                 Published(message.message_id, Outcome.CONFIRMED, Durability.NONE, attempts=0)
             )
-        return as_row(parsed, message, options, time.time_ns() // 1_000_000)
+        return as_row(parsed, message, options, wall_ms())
 
     def _insert_for(self, database: str) -> str:
         text = self._inserts.get(database)

@@ -49,7 +49,7 @@ class Column:
 
     @property
     def is_count(self) -> bool:
-        """Whether it counts something, so that no value is below 0: numbers that are no times."""
+        """True for a number that is no time: it counts something, and no value is below 0."""
         return self.kind in ("long", "int") and not self.name.endswith("_ns")
 
 

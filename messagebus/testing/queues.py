@@ -5,13 +5,13 @@ Not thread-safe: its broker holds the lock. Times are milliseconds of the bus's 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
 from messagebus._io.amqp.copy_headers import counted, numbered, read_ttl_ms
+from messagebus.clock import wall_ms
 
 __all__ = ["Address", "Arrived", "MemoryQueue", "MemoryStream", "Stored", "Taker"]
 
@@ -289,7 +289,7 @@ class MemoryStream(MemoryQueue):
 
     def put(self, stored: Stored, *, ttl_ms: int | None = None) -> None:
         self.kept.append(stored)
-        self._kept_ms.append(time.time_ns() // 1_000_000)
+        self._kept_ms.append(wall_ms())
 
     def read_from(self, taker: Taker, offset: object) -> None:
         """Set the place of a taker: "first", "last", "next", an offset, or a time."""

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from messagebus._io.loop import Tasks
 from messagebus.admin.proof import ASK, PROOF, Challenges, answer_proof, is_nonce
 from messagebus.broker import WIRE_VERSION, Broker
 from messagebus.clock import monotonic_ms
@@ -179,7 +180,7 @@ class _Web:
         self._challenges = Challenges(parts.login.token)
         self._waiting = self._observing = 0
         self._waiting_as = Counter[tuple[str, str]]()
-        self._tasks = set[asyncio.Task[None]]()
+        self._counting = Tasks()
         names = (f"{parts.started}/{parts.started}", f"queue:{parts.started}")
         self._anything = {name: parse_wanted(name) for name in names}
 
@@ -195,7 +196,7 @@ class _Web:
         if "generation" in query and lists.current.generation <= generation:
             return await self._wait_for_list(request, reader, generation, wait_s)
         if reader is not None:
-            await asyncio.wait({self._spawn(self._count(reader))}, timeout=PROOF_WAIT_S)
+            await asyncio.wait({self._counting.spawn(self._count(reader))}, timeout=PROOF_WAIT_S)
         return self._list(request)
 
     async def _wait_for_list(
@@ -204,7 +205,7 @@ class _Web:
         if self._waiting >= WAITING_MAX:
             return PlainTextResponse("too many clients wait here\n", 503)
         self._waiting += 1
-        counting = self._spawn(self._count_waiting(reader)) if reader is not None else None
+        counting = self._counting.spawn(self._count_waiting(reader)) if reader is not None else None
         try:
             ended = await _first_of(
                 self._parts.lists.newer_than(generation), _disconnected(request), timeout_s=wait_s
@@ -290,12 +291,6 @@ class _Web:
         if current is not None and reader.applied > current.generation + APPLIED_AHEAD_MAX:
             return
         self._parts.clients.seen(*reader.who, reader.applied, monotonic_ms())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def clients(self, _request: Request) -> Response:
         now_ms = monotonic_ms()

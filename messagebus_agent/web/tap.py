@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from messagebus._io.amqp.batch import BatchDamaged, decode_batch
 from messagebus._io.amqp.frames import Arrived
 from messagebus._io.amqp.link import Link
 from messagebus._io.amqp.properties import ALONE, in_batch, is_batch
+from messagebus.clock import wall_ms
 from messagebus.destination import Subscription, Topic
 from messagebus.envelope import as_envelope, write_envelope
 from messagebus.errors import LinkError, LinkLost, MessageBusError, NameInvalid
@@ -290,7 +290,7 @@ class _Tap:
             told = as_envelope(
                 reading.message(properties, inner),
                 destination=self._topic,
-                time_ms=time.time_ns() // 1_000_000 if stamp_ms is None else stamp_ms,
+                time_ms=wall_ms() if stamp_ms is None else stamp_ms,
                 received={"broker": self._broker},
             )
             yield write_envelope(told) + b"\n"

@@ -7,7 +7,6 @@ out in silence.
 from __future__ import annotations
 
 import socket
-import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from inventory.inventory import NEXT, Balancer, Inventory, Node, load
 from lb.errors import BalancerUnreachable, LbError
 from lb.runtime import ServerState
 from messagebus.broker import BrokerList
+from messagebus.clock import wall_ms
 from messagebus.secret import Secret
 from messagebus.topology import GATE
 from messagebus_tools.observing.snapshot import Answer, read_answer
@@ -240,7 +240,7 @@ class View:
         node = self.node(name)
         answer = self._agent(node, "/observe", auth=self.inventory.proof_to(node))
         try:
-            return read_answer(answer.json(), received_at_ms=time.time_ns() // 1_000_000)
+            return read_answer(answer.json(), received_at_ms=wall_ms())
         except ValueError as fault:
             raise NoAnswer(f"agent of {name}: {fault}") from fault
 

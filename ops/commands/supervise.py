@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ops.commands import doors, hosts
 from ops.commands.kits import kit
-from ops.provision.changes import HOLD
+from ops.provision.changes import HOLD, INSTALL_WITHIN_S
 from ops.provision.units import BALANCER_STATE_UNIT
 from ops.provision.wanted import COOKIE
 from ops.run.plan import COMMAND_WITHIN_S, Command
@@ -32,7 +32,6 @@ INSTALL = (
     *(*APT, "--allow-downgrades", "--allow-change-held-packages"),
     *("-o", "Dpkg::Options::=--force-confold", "install"),
 )
-INSTALL_WITHIN_S = 900.0
 SUDO = ("sudo", "-n", "--")
 # A start ends by itself when it fails: by the part's death, by its patience, by systemd's own limit.
 STARTED_WITHIN_S = START_AT_MOST_S + 60.0

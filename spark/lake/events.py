@@ -50,7 +50,7 @@ MISSING = "required field missing"
 MALFORMED_ID = "id is not 32 hex digits"
 FOREIGN = "run, topic or subscription not in the manifest"
 WORD = "outcome or ack is not one of the known words"
-RANGE = "number below what it can be"
+RANGE = "number below its minimum"
 REASONS = (EMPTY, CUT, BROKEN, STRAY, MISSING, MALFORMED_ID, WORD, RANGE, FOREIGN)
 EXAMPLE_CHARACTERS = 160
 

@@ -17,7 +17,7 @@ from messagebus import (
     declare,
 )
 from messagebus import publisher as publisher_module
-from messagebus._io.loop import LogLimit
+from messagebus.clock import LogLimit
 from messagebus.testing import MemoryBus
 
 

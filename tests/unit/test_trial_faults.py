@@ -11,7 +11,7 @@ from messagebus import BrokerList
 from messagebus.core.membership import Judgement, ListKeeper
 from ops.local.cluster import LocalCluster
 from tests.support.trials.outer_faults import OUTER_FAULTS, lying, set_clock
-from tests.support.trials.soak import STRANGE_FAULTS
+from tests.support.trials.strange_faults import STRANGE_FAULTS
 
 YEAR_S = 365 * 86_400
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +29,7 @@ from messagebus._io.amqp.properties import (
     read_stamp_ms,
 )
 from messagebus.broker import BrokerList
+from messagebus.clock import wall_ms
 from messagebus.config import BusConfig
 from messagebus.core.homes import Home, partition_of, read_chains, read_homes, segment_of
 from messagebus.core.parking import (
@@ -484,7 +484,7 @@ def _redriven(taken: _Taken) -> bytes:
     marks: dict[str, Any] = {REDRIVEN: facts.redriven + 1}
     if facts.first_ms is not None:
         marks["mb-first-ms"] = facts.first_ms
-    stamp_ms = facts.first_ms or time.time_ns() // 1_000_000
+    stamp_ms = facts.first_ms or wall_ms()
     return copied(
         taken.raw,
         marks,

@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 
 from messagebus._io.agents.http import http_client
-from messagebus._io.loop import LogLimit, now_ms
+from messagebus._io.loop import now_ms
 from messagebus.broker import LIST_BYTES_MAX, BrokerList, ListedBroker
+from messagebus.clock import LogLimit
 from messagebus.config import BusConfig
 from messagebus.core.membership import Judgement, ListKeeper
 from messagebus.core.route import backoff_ms

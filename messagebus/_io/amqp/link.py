@@ -139,12 +139,12 @@ class Link:
         transport = self.connection._transport
         if transport is None:
             return 0
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # closed meanwhile; another kind of transport
+        buffered = int(transport.get_write_buffer_size())
+        # Closed meanwhile, or another kind of transport.
+        with contextlib.suppress(OSError, AttributeError):
             queued = fcntl.ioctl(transport._sock.fileno(), termios.TIOCOUTQ, bytes(4))
-            return int(transport.get_write_buffer_size()) + int.from_bytes(queued, sys.byteorder)
-        return int(transport.get_write_buffer_size())
+            buffered += int.from_bytes(queued, sys.byteorder)
+        return buffered
 
     @property
     def properties_max(self) -> int:

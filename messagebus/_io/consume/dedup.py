@@ -113,7 +113,7 @@ class Inbox(Protocol):
 
 
 class Lanes(Protocol):
-    """Where order is kept behind the claims: `_io.consume.ordering`."""
+    """Keeper of the order behind the claims: `_io.consume.ordering`."""
 
     def denied(self, deliveries: list[Delivery]) -> None:
         """Note that these wait for somebody else's run of their messages."""

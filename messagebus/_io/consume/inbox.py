@@ -46,9 +46,9 @@ log = logging.getLogger("messagebus.consumer")
 
 DELIVERY_COUNT = "x-delivery-count"
 WITH_HEADERS = HEADERS >> 8
+# Reasons of messages that are parked as they arrive, because their broker must not dead-letter them.
 STRANGE_DEATHS = "x-death that no broker can count on"
 HEADERS_TOO_LONG = f"headers of more than {HEADER_FRAME_MAX} bytes, which are left out"
-"""Reason of messages that are parked as they arrive, because their broker must not dead-letter them."""
 # Number of batches kept that a lost link left half answered, until they come again.
 BEGUN_MAX = 1_000
 

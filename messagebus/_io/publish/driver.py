@@ -23,7 +23,7 @@ import pika.exceptions
 from messagebus._io.amqp.frames import HEADER_OVERHEAD
 from messagebus._io.amqp.link import CLOSING_TIMEOUT_S, TOO_LATE, Link
 from messagebus._io.amqp.properties import due_first, encode, encode_entry
-from messagebus._io.loop import LogLimit, Tasks, now_ms
+from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.destinations import Destinations
 from messagebus._io.publish.publishes import (
     Address,
@@ -40,6 +40,7 @@ from messagebus._io.publish.publishes import (
 )
 from messagebus._io.wire import Follower, Outage, Wire, is_absent
 from messagebus.broker import Broker, BrokerList
+from messagebus.clock import LogLimit
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.confirms import Packing
 from messagebus.core.pending import (
@@ -187,9 +188,8 @@ class PublishDriver:
         self._stopping = False
         self._woken = False
         self._slow_until_ms, self._slow = 0, 0  # the link that was slow last
-        self._taken: dict[
-            int, int
-        ] = {}  # link -> bytes that the other side had taken at the last tick
+        # Link -> bytes that the other side had taken at the last tick.
+        self._taken: dict[int, int] = {}
         self._dead = 0  # the link that did not answer a request
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import cast
 
 from messagebus._io.amqp.properties import bare_shape
-from messagebus._io.loop import LogLimit, Tasks, now_ms
+from messagebus._io.loop import Tasks, now_ms
 from messagebus._io.publish.driver import PublishDriver, encode_publish
 from messagebus._io.publish.homes import Homes
 from messagebus._io.publish.publishes import (
@@ -35,6 +35,7 @@ from messagebus._io.publish.publishes import (
     tell,
 )
 from messagebus._io.wire import Wire
+from messagebus.clock import LogLimit
 from messagebus.config import BusConfig, PublisherConfig
 from messagebus.core.pending import CONFIRMED, REFUSED, Item
 from messagebus.core.redundancy import NO_SECOND, PARTITIONED, PREFERRED, CopyEnd, PairEnd, end_of

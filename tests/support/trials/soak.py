@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 from bench.audit import Audit
@@ -17,12 +16,9 @@ from bench.faults import FAULTS, Fault
 from bench.harness.workers import Workers, at_work, read_progress
 from messagebus.recording.manifest import Incident, Manifest
 from ops.local.cluster import LocalCluster
-from tests.support.trials import strange_faults
-from tests.support.trials.outer_faults import OUTER_FAULTS, fault_of
+from tests.support.trials.outer_faults import OUTER_FAULTS
+from tests.support.trials.strange_faults import STRANGE_FAULTS
 
-STRANGE_FAULTS = {
-    name: partial(fault_of, name, 3.0, "", story) for name, story in strange_faults.STORIES.items()
-}
 ALL_FAULTS = FAULTS | OUTER_FAULTS | STRANGE_FAULTS
 TOPIC = "soak"
 PLACES = [f"{TOPIC}/{name}" for name in ("billing", "audit")]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pika
@@ -19,7 +20,6 @@ from messagebus import (
     AsyncPublisher,
     BusConfig,
     Consumer,
-    Delivery,
     Publisher,
     count_parked,
     declare,
@@ -29,7 +29,7 @@ from messagebus.stats import Published
 from messagebus_conform.proxies import Proxy
 from tests.support.raw import Raw, publish_raw
 from tests.support.resolver import resolve
-from tests.support.trials.outer_faults import SENT, WITHIN_S, Checked
+from tests.support.trials.outer_faults import SENT, WITHIN_S, Checked, fault_of
 
 BODIES = [b"%d" % number for number in range(SENT)]
 # Headers by which RabbitMQ counts and routes, as nobody but it may write them.
@@ -51,8 +51,7 @@ SILENT = "two-addresses.test"
 
 def strangers(at: Checked) -> Iterator[None]:
     """Publish a stranger's messages: they can be parked, and the broker still delivers delayed ones."""
-    source, broker = f"{at.topic}/all", at.cluster.node(at.target).broker
-    declare(at.bus, [source], timeout_s=WITHIN_S)
+    source, broker = _subscribed(at), at.cluster.node(at.target).broker
     messages = [
         Raw(f"mb.topic/{at.topic}", "", pika.BasicProperties(headers=dict(headers)), b"strange")
         for headers in STRANGE
@@ -68,8 +67,7 @@ def strangers(at: Checked) -> Iterator[None]:
 
 def policies(at: Checked) -> Iterator[None]:
     """Bound parking queues by a policy, and remove it: what was parked meanwhile is all there."""
-    source = f"{at.topic}/all"
-    declare(at.bus, [source], timeout_s=WITHIN_S)
+    source = _subscribed(at)
     there = replace(at.bus, broker=at.cluster.node(at.target).broker)
     with Publisher(there) as publisher:
         at.all_confirmed(publisher.send_many(at.topic, BODIES, timeout_s=WITHIN_S))
@@ -87,8 +85,7 @@ def policies(at: Checked) -> Iterator[None]:
 
 def slow_line(at: Checked) -> Iterator[None]:
     """Publish 4 MB over a line of 1 MB/s: they arrive, once."""
-    source = f"{at.topic}/all"
-    declare(at.bus, [source], timeout_s=WITHIN_S)
+    source = _subscribed(at)
     broker = at.cluster.node(at.target).broker
     with (
         closing(Proxy(broker, bytes_per_s=LINE_BYTES_PER_S)) as line,
@@ -102,8 +99,7 @@ def slow_line(at: Checked) -> Iterator[None]:
 
 def silent_address(at: Checked) -> Iterator[None]:
     """Publish to a name whose first address takes connections and never says a word."""
-    source = f"{at.topic}/all"
-    declare(at.bus, [source], timeout_s=WITHIN_S)
+    source = _subscribed(at)
     host, _, port = at.bus.broker.rpartition(":")
     silent = f"{host.rpartition('.')[0]}.250"
     with socket.create_server((silent, int(port))), pytest.MonkeyPatch.context() as patch:
@@ -116,8 +112,7 @@ def silent_address(at: Checked) -> Iterator[None]:
 
 def cancelled_stops(at: Checked) -> Iterator[None]:
     """Cancel the stop of a publisher at each of its first awaits: the next one settles everything."""
-    source = f"{at.topic}/all"
-    declare(at.bus, [source], timeout_s=WITHIN_S)
+    source = _subscribed(at)
     yield
     ends, bodies = list[Published](), list[bytes]()
     for awaits in range(5):
@@ -141,6 +136,13 @@ async def _stopped_twice(at: Checked, bodies: list[bytes], awaits: int) -> list[
     return await asyncio.gather(*sending)
 
 
+def _subscribed(at: Checked) -> str:
+    """Declare the subscription of a fault's own topic; return its name."""
+    source = f"{at.topic}/all"
+    declare(at.bus, [source], timeout_s=WITHIN_S)
+    return source
+
+
 def _park_all(at: Checked, bus: BusConfig, count: int) -> None:
     """Park what comes until so many messages are parked. Raises BenchError."""
     source = f"{at.topic}/all"
@@ -162,13 +164,10 @@ def _come_once(at: Checked, source: str, bodies: list[bytes]) -> None:
     came = Counter[bytes]()
     with Consumer(at.bus, at.topic, subscription="all") as consumer:
 
-        def note(delivery: Delivery) -> None:
-            came[delivery.body] += 1
-            consumer.ack(delivery)
-
         def all_came() -> bool:
             while delivery := consumer.receive(timeout_s=1):
-                note(delivery)
+                came[delivery.body] += 1
+                consumer.ack(delivery)
             return came.keys() >= set(bodies)
 
         at.wait(all_came, f"all of {len(bodies)} messages come to {source}")
@@ -176,10 +175,13 @@ def _come_once(at: Checked, source: str, bodies: list[bytes]) -> None:
         raise BenchError(f"{at.name}: {came.total()} deliveries of {len(bodies)} messages")
 
 
-STORIES: Mapping[str, Callable[[Checked], Iterator[None]]] = {
-    "strangers": strangers,
-    "policies": policies,
-    "slow-line": slow_line,
-    "silent-address": silent_address,
-    "cancelled-stops": cancelled_stops,
+STRANGE_FAULTS = {
+    name: partial(fault_of, name, 3.0, "", story)
+    for name, story in {
+        "strangers": strangers,
+        "policies": policies,
+        "slow-line": slow_line,
+        "silent-address": silent_address,
+        "cancelled-stops": cancelled_stops,
+    }.items()
 }
