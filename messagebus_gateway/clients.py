@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -42,6 +42,9 @@ STOP_S = 10.0
 COUNT_EVERY_MS = 1_000
 # A login that the bus has taken is believed for so long, as agents believe it.
 PROVEN_MS, PROVEN_MAX = 60_000, 1_000
+# Logins that are tried at the bus at once. Those that were good before have places of their own, which
+# strangers cannot fill; of new ones so many wait, in all and of one source.
+TRIES_AT_ONCE, WAITING_MAX, WAITING_OF_SOURCE_MAX = 8, 1_000, 100
 
 
 class Bus(Protocol):
@@ -126,12 +129,15 @@ class _Used:
 class Publishers:
     """One publisher for all tokens, and one for each bus login.
 
-    on_refused: called with a principal whose login the bus does not take any more.
+    on_refused: called with a principal whose login the bus does not take any more. Principals whose login
+    the bus has taken are kept, the latest PROVEN_MAX of them.
     """
 
     def __init__(self, bus: Bus, on_refused: Callable[[Principal], None] = lambda _: None) -> None:
         self._bus, self._on_refused = bus, on_refused
-        self._proven_ms: OrderedDict[str, int] = OrderedDict()
+        self._proven: OrderedDict[str, tuple[int, Principal]] = OrderedDict()
+        self._tries = {known: asyncio.Semaphore(TRIES_AT_ONCE) for known in (False, True)}
+        self._waiting = Counter[str]()
         self.own = bus.publisher(None)
         self._others: dict[str, _Used] = {}
         # Whoever waits keeps it: a login that is refused leaves nothing behind.
@@ -150,7 +156,9 @@ class Publishers:
 
     @asynccontextmanager
     async def of(self, principal: Principal) -> AsyncIterator[AsyncPublisher]:
-        """Use a principal's publisher. Raises Problem 401 and 503."""
+        """Use a principal's publisher. Raises Problem 401, 403 and 503."""
+        if principal.over.is_set():  # while the body came
+            raise Problem(403, f"{principal.name} lost its rights meanwhile", outcome="not sent")
         if principal.login is None:
             yield self.own
             return
@@ -165,10 +173,10 @@ class Publishers:
             used.users -= 1
             used.free_ms = monotonic_ms()
 
-    async def prove(self, principal: Principal) -> None:
-        """Have the bus take a login again, unless it did so within PROVEN_MS. Raises Problem 401.
+    async def prove(self, principal: Principal, source: str = "") -> None:
+        """Have the bus take a login again, unless it did so within PROVEN_MS. Raises Problem 401 and 503.
 
-        While no broker can say, a login that was good before goes on.
+        source: where the request comes from. While no broker can say, a login that was good before goes on.
         """
         name = principal.name
         if principal.login is None or self._is_proven(name):
@@ -177,24 +185,43 @@ class Publishers:
             if self._is_proven(name):
                 return
             try:
-                takes = await self._bus.takes(*principal.login)
+                with self._waits(source, is_known=name in self._proven) as tries:
+                    async with tries:
+                        takes = await self._bus.takes(*principal.login)
             except MessageBusError:
                 return
             if takes:
-                self._proven_ms[name] = monotonic_ms()
-                self._proven_ms.move_to_end(name)
-                if len(self._proven_ms) > PROVEN_MAX:
-                    self._proven_ms.popitem(last=False)
+                self._proven[name] = monotonic_ms(), principal
+                self._proven.move_to_end(name)
+                if len(self._proven) > PROVEN_MAX:
+                    self._proven.popitem(last=False)
                 return
-            self._proven_ms.pop(name, None)
+            self._proven.pop(name, None)
             used = self._others.pop(name, None)
         self._on_refused(principal)
         if used is not None:
             await used.publisher.stop(STOP_S)
         raise Problem(401, "the bus refuses this login", outcome="not sent")
 
+    @contextmanager
+    def _waits(self, source: str, *, is_known: bool) -> Iterator[asyncio.Semaphore]:
+        """Wait for a try among those of known logins, or of others. Raises Problem 503."""
+        if is_known:
+            yield self._tries[True]
+            return
+        if self._waiting[source] >= WAITING_OF_SOURCE_MAX or self._waiting.total() >= WAITING_MAX:
+            detail = "too many logins wait to be tried at the bus"
+            raise Problem(503, detail, outcome="not sent", retry=True, retry_after_s=1)
+        self._waiting[source] += 1
+        try:
+            yield self._tries[False]
+        finally:
+            self._waiting[source] -= 1
+            self._waiting = +self._waiting  # without sources that have none
+
     def _is_proven(self, name: str) -> bool:
-        return monotonic_ms() - self._proven_ms.get(name, -PROVEN_MS) < PROVEN_MS
+        found = self._proven.get(name)
+        return found is not None and monotonic_ms() - found[0] < PROVEN_MS
 
     async def _open(self, principal: Principal) -> _Used:
         if len(self._others) >= LOGINS_MAX:

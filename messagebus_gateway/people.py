@@ -24,6 +24,7 @@ import logging
 import math
 import re
 import tomllib
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +38,11 @@ from messagebus_gateway.problems import Problem
 log = logging.getLogger("messagebus.gateway")
 
 LOOK_EVERY_MS = 1_000
-LOGINS_MAX = 1_000
 _KEYS = {"name", "sha256", "certificate", "publish", "consume", "declare", "rate_per_s"}
 _CHALLENGE = {"WWW-Authenticate": 'Bearer, Basic realm="messagebus"'}
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Principal:
     """Somebody who calls. publish, consume, declare: shell patterns of names.
 
@@ -106,7 +106,9 @@ class People:
         self._path, self._bus_login, self._limits = tokens_file, bus_login, limits
         self._tokens: dict[bytes, Principal] = {}
         self._seen: object = None
-        self._logins: dict[str, Principal] = {}
+        # Whoever asks or holds something keeps it, and `Publishers` those that the bus has taken: logins of
+        # strangers push out nobody's.
+        self._logins: weakref.WeakValueDictionary[str, Principal] = weakref.WeakValueDictionary()
         self._looked_ms = now_ms
         if tokens_file:
             self._seen = _mark(tokens_file)
@@ -161,18 +163,16 @@ class People:
         digest = hashlib.sha256(f"{user}\0{password}".encode()).hexdigest()[:16]
         found = self._logins.get(digest)
         if found is None:
-            if len(self._logins) >= LOGINS_MAX:
-                self._logins.pop(next(iter(self._logins)))
             every = ("*",)
             found = self._logins[digest] = self._bounded(
                 Principal(f"{user}#{digest}", every, every, every, login=(user, Secret(password)))
             )
         return found
 
-    def of_name(self, name: str) -> Principal | None:
-        """Return who has this name now; None when nobody has."""
+    def by_name(self) -> dict[str, Principal]:
+        """Return all who may call now, by their names."""
         known = *self._tokens.values(), *self._logins.values(), self._anonymous
-        return next((each for each in known if each is not None and each.name == name), None)
+        return {each.name: each for each in known if each is not None}
 
     def logins_in_use(self) -> list[Principal]:
         """Return those of the bus's own users who have something open."""
@@ -181,7 +181,9 @@ class People:
     def refuse(self, principal: Principal) -> None:
         """End what a bus login has open: the bus does not take it any more."""
         principal.over.set()
-        self._logins = {digest: e for digest, e in self._logins.items() if e is not principal}
+        for digest, each in list(self._logins.items()):
+            if each is principal:
+                del self._logins[digest]
 
     def look(self, now_ms: int) -> None:
         """Read the tokens again if their file has changed, at most once in LOOK_EVERY_MS."""

@@ -220,17 +220,17 @@ class Pulls:
             kept |= {each.token: each for each in made}
         return made
 
-    def take_back(self, of_name: Callable[[str], Principal | None]) -> None:
+    def take_back(self, by_name: Mapping[str, Principal]) -> None:
         """Give back what principals hold that are gone, or may not consume from it any more.
 
-        of_name: returns who has a name now.
+        by_name: who may call now.
         """
         for lease in self.leases.held():
-            principal = of_name(lease.principal)
+            principal = by_name.get(lease.principal)
             if principal is None or not principal.may("consume", lease.item.reader.source):
                 self.give_back([lease])
         for place, reader in list(self.readers.items()):
-            if place[1] and of_name(place[1]) is None:
+            if place[1] and place[1] not in by_name:
                 del self.readers[place]
                 self._end(reader)
 

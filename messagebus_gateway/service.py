@@ -144,7 +144,7 @@ class Gateway:
             for principal in self._people.logins_in_use():
                 with contextlib.suppress(Problem):  # one that is refused is over
                     await self._publishers.prove(principal)
-            self.pulls.take_back(self._people.of_name)
+            self.pulls.take_back(self._people.by_name())
 
     def not_ready(self) -> str:
         """Return why no balancer should send requests here; "" when it should."""

@@ -49,6 +49,9 @@ class Stream:
                     full = self._held.is_full
                     yield b": no more leases: answer some\n\n" if full else b": alive\n\n"
                 for lease in leases:
+                    # A slow reader gets no more of them once its rights were taken.
+                    if ending.done():
+                        break
                     yield _event(lease)
                     if self._acks_sent:
                         await self._pulls.answer(self._principal, "ack", [lease.token])

@@ -34,6 +34,7 @@ from messagebus import (
     Topic,
 )
 from messagebus.clock import monotonic_ms
+from messagebus.http.connections import source_of
 from messagebus.http.guard import Guard, Sender, has_bearer, has_own_header
 from messagebus.http.server import NAMES
 from messagebus_gateway import streaming
@@ -213,7 +214,7 @@ class _Web:
                     detail = f"{principal.name} has {principal.requests.most:,} requests under way"
                     raise Problem(429, detail, outcome="not sent", retry=True, retry_after_s=1)
                 try:
-                    await self._parts.publishers.prove(principal)
+                    await self._parts.publishers.prove(principal, _source_address(request))
                     response = await handler(request, principal)
                 finally:
                     principal.requests.leave()
@@ -242,7 +243,8 @@ class _Web:
         if sender is Sender.FOREIGN:
             raise Problem(403, "pages of this origin may not call", outcome="not sent")
         takes = request.scope["type"] == "http" and request.scope["method"] == "GET"
-        if takes and sender is Sender.UNKNOWN and not has_own_header(headers):
+        # A link in a mail is opened as if its reader had typed it.
+        if takes and sender is not Sender.OURS and not has_own_header(headers):
             detail = "without a token a stream needs a header of its own, such as MB-Client: NAME"
             raise Problem(403, detail, outcome="not sent")
 
@@ -559,7 +561,7 @@ class _Web:
             principal = parts.people.principal(login, monotonic_ms(), socket.scope.get(NAMES, ()))
             source = _source(socket)
             principal.check("consume", str(source))
-            await parts.publishers.prove(principal)
+            await parts.publishers.prove(principal, _source_address(socket))
             said = socket.query_params.get("lease_s", str(LEASE_S))
             lease_s = seconds(said, "lease_s", LEASE_S_MIN, LEASE_S_MAX)
             if parts.ending.is_set():
@@ -634,6 +636,10 @@ def _as_event(lease: Lease[Held]) -> dict[str, Any]:
 def _destination(request: Request) -> Destination:
     given = request.path_params
     return Topic(given["topic"]) if "topic" in given else Queue(given["queue"])
+
+
+def _source_address(request: HTTPConnection) -> str:
+    return source_of(request.client.host) if request.client else ""
 
 
 def _source(request: HTTPConnection) -> Source:

@@ -71,7 +71,7 @@ class Guarded:
             if sender is Sender.FOREIGN and follows != ("navigate", "document"):
                 return 403, "only from a page of this monitor, or by a link"
             return None
-        if sender is not Sender.OURS or headers.get("sec-fetch-site") == "none":
+        if sender is not Sender.OURS:
             return 403, "only from a page of this monitor"
         return self._size_fault(headers)
 

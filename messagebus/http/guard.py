@@ -5,7 +5,8 @@ Basic credentials, certificates, and the address that it calls from. So a reques
 counts by what the browser says about the page: ``Origin``, which is missing in most GETs, and
 ``Sec-Fetch-Site``, which is missing over plain HTTP. Where both are missing a header of one's own shows a
 program: a page of another site cannot set one. The name in ``Host`` matters where nobody logs in: a foreign
-name may be made to lead here (DNS rebinding).
+name may be made to lead here (DNS rebinding). A page of that name may set any header, a made-up bearer token
+too, so a token excuses no foreign name unless the service refuses all that are not known.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ NAME_CHARS_MAX = 253
 class Sender(enum.Enum):
     """Sender of a request, as the request describes it."""
 
-    OURS = "a page of ours, or a person who typed the address"
+    OURS = "a page of ours"
+    PERSON = "a person who typed the address, or followed a link in another program than a browser"
     FOREIGN = "a page of another site"
     UNKNOWN = "a program, or a browser that says nothing"
 
@@ -55,7 +57,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Judge of requests without a bearer token.
+    """Judge of requests; services with logins ask it about those without a bearer token.
 
     url: the public address of the service, where a proxy ends TLS; "" for none. origins: of other pages that
     may call. is_open: nobody logs in, so that only loopback addresses and the name in url are right.
@@ -99,8 +101,10 @@ class Guard:
         match headers.get("sec-fetch-site"):
             case None:
                 return Sender.UNKNOWN
-            case "same-origin" | "none":
+            case "same-origin":
                 return Sender.OURS
+            case "none":
+                return Sender.PERSON
         return Sender.FOREIGN
 
     def fault_of_page(self, headers: Mapping[str, str]) -> Fault | None:
@@ -112,7 +116,7 @@ class Guard:
             return Fault(403, "pages may not call this service")
         host = headers.get("host")
         # Browsers send one with every request.
-        if host is None or has_bearer(headers) or self.is_host(host):
+        if host is None or self.is_host(host):
             return None
         if self.names is None:
             return Fault(421, "only by a loopback address")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,8 +24,10 @@ from messagebus import (
 )
 from messagebus_gateway import clients
 from messagebus_gateway.clients import Publishers, RealBus
-from messagebus_gateway.people import Principal
+from messagebus_gateway.config import Limits
+from messagebus_gateway.people import People, Principal
 from messagebus_gateway.problems import Problem
+from tests.support.eventually import eventually_async
 
 BILLING = Subscription(Topic("orders"), "billing")
 
@@ -160,3 +164,81 @@ async def test_where_nobody_can_say_it_may_be_there(
 
     monkeypatch.setattr(clients, "count_subscriptions", count)
     assert await RealBus(BusConfig(), PublisherConfig()).exists(BILLING)
+
+
+class Guessed:
+    """A bus whose answer to any wrong login is long in coming. at_once: how many it was asked at most."""
+
+    def __init__(self) -> None:
+        self.asked = self.at_once = self._now = 0
+        self.answers = asyncio.Event()
+
+    def publisher(self, _login: Any) -> FakePublisher:
+        return FakePublisher()
+
+    async def takes(self, user: str, _password: Secret) -> bool:
+        if user == "ann":
+            return True
+        self.asked += 1
+        self._now += 1
+        self.at_once = max(self.at_once, self._now)
+        await self.answers.wait()
+        self._now -= 1
+        return False
+
+
+@pytest.mark.guarantee("wrong-logins-keep-nobody-out")
+async def test_a_flood_of_wrong_logins_is_tried_a_few_at_once_and_holds_up_nobody_who_was_good_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = Guessed()
+    publishers = Publishers(cast(Any, bus))
+    ann = caller()
+    await publishers.prove(ann)
+    monkeypatch.setattr(clients, "PROVEN_MS", 0)  # so each request is a try
+    flood = [
+        asyncio.create_task(publishers.prove(caller(f"guess{number}"), f"10.0.0.{number % 2}"))
+        for number in range(1_000)
+    ]
+    async with asyncio.timeout(60):
+        await publishers.prove(ann, "10.0.0.1")
+        waiting = 2 * clients.WAITING_OF_SOURCE_MAX
+        await eventually_async(
+            lambda: sum(not each.done() for each in flood) == waiting, within_s=60
+        )
+        third = asyncio.create_task(publishers.prove(caller("bob"), "10.0.0.2"))
+        bus.answers.set()
+        with pytest.raises(Problem) as problem:
+            await third
+        assert problem.value.status == 401, "who calls from elsewhere has a place"
+        ends = await asyncio.gather(*flood, return_exceptions=True)
+    assert bus.at_once == clients.TRIES_AT_ONCE
+    codes = Counter(cast(Problem, each).status for each in ends)
+    assert codes == {401: waiting, 503: 1_000 - waiting}
+
+
+async def test_the_logins_of_strangers_push_out_nobody_who_holds_something() -> None:
+    people = People("", bus_login=True, anonymous="", limits=Limits(), now_ms=0)
+    publishers = Publishers(cast(Any, Guessed()), people.refuse)
+
+    def login(text: str) -> Principal:
+        return people.principal(f"Basic {b64encode(text.encode()).decode()}", 0)
+
+    ann = login("ann:pw")
+    ann.sockets.enter()
+    await publishers.prove(ann)
+    flood = [login(f"guess{number}:x") for number in range(5_000)]
+    assert people.by_name()[ann.name] is ann is login("ann:pw")
+    assert people.logins_in_use() == [ann]
+    del ann, flood
+    assert len(people.logins_in_use()) == 1, "kept, since the bus has taken it"
+    assert len(people.by_name()) == 1, "strangers leave nothing behind"
+
+
+async def test_a_publish_whose_body_came_after_its_rights_were_taken_is_refused() -> None:
+    publishers = Publishers(cast(Any, Logins(FakePublisher())))
+    token = Principal("token")
+    token.over.set()
+    with pytest.raises(Problem) as problem:
+        await used(publishers, token)
+    assert problem.value.status == 403

@@ -20,10 +20,14 @@ from messagebus import (
     NotReady,
     Outcome,
     Published,
+    Subscription,
+    Topic,
 )
 from messagebus.testing import MemoryBus
 from messagebus_gateway import clients
+from messagebus_gateway.people import Principal
 from messagebus_gateway.publishing import answer_batch, problem_of
+from messagebus_gateway.streaming import Stream
 from tests.support.eventually import eventually_async
 from tests.support.gateway import gateway_on, token_entry, write_tokens
 
@@ -103,6 +107,31 @@ async def test_leases_of_a_token_that_is_gone_come_again_to_others(tmp_path: Pat
         await eventually_async(lambda: not len(served.gateway.pulls.leases), within_s=60)
         served.http.headers["Authorization"] = "Bearer other"
         assert [each["id"] for each in await served.pull()] == [found[0]["id"]]
+
+
+@pytest.mark.guarantee("rights-end-when-taken")
+async def test_a_slow_reader_gets_no_more_of_what_was_taken_for_it_before() -> None:
+    async with gateway_on(make_bus()) as served:
+        for _ in range(5):
+            await served.publish("x")
+        pulls, shop = served.gateway.pulls, Principal("anonymous", consume=("*",), declare=("*",))
+        reader = await pulls.reader(shop, Subscription(Topic("orders"), "billing"), 5)
+        await eventually_async(lambda: reader.consumer.stats().buffered == 5, within_s=60)
+        shop.sockets.enter()
+        stream = Stream(
+            *(pulls, reader, shop),
+            in_flight=5,
+            lease_s=60,
+            acks_sent=False,
+            ending=asyncio.Event(),
+        )
+        events = stream._events()
+        await anext(events)
+        assert b"event: message" in await anext(events)
+        shop.over.set()
+        for _ in range(10):  # turns of the loop, while the reader does not read
+            await asyncio.sleep(0)
+        assert [each async for each in events] == []
 
 
 async def test_a_file_that_says_the_same_ends_nothing(tmp_path: Path) -> None:

@@ -47,11 +47,16 @@ async def test_a_page_of_another_site_takes_publishes_and_declares_nothing(
 
 
 @pytest.mark.guarantee("pages-of-others-do-nothing")
-async def test_an_image_over_plain_http_says_nothing_and_takes_nothing() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [{"Accept": "image/*"}, {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}],
+    ids=["an image over plain HTTP says nothing", "a link in a mail is as if it was typed"],
+)
+async def test_what_no_program_has_sent_takes_nothing(said: dict[str, str]) -> None:
     bus = make_bus()
     async with gateway_on(bus) as served:
         await served.publish("kept")
-        answer = await served.http.get(f"{EVENTS}?ack=sent", headers={"Accept": "image/*"})
+        answer = await served.http.get(f"{EVENTS}?ack=sent", headers=said)
         assert answer.status_code == 403
         assert "MB-Client" in answer.json()["detail"]
         assert bus.waiting(BILLING) == 1
@@ -64,7 +69,7 @@ async def test_an_image_over_plain_http_says_nothing_and_takes_nothing() -> None
     [
         {"MB-Client": "report"},
         {"Authorization": "Bearer shop"},
-        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-origin"},
         {"Origin": "https://shop.example", "Sec-Fetch-Site": "cross-site"},
     ],
     ids=str,
