@@ -169,6 +169,16 @@ class Child:
     def exit_code(self) -> int | None:
         return self.process.poll()
 
+    def is_present(self) -> bool:
+        """Return whether it, or a process of its group, still runs."""
+        if self.exit_code is None:
+            return True
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     def last_line(self) -> str:
         """Return the last line of its log, "" if there is none."""
         with self.log.open("rb") as file:
@@ -238,23 +248,25 @@ class Children:
             self._all[name].process.send_signal(signal.SIGTERM)
 
     def stop_all(self) -> list[str]:
-        """End all running processes, first by SIGTERM. Returns the names of those that had to be killed.
+        """End all processes, first by SIGTERM. Returns the names of those that had to be killed.
 
-        SIGKILL goes to the whole session, because nothing else would end a child's own children.
+        A process has ended with all of its group: a JVM outlives the Python that started it by a moment.
         """
+        wanted = [self._all[name] for name in self.running()]
         self.terminate(self.names)
-        self._wait(STOP_WITHIN_S)
-        left = self.running()
-        for name in left:
+        _wait_gone(wanted, STOP_WITHIN_S)
+        left = [child for child in wanted if child.is_present()]
+        for child in left:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._all[name].process.pid, signal.SIGKILL)
-        self._wait(KILL_WITHIN_S)
-        return left
+                os.killpg(child.process.pid, signal.SIGKILL)
+        _wait_gone(left, KILL_WITHIN_S)
+        return [child.name for child in left]
 
-    def _wait(self, within_s: float) -> None:
-        until = time.monotonic() + within_s
-        while self.running() and time.monotonic() < until:
-            time.sleep(POLL_S)
+
+def _wait_gone(children: Sequence[Child], within_s: float) -> None:
+    until = time.monotonic() + within_s
+    while any(child.is_present() for child in children) and time.monotonic() < until:
+        time.sleep(POLL_S)
 
 
 def _how(code: int) -> str:

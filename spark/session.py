@@ -116,23 +116,30 @@ def _start(app: str, settings: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _interrupted_afterwards() -> Iterator[None]:
-    """Delay a Ctrl-C in here to the end of it.
+def _signals_afterwards() -> Iterator[None]:
+    """Delay SIGINT and SIGTERM in here to the end of it.
 
     A JVM that is not waited for at its start finds nobody to report its port to, and stays for ever.
     """
-    is_heard = signal.getsignal(signal.SIGINT) not in (None, signal.SIG_IGN)
-    if not is_heard or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    heard = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) not in (None, signal.SIG_IGN)
+    ]
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in heard
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _launched(conf: SparkConf) -> Any:
@@ -140,7 +147,7 @@ def _launched(conf: SparkConf) -> Any:
     # The JVM's own standard error has notices of its start, and, if it does not start, the reason.
     with tempfile.TemporaryFile("w+") as notices:
         try:
-            with _interrupted_afterwards():
+            with _signals_afterwards():
                 return launch(conf, {"stderr": notices})
         except PySparkRuntimeError as fault:
             notices.seek(0)

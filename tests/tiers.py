@@ -3,7 +3,8 @@
 The tier `test` is what `make test` runs: all unit tests and models, the contract in memory and, through the
 asyncio clients, on RabbitMQ, the tests of EXTRAS, and one test of every promise of docs/guarantees.toml that
 has none among these: the quickest by tests/durations.json. A promise that is shown on virtual hosts alone
-(tests/hosts) has its tests in the tier `rest`.
+(tests/hosts) has its tests in the tier `rest`. So have the tests of tests/unit/spark that need a JVM, but
+for those of EXTRAS.
 
 The tier `rest` is everything else. `make test-all` runs it behind `make test`, and tries the properties
 again with all their examples.
@@ -55,8 +56,9 @@ PARTS = {
     ),
     "real": ("contract", "fault", "hosts", "integration"),
 }
-# What the tier `test` shows beside promises, each on the real thing.
+# Files and tests that the tier `test` has beside promises, each on the real thing.
 EXTRAS = {
+    "tests/unit/spark/jobs/test_answers.py",
     "tests/integration/test_playbooks_under_load.py::"
     "test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys",
     "tests/integration/test_spark_recorder.py::test_the_report_reads_every_row_and_holds",
@@ -142,14 +144,15 @@ def read_durations() -> dict[str, dict[str, float]]:
 
 def _is_of_test(item: pytest.Item, shown: set[str]) -> bool:
     function = item.nodeid.partition("[")[0]
+    is_extra = function in EXTRAS or function.partition("::")[0] in EXTRAS
     match part_of(item), item.path.relative_to(TESTS).parts[0]:
         case "unit", _:
             return True
         case "spark", "unit":
-            return True
+            return "session" not in item.fixturenames or is_extra
         case "real", "contract":
             return "rabbitmq" in (names := _parameters(item)) and "blocking" not in names
-    return function in EXTRAS or item.nodeid in shown
+    return is_extra or item.nodeid in shown
 
 
 def _is_again(item: pytest.Item, tier: str) -> bool:

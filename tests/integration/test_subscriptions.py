@@ -161,7 +161,7 @@ def test_a_wrong_token_is_refused(
     wrong.write_text("sesame")
     for words in (["delete"], ["purge"]):
         done = shell.run(*words, f"{topic}/all", "--yes", MESSAGEBUS_TOKEN_FILE=str(wrong))
-        assert (done.returncode, done.stderr.count("\n")) == (LOGIN_REFUSED, 1)
+        assert (done.returncode, done.stderr.count("\n")) == (LOGIN_REFUSED, 1), done.stderr
         assert "sesame" not in done.stderr
     assert shell.rows(f"{topic}/all")
 

@@ -284,9 +284,13 @@ async def _ask_all(
             is_its_own = isinstance(told, dict) and told.get("broker") == listed.broker.name
             return told if is_its_own else "another agent answers there"
 
-        answers = await asyncio.gather(*(ask(listed) for listed in brokers))
+        # All have ended before the connections close, also when one of them is refused.
+        asked = [ask(listed) for listed in brokers]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
     good, bad = dict[str, dict[str, Any]](), dict[str, str]()
     for listed, told in zip(brokers, answers, strict=True):
+        if isinstance(told, BaseException):
+            raise told
         if isinstance(told, str):
             bad[listed.broker.name] = told
         else:

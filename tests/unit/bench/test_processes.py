@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
+from bench import processes
 from bench.errors import BenchError
 from bench.faults import FAULTS, drained, fault_of
 from bench.processes import Child, Children, wait_until
@@ -62,6 +65,24 @@ def test_all_are_stopped_and_nobody_else(children: Children, tmp_path: Path) -> 
     assert [child.exit_code for child in mine] == [-signal.SIGTERM, -signal.SIGTERM]
     assert stranger.exit_code is None
     other.stop_all()
+
+
+def test_what_a_child_started_ends_with_it(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STOP_WITHIN_S", 0.2)
+    code = (
+        "import signal, subprocess, sys\n"
+        "wait = 'import signal; signal.pause()'\n"
+        "print(subprocess.Popen([sys.executable, '-c', wait]).pid, flush=True)\n"
+        "signal.pause()"
+    )
+    child = start(children, "p1", code, tmp_path)
+    wait_until(child.last_line, within_s=60, what="the child's child")
+    assert children.stop_all() == ["p1"]
+    assert child.exit_code == -signal.SIGTERM
+    with suppress(psutil.NoSuchProcess):  # the first process of a container may not wait for it
+        assert psutil.Process(int(child.last_line())).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_command_that_does_not_exist_is_one_clear_error(

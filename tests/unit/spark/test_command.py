@@ -23,7 +23,7 @@ from spark.lake.ingest import ingest, plan
 from spark.lake.tables import Lake
 from spark.measures.faults import bad_faults
 from spark.measures.run import Run
-from spark.session import SQL, _interrupted_afterwards, java_path
+from spark.session import SQL, _signals_afterwards, java_path
 from tests.support.events import write_run
 from tests.unit.spark.conftest import Planted
 
@@ -234,19 +234,23 @@ def test_workers_run_this_interpreter(session: SparkSession) -> None:
     assert session.sparkContext.pythonExec == sys.executable
 
 
-def test_an_interrupt_while_the_jvm_starts_takes_effect_when_it_has_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_jvm_starts_takes_effect_when_it_has_started(
+    number: signal.Signals,
+) -> None:
+    def end(*_: object) -> None:
+        done.append("ended")
+
     done: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def start() -> None:
-        with _interrupted_afterwards():
-            signal.raise_signal(signal.SIGINT)
+    before = signal.signal(number, end)
+    try:
+        with _signals_afterwards():
+            signal.raise_signal(number)
             done.append("started")
-
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert done == ["started"]
-    assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(number) is end
+    finally:
+        signal.signal(number, before)
+    assert done == ["started", "ended"]
 
 
 def test_a_client_of_spark_connect_is_told_in_one_line(
