@@ -130,14 +130,12 @@ def _signals_afterwards() -> Iterator[None]:
         if signal.getsignal(number) not in (None, signal.SIG_IGN)
     ]
     came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number)) for number in heard
-    }
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in heard}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
         for number in came:
             signal.raise_signal(number)
 

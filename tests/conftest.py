@@ -6,8 +6,10 @@ import asyncio
 import logging
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,12 +103,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--part"):
         return
     sharing = {item.path for item in items if _shares(item)}
-    seconds = tiers.read_durations()["files"]
+    before = tiers.read_durations()["tests"]
+    seconds = defaultdict[Path, float](float)
     for item in items:
-        file = item.path.relative_to(config.rootpath).as_posix()
-        file_s = seconds.get(file, 0.0)
+        seconds[item.path] += before.get(item.nodeid, tiers.UNKNOWN_S)
+    for item in items:
+        file_s = seconds[item.path]
         group = LONG if file_s > LONG_S else SHARING if item.path in sharing else APART
-        item.stash[RANK] = (group, -file_s, file)
+        item.stash[RANK] = (group, -file_s, item.path.as_posix())
     items.sort(key=lambda item: item.stash[RANK])
 
 

@@ -229,7 +229,8 @@ def main() -> int:
 def _parts(tier: str, scratch: Path) -> list[Part]:
     """Return the parts of a tier, the one that waits for brokers first."""
     parts = []
-    for name in (WAITS, *(each for each in tiers.PARTS if each != WAITS)):
+    hosts = {"hosts"} if tier == "test" else set[str]()
+    for name in (WAITS, *(each for each in tiers.PARTS if each not in {WAITS} | hosts)):
         at_once = FILES_AT_ONCE.get(name)
         in_order = ("--dist", "loadfile", "--no-loadscope-reorder")
         several = ("-n", str(at_once), *in_order) if at_once else ()

@@ -35,6 +35,7 @@ __all__ = [
     "EXTRAS",
     "PARTS",
     "TIERS",
+    "UNKNOWN_S",
     "is_selected",
     "one_of_each",
     "part_of",
@@ -54,30 +55,32 @@ PARTS = {
         *(f"integration/test_spark_{name}.py" for name in ("hdfs", "jobs", "versions")),
         "unit/spark",
     ),
-    "real": ("contract", "fault", "hosts", "integration"),
+    "hosts": ("hosts",),
+    "real": ("contract", "fault", "integration"),
 }
 # Files and tests that the tier `test` has beside promises, each on the real thing.
 EXTRAS = {
     "tests/unit/spark/jobs/test_answers.py",
     "tests/integration/test_playbooks_under_load.py::"
     "test_adding_and_removing_under_load_loses_and_doubles_nothing_and_keeps_the_order_of_keys",
-    "tests/integration/test_spark_recorder.py::test_the_report_reads_every_row_and_holds",
     "tests/integration/test_monitor_browser.py::"
     "test_no_page_has_a_fault_of_script_policy_access_or_width",
     "tests/integration/test_gateway_docs.py::test_curl_alone_declares_publishes_pulls_and_acks",
     "tests/integration/test_docs_cluster.py::test_the_readme_s_clients_work_on_a_cluster",
 }
 SERVERS = {"rabbitmq", "redis", "postgresql", "mariadb"}
-# A test that tests/durations.json does not name.
-UNKNOWN_S = 0.5
+# A test that tests/durations.json does not name: most take less than is kept there.
+UNKNOWN_S = 0.2
 
 
 def part_of(item: pytest.Item) -> str:
-    """Return the part of a test: `unit` without servers, `spark`, or `real`."""
+    """Return the part of a test: `unit` without servers, `spark`, `hosts`, or `real`."""
     path = item.path.relative_to(TESTS).as_posix()
     if any(path == name or path.startswith(f"{name}/") for name in PARTS["spark"]):
         return "spark"
     folder = path.partition("/")[0]
+    if folder == "hosts":
+        return "hosts"
     if folder == "contract":
         return "real" if _parameters(item) & SERVERS else "unit"
     return "unit" if folder in PARTS["unit"] else "real"
@@ -149,7 +152,9 @@ def _is_of_test(item: pytest.Item, shown: set[str]) -> bool:
         case "unit", _:
             return True
         case "spark", "unit":
-            return "session" not in item.fixturenames or is_extra
+            return "session" not in getattr(item, "fixturenames", ()) or is_extra
+        case "hosts", _:
+            return False
         case "real", "contract":
             return "rabbitmq" in (names := _parameters(item)) and "blocking" not in names
     return is_extra or item.nodeid in shown

@@ -259,7 +259,7 @@ async def test_a_receiver_that_never_answers_is_given_up() -> None:
         port = server.sockets[0].getsockname()[1]
         target = Target(f"http://127.0.0.1:{port}/", ["*"], timeout_s=0.05)
         async with httpx.AsyncHTTPTransport(trust_env=False) as http:
-            with pytest.raises(RetryLater, match="ReadTimeout"):
+            with pytest.raises(RetryLater, match=r"no answer: (Read)?Timeout"):
                 await Posting([http], target, [])(delivery(Message(body=b"")))
         await hung_up.wait()
 

@@ -108,6 +108,7 @@ class Query:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.guarantee("spark-live-once")
 def test_each_stored_message_is_a_row_once_through_restarts_and_brokers_that_are_away(
     bus: MemoryBus, seed: int
 ) -> None:
